@@ -1,0 +1,40 @@
+# The two commands of the README are `make demo` and `make test`; both build .venv from requirements.lock first.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+
+.PHONY: demo test check bench lock clean
+
+demo: .venv/core.stamp  ## what vitrail knows and how a ViT is built, in two tables
+	$(BIN)/vitrail models
+	$(BIN)/vitrail summary vit-b16
+
+test: check  ## lint, types, then every test
+	$(BIN)/python -m pytest -n auto
+
+check: .venv/dev.stamp  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: .venv/dev.stamp  ## side-by-side tables against the peers
+	$(BIN)/python -m benchmarks.model
+
+lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock
+	$(BIN)/python -m pip freeze --exclude-editable --exclude vitrail | sed 's/+cpu$$//' > requirements.lock
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "vitrail needs Python 3.11 or newer; got " + sys.version.split()[0] + "; run: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv .venv
+
+.venv/core.stamp: pyproject.toml requirements.lock | .venv/bin/python
+	$(PIP_INSTALL) --editable .
+	touch $@
+
+# torch comes first and alone: a peer asked for together with it could pull another build.
+.venv/dev.stamp: .venv/core.stamp
+	$(PIP_INSTALL) --editable '.[dev,peers,shards,tables,track]'
+	touch $@ 

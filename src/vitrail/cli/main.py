@@ -1,0 +1,70 @@
+"""Dispatch: `vitrail VERB …` → the one function of `vitrail/cli/VERB.py`."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+from rich.console import Console
+from rich.markup import escape
+
+from vitrail import __version__
+from vitrail.errors import VitrailError
+
+# Verb → the line that `vitrail --help` shows. The function has the verb's name and lives in the file of that name.
+VERBS = {
+    "models": "List the model variants: patch, layers, width, heads, parameters, GMACs.",
+    "summary": "Show a model step by step: the shape after each, parameters and MACs.",
+}
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+def build_app() -> App:
+    """The command with all its verbs, none of them imported yet."""
+    app = App(
+        name="vitrail",
+        help="One tool for the whole life of a Vision Transformer.",
+        help_epilogue="Add --debug to any command to see the traceback of an error.",
+        help_format="plaintext",
+        version=__version__,
+    )
+    for verb, line in VERBS.items():
+        app.command(f"vitrail.cli.{verb}:{verb}", name=verb, help=line)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 finished with problems, 2 a user's mistake, 130 interrupted."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in tokens
+    tokens = [token for token in tokens if token != "--debug"]  # noqa: S105
+    errors = Console(stderr=True, highlight=False)
+    try:
+        code = build_app()(
+            tokens,
+            exit_on_error=False,
+            error_console=errors,
+            verbose=debug,
+            result_action="return_int_as_exit_code_else_zero",
+        )
+    except CycloptsError:
+        return USER_ERROR  # cyclopts has printed what is wrong and the nearest name
+    except VitrailError as error:
+        if debug:
+            traceback.print_exc()
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `vitrail models | head`: the reader has gone, which is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return int(code)
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From pictures on disk to batches."""

@@ -1,0 +1,48 @@
+"""Everything that vitrail raises for a user's mistake.
+
+VitrailError                     caught by the command line: one message, exit code 2
+├── ConfigError                  a field or a combination of fields that cannot work
+├── InputError                   a picture, tensor or mask of the wrong kind or shape
+├── DataError                    a data set that is missing, broken or inconsistent
+├── WeightsError                 a checkpoint that is damaged, unknown or does not fit
+└── MissingExtraError            an optional dependency is needed and not installed
+
+A message says what must hold, what we got, and what to do. Our own broken invariants are `assert`s, not these.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class VitrailError(Exception):
+    """Something the user can fix."""
+
+
+class ConfigError(VitrailError):
+    """A field, or a combination of fields, that cannot work."""
+
+
+class InputError(VitrailError):
+    """A picture, tensor or mask of the wrong kind or shape."""
+
+
+class DataError(VitrailError):
+    """A data set that is missing, broken or inconsistent."""
+
+
+class WeightsError(VitrailError):
+    """A checkpoint that is damaged, of an unknown kind, or does not fit the model."""
+
+
+class MissingExtraError(VitrailError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f'{what} needs an optional part of vitrail; run: pip install "vitrail[{extra}]"')
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest ones, or all of them."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}."

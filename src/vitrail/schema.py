@@ -1,0 +1,101 @@
+"""Config dataclasses ↔ plain dictionaries: what YAML files and checkpoint headers hold.
+
+`to_dict` gives JSON-ready values; `from_dict` is strict: an unknown key, a missing one or a wrong type is an error that
+names the place ("model.stem.widths"). A union of dataclasses is told apart by their `kind` field.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from vitrail.errors import ConfigError, suggest
+
+T = TypeVar("T")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The fields of a config dataclass as JSON-ready values."""
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in cast("tuple[Any, ...]", value)]
+    return value
+
+
+def from_dict(cls: type[T], data: Any, where: str = "") -> T:
+    """Build `cls` from a dictionary, checking every name and type."""
+    where = where or cls.__name__
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must be a mapping of field names to values; got {data!r}.")
+    values = cast("Mapping[str, Any]", data)
+    fields = {field.name: field for field in dataclasses.fields(cast("Any", cls))}
+    for name in values:
+        if name not in fields:
+            raise ConfigError(f"{where} has no field {name!r}; {suggest(str(name), fields)}")
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in values:
+            raise ConfigError(f"{where}.{name} is missing.")
+    hints = get_type_hints(cls)
+    return cls(**{name: _parse(hints[name], value, f"{where}.{name}") for name, value in values.items()})
+
+
+def _parse(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _parse_union(arguments, value, where)
+    if origin is Literal:
+        if value in arguments and not isinstance(value, bool):
+            return value
+        raise ConfigError(f"{where} must be one of {', '.join(map(str, arguments))}; got {value!r}.")
+    if origin is tuple:
+        return _parse_tuple(arguments, value, where)
+    if dataclasses.is_dataclass(hint):
+        return from_dict(cast("type[Any]", hint), value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Any or (isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool)):
+        return value
+    raise ConfigError(f"{where} must be {typing.cast('type', hint).__name__}; got {value!r}.")
+
+
+def _parse_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in choices:
+        return None
+    choices = tuple(choice for choice in choices if choice is not type(None))
+    if len(choices) == 1:
+        return _parse(choices[0], value, where)
+    kinds = {get_args(get_type_hints(choice)["kind"])[0]: choice for choice in choices if _has_kind(choice)}
+    if len(kinds) == len(choices):
+        kind = cast("Mapping[str, Any]", value).get("kind") if isinstance(value, Mapping) else value
+        if kind not in kinds:
+            raise ConfigError(f"{where}.kind must be one of {', '.join(kinds)}; got {kind!r}.")
+        return from_dict(kinds[kind], value if isinstance(value, Mapping) else {}, where)
+    for choice in choices:
+        try:
+            return _parse(choice, value, where)
+        except ConfigError:
+            continue
+    raise ConfigError(f"{where} must be {' or '.join(str(choice) for choice in choices)}; got {value!r}.")
+
+
+def _has_kind(choice: Any) -> bool:
+    return dataclasses.is_dataclass(choice) and any(field.name == "kind" for field in dataclasses.fields(choice))
+
+
+def _parse_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ConfigError(f"{where} must be a list; got {value!r}.")
+    items = cast("Sequence[Any]", value)
+    if arguments[-1] is Ellipsis:
+        return tuple(_parse(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(items))
+    if len(items) != len(arguments):
+        raise ConfigError(f"{where} must have {len(arguments)} values; got {len(items)}: {list(items)!r}.")
+    pairs = zip(arguments, items, strict=True)
+    return tuple(_parse(hint, item, f"{where}[{index}]") for index, (hint, item) in enumerate(pairs))
