@@ -127,7 +127,7 @@ def has_alpha(image: Image.Image) -> bool:
 def _to_eight_bits(image: Image.Image, name: str) -> Image.Image:
     values = np.asarray(image)
     if image.mode == "F" or values.min() < 0 or values.max() > 65535:
-        raise InputError(f"{name}: {image.mode}-mode pixels have no known range; save it with 8 or 16 bits per channel.")
+        raise InputError(f"{name}: {image.mode}-mode pixels have no known range; save it with 8 or 16 bits.")
     return Image.fromarray(sixteen_to_eight(values))
 
 

@@ -69,7 +69,7 @@ def _fit_image(image: Image.Image, spec: Preprocess) -> Tensor:
 
 def to_tensor(image: Image.Image) -> Tensor:
     """A PIL picture of mode L or RGB as bytes (C, H, W)."""
-    pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, C)
+    pixels = torch.as_tensor(np.array(image))  # (H, W) or (H, W, C)
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
@@ -97,7 +97,7 @@ def _resize_torch(batch: Tensor, spec: Preprocess, height: int, width: int) -> T
 def _resize_pillow(batch: Tensor, spec: Preprocess, height: int, width: int) -> Tensor:
     planes = [Image.fromarray(plane.numpy()) for plane in batch.flatten(0, 1)]
     resized = [np.array(plane.resize((width, height), RESAMPLING[spec.interpolation])) for plane in planes]
-    return torch.from_numpy(np.stack(resized)).view(*batch.shape[:2], height, width)
+    return torch.as_tensor(np.stack(resized)).view(*batch.shape[:2], height, width)
 
 
 def as_bytes(picture: np.ndarray[Any, Any] | Tensor, spec: Preprocess, name: str = "picture") -> Tensor:
@@ -106,7 +106,7 @@ def as_bytes(picture: np.ndarray[Any, Any] | Tensor, spec: Preprocess, name: str
     if picture.ndim not in (2, 3) or 0 in picture.shape:
         raise InputError(f"{name}: must be an {kind} with pixels; got shape {tuple(picture.shape)}.")
     if isinstance(picture, np.ndarray):
-        pixels = torch.from_numpy(_array_bytes(picture, name))
+        pixels = torch.as_tensor(_array_bytes(picture, name))
         pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
     else:
         pixels = _tensor_bytes(picture.detach().cpu(), name)
@@ -123,7 +123,7 @@ def _array_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]
         return np.ascontiguousarray(array) if array.flags.writeable else array.copy()
     if array.dtype == np.uint16:
         return sixteen_to_eight(array)
-    return _tensor_bytes(torch.from_numpy(np.ascontiguousarray(array)), name).numpy()
+    return _tensor_bytes(torch.as_tensor(np.ascontiguousarray(array)), name).numpy()
 
 
 def _tensor_bytes(tensor: Tensor, name: str) -> Tensor:
