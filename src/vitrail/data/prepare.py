@@ -78,15 +78,15 @@ def fit_tensor(images: Tensor, spec: Preprocess) -> Tensor:
     height, width = spec.resized(*images.shape[-2:])
     if (height, width) != images.shape[-2:]:
         batch = images.reshape(-1, *images.shape[-3:])  # (B, C, H, W)
-        resized = _resize_pillow(batch, spec, height, width) if spec.kernel == "pillow" else None
-        images = (_resize_torch(batch, spec, height, width) if resized is None else resized).reshape(
-            *images.shape[:-2], height, width
-        )
+        images = resize(batch, spec, height, width).reshape(*images.shape[:-2], height, width)
     top, left = spec.corner(height, width)
     return images[..., top : top + spec.size[0], left : left + spec.size[1]]
 
 
-def _resize_torch(batch: Tensor, spec: Preprocess, height: int, width: int) -> Tensor:
+def resize(batch: Tensor, spec: Preprocess, height: int, width: int) -> Tensor:
+    """Bytes (B, C, h, w) → (B, C, height, width) with the spec's kernel and interpolation."""
+    if spec.kernel == "pillow":
+        return _resize_pillow(batch, spec, height, width)
     batch = batch.to(torch.float32) if spec.kernel == "float" else batch
     if spec.interpolation == "nearest":
         return F.interpolate(batch, (height, width), mode="nearest")

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,7 +118,7 @@ def _read(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Generator[None]:
     with path.open("w") as file:
         if sys.platform != "win32":
             import fcntl
@@ -136,11 +136,11 @@ class ShardSource(Source):
         self._places = places  # (N, 2): which shard, and which sample in it
 
     def picture(self, index: int) -> bytes:
-        shard, position = self._places[index]
+        shard, position = (int(number) for number in self._places[index])
         return self._shards[shard].read(position)
 
     def key(self, index: int) -> str:
-        shard, position = self._places[index]
+        shard, position = (int(number) for number in self._places[index])
         return f"{self._shards[shard].name}:{position}"
 
     def select(self, indices: Sequence[int] | Labels) -> "ShardSource":
