@@ -17,6 +17,7 @@ from vitrail.errors import InputError
 # Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
 Picture = str | Path | bytes | Image.Image | np.ndarray[Any, Any] | Tensor
 
+SLAB = 1 << 18  # floats that stay in the processor's cache from one step to the next
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -41,11 +42,16 @@ def fit(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
     return fit_tensor(as_bytes(picture, spec, name), spec)
 
 
-def normalize(images: Tensor, spec: Preprocess) -> Tensor:
-    """(…, C, H, W) in [0, 255] → float32, minus the mean, over the standard deviation."""
-    mean = torch.tensor(spec.mean, device=images.device).view(-1, 1, 1)
+def normalize(images: Tensor, spec: Preprocess, out: Tensor | None = None) -> Tensor:
+    """(…, C, H, W) in [0, 255] → float32, minus the mean, over the standard deviation; into `out` if given."""
     std = torch.tensor(spec.std, device=images.device).view(-1, 1, 1)
-    return torch.addcmul(-mean / std, images.to(torch.float32), 1 / (255 * std))
+    shift = -torch.tensor(spec.mean, device=images.device).view(-1, 1, 1) / std
+    out = torch.empty(images.shape, device=images.device) if out is None else out
+    pixels, floats = images.reshape(-1, *images.shape[-3:]), out.view(-1, *images.shape[-3:])
+    step = max(1, SLAB // pixels[0].numel())
+    for start in range(0, len(pixels), step):
+        floats[start : start + step].copy_(pixels[start : start + step]).mul_(1 / (255 * std)).add_(shift)
+    return out
 
 
 def denormalize(images: Tensor, spec: Preprocess) -> Tensor:

@@ -1,0 +1,36 @@
+"""Memory for batches, used again and again: fresh pages cost more than filling them."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Buffers:
+    """Hands out tensors, on memory that nobody holds any more where there is some.
+
+    Each tensor keeps the numpy array below it alive, and so does every view of it; an array that only this list holds
+    is free. Pinned memory is left to torch, which keeps its own cache and knows of copies that still run.
+    """
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        self._pinned = pinned
+        self._arrays: list[np.ndarray[Any, Any]] = [np.empty(0)]
+        self._idle = sys.getrefcount(self._arrays[0])  # the count of an array that is held by the list alone
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor."""
+        if self._pinned:
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+        kind = np.uint8 if dtype == torch.uint8 else np.float32
+        free = [place for place in range(len(self._arrays)) if sys.getrefcount(self._arrays[place]) <= self._idle]
+        for place in free:
+            if self._arrays[place].shape == shape and self._arrays[place].dtype == kind:
+                return torch.as_tensor(self._arrays[place])
+        for place in reversed(free):  # of other shapes: the last batch of an epoch may be shorter
+            del self._arrays[place]
+        array = np.empty(shape, dtype=kind)
+        self._arrays.append(array)
+        return torch.as_tensor(array)

@@ -1,0 +1,131 @@
+"""From samples to finished pictures: a chunk is a stretch of a batch that one worker makes from start to end."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.augment.config import Augment
+from vitrail.data.augment.crops import (
+    crop_picture,
+    crop_tensor,
+    fit_batch_for_shift,
+    fit_for_shift,
+    resized_crop_numbers,
+    shift_batch,
+)
+from vitrail.data.augment.draws import Draws, Integers
+from vitrail.data.augment.mixing import mix, one_hot
+from vitrail.data.augment.pipeline import augment_batch
+from vitrail.data.prepare import fit, fit_tensor, normalize
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.source import ArraySource, Source
+from vitrail.errors import DataError, InputError
+
+SUBSTITUTES = 20  # tries to find a whole picture in place of a broken one
+
+
+@dataclass
+class Chunk:
+    """What became of some samples."""
+
+    indices: Integers  # of the samples that the pictures show
+    targets: Tensor  # (B,) labels, or (B, classes) shares
+    num_images: int
+    broken: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # (key, why)
+
+
+class ChunkMaker:
+    """Makes chunks of one source. Safe to use from several threads: it holds nothing that changes."""
+
+    def __init__(self, source: Source, spec: Preprocess, augment: Augment | None, num_classes: int) -> None:
+        self.source = source
+        self.spec = spec
+        self.augment = augment
+        self.num_classes = num_classes
+        # Training needs no last-bit equality with anybody, so it takes the fastest kernel.
+        fast = spec.interpolation != "lanczos"
+        self._train_spec = replace(spec, kernel="bytes") if fast else spec
+
+    def make(self, samples: Integers, draws: Draws, out: Tensor, *, substitute: bool) -> Chunk:
+        """Fill `out` (B, C, H, W), floats or bytes, from its start; a broken picture is replaced or left out."""
+        chunk = Chunk(samples.copy(), torch.empty(0), len(samples))
+        images = self._crops(chunk, draws, substitute)
+        labels = torch.as_tensor(self.source.labels[chunk.indices])
+        chunk.targets = labels
+        chunk.num_images = len(images)
+        if self.augment:
+            augment_batch(images, self._train_spec, self.augment, draws)
+        if out.dtype == torch.uint8:
+            out[: len(images)].copy_(images)
+            return chunk
+        floats = normalize(images, self.spec, out[: len(images)])
+        if self.augment and self.augment.mixes:
+            mixed, chunk.targets = mix(floats, one_hot(labels, self.num_classes), self.augment, draws)
+            floats.copy_(mixed)
+        return chunk
+
+    def _crops(self, chunk: Chunk, draws: Draws, substitute: bool) -> Tensor:
+        if isinstance(self.source, ArraySource):
+            return self._crop_arrays(self.source, chunk.indices, draws)
+        numbers = resized_crop_numbers(draws)
+        images: list[Tensor] = []
+        kept: list[int] = []
+        for row in range(len(chunk.indices)):
+            image = self._whole_picture(chunk, row, draws[row : row + 1], numbers[row], substitute)
+            if image is not None:
+                images.append(image)
+                kept.append(row)
+        chunk.indices = chunk.indices[kept]
+        return torch.stack(images) if images else torch.empty(0, self.spec.channels, *self.spec.size)
+
+    def _whole_picture(
+        self, chunk: Chunk, row: int, draws: Draws, numbers: np.ndarray[Any, Any], substitute: bool
+    ) -> Tensor | None:
+        """The crop of the sample, or of the first whole one among its substitutes, or nothing."""
+        for index in self._candidates(int(chunk.indices[row]), draws):
+            try:
+                image = self._crop(index, draws, numbers)
+            except (InputError, OSError) as error:
+                chunk.broken.append((self.source.key(index), str(error)))
+                if not substitute:
+                    return None
+            else:
+                chunk.indices[row] = index
+                return image
+        raise DataError(f"{SUBSTITUTES} pictures in a row cannot be read; the last: {chunk.broken[-1][1]}")
+
+    def _candidates(self, index: int, draws: Draws) -> Iterator[int]:
+        yield index
+        for number in draws.uniform("substitute", SUBSTITUTES)[0]:
+            yield int(number * len(self.source))
+
+    def _crop(self, index: int, draws: Draws, numbers: np.ndarray[Any, Any]) -> Tensor:
+        picture, name = self.source.picture(index), self.source.key(index)
+        if not self.augment:
+            return fit(picture, self.spec, name)
+        if self.augment.crop == "resized":
+            return crop_picture(picture, self._train_spec, self.augment, numbers, name)
+        if self.augment.crop == "pad":
+            whole = fit_for_shift(picture, self._train_spec, name)
+            return shift_batch(whole[None], self._train_spec, self.augment, draws)[0]
+        return fit(picture, self._train_spec, name)
+
+    def _crop_arrays(self, source: ArraySource, samples: Integers, draws: Draws) -> Tensor:
+        images = source.images[torch.as_tensor(samples)]  # (B, C, h, w), a copy
+        if images.shape[1] == 1 and self.spec.channels == 3:
+            images = images.expand(-1, 3, -1, -1)
+        if images.shape[1] != self.spec.channels:
+            raise InputError(f"the pictures have {images.shape[1]} channels, the model wants {self.spec.channels}.")
+        if not self.augment:
+            return fit_tensor(images, self.spec)
+        if self.augment.crop == "pad":
+            return shift_batch(fit_batch_for_shift(images, self._train_spec), self._train_spec, self.augment, draws)
+        if self.augment.crop == "none":
+            return fit_tensor(images, self._train_spec).contiguous()
+        numbers = resized_crop_numbers(draws)
+        crops = [crop_tensor(image, self._train_spec, self.augment, numbers[row]) for row, image in enumerate(images)]
+        return torch.stack(crops)

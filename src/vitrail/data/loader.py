@@ -1,0 +1,247 @@
+"""The loader: batches of one split, the same whatever the number of workers and ranks, from any point of an epoch.
+
+Workers are threads: Pillow and torch release the interpreter while they decode and resize, and no picture is copied
+between processes. Each rank is a process of its own anyway.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.augment.config import Augment
+from vitrail.data.augment.draws import Draws, Integers
+from vitrail.data.buffers import Buffers
+from vitrail.data.chunks import Chunk, ChunkMaker
+from vitrail.data.order import Order, evaluation_order, shuffle, training_order
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.source import ArraySource, Dataset
+from vitrail.errors import ConfigError, DataError
+
+CHUNK = 16  # pictures that a worker decodes in one go; even, so that neighbours can be mixed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """How batches are made."""
+
+    batch_size: int = 64  # over all ranks
+    seed: int = 0
+    workers: int | None = None  # threads; 0: the caller's own; None: none for pictures in memory, else one per core
+    remainder: Literal["drop", "pad"] = "drop"  # training: a last, shorter batch is left out, or filled from the start
+    output: Literal["float", "bytes"] = "float"  # normalised floats, or bytes to normalise on the device
+    on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
+    max_broken_rate: float = 0.01  # more than this in one epoch is an error after all
+    pin_memory: bool = False
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.batch_size % self.world_size:
+            raise ConfigError(f"batch_size must be a multiple of the {self.world_size} ranks; got {self.batch_size}.")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank must be between 0 and {self.world_size - 1}; got {self.rank}.")
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"workers must be at least 0; got {self.workers}.")
+        if not 0 <= self.max_broken_rate <= 1:
+            raise ConfigError(f"max_broken_rate must be between 0 and 1; got {self.max_broken_rate}.")
+
+
+class Batch(NamedTuple):
+    """Some pictures with their targets."""
+
+    images: Tensor  # (B, C, H, W)
+    targets: Tensor  # (B,) labels, or (B, classes) shares where pictures are mixed
+    indices: Tensor  # (B,) which samples of the split
+
+
+class Loader:
+    """Iterates over the batches of one split; with an `Augment`, shuffled and in whole batches, for training."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: str,
+        preprocess: Preprocess,
+        config: LoaderConfig | None = None,
+        augment: Augment | None = None,
+    ) -> None:
+        self.source = dataset.split(split)
+        self.preprocess = preprocess
+        self.config = config or LoaderConfig()
+        self.augment = augment
+        self.broken: dict[str, str] = {}  # the samples that could not be read so far, and why
+        self._epoch = 0
+        self._batch = 0  # the next one that the caller gets
+        self._start = 0  # where the next iteration begins
+        self._maker = ChunkMaker(self.source, preprocess, augment, len(dataset.classes))
+        self._buffers = Buffers(pinned=self.config.pin_memory)
+        self._pool: ThreadPoolExecutor | None = None
+        _check_batch_size(self.config, augment, len(self.source))
+        self._order = self._make_order()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate over; going to another one starts at its first batch."""
+        if epoch != self._epoch:
+            self._epoch, self._batch, self._start = epoch, 0, 0
+            self._order = self._make_order()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where we are: after loading it, the next batch is the one that would have come next."""
+        return {"epoch": self._epoch, "batch": self._batch, "broken": dict(self.broken), **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where another loader of the same data and settings was; workers and ranks may differ."""
+        for name, value in self._identity().items():
+            if state[name] != value:
+                raise ConfigError(f"cannot resume the data: {name} was {state[name]!r} and is now {value!r}.")
+        self.set_epoch(state["epoch"])
+        self._batch = self._start = state["batch"]
+        self.broken = dict(state["broken"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self.config.seed,
+            "batch_size": self.config.batch_size,
+            "num_samples": len(self.source),
+            "training": self.augment is not None,
+        }
+
+    def _make_order(self) -> Order:
+        if self.augment is None:
+            return evaluation_order(len(self.source), self.config.batch_size)
+        shuffled = shuffle(len(self.source), self.config.seed, self._epoch, self.source.blocks)
+        repeats, remainder = self.augment.repeats, self.config.remainder
+        return training_order(shuffled, self.config.batch_size, remainder=remainder, repeats=repeats)
+
+    def __iter__(self) -> Iterator[Batch]:
+        start, self._start = self._start, 0
+        broken: dict[str, str] = {}
+        for batch, chunks, images in self._batches(self._order, start):
+            found = {key: why for chunk in chunks for key, why in chunk.broken}
+            broken |= found
+            self.broken |= found
+            if found:
+                self._judge(broken)
+            self._batch = batch + 1
+            if sum(chunk.num_images for chunk in chunks):
+                yield _join(chunks, images)
+        self._batch = 0
+
+    def _judge(self, broken: dict[str, str]) -> None:
+        """Stop if the broken pictures of this epoch are more than the policy allows."""
+        some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
+        if self.config.on_broken == "error":
+            raise DataError(f"a picture cannot be read; on_broken='skip' would leave it out:{some}")
+        count = len(self._order.samples) // self.config.world_size
+        if len(broken) > self.config.max_broken_rate * count:
+            share = f"more than {self.config.max_broken_rate:.1%} of {count:,}"
+            raise DataError(f"{len(broken)} pictures cannot be read, {share}; run vitrail data check:{some}")
+
+    def _batches(self, order: Order, start: int) -> Iterator[tuple[int, list[Chunk], Tensor]]:
+        """(number, chunks, memory) of this rank's batches from the given one on, some of them made ahead."""
+        workers = self.num_workers
+        waiting: deque[tuple[int, list[Future[Chunk]], Tensor]] = deque()
+        ahead = 2 + workers * CHUNK * self.config.world_size // self.config.batch_size
+        try:
+            for batch in range(start, len(order)):
+                positions = order.positions(batch, self.config.rank, self.config.world_size)
+                if not len(positions):  # a last batch with fewer pictures than ranks
+                    continue
+                images = self._memory(len(positions))
+                if not workers:
+                    yield batch, [self._make(order, positions, images, self._epoch)], images
+                    continue
+                waiting.append((batch, self._submit(order, positions, images), images))
+                del images  # or the memory of a batch would stay taken
+                if len(waiting) > ahead:
+                    yield _finished(waiting.popleft())
+            while waiting:
+                yield _finished(waiting.popleft())
+        finally:
+            for _, futures, _ in waiting:
+                for future in futures:
+                    future.cancel()
+
+    @property
+    def num_workers(self) -> int:
+        """The number of worker threads: as configured, or what suits the source."""
+        if self.config.workers is not None:
+            return self.config.workers
+        return 0 if isinstance(self.source, ArraySource) else min(os.cpu_count() or 1, 16)
+
+    def _memory(self, count: int) -> Tensor:
+        dtype = torch.float32 if self.config.output == "float" else torch.uint8
+        return self._buffers.take((count, self.preprocess.channels, *self.preprocess.size), dtype)
+
+    def _submit(self, order: Order, positions: Integers, images: Tensor) -> list[Future[Chunk]]:
+        self._pool = self._pool or start_workers(self.num_workers)
+        step = len(positions) if isinstance(self.source, ArraySource) else CHUNK
+        return [
+            self._pool.submit(self._make, order, positions[at : at + step], images[at : at + step], self._epoch)
+            for at in range(0, len(positions), step)
+        ]
+
+    def _make(self, order: Order, positions: Integers, images: Tensor, epoch: int) -> Chunk:
+        samples = order.samples[positions]
+        draws = Draws(self.config.seed, epoch, samples, order.repeats[positions])
+        return self._maker.make(samples, draws, images, substitute=self.augment is not None)
+
+
+def _check_batch_size(config: LoaderConfig, augment: Augment | None, num_samples: int) -> None:
+    if augment is None:
+        return
+    size = config.batch_size
+    if augment.mixes and size // config.world_size % 2:
+        raise ConfigError(f"mixup and cutmix pair pictures, so each rank's batch must be even; got {size} in all.")
+    if augment.mixes and config.output == "bytes":
+        raise ConfigError("mixup and cutmix need output='float'.")
+    if size % augment.repeats:
+        raise ConfigError(f"batch_size must be a multiple of repeats {augment.repeats}; got {size}.")
+    if num_samples < size and config.remainder == "drop":
+        raise ConfigError(f"batch_size {size} is more than the {num_samples} pictures; lower it or use 'pad'.")
+
+
+def _finished(item: tuple[int, list[Future[Chunk]], Tensor]) -> tuple[int, list[Chunk], Tensor]:
+    batch, futures, images = item
+    return batch, [future.result() for future in futures], images
+
+
+def _join(chunks: list[Chunk], images: Tensor) -> Batch:
+    """One batch; where pictures were left out, the rest moves together."""
+    if sum(chunk.num_images for chunk in chunks) < len(images):
+        parts: list[Tensor] = []
+        start = 0
+        for chunk in chunks:
+            parts.append(images[start : start + chunk.num_images])
+            start += CHUNK
+        images = torch.cat(parts)
+    targets = torch.cat([chunk.targets for chunk in chunks])
+    return Batch(images, targets, torch.as_tensor(np.concatenate([chunk.indices for chunk in chunks])))
+
+
+def start_workers(count: int) -> ThreadPoolExecutor:
+    """Threads that run torch's operations on one core each, without changing what other threads use."""
+    started = Barrier(count + 1)
+    pool = ThreadPoolExecutor(count, thread_name_prefix="vitrail-data")
+    own = torch.get_num_threads()
+
+    def begin() -> None:
+        torch.set_num_threads(1)  # holds for this thread, and for threads that start from now on …
+        started.wait()
+
+    for _ in range(count):
+        pool.submit(begin)
+    started.wait()
+    torch.set_num_threads(own)  # … which this takes back
+    return pool
