@@ -9,8 +9,9 @@ from benchmarks.peers import timm, torchvision, transformers
 from PIL import Image
 from scipy.ndimage import map_coordinates
 from sklearn.datasets import load_sample_images
-from vitrail.data.prepare import prepare
+
 from vitrail.data.preprocess import Preprocess, preset
+from vitrail.data.transform import prepare
 
 ROUNDING = 1e-6  # the order in which a float32 is scaled, shifted and divided
 PHOTOGRAPHS = [Image.fromarray(image) for image in load_sample_images().images]

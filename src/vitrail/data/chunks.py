@@ -20,9 +20,9 @@ from vitrail.data.augment.crops import (
 from vitrail.data.augment.draws import Draws, Integers
 from vitrail.data.augment.mixing import mix, one_hot
 from vitrail.data.augment.pipeline import augment_batch
-from vitrail.data.prepare import fit, fit_tensor, normalize
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Source
+from vitrail.data.transform import fit, fit_tensor, normalize
 from vitrail.errors import DataError, InputError
 
 SUBSTITUTES = 20  # tries to find a whole picture in place of a broken one

@@ -1,6 +1,6 @@
 """How a picture becomes a model's input, as data: the spec that is stored with every checkpoint and export.
 
-The presets reproduce the evaluation transforms of the families whose weights we load; `prepare.py` carries it out.
+The presets reproduce the evaluation transforms of the families whose weights we load; `transform.py` carries it out.
 """
 
 import math

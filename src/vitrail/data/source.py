@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitrail.data.prepare import Picture
 from vitrail.data.split import stratify
+from vitrail.data.transform import Picture
 from vitrail.errors import DataError
 
 # Folder or column value → the split that it means.

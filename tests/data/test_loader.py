@@ -1,0 +1,311 @@
+"""The loader's promises: the same batches whatever the workers and ranks, nothing lost or doubled, exact resume."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.data import ArraySource, Augment, Batch, Dataset, Loader, LoaderConfig, Preprocess, open_data
+from vitrail.errors import ConfigError, DataError
+
+SPEC = Preprocess(size=(16, 16))
+EVERYTHING = Augment(
+    crop="resized",
+    policy="rand",
+    magnitude_std=0.5,
+    jitter=(0.4, 0.4, 0.4, 0.1),
+    erase_rate=0.5,
+    erase_fill="noise",
+    mixup=0.8,
+    cutmix=1.0,
+    vertical_flip_rate=0.5,
+)
+
+
+@pytest.fixture
+def folder(make_folder) -> Dataset:
+    return open_data(make_folder("train/cat", "train/dog", "val/cat", "val/dog", count=23))
+
+
+@pytest.fixture
+def arrays() -> Dataset:
+    images = torch.randint(0, 256, (46, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    source = ArraySource(images, np.arange(46) % 2, "arrays")
+    return Dataset(name="arrays", classes=("a", "b"), splits={"train": source, "val": source})
+
+
+def collect(loader: Loader) -> list[Batch]:
+    return list(loader)
+
+
+def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
+    assert len(ours) == len(theirs) > 0
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.indices, other.indices)
+        assert torch.equal(one.targets, other.targets)
+        assert torch.equal(one.images, other.images)
+
+
+def join_ranks(ranks: list[list[Batch]]) -> list[Batch]:
+    """Global batches from the parts of each rank."""
+    return [Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True))) for batches in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["folder", "arrays"])
+@pytest.mark.parametrize("augment", [None, EVERYTHING, replace(EVERYTHING, crop="pad", repeats=2, policy="three")])
+def test_same_batches_with_any_number_of_workers_and_ranks(kind, augment, request) -> None:
+    data = request.getfixturevalue(kind)
+    config = LoaderConfig(batch_size=8, seed=7, workers=0)
+    expected = collect(Loader(data, "train", SPEC, config, augment))
+    for workers in (1, 4):
+        assert_same(collect(Loader(data, "train", SPEC, replace(config, workers=workers), augment)), expected)
+    ranks = [
+        collect(Loader(data, "train", SPEC, replace(config, workers=2, rank=rank, world_size=2), augment))
+        for rank in range(2)
+    ]
+    assert_same(join_ranks(ranks), expected)
+
+
+def test_batch_size_does_not_change_a_sample(arrays: Dataset) -> None:
+    small = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=2, remainder="drop"), EVERYTHING)
+    large = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=46), EVERYTHING)
+    together = Batch(*(torch.cat(parts) for parts in zip(*collect(small), strict=True)))
+    assert_same([together], collect(large))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_in_mid_epoch(folder: Dataset, workers: int) -> None:
+    config = LoaderConfig(batch_size=4, seed=3, workers=workers)
+    loader = Loader(folder, "train", SPEC, config, EVERYTHING)
+    loader.set_epoch(5)
+    expected = collect(loader)
+    states = []
+    for _, _ in zip(loader, range(4), strict=False):
+        states.append(loader.state_dict())
+    resumed = Loader(folder, "train", SPEC, replace(config, workers=1), EVERYTHING)
+    resumed.load_state_dict(states[2])
+    resumed.set_epoch(5)  # as a training loop does; it must not go back to the start
+    assert_same(collect(resumed), expected[3:])
+    assert_same(collect(resumed), expected)  # and the next time through is whole
+
+
+def test_resume_on_other_ranks(folder: Dataset) -> None:
+    config = LoaderConfig(batch_size=4, workers=0)
+    one = Loader(folder, "train", SPEC, config, EVERYTHING)
+    iterator = iter(one)
+    next(iterator)
+    state = one.state_dict()
+    rest = list(iterator)
+    ranks = []
+    for rank in range(2):
+        loader = Loader(folder, "train", SPEC, replace(config, rank=rank, world_size=2), EVERYTHING)
+        loader.load_state_dict(state)
+        ranks.append(collect(loader))
+    assert_same(join_ranks(ranks), rest)
+
+
+def test_resume_refuses_other_settings(arrays: Dataset) -> None:
+    state = Loader(arrays, "train", SPEC, LoaderConfig(seed=1, batch_size=4), EVERYTHING).state_dict()
+    with pytest.raises(ConfigError, match="seed was 1 and is now 2"):
+        Loader(arrays, "train", SPEC, LoaderConfig(seed=2, batch_size=4), EVERYTHING).load_state_dict(state)
+
+
+def test_a_break_does_not_shorten_the_next_pass(arrays: Dataset) -> None:
+    loader = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=8), Augment())
+    for _ in loader:
+        break
+    assert len(collect(loader)) == len(loader) == 5
+
+
+def test_epochs_differ_and_seeds_differ(arrays: Dataset) -> None:
+    loader = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=46), Augment())
+    first = collect(loader)[0]
+    loader.set_epoch(1)
+    second = collect(loader)[0]
+    other = collect(Loader(arrays, "train", SPEC, LoaderConfig(batch_size=46, seed=1), Augment()))[0]
+    assert sorted(first.indices.tolist()) == list(range(46))
+    assert first.indices.tolist() != second.indices.tolist() != other.indices.tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [1, 7, 30, 46])
+def test_evaluation_sees_every_sample_once(arrays: Dataset, world_size: int, count: int) -> None:
+    part = replace(arrays, splits={**arrays.splits, "val": arrays.split("val").select(range(count))})
+    seen = []
+    for rank in range(world_size):
+        config = LoaderConfig(batch_size=30, rank=rank, world_size=world_size)
+        seen += [index for batch in Loader(part, "val", SPEC, config) for index in batch.indices.tolist()]
+    assert sorted(seen) == list(range(count))
+    assert seen == sorted(seen) or world_size > 1
+
+
+def test_training_ranks_get_equally_many_batches(arrays: Dataset) -> None:
+    for remainder, expected in (("drop", 40), ("pad", 50)):
+        config = LoaderConfig(batch_size=10, world_size=2, remainder=remainder)
+        ranks = [collect(Loader(arrays, "train", SPEC, replace(config, rank=rank), Augment())) for rank in range(2)]
+        assert [len(batch.images) for batches in ranks for batch in batches] == [5] * (expected // 5)
+        seen = {index for batches in ranks for batch in batches for index in batch.indices.tolist()}
+        assert len(seen) == min(expected, 46)
+
+
+def test_repeats_show_a_sample_several_times_in_one_batch(arrays: Dataset) -> None:
+    loader = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=12), Augment(crop="pad", repeats=3))
+    batches = collect(loader)
+    assert len(batches) == 46 // 12
+    for batch in batches:
+        assert batch.indices.tolist() == batch.indices[:4].tolist() * 3
+    first, second = batches[0].images[0], batches[0].images[4]
+    assert not torch.equal(first, second)
+
+
+def test_evaluation_is_the_preprocessing_and_nothing_else(folder: Dataset) -> None:
+    from vitrail.data import prepare
+
+    for batch in Loader(folder, "val", SPEC, LoaderConfig(batch_size=5)):
+        for image, target, index in zip(*batch, strict=True):
+            assert torch.equal(image, prepare(folder.split("val").picture(int(index)), SPEC))
+            assert target == folder.split("val").labels[index]
+
+
+def test_bytes_output(arrays: Dataset) -> None:
+    batch = collect(Loader(arrays, "val", SPEC, LoaderConfig(output="bytes")))[0]
+    assert batch.images.dtype == torch.uint8
+    assert torch.equal(batch.images, arrays.split("val").images)
+
+
+def test_batches_stay_as_they_were(arrays: Dataset) -> None:
+    """Memory is used again only when nobody holds it."""
+    loader = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=4, workers=2), EVERYTHING)
+    held = collect(loader)
+    copies = [batch.images.clone() for batch in held]
+    views = [batch.images[1:2] for batch in collect(loader)]
+    kept = [view.clone() for view in views]
+    collect(loader)
+    for batch, copy in zip(held, copies, strict=True):
+        assert torch.equal(batch.images, copy)
+    for view, copy in zip(views, kept, strict=True):
+        assert torch.equal(view, copy)
+
+
+def test_memory_is_used_again(arrays: Dataset) -> None:
+    loader = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=4), Augment())
+    places = {batch.images.data_ptr() for batch in loader}
+    assert len(places) <= 3 < len(loader)
+
+
+def break_pictures(data: Dataset, split: str, count: int) -> None:
+    for index in range(count):
+        path = data.split(split).picture(index)
+        path.write_bytes(path.read_bytes()[:-100])
+
+
+def test_a_broken_picture_is_replaced_in_training_and_listed(folder: Dataset) -> None:
+    break_pictures(folder, "train", 1)
+    config = LoaderConfig(batch_size=46, max_broken_rate=0.1, workers=2)
+    loader = Loader(folder, "train", SPEC, config, Augment(crop="resized"))
+    batch = collect(loader)[0]
+    assert len(batch.images) == 46
+    assert 0 not in batch.indices
+    assert list(loader.broken) == ["train/cat/000.jpg"]
+    assert "truncated" in loader.broken["train/cat/000.jpg"]
+    again = Loader(folder, "train", SPEC, replace(config, workers=0), Augment(crop="resized"))
+    assert_same(collect(again), [batch])
+
+
+def test_a_broken_picture_is_left_out_of_evaluation(folder: Dataset) -> None:
+    break_pictures(folder, "val", 1)
+    for workers in (0, 3):
+        loader = Loader(folder, "val", SPEC, LoaderConfig(batch_size=40, max_broken_rate=0.1, workers=workers))
+        batches = collect(loader)
+        assert [index for batch in batches for index in batch.indices.tolist()] == list(range(1, 46))
+        assert [len(batch.images) for batch in batches] == [39, 6]
+        whole = collect(Loader(folder, "val", SPEC, LoaderConfig(batch_size=1, max_broken_rate=0.1)))
+        assert torch.equal(torch.cat([batch.images for batch in batches]), torch.cat([batch.images for batch in whole]))
+
+
+def test_more_than_one_percent_broken_is_an_error(folder: Dataset) -> None:
+    break_pictures(folder, "train", 1)
+    with pytest.raises(DataError, match=r"1 pictures cannot be read, more than 1.0% of 40.*train/cat/000.jpg") as error:
+        collect(Loader(folder, "train", SPEC, LoaderConfig(batch_size=40, seed=1), Augment()))
+    assert "data check" in str(error.value)
+
+
+def test_broken_pictures_as_errors(folder: Dataset) -> None:
+    break_pictures(folder, "val", 1)
+    with pytest.raises(DataError, match=r"train/cat|val/cat/000.jpg"):
+        collect(Loader(folder, "val", SPEC, LoaderConfig(on_broken="error", max_broken_rate=1.0)))
+
+
+def test_all_broken_ends(make_folder) -> None:
+    data = open_data(make_folder("train/cat", "train/dog", count=2))
+    break_pictures(data, "train", 4)
+    with pytest.raises(DataError, match="cannot be read"):
+        collect(Loader(data, "train", SPEC, LoaderConfig(batch_size=2, max_broken_rate=1.0), Augment()))
+
+
+def test_soft_targets(arrays: Dataset) -> None:
+    batch = collect(Loader(arrays, "train", SPEC, LoaderConfig(batch_size=46), EVERYTHING))[0]
+    assert batch.targets.shape == (46, 2)
+    assert torch.allclose(batch.targets.sum(1), torch.ones(46))
+
+
+def test_grey_arrays_for_a_colour_model() -> None:
+    digits = open_data("digits")
+    batch = next(iter(Loader(digits, "train", SPEC, LoaderConfig(batch_size=8), Augment(crop="pad", policy="rand"))))
+    assert batch.images.shape == (8, 3, 16, 16)
+
+
+def test_float_kernel_in_evaluation(folder: Dataset) -> None:
+    spec = replace(SPEC, kernel="float", antialias=False)
+    batch = next(iter(Loader(folder, "val", spec, LoaderConfig(batch_size=4))))
+    assert (batch.images * 127.5 + 127.5).frac().abs().max() > 0.1  # not rounded to bytes
+
+
+def test_worker_threads_leave_torchs_own_alone(folder: Dataset) -> None:
+    before = torch.get_num_threads()
+    collect(Loader(folder, "train", SPEC, LoaderConfig(batch_size=4, workers=3), Augment()))
+    assert torch.get_num_threads() == before
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == before
+
+
+@pytest.mark.parametrize(
+    ("config", "augment", "message"),
+    [
+        ({"batch_size": 3, "world_size": 2}, None, "multiple of the 2 ranks"),
+        ({"rank": 2, "world_size": 2}, None, "rank must be between 0 and 1"),
+        ({"batch_size": 47}, Augment(), "more than the 46 pictures"),
+        ({"batch_size": 6, "world_size": 2}, Augment(mixup=1.0), "must be even"),
+        ({"batch_size": 8, "output": "bytes"}, Augment(cutmix=1.0), "output='float'"),
+        ({"batch_size": 8}, Augment(repeats=3), "multiple of repeats 3"),
+    ],
+)
+def test_settings_that_cannot_work(arrays: Dataset, config: dict, augment: Augment | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Loader(arrays, "train", SPEC, LoaderConfig(**config), augment)
+
+
+def test_unknown_split_lists_the_others(arrays: Dataset) -> None:
+    with pytest.raises(DataError, match=r"no split 'test'; found train \(46\), val \(46\)"):
+        Loader(arrays, "test", SPEC)
+
+
+def test_non_jpeg_and_turned_pictures(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+    left = np.zeros((20, 40, 3), dtype=np.uint8)
+    left[:, :20] = 255  # white on the left
+    Image.fromarray(left).save(tmp_path / "train/a/1.png")
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    Image.fromarray(left).save(tmp_path / "train/b/1.jpg", exif=exif)
+    whole = Augment(crop="resized", scale=(1.0, 1.0), ratio=(2.0, 2.0), flip_rate=0.0)
+    loader = Loader(open_data(tmp_path), "train", SPEC, LoaderConfig(batch_size=2, remainder="pad"), whole)
+    images = {int(index): image for image, _, index in zip(*collect(loader)[0], strict=True)}
+    assert images[0][:, :, 0].mean() > 0.9 > -0.9 > images[0][:, :, -1].mean()
+    assert images[1][:, :, -1].mean() > 0.9 > -0.9 > images[1][:, :, 0].mean()
