@@ -1,5 +1,6 @@
 """Carrying out a `Preprocess` spec: any picture → the tensor that the model sees."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def normalize(images: Tensor, spec: Preprocess, out: Tensor | None = None) -> Te
     shift = -torch.tensor(spec.mean, device=images.device).view(-1, 1, 1) / std
     out = torch.empty(images.shape, device=images.device) if out is None else out
     pixels, floats = images.reshape(-1, *images.shape[-3:]), out.view(-1, *images.shape[-3:])
-    step = max(1, SLAB // pixels[0].numel())
+    step = max(1, SLAB // math.prod(images.shape[-3:]))
     for start in range(0, len(pixels), step):
         floats[start : start + step].copy_(pixels[start : start + step]).mul_(1 / (255 * std)).add_(shift)
     return out
