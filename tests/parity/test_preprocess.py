@@ -1,4 +1,4 @@
-"""Our preprocessing against the families' own, on real photographs. The tolerances are the ones that docs/data.md states."""
+"""Our preprocessing against the families' own, on real photographs, to the tolerances that docs/data.md states."""
 
 from dataclasses import replace
 

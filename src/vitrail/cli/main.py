@@ -14,6 +14,7 @@ from vitrail.errors import VitrailError
 
 # Verb → the line that `vitrail --help` shows. The function has the verb's name and lives in the file of that name.
 VERBS = {
+    "data": "Check a data set, show what the model sees of it, or write it as shards.",
     "models": "List the model variants: patch, layers, width, heads, parameters, GMACs.",
     "summary": "Show a model step by step: the shape after each, parameters and MACs.",
 }

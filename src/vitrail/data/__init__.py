@@ -6,8 +6,8 @@ source      what every source gives; sources/ has one file per kind; opening dec
 split       stratified splits and split.csv
 augment/    augmentation, batched and deterministic
 order       which samples are in which batch; chunks makes them; loader hands them out
-check/      what may be wrong with a data set
-shards      writing webdataset shards
+check/      what may be wrong with a data set; view draws it, and what the model sees, on sheets
+sharding    writing webdataset shards
 
 The names below load their module when first used: the config classes need no torch.
 """
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitrail.data.augment.config import Augment
-    from vitrail.data.loader import Batch, Loader, LoaderConfig
-    from vitrail.data.opening import DataConfig, open_data, write_split_file
+    from vitrail.data.config import DataConfig, LoaderConfig
+    from vitrail.data.loader import Batch, Loader
+    from vitrail.data.opening import open_data, write_split_file
     from vitrail.data.preprocess import Preprocess, preset
     from vitrail.data.source import ArraySource, Dataset, Source
     from vitrail.data.transform import denormalize, fit, normalize, prepare
@@ -28,10 +29,10 @@ _HOME = {
     "ArraySource": "vitrail.data.source",
     "Augment": "vitrail.data.augment.config",
     "Batch": "vitrail.data.loader",
-    "DataConfig": "vitrail.data.opening",
+    "DataConfig": "vitrail.data.config",
     "Dataset": "vitrail.data.source",
     "Loader": "vitrail.data.loader",
-    "LoaderConfig": "vitrail.data.loader",
+    "LoaderConfig": "vitrail.data.config",
     "Preprocess": "vitrail.data.preprocess",
     "Source": "vitrail.data.source",
     "denormalize": "vitrail.data.transform",

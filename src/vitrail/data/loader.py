@@ -8,9 +8,8 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Barrier
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,38 +19,13 @@ from vitrail.data.augment.config import Augment
 from vitrail.data.augment.draws import Draws, Integers
 from vitrail.data.buffers import Buffers
 from vitrail.data.chunks import Chunk, ChunkMaker
+from vitrail.data.config import LoaderConfig
 from vitrail.data.order import Order, evaluation_order, shuffle, training_order
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Dataset
 from vitrail.errors import ConfigError, DataError
 
 CHUNK = 16  # pictures that a worker decodes in one go; even, so that neighbours can be mixed
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderConfig:
-    """How batches are made."""
-
-    batch_size: int = 64  # over all ranks
-    seed: int = 0
-    workers: int | None = None  # threads; 0: the caller's own; None: none for pictures in memory, else one per core
-    remainder: Literal["drop", "pad"] = "drop"  # training: a last, shorter batch is left out, or filled from the start
-    output: Literal["float", "bytes"] = "float"  # normalised floats, or bytes to normalise on the device
-    on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
-    max_broken_rate: float = 0.01  # more than this in one epoch is an error after all
-    pin_memory: bool = False
-    rank: int = 0
-    world_size: int = 1
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.batch_size % self.world_size:
-            raise ConfigError(f"batch_size must be a multiple of the {self.world_size} ranks; got {self.batch_size}.")
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank must be between 0 and {self.world_size - 1}; got {self.rank}.")
-        if self.workers is not None and self.workers < 0:
-            raise ConfigError(f"workers must be at least 0; got {self.workers}.")
-        if not 0 <= self.max_broken_rate <= 1:
-            raise ConfigError(f"max_broken_rate must be between 0 and 1; got {self.max_broken_rate}.")
 
 
 class Batch(NamedTuple):

@@ -1,11 +1,11 @@
 """`open_data`: from what a person types to a data set. This is the one place that decides what it is."""
 
-import os
 import tarfile
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from vitrail.data.config import DataConfig
 from vitrail.data.download import Remote, fetch
 from vitrail.data.source import Dataset
 from vitrail.data.sources.cifar import FOLDERS, is_cifar, open_cifar
@@ -14,8 +14,8 @@ from vitrail.data.sources.folder import open_folder
 from vitrail.data.sources.hub import open_hub
 from vitrail.data.sources.idx import FASHION_CLASSES, is_idx, open_idx
 from vitrail.data.sources.shards import INDEX, open_shards
-from vitrail.data.sources.table import Columns, open_table
-from vitrail.data.split import SplitPlan, write_split
+from vitrail.data.sources.table import open_table
+from vitrail.data.split import write_split
 from vitrail.errors import DataError, suggest
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -42,32 +42,6 @@ REMOTES = {
         Remote(url=f"{_FASHION_SITE}/t10k-labels-idx1-ubyte.gz", md5="bb300cfdad3c16e7a12a480ee83cd310"),
     ),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Where the data are and how they are split, for `open_data`."""
-
-    data_dir: Path | None = None  # where named data sets are, or are downloaded to
-    split_file: Path | None = None  # use this split of a data set that has none of its own
-    val_rate: float = SplitPlan.val_rate  # else make one: the share of each class for validation …
-    test_rate: float = SplitPlan.test_rate  # … and for the test
-    split_seed: int = 0
-    columns: Columns = field(default_factory=Columns)  # of a table, where they have unusual names
-
-    @property
-    def plan(self) -> SplitPlan:
-        return SplitPlan(val_rate=self.val_rate, test_rate=self.test_rate, seed=self.split_seed, file=self.split_file)
-
-    @property
-    def cache(self) -> Path:
-        return self.data_dir or default_data_dir()
-
-
-def default_data_dir() -> Path:
-    """$VITRAIL_DATA, or a folder in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("VITRAIL_DATA") or Path(cache) / "vitrail" / "data")
 
 
 def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:

@@ -43,6 +43,16 @@ def fit(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
     return fit_tensor(as_bytes(picture, spec, name), spec)
 
 
+def pixels(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
+    """All the pixels of any picture in the spec's channels, not resized: bytes (C, H, W)."""
+    if isinstance(picture, np.ndarray | Tensor):
+        return as_bytes(picture, spec, name)
+    if isinstance(picture, Image.Image):
+        return to_tensor(decode(picture, spec, name))
+    with open_picture(picture) as image:
+        return to_tensor(decode(image, spec, name))
+
+
 def normalize(images: Tensor, spec: Preprocess, out: Tensor | None = None) -> Tensor:
     """(…, C, H, W) in [0, 255] → float32, minus the mean, over the standard deviation; into `out` if given."""
     std = torch.tensor(spec.std, device=images.device).view(-1, 1, 1)
@@ -78,6 +88,11 @@ def to_tensor(image: Image.Image) -> Tensor:
     """A PIL picture of mode L or RGB as bytes (C, H, W)."""
     pixels = torch.as_tensor(np.array(image))  # (H, W) or (H, W, C)
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+
+
+def to_pil(pixels: Tensor) -> Image.Image:
+    """Bytes (C, H, W), one channel or three, as a PIL picture."""
+    return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).contiguous().numpy())
 
 
 def fit_tensor(images: Tensor, spec: Preprocess) -> Tensor:

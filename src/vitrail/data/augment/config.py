@@ -10,25 +10,44 @@ from vitrail.errors import ConfigError
 class Augment:
     """Crop → flip → policy → colour jitter → erase → mix. The defaults do nothing but flip."""
 
-    crop: Literal["none", "pad", "resized"] = "none"  # as in evaluation; shifted within a border; RandomResizedCrop
-    pad: int = 4  # the border of crop="pad", in pixels of the model's input
+    crop: Literal["none", "pad", "resized"] = "none"
+    """As in evaluation; moved about within a border; or RandomResizedCrop."""
+    pad: int = 4
+    """With crop=pad: the border, in pixels of the model's input."""
     pad_fill: Literal["black", "reflect"] = "black"
-    scale: tuple[float, float] = (0.08, 1.0)  # crop="resized": the share of the area …
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # … and the aspect ratio
-    flip_rate: float = 0.5  # left-right
+    """With crop=pad: what the border shows."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """With crop=resized: the share of the picture's area."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """With crop=resized: the aspect ratio."""
+    flip_rate: float = 0.5
+    """How many pictures are flipped left-right."""
     vertical_flip_rate: float = 0.0
-    policy: Literal["none", "rand", "auto", "trivial", "three"] = "none"  # auto: AutoAugment's for CIFAR-10
-    num_ops: int = 2  # policy="rand": operations per picture …
-    magnitude: float = 9.0  # … and their strength, 0 … 30
+    """How many are flipped upside down."""
+    policy: Literal["none", "rand", "auto", "trivial", "three"] = "none"
+    """RandAugment, AutoAugment (CIFAR-10's), TrivialAugment or 3-Augment."""
+    num_ops: int = 2
+    """With policy=rand: operations per picture."""
+    magnitude: float = 9.0
+    """With policy=rand: their strength, 0 to 30."""
     magnitude_std: float = 0.0
-    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue
+    """With policy=rand: how much the strength varies."""
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """Changes of brightness, contrast, saturation and hue."""
     erase_rate: float = 0.0
+    """How many pictures have a box erased."""
     erase_fill: Literal["mean", "noise"] = "mean"
-    mixup: float = 0.0  # alpha of the Beta distribution; 0: off
+    """What the box shows."""
+    mixup: float = 0.0
+    """Alpha of mixup's Beta distribution; 0: off."""
     cutmix: float = 0.0
-    mix_rate: float = 1.0  # the share of pictures that are mixed at all
-    switch_rate: float = 0.5  # of these, the share of cutmix where both are on
-    repeats: int = 1  # repeated augmentation: versions of a picture in one batch
+    """Alpha of cutmix's Beta distribution; 0: off."""
+    mix_rate: float = 1.0
+    """How many pictures are mixed at all."""
+    switch_rate: float = 0.5
+    """How many of these by cutmix, where both are on."""
+    repeats: int = 1
+    """Versions of each picture in one batch (repeated augmentation)."""
 
     def __post_init__(self) -> None:
         rates = ("flip_rate", "vertical_flip_rate", "erase_rate", "mix_rate", "switch_rate")

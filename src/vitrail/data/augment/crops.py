@@ -13,7 +13,7 @@ from vitrail.data.augment.config import Augment
 from vitrail.data.augment.draws import Draws
 from vitrail.data.picture import decode, open_picture, orientation
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transform import Picture, as_bytes, resize, to_tensor
+from vitrail.data.transform import Picture, as_bytes, pixels, resize, to_tensor
 
 TRIES = 10  # as torchvision does before it falls back to the centre
 Box = tuple[int, int, int, int]  # top, left, height, width
@@ -94,14 +94,7 @@ def resize_bytes(images: Tensor, spec: Preprocess, size: tuple[int, int]) -> Ten
 
 def fit_for_shift(picture: Picture, spec: Preprocess, name: str) -> Tensor:
     """What `shift_batch` moves about in: the whole picture, resized to cover the spec's size, bytes (C, h, w)."""
-    if isinstance(picture, np.ndarray | Tensor):
-        image = as_bytes(picture, spec, name)
-    elif isinstance(picture, Image.Image):
-        image = to_tensor(decode(picture, spec, name))
-    else:
-        with open_picture(picture) as opened:
-            image = to_tensor(decode(opened, spec, name))
-    return fit_batch_for_shift(image[None], spec)[0]
+    return fit_batch_for_shift(pixels(picture, spec, name)[None], spec)[0]
 
 
 def fit_batch_for_shift(images: Tensor, spec: Preprocess) -> Tensor:

@@ -3,13 +3,13 @@
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from vitrail.data.config import Columns
 from vitrail.data.source import SPLIT_NAMES, Dataset, FileSource, Labels, Source, align_labels
 from vitrail.data.split import SplitPlan
 from vitrail.errors import DataError, MissingExtraError
@@ -21,15 +21,6 @@ COLUMNS = {
     "split": ("split", "set", "subset", "partition"),
 }
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The columns to read, where their names are not the usual ones."""
-
-    picture: str | None = None
-    label: str | None = None
-    split: str | None = None
 
 
 class BytesSource(Source):

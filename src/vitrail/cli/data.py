@@ -1,0 +1,242 @@
+"""`vitrail data check | show | shard`."""
+
+import json
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from vitrail.cli.runs import new_run_folder
+from vitrail.data.augment.config import Augment
+from vitrail.data.config import DataConfig
+from vitrail.data.preprocess import Preprocess, preset
+
+if TYPE_CHECKING:
+    from vitrail.data.check.report import Report
+    from vitrail.data.source import Dataset
+
+data = App(
+    name="data",
+    help="Check a data set, show what the model sees of it, or write it as shards.\n\n"
+    "WHERE is a folder of class folders, a CSV or Parquet table, CIFAR's or MNIST's files, shards, hf:NAME, or one of "
+    "digits, cifar10, cifar100, mnist, fashion-mnist.",
+    help_format="plaintext",
+    default_parameter=Parameter(negative=()),
+)
+
+Flags = Annotated[DataConfig, Parameter(name="*")]
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+MAX_ROWS = 30
+_PLAIN = DataConfig()
+_FLIP = Augment()
+
+
+@data.command
+def check(
+    where: str,
+    *,
+    config: Flags = _PLAIN,
+    out: Path | None = None,
+    workers: int | None = None,
+    json_output: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Look at every picture: counts, sizes, damaged files, duplicates, leakage between splits, imbalance.
+
+    Exit code 0: nothing to do (perhaps notes). 1: warnings or errors that deserve attention. 2: the data cannot be
+    used, or more than 1 % of the pictures cannot be read, which training refuses.
+
+    Parameters
+    ----------
+    where
+        The data set: a path, an address or a name.
+    out
+        The folder to write to [default: runs/data-check-N].
+    workers
+        Threads that decode pictures [default: one per core].
+    json_output
+        Print one JSON object instead of tables.
+    """
+    from vitrail.data.check.report import check_data
+    from vitrail.data.opening import open_data, write_split_file
+    from vitrail.data.view import contact_sheet
+
+    dataset = open_data(where, config)
+    total = sum(len(source) for source in dataset.splits.values())
+    with _progress("looking at pictures", total) as advance:
+        report = check_data(dataset, workers or os.cpu_count() or 1, advance)
+    folder = new_run_folder("data-check", out)
+    report.write_csv(folder / "check.csv")
+    contact_sheet(report).save(folder / "contact_sheet.png")
+    paths = [folder / "check.csv", folder / "contact_sheet.png"]
+    if dataset.made_split:
+        write_split_file(dataset, folder / "split.csv")
+        paths.append(folder / "split.csv")
+    if json_output:
+        print(json.dumps(_as_json(report, paths), ensure_ascii=False, indent=2))
+    else:
+        _print_report(report)
+        _print_end(paths, f"vitrail data show {where}")
+    return report.exit_code
+
+
+@data.command
+def show(
+    where: str,
+    *,
+    config: Flags = _PLAIN,
+    augment: Annotated[Augment, Parameter(name="*")] = _FLIP,
+    family: Annotated[str | None, Parameter(name="--preset")] = None,
+    size: int | None = None,
+    pictures: int = 8,
+    seed: int = 0,
+    out: Path | None = None,
+) -> int:
+    """Write what the model really sees: training pictures after preprocessing and augmentation, epoch after epoch.
+
+    Parameters
+    ----------
+    where
+        The data set: a path, an address or a name.
+    family
+        The preprocessing: google, timm, timm-imagenet, hf, torchvision, dinov2 or clip.
+    size
+        The side of the model's input [default: 224, or the pictures' own for sets in memory].
+    pictures
+        How many pictures to show.
+    seed
+        The seed of the choice and of the augmentation.
+    out
+        The folder to write to [default: runs/data-show-N].
+    """
+    from vitrail.data.opening import open_data
+    from vitrail.data.view import augmentation_sheet
+
+    dataset = open_data(where, config)
+    spec = _preprocess(dataset, family, size)
+    sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
+    folder = new_run_folder("data-show", out)
+    sheet.save(folder / "augmented.png")
+    _print_end([folder / "augmented.png"], f"vitrail data check {where}")
+    return 0
+
+
+@data.command
+def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int = 200, seed: int = 0) -> int:
+    """Write the data set as webdataset tar shards, shuffled, with a shards.json beside them.
+
+    Exit code 1: some pictures could not be read and were left out.
+
+    Parameters
+    ----------
+    where
+        The data set: a path, an address or a name.
+    out
+        An empty or new folder.
+    max_megabytes
+        The largest size of one shard.
+    seed
+        The seed of the order.
+    """
+    from vitrail.data.opening import open_data
+    from vitrail.data.sharding import write_shards
+
+    dataset = open_data(where, config)
+    with _progress("writing shards", sum(len(source) for source in dataset.splits.values())) as advance:
+        written = write_shards(dataset, out, max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
+    console = Console(highlight=False)
+    console.print(f"{written.num_samples:,} pictures in {len(written.files) - 1} shards")
+    for key, why in list(written.skipped.items())[:10]:
+        console.print(f"[yellow]left out[/] {escape(key)}: {escape(why)}", soft_wrap=True)
+    if len(written.skipped) > 10:
+        console.print(f"… and {len(written.skipped) - 10} more")
+    _print_end([written.files[-1]], f"vitrail data check {out}")
+    return int(bool(written.skipped))
+
+
+def _preprocess(dataset: "Dataset", family: str | None, size: int | None) -> Preprocess:
+    """The preset asked for; else the pictures' own size and channels for sets in memory, and 224 for files."""
+    from vitrail.data.source import ArraySource
+
+    source = dataset.split("train")
+    if isinstance(source, ArraySource):
+        channels, height, width = source.images.shape[1:]
+        return preset(family or "google", size or (height, width), channels)
+    return preset(family, size) if family else replace(preset("timm", size or 224), interpolation="bilinear")
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Generator[Callable[[int], None]]:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _as_json(report: "Report", paths: list[Path]) -> dict[str, object]:
+    return {
+        "name": report.dataset.name,
+        "counts": report.counts(),
+        "findings": [
+            {"severity": item.severity, "finding": item.what, "count": count, "example": item.key}
+            for item, count in report.summary()
+        ],
+        "exit_code": report.exit_code,
+        "written": [str(path) for path in paths],
+    }
+
+
+def _print_report(report: "Report") -> None:
+    console = Console(highlight=False)
+    console.print(_count_table(report))
+    console.print(_describe_sizes(report))
+    findings = Table("", "found", "pictures", "for example", box=None, pad_edge=False)
+    for item, count in report.summary():
+        example = f"{escape(item.key)}  [dim]{escape(item.detail)}[/]" if item.detail else escape(item.key)
+        findings.add_row(f"[{STYLES[item.severity]}]{item.severity}[/]", item.what, f"{count:,}", example)
+    console.print()
+    console.print(findings if report.findings else "[green]Nothing wrong was found.[/]")
+
+
+def _count_table(report: "Report") -> Table:
+    counts = report.counts()
+    splits = list(report.dataset.splits)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("class")
+    for split in (*splits, "all"):
+        table.add_column(split, justify="right")
+    shown = list(counts)[:MAX_ROWS]
+    for name in shown:
+        row = [counts[name][split] for split in splits]
+        table.add_row(escape(name), *(f"{count:,}" for count in (*row, sum(row))))
+    if len(counts) > MAX_ROWS:
+        table.add_row(f"… {len(counts) - MAX_ROWS} more classes")
+    totals = [sum(row[split] for row in counts.values()) for split in splits]
+    table.add_row("[bold]all[/]", *(f"[bold]{count:,}[/]" for count in (*totals, sum(totals))))
+    return table
+
+
+def _describe_sizes(report: "Report") -> str:
+    """One line: the kinds of files, and the smallest, middle and largest picture."""
+    facts = sorted((fact for fact in report.facts if not fact.trouble), key=lambda fact: fact.width * fact.height)
+    if not facts:
+        return "no picture could be read"
+    kinds: dict[str, int] = {}
+    for fact in facts:
+        kinds[fact.kind] = kinds.get(fact.kind, 0) + 1
+    names = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
+    sizes = [f"{fact.width}×{fact.height}" for fact in (facts[0], facts[len(facts) // 2], facts[-1])]
+    return f"\n{names}; sizes {sizes[0]} (smallest), {sizes[1]} (middle), {sizes[2]} (largest)"
+
+
+def _print_end(paths: list[Path], following: str) -> None:
+    console = Console(highlight=False)
+    console.print("\nwrote " + ", ".join(escape(str(path)) for path in paths), soft_wrap=True)
+    console.print(f"next: {escape(following)}", soft_wrap=True)

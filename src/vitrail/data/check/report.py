@@ -1,0 +1,144 @@
+"""The facts of a data set judged: findings with a severity, tables of counts, and the files that show them."""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vitrail.data.check.duplicates import across_splits, conflicting, exact_groups, near_pairs, pair_names
+from vitrail.data.check.scan import Facts, scan
+from vitrail.data.config import LoaderConfig
+from vitrail.data.source import Dataset
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+TINY_SIDE = 32
+HUGE_PIXELS = 25_000_000
+FEW_PICTURES = 10  # of a class, in training
+IMBALANCE = 10.0  # largest class over smallest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, or worth knowing, and where."""
+
+    severity: Severity
+    what: str
+    key: str
+    split: str = ""
+    label: str = ""
+    detail: str = ""
+    pair: tuple[Facts, Facts] | None = None  # the two pictures that are the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that was found in a data set."""
+
+    dataset: Dataset
+    facts: Sequence[Facts]
+    findings: Sequence[Finding]
+
+    @property
+    def exit_code(self) -> int:
+        """0: fine, perhaps with notes; 1: something deserves attention; 2: training would refuse these data."""
+        broken = sum(bool(fact.trouble) for fact in self.facts)
+        if broken > LoaderConfig.max_broken_rate * len(self.facts):
+            return 2
+        return int(any(finding.severity != "note" for finding in self.findings))
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Class → split → number of pictures."""
+        table = {name: dict.fromkeys(self.dataset.splits, 0) for name in self.dataset.classes}
+        for fact in self.facts:
+            table[self.dataset.classes[fact.label]][fact.split] += 1
+        return table
+
+    def summary(self) -> list[tuple[Finding, int]]:
+        """(an example, how many there are) of each kind of finding, the worst first."""
+        groups: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            groups.setdefault(finding.what, []).append(finding)
+        rows = [(some[0], len(some)) for some in groups.values()]
+        return sorted(rows, key=lambda row: (SEVERITIES.index(row[0].severity), -row[1], row[0].what))
+
+    def write_csv(self, path: Path) -> None:
+        """One row per finding."""
+        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            writer = csv.writer(file)
+            writer.writerow(("severity", "finding", "key", "split", "class", "detail"))
+            for item in self.findings:
+                writer.writerow((item.severity, item.what, item.key, item.split, item.label, item.detail))
+
+
+def check_data(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Report:
+    """Look at every picture of a data set and judge what is there."""
+    facts = list(scan(dataset, workers, progress))
+    classes = dataset.classes
+    findings = [
+        *(finding for fact in facts for finding in _judge_picture(fact, classes)),
+        *_judge_duplicates(facts, classes),
+        *_judge_classes(dataset),
+    ]
+    findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.what, finding.split, finding.key))
+    return Report(dataset=dataset, facts=facts, findings=findings)
+
+
+def _find(severity: Severity, what: str, fact: Facts, classes: Sequence[str], detail: str = "") -> Finding:
+    return Finding(
+        severity=severity, what=what, key=fact.key, split=fact.split, label=classes[fact.label], detail=detail
+    )
+
+
+def _judge_picture(fact: Facts, classes: Sequence[str]) -> Iterator[Finding]:
+    if fact.trouble:
+        yield _find("error", "cannot be read", fact, classes, fact.trouble)
+        return
+    if fact.extension:
+        yield _find("warning", "wrong extension", fact, classes, f"is {fact.kind}, named {fact.extension}")
+    if fact.kind != "array":
+        size = f"{fact.width}×{fact.height}"
+        if min(fact.width, fact.height) < TINY_SIDE:
+            yield _find("note", f"tiny (a side below {TINY_SIDE})", fact, classes, size)
+        if fact.width * fact.height > HUGE_PIXELS:
+            yield _find("note", f"huge (over {HUGE_PIXELS // 1_000_000} megapixels)", fact, classes, size)
+    for trait in fact.traits:
+        yield _find("note", trait, fact, classes)
+
+
+def _judge_duplicates(facts: Sequence[Facts], classes: Sequence[str]) -> Iterator[Finding]:
+    for group in exact_groups(facts):
+        severity, what = "warning", "duplicate in the same split"
+        if across_splits(facts, group):
+            severity, what = "error", "the same picture in two splits"
+        if conflicting(facts, group):
+            severity, what = "error", "the same picture in two classes"
+        for first, other in pair_names(facts, group):
+            yield replace(_find(severity, what, other, classes, f"same as {first.key}"), pair=(first, other))
+    for a, b in near_pairs(facts):
+        across = facts[a].split != facts[b].split
+        what = "nearly the same picture in two splits" if across else "near duplicate in the same split"
+        found = _find("warning" if across else "note", what, facts[b], classes, f"like {facts[a].key}")
+        yield replace(found, pair=(facts[a], facts[b]))
+
+
+def _judge_classes(dataset: Dataset) -> Iterator[Finding]:
+    counts = np.bincount(dataset.splits["train"].labels, minlength=len(dataset.classes))
+    for name, count in zip(dataset.classes, counts.tolist(), strict=True):
+        if count < FEW_PICTURES:
+            what = f"fewer than {FEW_PICTURES} training pictures"
+            yield Finding(severity="warning", what=what, key=name, split="train", label=name, detail=f"{count}")
+    if counts.max() > IMBALANCE * counts.min():
+        largest, smallest = dataset.classes[counts.argmax()], dataset.classes[counts.argmin()]
+        detail = f"{largest} has {counts.max()}, {smallest} has {counts.min()}"
+        what = f"unbalanced classes (over {IMBALANCE:.0f}:1)"
+        yield Finding(severity="warning", what=what, key=smallest, split="train", label=smallest, detail=detail)
+    for split, source in dataset.splits.items():
+        found = np.bincount(source.labels, minlength=len(dataset.classes))
+        for name, count in zip(dataset.classes, found.tolist(), strict=True):
+            if not count:
+                yield Finding(severity="warning", what="a class without pictures", key=name, split=split, label=name)

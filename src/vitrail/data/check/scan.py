@@ -1,0 +1,113 @@
+"""Looking at every picture of a data set once, in threads."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.picture import EXTENSIONS, decode, has_alpha, open_picture, orientation
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.source import Dataset, Source
+from vitrail.data.transform import as_bytes, to_pil
+from vitrail.errors import InputError
+
+THUMBNAIL = 16
+_COLOR = Preprocess()  # how pictures are decoded to be compared: RGB, upright
+_BATCH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What one picture is."""
+
+    split: str
+    index: int
+    key: str
+    label: int
+    trouble: str = ""  # why it cannot be read; the rest is then empty
+    width: int = 0
+    height: int = 0
+    kind: str = ""  # JPEG, PNG, …, or "array"
+    traits: tuple[str, ...] = ()  # what is unusual in the file: grey, alpha, CMYK, …
+    extension: str = ""  # that of the file, if it belongs to another format
+    digest: bytes = b""  # of the decoded pixels
+    outline: int = 0  # 64 bits: is each of 8×8 places brighter than its neighbour?
+    thumbnail: bytes = b""  # 16×16 grey levels
+
+
+def scan(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Iterator[Facts]:
+    """The facts of every sample, split after split, in order."""
+    with ThreadPoolExecutor(max(workers, 1)) as pool:
+        for split, source in dataset.splits.items():
+            for start in range(0, len(source), _BATCH):
+                stop = min(start + _BATCH, len(source))
+                yield from pool.map(partial(examine, source, split), range(start, stop))
+                progress(stop - start)
+
+
+def examine(source: Source, split: str, index: int) -> Facts:
+    """The facts of one sample; a picture that cannot be read is a fact too."""
+    fact = Facts(split=split, index=index, key=source.key(index), label=int(source.labels[index]))
+    try:
+        picture = source.picture(index)
+        if isinstance(picture, np.ndarray | Tensor):
+            return _measure(replace(fact, kind="array"), to_pil(as_bytes(picture, _COLOR, fact.key)))
+        if isinstance(picture, Image.Image):
+            return _measure(_read_header(fact, picture), decode(picture, _COLOR, fact.key))
+        with open_picture(picture) as image:
+            fact = replace(_read_header(fact, image), extension=_wrong_extension(picture, image.format or ""))
+            return _measure(fact, decode(image, _COLOR, fact.key))
+    except (InputError, OSError) as error:
+        return replace(fact, trouble=str(error))
+
+
+def _read_header(fact: Facts, image: Image.Image) -> Facts:
+    return replace(fact, kind=image.format or "picture", traits=tuple(_traits(image)))
+
+
+def _traits(image: Image.Image) -> Iterator[str]:
+    if image.mode in ("1", "L", "LA"):
+        yield "grey"
+    if has_alpha(image):
+        yield "alpha"
+    if image.mode == "CMYK":
+        yield "CMYK"
+    if image.mode.startswith("I"):
+        yield "16 bits"
+    if image.mode in ("P", "PA"):
+        yield "palette"
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+        yield "animated"
+    if orientation(image) != 1:
+        yield "turned by EXIF"
+
+
+def _wrong_extension(picture: str | Path | bytes, kind: str) -> str:
+    if isinstance(picture, bytes):
+        return ""
+    extension = Path(picture).suffix.lower()
+    same = EXTENSIONS.get(extension) == ("JPEG" if kind == "MPO" else kind)
+    return "" if same else extension or "none"
+
+
+def _measure(fact: Facts, image: Image.Image) -> Facts:
+    """The size, and the fingerprints that duplicates are found by."""
+    digest = hashlib.blake2b(f"{image.size}".encode(), digest_size=16)
+    digest.update(image.tobytes())
+    grey = image.convert("L")
+    small = np.asarray(grey.resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
+    outline = np.packbits(small[:, 1:] > small[:, :-1]).tobytes()
+    return replace(
+        fact,
+        width=image.width,
+        height=image.height,
+        digest=digest.digest(),
+        outline=int.from_bytes(outline, "big"),
+        thumbnail=grey.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes(),
+    )

@@ -1,0 +1,78 @@
+"""How data are found, split and batched: the config classes, which need no torch."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vitrail.data.split import SplitPlan
+from vitrail.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The columns to read, where their names are not the usual ones."""
+
+    picture: str | None = None
+    """The table's column of paths or encoded pictures [default: found by its name]."""
+    label: str | None = None
+    """The table's column of labels."""
+    split: str | None = None
+    """The table's column of splits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the data are and how they are split, for `open_data`."""
+
+    data_dir: Path | None = None
+    """Where named data sets are, or are downloaded to [default: $VITRAIL_DATA or the user's cache]."""
+    split_file: Path | None = None
+    """The split.csv to use, for data without splits of their own."""
+    val_rate: float = SplitPlan.val_rate
+    """Without a split file: the share of each class for validation."""
+    test_rate: float = SplitPlan.test_rate
+    """Without a split file: the share of each class for the test."""
+    split_seed: int = SplitPlan.seed
+    """Without a split file: another seed, another split."""
+    columns: Columns = field(default_factory=Columns)
+
+    @property
+    def plan(self) -> SplitPlan:
+        return SplitPlan(val_rate=self.val_rate, test_rate=self.test_rate, seed=self.split_seed, file=self.split_file)
+
+    @property
+    def cache(self) -> Path:
+        return self.data_dir or default_data_dir()
+
+
+def default_data_dir() -> Path:
+    """$VITRAIL_DATA, or a folder in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("VITRAIL_DATA") or Path(cache) / "vitrail" / "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """How batches are made."""
+
+    batch_size: int = 64  # over all ranks
+    seed: int = 0
+    workers: int | None = None  # threads; 0: the caller's own; None: none for pictures in memory, else one per core
+    remainder: Literal["drop", "pad"] = "drop"  # training: a last, shorter batch is left out, or filled from the start
+    output: Literal["float", "bytes"] = "float"  # normalised floats, or bytes to normalise on the device
+    on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
+    max_broken_rate: float = 0.01  # more than this in one epoch is an error after all
+    pin_memory: bool = False
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.batch_size % self.world_size:
+            raise ConfigError(f"batch_size must be a multiple of the {self.world_size} ranks; got {self.batch_size}.")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank must be between 0 and {self.world_size - 1}; got {self.rank}.")
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"workers must be at least 0; got {self.workers}.")
+        if not 0 <= self.max_broken_rate <= 1:
+            raise ConfigError(f"max_broken_rate must be between 0 and 1; got {self.max_broken_rate}.")

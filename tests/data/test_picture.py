@@ -1,0 +1,171 @@
+"""Opening pictures that nobody vouches for."""
+
+import io
+import resource
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitrail.data.picture import decode, open_picture, orientation
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import InputError
+
+SPEC = Preprocess()
+GREY = Preprocess(channels=1, mean=(0.5,), std=(0.5,))
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def load(data: bytes, spec: Preprocess = SPEC) -> np.ndarray:
+    with open_picture(data) as image:
+        return np.array(decode(image, spec))
+
+
+def huge_png(width: int, height: int) -> bytes:
+    """The header of a PNG that would need gigabytes, and no pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(("width", "height"), [(60_000, 60_000), (10_000, 10_000), (9_500, 9_500)])
+def test_too_many_pixels_are_refused_from_the_header(width: int, height: int) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=r"pixels"):
+        open_picture(huge_png(width, height))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB
+
+
+def test_the_limit_can_be_lowered() -> None:
+    with pytest.raises(InputError, match=r"20×10 pixels are over the limit of 100"):
+        open_picture(encoded(Image.new("RGB", (20, 10))), max_pixels=100)
+
+
+@pytest.mark.parametrize("data", [b"", b"not a picture", b"\xff\xd8\xff", b"<svg></svg>", b"%PDF-1.4"])
+def test_what_is_no_picture(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").write_bytes(data)
+    with pytest.raises(InputError, match="empty" if not data else "picture"):
+        open_picture(data)
+    with pytest.raises(InputError, match=r"x\.jpg"):
+        open_picture(tmp_path / "x.jpg")
+
+
+def test_missing_and_forbidden_formats(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        open_picture(tmp_path / "missing.jpg")
+    with pytest.raises(InputError, match=r"known format \(JPEG\)"):
+        open_picture(encoded(Image.new("RGB", (4, 4)), "GIF"), formats=("JPEG",))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_every_format_is_read(kind: str) -> None:
+    image = Image.new("RGB", (16, 12), (200, 30, 90))
+    assert np.abs(load(encoded(image, kind)).astype(int) - (200, 30, 90)).max() <= 6
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.95])
+def test_truncated_files_are_errors(kind: str, part: float) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    data = encoded(noise, kind)
+    with pytest.raises(InputError):
+        load(data[: int(len(data) * part)])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"]), st.data())
+def test_damaged_bytes_give_pixels_or_an_input_error(kind: str, data: st.DataObject) -> None:
+    content = bytearray(encoded(Image.linear_gradient("L").resize((24, 24)).convert("RGB"), kind))
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        assert load(bytes(content)).ndim == 3
+    except InputError:
+        pass
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation(turn: int, kind: str) -> None:
+    image = Image.new("RGB", (40, 24))
+    image.paste((255, 255, 255), (0, 0, 20, 12))  # white top left
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = encoded(image, kind, exif=exif)
+    from PIL import ImageOps
+
+    expected = ImageOps.exif_transpose(open_picture(data)).convert("RGB")
+    assert np.array_equal(load(data), np.array(expected))
+    assert np.array_equal(load(data, replace(SPEC, orient=False)), np.array(open_picture(data).convert("RGB")))
+
+
+def test_a_damaged_exif_tag_costs_nothing() -> None:
+    data = encoded(Image.new("RGB", (8, 8)), "JPEG", exif=b"Exif\x00\x00garbage!")
+    with open_picture(data) as image:
+        assert orientation(image) == 1
+    assert load(data).shape == (8, 8, 3)
+
+
+def test_alpha() -> None:
+    image = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    for kind in ("PNG", "WEBP"):
+        data = encoded(image, kind, **({"exact": True, "lossless": True} if kind == "WEBP" else {}))
+        assert load(data)[0, 0].tolist() == [255, 0, 0]
+        assert load(data, replace(SPEC, alpha="white"))[0, 0].tolist() == [255, 255, 255]
+        assert load(data, replace(SPEC, alpha="black"))[0, 0].tolist() == [0, 0, 0]
+
+
+def test_palette_with_transparency() -> None:
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([0, 0, 0, 10, 200, 30])
+    for transparency in (1, b"\xff\x00"):
+        data = encoded(image, transparency=transparency)
+        assert load(data)[0, 0].tolist() == [10, 200, 30]
+        assert load(data, replace(SPEC, alpha="white"))[0, 0].tolist() == [255, 255, 255]
+
+
+def test_sixteen_bits_are_scaled_not_cut() -> None:
+    levels = np.array([[0, 257, 32768, 65535]], dtype=np.uint16)
+    for kind in ("PNG", "TIFF"):
+        assert load(encoded(Image.fromarray(levels), kind), GREY).tolist() == [[0, 1, 128, 255]]
+        assert load(encoded(Image.fromarray(levels), kind))[0, 3].tolist() == [255, 255, 255]
+
+
+def test_floats_are_refused() -> None:
+    with pytest.raises(InputError, match="no known range"):
+        load(encoded(Image.new("F", (4, 4)), "TIFF"))
+
+
+def test_cmyk_grey_and_one_bit() -> None:
+    assert load(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))[0, 0, 0] > 200
+    assert load(encoded(Image.new("L", (8, 8), 77)))[0, 0].tolist() == [77, 77, 77]
+    assert load(encoded(Image.new("1", (8, 8), 1)), GREY)[0, 0] == 255
+    assert load(encoded(Image.new("RGB", (8, 8), (255, 0, 0))), GREY)[0, 0] == 76  # luma
+
+
+def test_animated() -> None:
+    frames = [Image.new("RGB", (6, 6), color) for color in ((255, 0, 0), (0, 0, 255))]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert load(data)[0, 0].tolist() == [255, 0, 0]
+    with pytest.raises(InputError, match="several frames"):
+        load(data, replace(SPEC, animated="error"))
+
+
+def test_other_numbers_of_channels_need_an_array() -> None:
+    spec = Preprocess(channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
+    with pytest.raises(InputError, match="the model wants 5; pass an array"):
+        load(encoded(Image.new("RGB", (4, 4))), spec)

@@ -1,0 +1,110 @@
+"""Any kind of picture → the same tensor."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data.conftest import picture
+from vitrail.data.preprocess import Preprocess, preset
+from vitrail.data.transform import denormalize, fit, fit_tensor, normalize, prepare
+from vitrail.errors import InputError
+
+SPECS = [preset(name, 32) for name in ("google", "timm", "hf", "torchvision")]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=["google", "timm", "hf", "torchvision"])
+def test_every_kind_of_picture_gives_the_same(spec: Preprocess, tmp_path: Path) -> None:
+    image = picture(1, (70, 50))
+    image.save(tmp_path / "x.png")
+    array = np.array(image)
+    tensor = torch.from_numpy(array).permute(2, 0, 1)
+    kinds = [image, tmp_path / "x.png", str(tmp_path / "x.png"), (tmp_path / "x.png").read_bytes(), array, tensor]
+    kinds += [array.astype(np.float32) / 255, tensor.double() / 255, array.astype(np.uint16) * 257]
+    expected = prepare(image, spec)
+    assert expected.shape == (3, 32, 32)
+    for kind in kinds:
+        assert torch.equal(prepare(kind, spec), expected)
+
+
+def test_read_only_and_flipped_arrays() -> None:
+    array = np.array(picture(2))
+    array.flags.writeable = False
+    assert prepare(array, preset("hf", 16)).shape == (3, 16, 16)
+    assert torch.equal(prepare(array[::-1], preset("hf", 16)), prepare(array[::-1].copy(), preset("hf", 16)))
+
+
+def test_grey_arrays_become_colour_and_channels_must_fit() -> None:
+    spec = preset("hf", 8)
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    assert torch.equal(fit(grey, spec), torch.from_numpy(grey).expand(3, 8, 8))
+    with pytest.raises(InputError, match=r"must have 3 channels.*\(8, 8, 2\)"):
+        fit(np.zeros((8, 8, 2), dtype=np.uint8), spec)
+    five = Preprocess(size=(4, 4), channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
+    assert prepare(np.zeros((8, 8, 5), dtype=np.uint8), five).shape == (5, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (np.zeros((2, 8, 8, 3), dtype=np.uint8), "array"),
+        (np.zeros((0, 8, 3), dtype=np.uint8), "with pixels"),
+        (torch.zeros(3, 8, 8, dtype=torch.int64), "pixels must be bytes"),
+        (torch.full((3, 8, 8), 1.5), r"floats? .*\[0, 1\]"),
+        (torch.full((3, 8, 8), float("nan")), r"\[0, 1\]"),
+    ],
+)
+def test_pixels_that_cannot_be(pixels: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare(pixels, preset("hf", 8))
+
+
+def test_normalize_and_back() -> None:
+    images = torch.randint(0, 256, (5, 3, 9, 7), dtype=torch.uint8)
+    spec = replace(preset("torchvision"), size=(9, 7), resize_to=None)
+    floats = normalize(images, spec)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.mean, spec.std))
+    assert torch.allclose(floats, (images / 255 - mean) / std, atol=1e-6)
+    assert torch.equal(denormalize(floats, spec), images)
+    memory = torch.empty(5, 3, 9, 7)
+    assert normalize(images, spec, memory) is memory
+    assert torch.equal(memory, floats)
+    assert normalize(images[:0], spec).shape == (0, 3, 9, 7)
+
+
+@pytest.mark.parametrize("kernel", ["pillow", "bytes", "float"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_a_batch_is_its_pictures(kernel: str, interpolation: str) -> None:
+    spec = Preprocess(size=(12, 12), kernel=kernel, interpolation=interpolation, resize="shortest", crop=0.8)
+    images = torch.stack([torch.from_numpy(np.array(picture(seed))).permute(2, 0, 1) for seed in range(3)])
+    batch = fit_tensor(images, spec)
+    for image, whole in zip(images, batch, strict=True):
+        assert torch.equal(fit(image, spec), whole)
+    assert batch.min() >= 0
+    assert batch.max() <= 255
+
+
+def test_lanczos_is_pillows() -> None:
+    image = picture(4, (60, 44))
+    spec = Preprocess(size=(20, 20), interpolation="lanczos")
+    expected = np.array(image.resize((20, 20), Image.Resampling.LANCZOS))
+    assert np.array_equal(fit(image, spec).permute(1, 2, 0), expected)
+    assert torch.equal(fit(np.array(image), spec), fit(image, spec))
+
+
+def test_a_picture_of_the_right_size_is_not_resampled() -> None:
+    image = picture(5, (16, 16))
+    for spec in (preset("google", 16), preset("hf", 16), replace(preset("timm", 16), crop=1.0)):
+        assert np.array_equal(fit(image, spec).to(torch.uint8).permute(1, 2, 0), np.array(image))
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    picture(0).save(buffer, "JPEG")
+    (tmp_path / "cut.jpg").write_bytes(buffer.getvalue()[:-200])
+    with pytest.raises(InputError, match=r"cut\.jpg: damaged or truncated"):
+        prepare(tmp_path / "cut.jpg", preset("hf"))
