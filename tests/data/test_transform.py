@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
 from tests.data.conftest import picture
+
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.transform import denormalize, fit, fit_tensor, normalize, prepare
 from vitrail.errors import InputError

@@ -4,7 +4,7 @@ import gzip
 import math
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
+MAX_BYTES = 1 << 34  # no set that lives in memory is larger
 PREFIXES = {"train": "train", "test": "t10k"}
 FILES = {split: (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte") for split, prefix in PREFIXES.items()}
 
@@ -63,17 +64,26 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((folder / candidate for candidate in candidates if (folder / candidate).is_file()), None)
 
 
+def _read(file: IO[bytes], count: int) -> bytes:
+    """Up to `count` bytes. Piece by piece: a damaged header may promise any number of them."""
+    pieces: list[bytes] = []
+    while count > 0 and (piece := file.read(min(count, 1 << 24))):
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
+
+
 def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of one idx file, in its shape."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with cast("IO[bytes]", gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
             magic = file.read(4)
             if len(magic) < 4 or magic[:3] != b"\x00\x00\x08" or not 1 <= magic[3] <= 4:
                 raise DataError(f"{path}: not an idx file of bytes; it starts with {magic!r}.")
             header = file.read(4 * magic[3])
             shape = tuple(int(size) for size in np.frombuffer(header[: len(header) // 4 * 4], dtype=">u4"))
             expected = math.prod(shape)
-            data = file.read(expected + 1) if len(shape) == magic[3] else b""
+            data = _read(file, expected + 1) if len(shape) == magic[3] and expected <= MAX_BYTES else b""
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged or truncated ({error}).") from None
     if len(shape) != magic[3] or len(data) != expected or not expected:

@@ -72,10 +72,10 @@ def _read_csv(path: Path) -> tuple[list[str], dict[str, Any], dict[str, list[str
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, delimiter=DELIMITERS[path.suffix], strict=True)
         try:
+            names = list(reader.fieldnames or ())
             rows = list(reader)
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}, line {reader.line_num}: not a table ({error}).") from None
-    names = list(reader.fieldnames or ())
     return names, {name: [row[name] for row in rows] for name in names} if rows else {}, {}
 
 

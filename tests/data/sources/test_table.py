@@ -1,0 +1,128 @@
+"""CSV, TSV and Parquet tables."""
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.data.conftest import picture
+
+from vitrail.data import DataConfig, open_data
+from vitrail.data.config import Columns
+from vitrail.errors import DataError
+
+
+@pytest.fixture
+def table(make_folder, tmp_path: Path):
+    make_folder("x", "y", count=10)
+
+    def write(text: str, name: str = "t.csv") -> Path:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return write
+
+
+def rows(header: str = "path,label,split", split: bool = True) -> str:
+    lines = [header]
+    for name in ("x", "y"):
+        for index in range(10):
+            where = ",train" if index < 6 else ",valid" if index < 8 else ",test"
+            lines.append(f"pictures/{name}/{index:03d}.jpg,{name}{where if split else ''}")
+    return "\n".join(lines) + "\n"
+
+
+def test_csv_with_splits(table) -> None:
+    data = open_data(table(rows()))
+    assert {name: len(source) for name, source in data.splits.items()} == {"train": 12, "val": 4, "test": 4}
+    assert data.splits["test"].key(0) == "pictures/x/008.jpg"
+    assert data.splits["test"].picture(0).is_file()
+    assert data.classes == ("x", "y")
+
+
+def test_csv_without_splits_gets_one(table) -> None:
+    data = open_data(table(rows("file_name,category", split=False)), DataConfig(val_rate=0.2, test_rate=0.2))
+    assert {name: len(source) for name, source in data.splits.items()} == {"train": 12, "val": 4, "test": 4}
+    assert data.made_split
+
+
+def test_tsv_byte_order_mark_and_own_names(table) -> None:
+    text = "\ufeff" + rows("photo,what,part").replace(",", "\t")
+    config = DataConfig(columns=Columns(picture="photo", label="what", split="part"))
+    assert len(open_data(table(text, "t.tsv"), config).splits["train"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the picture column must be one of path.*the table has none"),
+        ("path,label\n", "no rows"),
+        ("path,kind\na.jpg,x\n", "label column must be one of label.*the table has path, kind"),
+        ("label,size\nx,1\n", "picture column must be one of path"),
+        ("path,label\na.jpg,\nb.jpg,x\n", "row 1 has no label"),
+        ("path,label,split\na.jpg,x,train\nb.jpg,y,train\nc.jpg,z,val\n", "val has classes that train has not: z"),
+        ("path,label,split\na.jpg,x,train\nb.jpg,y,later\n", "row 2 has the split 'later'"),
+        ("path,label,split\na.jpg,x,val\nb.jpg,y,val\n", "val has classes that train has not: x, y"),
+        ('path,label\n"a.jpg,x\n', "line .*not a table"),
+        ("path,label\na.jpg,x\nb.jpg,x\n", "at least two classes"),
+    ],
+)
+def test_tables_that_cannot_be(table, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        open_data(table(text))
+
+
+def test_a_column_asked_for_must_exist(table) -> None:
+    with pytest.raises(DataError, match="split column must be 'fold'"):
+        open_data(table(rows()), DataConfig(columns=Columns(split="fold")))
+
+
+def jpeg(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    picture(seed).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_parquet_of_bytes(tmp_path: Path, nested: bool) -> None:
+    pictures = [jpeg(seed) for seed in range(20)]
+    column = [{"bytes": data, "path": None} for data in pictures] if nested else pictures
+    labels = [seed % 2 for seed in range(20)]
+    table = pa.table({"image": column, "label": labels})
+    if nested:
+        info = {"info": {"features": {"label": {"names": ["zebra", "ant"], "_type": "ClassLabel"}}}}
+        table = table.replace_schema_metadata({b"huggingface": json.dumps(info).encode()})
+    pq.write_table(table, tmp_path / "t.parquet")
+    data = open_data(tmp_path / "t.parquet")
+    assert data.classes == (("ant", "zebra") if nested else ("0", "1"))
+    source = data.splits["train"]
+    for index in range(len(source)):
+        row = int(source.key(index).split(":")[1])
+        assert source.picture(index) == pictures[row]
+        name = ["zebra", "ant"][row % 2] if nested else str(row % 2)
+        assert data.classes[source.labels[index]] == name
+
+
+def test_parquet_of_paths_and_unknown_labels(table, tmp_path: Path) -> None:
+    table("")
+    paths = [f"pictures/{name}/{index:03d}.jpg" for name in "xy" for index in range(10)]
+    pq.write_table(pa.table({"path": paths, "label": ["x"] * 10 + ["y"] * 10}), tmp_path / "p.parquet")
+    assert open_data(tmp_path / "p.parquet").splits["train"].picture(0).is_file()
+    info = {"info": {"features": {"label": {"names": ["a", "b"]}}}}
+    wrong = pa.table({"path": paths, "label": [5] * 20}).replace_schema_metadata(
+        {b"huggingface": json.dumps(info).encode()}
+    )
+    pq.write_table(wrong, tmp_path / "w.parquet")
+    with pytest.raises(DataError, match="row 1 has the unknown label 5; there are 2"):
+        open_data(tmp_path / "w.parquet")
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(DataError, match="not a readable Parquet table"):
+        open_data(tmp_path / "t.parquet")
+    pq.write_table(pa.table({"image": [1.5, 2.5], "label": ["a", "b"]}), tmp_path / "n.parquet")
+    with pytest.raises(DataError, match="must hold paths or encoded bytes; its type is double"):
+        open_data(tmp_path / "n.parquet")
