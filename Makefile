@@ -19,6 +19,7 @@ check: .venv/dev.stamp  ## ruff and pyright
 
 bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.model
+	$(BIN)/python -m benchmarks.data
 
 lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock
 	$(BIN)/python -m pip freeze --exclude-editable --exclude vitrail | sed 's/+cpu$$//' > requirements.lock
@@ -36,5 +37,5 @@ clean:
 
 # torch comes first and alone: a peer asked for together with it could pull another build.
 .venv/dev.stamp: .venv/core.stamp
-	$(PIP_INSTALL) --editable '.[dev,peers,shards,tables,track]'
+	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,track]'
 	touch $@ 

@@ -1,5 +1,6 @@
 """Opening pictures that nobody vouches for."""
 
+import contextlib
 import io
 import resource
 import struct
@@ -92,10 +93,8 @@ def test_damaged_bytes_give_pixels_or_an_input_error(kind: str, data: st.DataObj
     content = bytearray(encoded(Image.linear_gradient("L").resize((24, 24)).convert("RGB"), kind))
     for _ in range(data.draw(st.integers(1, 6))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with contextlib.suppress(InputError):
         assert load(bytes(content)).ndim == 3
-    except InputError:
-        pass
 
 
 @pytest.mark.parametrize("turn", range(1, 9))

@@ -61,5 +61,6 @@ def test_unknown_preset_suggests() -> None:
 
 
 def test_configs_need_no_torch() -> None:
-    code = "import sys, vitrail.data as d; d.Preprocess, d.Augment, d.DataConfig, d.LoaderConfig; print('torch' in sys.modules)"
+    names = "d.Preprocess, d.Augment, d.DataConfig, d.LoaderConfig"
+    code = f"import sys, vitrail.data as d; {names}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

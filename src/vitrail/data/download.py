@@ -60,6 +60,7 @@ def _download(url: str, partial: Path) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == 416:  # nothing is missing
             return
         raise

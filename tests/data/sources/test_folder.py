@@ -1,6 +1,5 @@
 """Class folders, as people really have them."""
 
-import os
 import unicodedata
 from pathlib import Path
 
@@ -12,14 +11,10 @@ from vitrail.errors import DataError
 
 
 def test_splits_under_all_their_names(make_folder) -> None:
-    for index, (val, test) in enumerate(
-        [("val", "test"), ("valid", "testing"), ("validation", "Test"), ("dev", "TEST")]
-    ):
-        root = make_folder(
-            "Train/cat", "Train/dog", f"{val}/cat", f"{val}/dog", f"{test}/cat", f"{test}/dog", root=f"r{index}"
-        )
-        data = open_data(root)
-        assert {name: len(source) for name, source in data.splits.items()} == {"train": 6, val and "val": 6, "test": 6}
+    for val, test in (("val", "test"), ("valid", "testing"), ("validation", "Test"), ("dev", "TEST")):
+        folders = [f"{split}/{name}" for split in ("Train", val, test) for name in ("cat", "dog")]
+        data = open_data(make_folder(*folders, root=val))
+        assert {name: len(source) for name, source in data.splits.items()} == {"train": 6, "val": 6, "test": 6}
         assert data.classes == ("cat", "dog")
         assert not data.made_split
 
@@ -104,7 +99,7 @@ def test_symlink_loops_end(make_folder) -> None:
     root = make_folder("train/cat", "train/dog")
     (root / "train/cat/loop").symlink_to(root / "train/cat", target_is_directory=True)
     (root / "train/dog/up").symlink_to(root, target_is_directory=True)
-    os.symlink(root / "train/dog/self.jpg", root / "train/dog/self.jpg")
+    (root / "train/dog/self.jpg").symlink_to(root / "train/dog/self.jpg")
     data = open_data(root)
     keys = [data.splits["train"].key(index) for index in range(len(data.splits["train"]))]
     assert "train/dog/self.jpg" in keys  # a broken picture, for the policy to handle

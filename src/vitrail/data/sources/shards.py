@@ -89,14 +89,14 @@ def _scan(path: Path) -> list[Member]:
 
 def _key(entry: tarfile.TarInfo) -> str:
     folder, _, name = entry.name.rpartition("/")
-    return f"{folder}/{name.split('.', 1)[0]}"
+    return f"{folder}/{name.split('.', 1)[0]}".lstrip("/")
 
 
 def _member(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -> Member | None:
     picture = next((entry for entry in entries if Path(entry.name).suffix.lower() in EXTENSIONS), None)
     if picture is None:
         return None
-    return Member(key.lstrip("/"), picture.offset_data, picture.size, _label(archive, key, entries))
+    return Member(key, picture.offset_data, picture.size, _label(archive, key, entries))
 
 
 def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -> str:

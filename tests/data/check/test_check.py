@@ -1,0 +1,178 @@
+"""What `data check` finds, and that it finds nothing where nothing is."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance
+from sklearn.datasets import load_sample_images
+from tests.data.conftest import picture
+from tests.data.test_picture import huge_png
+
+from vitrail.data import ArraySource, Dataset, open_data
+from vitrail.data.check.report import Report, check_data
+from vitrail.data.view import augmentation_sheet, contact_sheet
+
+PHOTOGRAPH = Image.fromarray(load_sample_images().images[0])
+
+
+@pytest.fixture
+def root(make_folder) -> Path:
+    return make_folder("train/cat", "train/dog", "val/cat", "val/dog", count=12)
+
+
+def found(report: Report) -> dict[str, list[str]]:
+    result: dict[str, list[str]] = {}
+    for finding in report.findings:
+        result.setdefault(f"{finding.severity}: {finding.what}", []).append(finding.key)
+    return result
+
+
+def check(root: Path) -> Report:
+    return check_data(open_data(root), workers=2)
+
+
+def test_nothing_to_find(root: Path) -> None:
+    report = check(root)
+    tiny = {"note: tiny (a side below 32)"}  # the fixture's pictures are 40×30
+    assert set(found(report)) == tiny
+    assert report.exit_code == 0
+    assert report.counts() == {"cat": {"train": 12, "val": 12}, "dog": {"train": 12, "val": 12}}
+
+
+def test_each_kind_of_finding(root: Path) -> None:
+    cat, dog, val = root / "train/cat", root / "train/dog", root / "val/dog"
+    photograph = PHOTOGRAPH.crop((0, 0, 300, 200))
+    photograph.save(cat / "original.png")
+    photograph.save(val / "leak.png")  # the same pixels in another split and class
+    photograph.save(cat / "again.bmp")
+    other = PHOTOGRAPH.crop((300, 150, 640, 427))
+    other.save(cat / "near.png")
+    ImageEnhance.Brightness(other.resize((200, 163))).enhance(1.02).save(root / "val/cat/near.jpg", quality=70)
+    picture(50, (64, 64)).save(dog / "wrong.jpg", "PNG")
+    picture(51, (64, 64)).convert("L").save(dog / "grey.png")
+    picture(52, (64, 64)).convert("CMYK").save(dog / "cmyk.jpg")
+    alpha = picture(53, (64, 64)).convert("RGBA")
+    alpha.putalpha(120)
+    alpha.save(dog / "alpha.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(54, (64, 64)).save(dog / "turned.jpg", exif=exif)
+    frames = [picture(seed, (64, 64)) for seed in (55, 56)]
+    frames[0].save(dog / "moving.gif", save_all=True, append_images=frames[1:])
+    Image.fromarray(np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16).save(dog / "deep.png")
+    findings = found(check(root))
+    assert findings["error: the same picture in two classes"] == ["train/cat/original.png", "val/dog/leak.png"]
+    assert findings["warning: nearly the same picture in two splits"] == ["val/cat/near.jpg"]
+    assert findings["warning: wrong extension"] == ["train/dog/wrong.jpg"]
+    assert findings["note: grey"] == ["train/dog/grey.png"]
+    assert findings["note: CMYK"] == ["train/dog/cmyk.jpg"]
+    assert "train/dog/alpha.png" in findings["note: alpha"]
+    assert findings["note: turned by EXIF"] == ["train/dog/turned.jpg"]
+    assert findings["note: animated"] == ["train/dog/moving.gif"]
+    assert findings["note: 16 bits"] == ["train/dog/deep.png"]
+
+
+def test_duplicates_by_place(root: Path) -> None:
+    photograph = PHOTOGRAPH.crop((0, 0, 120, 90))
+    for name in ("train/cat/a.png", "train/cat/b.bmp"):
+        photograph.save(root / name)
+    other = PHOTOGRAPH.crop((200, 200, 320, 290))
+    for name in ("train/dog/a.png", "val/dog/a.png"):
+        other.save(root / name)
+    report = check(root)
+    assert found(report)["warning: duplicate in the same split"] == ["train/cat/b.bmp"]
+    assert found(report)["error: the same picture in two splits"] == ["val/dog/a.png"]
+    assert report.exit_code == 1
+
+
+def test_broken_files_make_the_data_unusable(root: Path) -> None:
+    (root / "train/cat/empty.jpg").touch()
+    (root / "train/cat/text.png").write_text("hello")
+    (root / "train/cat/bomb.png").write_bytes(huge_png(60_000, 60_000))
+    cut = (root / "train/dog/000.jpg").read_bytes()[:-60]
+    (root / "train/dog/000.jpg").write_bytes(cut)
+    report = check(root)
+    assert found(report)["error: cannot be read"] == [
+        "train/cat/bomb.png",
+        "train/cat/empty.jpg",
+        "train/cat/text.png",
+        "train/dog/000.jpg",
+    ]
+    assert report.exit_code == 2  # 4 of 51 are more than training accepts
+
+
+def test_one_broken_file_in_a_hundred_is_a_problem_not_the_end(make_folder) -> None:
+    root = make_folder("train/cat", "train/dog", count=60)
+    (root / "train/cat/empty.jpg").touch()
+    assert check(root).exit_code == 1
+
+
+def test_sizes_and_balance(make_folder) -> None:
+    root = make_folder("train/cat", "train/dog", count=3)
+    for number in range(60):
+        picture(100 + number, (33, 33)).save(root / f"train/dog/more{number}.png")
+    Image.new("1", (6000, 5000)).save(root / "train/cat/huge.png")
+    findings = found(check(root))
+    assert findings["note: huge (over 25 megapixels)"] == ["train/cat/huge.png"]
+    assert findings["warning: fewer than 10 training pictures"] == ["cat"]
+    assert findings["warning: unbalanced classes (over 10:1)"] == ["cat"]
+
+
+def test_different_photographs_are_not_near_duplicates(make_folder) -> None:
+    root = make_folder("train/a", "train/b", count=10)
+    for number in range(40):
+        left, top = 8 * number, 4 * number
+        PHOTOGRAPH.crop((left, top, left + 160, top + 120)).save(root / f"train/a/c{number}.png")
+    near = [key for name, keys in found(check(root)).items() if "near" in name for key in keys]
+    assert near == []
+
+
+def test_arrays() -> None:
+    images = torch.randint(0, 256, (40, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[30] = images[2]
+    train = ArraySource(images[:30], np.arange(30) % 2, "t")
+    val = ArraySource(images[30:], np.arange(10) % 2, "v")
+    report = check_data(Dataset(name="x", classes=("a", "b"), splits={"train": train, "val": val}), workers=2)
+    assert found(report) == {"error: the same picture in two splits": ["v/0"]}
+
+
+def test_the_csv_has_a_row_for_each(root: Path, tmp_path: Path) -> None:
+    (root / 'train/cat/é, "x".jpg').touch()
+    report = check(root)
+    report.write_csv(tmp_path / "check.csv")
+    with (tmp_path / "check.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(report.findings)
+    assert rows[0]["key"] == 'train/cat/é, "x".jpg'
+    assert (rows[0]["severity"], rows[0]["finding"], rows[0]["class"]) == ("error", "cannot be read", "cat")
+
+
+def test_the_sheets_show_pictures(root: Path) -> None:
+    PHOTOGRAPH.crop((0, 0, 120, 90)).save(root / "train/cat/a.png")
+    PHOTOGRAPH.crop((0, 0, 120, 90)).save(root / "val/cat/a.png")
+    (root / "train/dog/empty.jpg").touch()
+    report = check(root)
+    without = contact_sheet(Report(dataset=report.dataset, facts=report.facts, findings=[]))
+    sheet = contact_sheet(report)
+    assert sheet.height > without.height  # the row of duplicates
+    assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
+    buffer = io.BytesIO()
+    sheet.save(buffer, "PNG")
+
+
+def test_the_augmentation_sheet_shows_evaluation_first() -> None:
+    from vitrail.data import Augment, Preprocess
+
+    digits = open_data("digits")
+    spec = Preprocess(size=(8, 8), channels=1, mean=(0.5,), std=(0.5,))
+    still = augmentation_sheet(digits, spec, Augment(flip_rate=0.0), num_pictures=2)
+    moving = augmentation_sheet(digits, spec, Augment(crop="pad", pad=2, mixup=1.0), num_pictures=2)
+    first = (16, 50, 16 + 112, 50 + 112)
+    assert np.array_equal(np.asarray(still.crop(first)), np.asarray(moving.crop(first)))
+    second = (16 + 120, 50, 16 + 232, 50 + 112)
+    assert np.array_equal(np.asarray(still.crop(first)), np.asarray(still.crop(second)))
+    assert not np.array_equal(np.asarray(moving.crop(first)), np.asarray(moving.crop(second)))

@@ -1,0 +1,49 @@
+"""Hugging Face data sets, from their own library."""
+
+from pathlib import Path
+
+import datasets
+import pytest
+from tests.data.conftest import picture
+
+from vitrail.data import open_data
+from vitrail.errors import DataError, MissingExtraError
+
+
+def make(labels: list[int], names: list[str]) -> datasets.Dataset:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    rows = {"image": [picture(index) for index in range(len(labels))], "label": labels}
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+def test_splits_and_names_are_kept(tmp_path: Path) -> None:
+    parts = {"train": make([0, 1, 0, 1], ["wolf", "cat"]), "validation": make([1, 0], ["cat", "wolf"])}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    data = open_data(f"hf:{tmp_path / 'saved'}")
+    assert data.classes == ("cat", "wolf")
+    assert data.splits["train"].labels.tolist() == [1, 0, 1, 0]
+    assert data.splits["val"].labels.tolist() == [1, 0]  # by name, though the numbers were the other way round
+    assert data.splits["train"].picture(0).startswith(b"\x89PNG")
+
+
+def test_one_split_is_divided_and_keeps_its_keys(tmp_path: Path) -> None:
+    make([0, 1] * 20, ["a", "b"]).save_to_disk(tmp_path / "saved")
+    data = open_data(f"hf:{tmp_path / 'saved'}")
+    assert {name: len(source) for name, source in data.splits.items()} == {"train": 28, "val": 6, "test": 6}
+    keys = [source.key(index) for source in data.splits.values() for index in range(len(source))]
+    assert len(set(keys)) == 40
+
+
+def test_columns_must_be_there(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["x"]}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match="needs an Image and a ClassLabel column; got text"):
+        open_data(f"hf:{tmp_path / 'saved'}")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(DataError, match="cannot be loaded"):
+        open_data(f"hf:{tmp_path / 'nothing'}")
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "vitrail\[datasets\]"'):
+        open_data("hf:anything")

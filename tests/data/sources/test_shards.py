@@ -1,0 +1,200 @@
+"""webdataset shards: ours, other people's, on disk and on a web server."""
+
+import contextlib
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from tests.data.conftest import picture
+from webdataset import tariterators
+
+from vitrail.data import Augment, DataConfig, Dataset, Loader, LoaderConfig, Preprocess, open_data
+from vitrail.data.sharding import write_shards
+from vitrail.data.sources.shards import expand_braces
+from vitrail.errors import DataError
+
+SPEC = Preprocess(size=(16, 16))
+
+
+@pytest.fixture
+def folder(make_folder) -> Dataset:
+    return open_data(make_folder("train/cat", "train/dog", "val/cat", "val/dog", count=15))
+
+
+@pytest.fixture
+def shards(folder: Dataset, tmp_path: Path) -> Path:
+    write_shards(folder, tmp_path / "shards", max_bytes=12_000)
+    return tmp_path / "shards"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    web = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=web.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{web.server_port}"
+    web.shutdown()
+    thread.join()
+    web.server_close()
+
+
+def contents(data: Dataset, split: str) -> list[tuple[bytes, str]]:
+    source = data.split(split)
+    found = []
+    for index in range(len(source)):
+        value = source.picture(index)
+        found.append((value if isinstance(value, bytes) else value.read_bytes(), data.classes[source.labels[index]]))
+    return sorted(found)
+
+
+def test_nothing_is_lost_or_changed(folder: Dataset, shards: Path) -> None:
+    data = open_data(shards)
+    assert data.classes == ("cat", "dog")
+    assert len(list(shards.glob("train-*.tar"))) > 3
+    assert all(path.stat().st_size <= 12_000 + 10_240 for path in shards.glob("*.tar"))
+    for split in ("train", "val"):
+        assert contents(data, split) == contents(folder, split)
+    labels = data.split("train").labels
+    assert 2 < np.count_nonzero(np.diff(labels)) < len(labels)  # classes are mixed, not one after the other
+
+
+def test_webdataset_reads_what_we_write(folder: Dataset, shards: Path) -> None:
+    with contextlib.ExitStack() as stack:  # opened here: webdataset itself leaves its files open
+        paths = sorted(shards.glob("train-*.tar"))
+        streams = [{"url": str(path), "stream": stack.enter_context(path.open("rb"))} for path in paths]
+        samples = list(tariterators.group_by_keys(tariterators.tar_file_expander(streams)))
+    found = sorted((sample["jpg"], ("cat", "dog")[int(sample["cls"])]) for sample in samples)
+    assert found == contents(folder, "train")
+
+
+def test_we_read_what_webdataset_writes(folder: Dataset, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        with webdataset.ShardWriter(str(tmp_path / f"{split}-%03d.tar"), maxcount=8, verbose=0) as writer:
+            for number, (data, name) in enumerate(contents(folder, split)):
+                writer.write({"__key__": f"{number:04d}", "jpg": data, "cls": name})
+    (tmp_path / "all").mkdir()
+    for path in tmp_path.glob("*.tar"):
+        path.rename(tmp_path / "all" / path.name)
+    data = open_data(tmp_path / "all")
+    for split in ("train", "val"):
+        assert contents(data, split) == contents(folder, split)
+    one = open_data(str(tmp_path / "all" / "train-{000..003}.tar"))
+    assert sum(len(source) for source in one.splits.values()) == 30
+    assert one.made_split
+
+
+def test_same_data_same_shards(folder: Dataset, shards: Path, tmp_path: Path) -> None:
+    write_shards(folder, tmp_path / "again", max_bytes=12_000)
+    for path in shards.iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
+
+
+def test_every_epoch_sees_all_in_another_order(shards: Path) -> None:
+    data = open_data(shards)
+    loader = Loader(data, "train", SPEC, LoaderConfig(batch_size=10), Augment())
+    orders = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        orders.append([index for batch in loader for index in batch.indices.tolist()])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(30))
+    assert orders[0] != orders[1]
+
+
+def test_remote_shards_are_fetched_once_and_give_the_same(shards: Path, server: str, tmp_path: Path) -> None:
+    local = Loader(open_data(shards), "train", SPEC, LoaderConfig(batch_size=10, workers=2), Augment(crop="resized"))
+    config = DataConfig(data_dir=tmp_path / "cache")
+    data = open_data(f"{server}/shards/shards.json", config)
+    assert not list((tmp_path / "cache").rglob("*.tar"))  # nothing before it is needed
+    remote = Loader(data, "train", SPEC, LoaderConfig(batch_size=10, workers=3), Augment(crop="resized"))
+    for ours, theirs in zip(local, remote, strict=True):
+        assert torch.equal(ours.images, theirs.images)
+    assert len(list((tmp_path / "cache").rglob("train-*.tar"))) == len(list(shards.glob("train-*.tar")))
+    assert not list((tmp_path / "cache").rglob("val-*.tar"))
+    pattern = f"{server}/shards/train-{{000000..000002}}.tar"
+    assert len(open_data(pattern, config).splits["train"]) > 3
+
+
+def test_remote_trouble(server: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot download .*missing\.tar \(File not found\)"):
+        open_data(f"{server}/missing.tar", DataConfig(data_dir=tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("cut", [700, 4_000, -10_240])
+def test_truncated_shards(folder: Dataset, tmp_path: Path, cut: int) -> None:
+    write_shards(folder, tmp_path / "s")
+    path = tmp_path / "s" / "train-000000.tar"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(DataError, match=r"train-000000\.tar: must have [\d,]+ bytes"):
+        list(Loader(open_data(tmp_path / "s"), "train", SPEC, LoaderConfig(batch_size=2), Augment()))
+    (tmp_path / "s" / "shards.json").unlink()
+    with pytest.raises(DataError, match=r"train-000000\.tar"):
+        open_data(tmp_path / "s")
+
+
+def write_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as archive:
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return path
+
+
+def test_labels_in_json_and_pictures_without_one(tmp_path: Path) -> None:
+    members = {}
+    for number in range(20):
+        buffer = io.BytesIO()
+        picture(number).save(buffer, "PNG")
+        members[f"dir.v1/{number:03d}.seg.png"] = buffer.getvalue()
+        members[f"dir.v1/{number:03d}.json"] = json.dumps({"label": number % 10}).encode()
+    data = open_data(str(write_tar(tmp_path / "x.tar", members)))
+    assert data.classes == tuple("0123456789")
+    with pytest.raises(DataError, match="sample a has no label"):
+        open_data(str(write_tar(tmp_path / "y.tar", {"a.png": members["dir.v1/000.seg.png"]})))
+
+
+def test_compressed_and_foreign_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not an uncompressed tar"):
+        open_data(str(write_tar(tmp_path / "z.tar", {"a.cls": b"1"}, "w:gz")))
+    (tmp_path / "shards.json").write_text('{"classes": 3}')
+    with pytest.raises(DataError, match="not a list of shards"):
+        open_data(tmp_path)
+
+
+def test_writing_into_a_folder_that_is_not_empty(folder: Dataset, shards: Path) -> None:
+    with pytest.raises(DataError, match="must be empty"):
+        write_shards(folder, shards)
+
+
+def test_arrays_and_broken_pictures(folder: Dataset, tmp_path: Path) -> None:
+    written = write_shards(open_data("digits"), tmp_path / "digits", max_bytes=300_000)
+    assert written.num_samples == 1797
+    data = open_data(tmp_path / "digits")
+    batch = next(iter(Loader(data, "test", Preprocess(size=(8, 8)), LoaderConfig(batch_size=269))))
+    source = open_data("digits").split("test")
+    assert sorted(batch.images[:, 0].flatten(1).sum(1).tolist()) == pytest.approx(
+        sorted((source.images.flatten(1) / 127.5 - 1).sum(1).tolist()), abs=1e-3
+    )
+    folder.split("train").picture(4).write_bytes(b"broken")
+    written = write_shards(folder, tmp_path / "s")
+    assert list(written.skipped) == ["train/cat/004.jpg"]
+    assert written.num_samples == 59
+
+
+def test_braces() -> None:
+    assert expand_braces("a-{08..10}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar"]
+    assert expand_braces("{1..2}/{0..1}") == ["1/0", "1/1", "2/0", "2/1"]
+    assert expand_braces("plain.tar") == ["plain.tar"]
