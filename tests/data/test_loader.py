@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.data.test_picture import huge_png
 
 from vitrail.data import ArraySource, Augment, Batch, Dataset, Loader, LoaderConfig, Preprocess, open_data
 from vitrail.errors import ConfigError, DataError
@@ -240,6 +241,17 @@ def test_broken_pictures_as_errors(folder: Dataset) -> None:
         collect(Loader(folder, "val", SPEC, LoaderConfig(on_broken="error", max_broken_rate=1.0)))
 
 
+def test_unreadable_and_empty_files_are_skipped_too(folder: Dataset, make_folder, tmp_path: Path) -> None:
+    root = tmp_path / "pictures"
+    (root / "val/cat/empty.jpg").touch()
+    (root / "val/cat/gone.jpg").symlink_to(root / "nowhere.jpg")
+    (root / "val/cat/self.jpg").symlink_to(root / "val/cat/self.jpg")
+    (root / "val/cat/huge.png").write_bytes(huge_png(60_000, 60_000))
+    loader = Loader(open_data(root), "val", SPEC, LoaderConfig(max_broken_rate=0.2, workers=2))
+    assert sum(len(batch.images) for batch in loader) == 46
+    assert sorted(loader.broken) == [f"val/cat/{name}" for name in ("empty.jpg", "gone.jpg", "huge.png", "self.jpg")]
+
+
 def test_all_broken_ends(make_folder) -> None:
     data = open_data(make_folder("train/cat", "train/dog", count=2))
     break_pictures(data, "train", 4)
@@ -284,6 +296,14 @@ def test_worker_threads_leave_torchs_own_alone(folder: Dataset) -> None:
         ({"batch_size": 6, "world_size": 2}, Augment(mixup=1.0), "must be even"),
         ({"batch_size": 8, "output": "bytes"}, Augment(cutmix=1.0), "output='float'"),
         ({"batch_size": 8}, Augment(repeats=3), "multiple of repeats 3"),
+        ({"workers": -1}, None, "workers must be at least 0"),
+        ({"max_broken_rate": 2.0}, None, "max_broken_rate must be between 0 and 1"),
+        pytest.param(
+            {"pin_memory": True},
+            None,
+            "pin_memory needs a CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
     ],
 )
 def test_settings_that_cannot_work(arrays: Dataset, config: dict, augment: Augment | None, message: str) -> None:

@@ -59,6 +59,8 @@ class Loader:
         self._buffers = Buffers(pinned=self.config.pin_memory)
         self._pool: ThreadPoolExecutor | None = None
         _check_batch_size(self.config, augment, len(self.source))
+        if self.config.pin_memory and not torch.cuda.is_available():
+            raise ConfigError("pin_memory needs a CUDA device, and torch finds none.")
         self._order = self._make_order()
 
     def __len__(self) -> int:

@@ -51,6 +51,13 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
     files, shards. A folder that has the name of a data set is reached as ./digits.
     """
     config = config or DataConfig()
+    try:
+        return _open(where, config)
+    except OSError as error:  # a folder that may not be listed, a disk that fails, …
+        raise DataError(f"{where}: cannot be read ({error}).") from error
+
+
+def _open(where: str | Path, config: DataConfig) -> Dataset:
     text = str(where)
     if isinstance(where, str) and text in NAMES:
         config.plan.refuse_file(text)

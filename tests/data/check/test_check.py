@@ -13,6 +13,7 @@ from tests.data.conftest import picture
 from tests.data.test_picture import huge_png
 
 from vitrail.data import ArraySource, Dataset, open_data
+from vitrail.data.check import duplicates
 from vitrail.data.check.report import Report, check_data
 from vitrail.data.view import augmentation_sheet, contact_sheet
 
@@ -129,6 +130,18 @@ def test_different_photographs_are_not_near_duplicates(make_folder) -> None:
         PHOTOGRAPH.crop((left, top, left + 160, top + 120)).save(root / f"train/a/c{number}.png")
     near = [key for name, keys in found(check(root)).items() if "near" in name for key in keys]
     assert near == []
+
+
+def test_large_sets_are_compared_by_pivots(make_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_folder("train/a", "train/b", count=10)
+    for number in range(60):
+        picture(300 + number, (64, 48)).save(root / f"train/a/c{number}.png")
+        if number % 3 == 0:
+            picture(300 + number, (80, 60)).save(root / f"train/b/c{number}.jpg", quality=60)
+    expected = found(check(root))["note: near duplicate in the same split"]
+    assert len(expected) == 20
+    monkeypatch.setattr(duplicates, "ALL_PAIRS", 50)
+    assert found(check(root))["note: near duplicate in the same split"] == expected
 
 
 def test_arrays() -> None:

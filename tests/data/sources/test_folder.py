@@ -155,3 +155,14 @@ def test_folders_without_pictures(tmp_path: Path) -> None:
         (tmp_path / name / "x.txt").write_text("x")
     with pytest.raises(DataError, match="no pictures in its 2 folders"):
         open_data(tmp_path)
+
+
+def test_a_folder_that_may_not_be_listed(make_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_folder("train/cat", "train/dog")
+
+    def refuse(_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(DataError, match=r"cannot be read .*Permission denied"):
+        open_data(root)

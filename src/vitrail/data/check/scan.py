@@ -37,7 +37,6 @@ class Facts:
     traits: tuple[str, ...] = ()  # what is unusual in the file: grey, alpha, CMYK, …
     extension: str = ""  # that of the file, if it belongs to another format
     digest: bytes = b""  # of the decoded pixels
-    outline: int = 0  # 64 bits: is each of 8×8 places brighter than its neighbour?
     thumbnail: bytes = b""  # 16×16 grey levels
 
 
@@ -101,13 +100,10 @@ def _measure(fact: Facts, image: Image.Image) -> Facts:
     digest = hashlib.blake2b(f"{image.size}".encode(), digest_size=16)
     digest.update(image.tobytes())
     grey = image.convert("L")
-    small = np.asarray(grey.resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
-    outline = np.packbits(small[:, 1:] > small[:, :-1]).tobytes()
     return replace(
         fact,
         width=image.width,
         height=image.height,
         digest=digest.digest(),
-        outline=int.from_bytes(outline, "big"),
         thumbnail=grey.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes(),
     )
