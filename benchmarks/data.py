@@ -1,8 +1,9 @@
 """Images per second of our loader against torchvision's ImageFolder + v2 + DataLoader and transformers' processor.
 
-    python -m benchmarks.data [--workers 2] [--pictures 512] [--repeats 3]
+    python -m benchmarks.data [--workers 2] [--pictures 512] [--repeats 3] [--cifar DIR]
 
-The contestants of a row run one after the other, several times over, and the best run of each counts.
+JPEGs are stretches of scikit-learn's two photographs; CIFAR's pictures are noise unless DIR holds the real ones. The
+contestants of a row run one after the other, several times over, and the best run of each counts.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from vitrail.data.source import ArraySource
 from vitrail.data.source import Dataset as VitrailDataset
 
 Run = Callable[[], int]  # goes through the data once and returns how many pictures it saw
+Row = tuple[str, dict[str, float]]  # what, and the images per second of each contestant
 BATCH = 64
 CIFAR_BATCH = 512
 
@@ -143,9 +145,7 @@ def measure(runs: dict[str, Run], repeats: int) -> dict[str, float]:
     return best
 
 
-def jpeg_rows(
-    count: int, width: int, height: int, workers: int, repeats: int
-) -> Iterator[tuple[str, dict[str, float]]]:
+def jpeg_rows(count: int, width: int, height: int, workers: int, repeats: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "train"
         write_photographs(folder, count, width, height)
@@ -164,8 +164,8 @@ def jpeg_rows(
         yield f"{what}, evaluation as transformers", measure({"vitrail": ours, "transformers": processor}, repeats)
 
 
-def cifar_rows(count: int, workers: int, repeats: int) -> Iterator[tuple[str, dict[str, float]]]:
-    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
+def cifar_rows(images: torch.Tensor, workers: int, repeats: int) -> Iterator[Row]:
+    count = len(images)
     source = ArraySource(images, np.arange(count) % 10, "pictures")
     data = VitrailDataset(name="cifar", classes=tuple("0123456789"), splits={"train": source})
     spec = Preprocess(size=(32, 32))
@@ -194,10 +194,18 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--pictures", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
     options = parser.parse_args()
-    table = Table("images/s", "vitrail", "torchvision", "transformers", "ratio")
+    if options.cifar:
+        small = open_data(options.cifar).split("train").images
+    else:
+        small = torch.randint(0, 256, (20 * options.pictures, 3, 32, 32), dtype=torch.uint8)
+    table = Table(title=f"images per second, {options.workers} workers, best of {options.repeats} interleaved runs")
+    table.add_column("")
+    for name in ("vitrail", "torchvision", "transformers", "ratio"):
+        table.add_column(name, justify="right")
     rows = [
-        *cifar_rows(20 * options.pictures, options.workers, options.repeats),
+        *cifar_rows(small[: 20 * options.pictures], options.workers, options.repeats),
         *jpeg_rows(options.pictures, 500, 375, options.workers, options.repeats),
         *jpeg_rows(options.pictures // 4, 1600, 1067, options.workers, options.repeats),
     ]

@@ -19,6 +19,7 @@ from vitrail.data.augment.crops import (
 )
 from vitrail.data.augment.draws import Draws, Integers
 from vitrail.data.augment.mixing import mix, one_hot
+from vitrail.data.augment.ops import take
 from vitrail.data.augment.pipeline import augment_batch
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Source
@@ -115,7 +116,7 @@ class ChunkMaker:
         return fit(picture, self._train_spec, name)
 
     def _crop_arrays(self, source: ArraySource, samples: Integers, draws: Draws) -> Tensor:
-        images = source.images[torch.as_tensor(samples)]  # (B, C, h, w), a copy
+        images = take(source.images, samples)  # (B, C, h, w)
         if images.shape[1] == 1 and self.spec.channels == 3:
             images = images.expand(-1, 3, -1, -1)
         if images.shape[1] != self.spec.channels:

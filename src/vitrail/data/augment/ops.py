@@ -21,14 +21,23 @@ def apply_ops(images: Tensor, ops: np.ndarray[Any, Any], values: np.ndarray[Any,
     """Change each sample in place by its operation (a name of `KERNELS` or `WARPS`, "" for none) and its strength."""
     warped = np.flatnonzero(np.isin(ops, list(WARPS)))
     if len(warped):
-        rows = torch.as_tensor(warped)
-        images[rows] = warp(images[rows], _inverse_maps(ops[warped], values[warped], *images.shape[-2:]))
+        maps = _inverse_maps(ops[warped], values[warped], *images.shape[-2:])
+        put(images, warped, warp(take(images, warped), maps))
     for name, kernel in KERNELS.items():
         chosen = np.flatnonzero(ops == name)
         if len(chosen):
-            rows = torch.as_tensor(chosen)
             strength = torch.as_tensor(values[chosen], dtype=torch.float32).view(-1, 1, 1, 1)
-            images[rows] = kernel(images[rows], strength)
+            put(images, chosen, kernel(take(images, chosen), strength))
+
+
+def take(images: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
+    """A copy of some samples; `images[rows]` would gather byte by byte."""
+    return images.index_select(0, torch.as_tensor(rows))
+
+
+def put(images: Tensor, rows: np.ndarray[Any, Any], changed: Tensor) -> None:
+    """Write samples back; numpy copies them whole."""
+    images.numpy()[rows] = changed.numpy()
 
 
 def _inverse_maps(
