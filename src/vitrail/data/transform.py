@@ -98,15 +98,16 @@ def to_pil(pixels: Tensor) -> Image.Image:
 def fit_tensor(images: Tensor, spec: Preprocess) -> Tensor:
     """Resize and crop bytes (…, C, H, W) with the spec's kernel."""
     height, width = spec.resized(*images.shape[-2:])
-    if (height, width) != images.shape[-2:]:
-        batch = images.reshape(-1, *images.shape[-3:])  # (B, C, H, W)
-        images = resize(batch, spec, height, width).reshape(*images.shape[:-2], height, width)
+    batch = images.reshape(-1, *images.shape[-3:])  # (B, C, H, W)
+    images = resize(batch, spec, height, width).reshape(*images.shape[:-2], height, width)
     top, left = spec.corner(height, width)
     return images[..., top : top + spec.size[0], left : left + spec.size[1]]
 
 
 def resize(batch: Tensor, spec: Preprocess, height: int, width: int) -> Tensor:
     """Bytes (B, C, h, w) → (B, C, height, width) with the spec's kernel and interpolation."""
+    if batch.shape[-2:] == (height, width):
+        return batch
     if spec.kernel == "pillow":
         return _resize_pillow(batch, spec, height, width)
     batch = batch.to(torch.float32) if spec.kernel == "float" else batch
