@@ -37,7 +37,7 @@ def build_app() -> App:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 finished with problems, 2 a user's mistake, 130 interrupted."""
+    """Run one command; its exit code is 0 done, 1 done with problems, 2 a user's mistake, 130 interrupted."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]  # noqa: S105
