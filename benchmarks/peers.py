@@ -30,6 +30,7 @@ def _import_torchvision() -> Any:
 torchvision = _import_torchvision()
 
 import timm  # noqa: E402
+import torchvision.transforms.v2  # noqa: E402
 import transformers  # noqa: E402
 
 __all__ = ["timm", "torchvision", "transformers"]

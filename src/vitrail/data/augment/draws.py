@@ -1,0 +1,76 @@
+"""Random numbers without a state: sample i of epoch e under seed s gets the same ones, whoever asks and when.
+
+SplitMix64's finaliser (Steele et al., 2014) hashes (seed, epoch, sample, repeat, stream, number) to 64 bits.
+"""
+
+import zlib
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+_Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def _mix(words: _Words) -> _Words:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _chain(words: _Words, value: Any) -> _Words:
+    return _mix(words * _GOLDEN + np.asarray(value).astype(np.uint64) + np.uint64(1))
+
+
+@cache
+def _stream(name: str, count: int) -> _Words:
+    start = np.full(1, zlib.crc32(name.encode()), dtype=np.uint64)
+    return _chain(_mix(start * _GOLDEN), np.arange(count))
+
+
+class Draws:
+    """The random numbers of some samples; each `stream` is independent of the others."""
+
+    def __init__(self, seed: int, epoch: int, samples: Any, repeats: Any = 0) -> None:
+        words = _chain(np.zeros(1, dtype=np.uint64), seed)
+        for value in (epoch, samples, repeats):
+            words = _chain(words, value)
+        self._words = np.broadcast_to(words, np.broadcast_shapes(words.shape, np.shape(samples)))
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __getitem__(self, rows: slice) -> "Draws":
+        part = object.__new__(Draws)
+        part._words = self._words[rows]
+        return part
+
+    def words(self, stream: str, count: int) -> _Words:
+        """Hashes (B, count)."""
+        return _mix(self._words[:, None] ^ _stream(stream, count)[None])
+
+    def uniform(self, stream: str, count: int) -> Floats:
+        """Numbers in [0, 1), (B, count)."""
+        return (self.words(stream, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def one(self, stream: str) -> Floats:
+        """One number in [0, 1) per sample, (B,)."""
+        return self.uniform(stream, 1)[:, 0]
+
+    def choice(self, stream: str, count: int) -> Integers:
+        """One of 0 … count − 1 per sample, (B,)."""
+        return (self.one(stream) * count).astype(np.int64)
+
+    def normal(self, stream: str) -> Floats:
+        """One standard normal number per sample, (B,) (Box-Muller)."""
+        first, second = self.uniform(stream, 2).T
+        return np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
+
+
+def permutation(seed: int, epoch: int, count: int, stream: str = "order") -> Integers:
+    """0 … count − 1 in the order of this epoch."""
+    words = Draws(seed, epoch, np.arange(count)).words(stream, 1)[:, 0]
+    return np.argsort(words, kind="stable").astype(np.int64)

@@ -1,0 +1,210 @@
+"""The pixel operations of the policies, batched over bytes (B, C, H, W), each sample with its own strength.
+
+Grey levels, blends and tables follow Pillow's arithmetic, which the policies' authors used. Products and sums are
+separate steps and sums over pixels are integers, so a sample's result does not depend on the batch around it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Kernel = Callable[[Tensor, Tensor], Tensor]
+
+BLUR_RADIUS = 6  # three times the largest sigma, 2
+
+
+def apply_ops(images: Tensor, ops: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+    """Change each sample in place by its operation (a name of `KERNELS` or `WARPS`, "" for none) and its strength."""
+    warped = np.flatnonzero(np.isin(ops, list(WARPS)))
+    if len(warped):
+        rows = torch.as_tensor(warped)
+        images[rows] = warp(images[rows], _inverse_maps(ops[warped], values[warped], *images.shape[-2:]))
+    for name, kernel in KERNELS.items():
+        chosen = np.flatnonzero(ops == name)
+        if len(chosen):
+            rows = torch.as_tensor(chosen)
+            strength = torch.as_tensor(values[chosen], dtype=torch.float32).view(-1, 1, 1, 1)
+            images[rows] = kernel(images[rows], strength)
+
+
+def _inverse_maps(
+    ops: np.ndarray[Any, Any], values: np.ndarray[Any, Any], height: int, width: int
+) -> np.ndarray[Any, Any]:
+    """Output pixel → source pixel, in coordinates from the centre: (B, 2, 3)."""
+    maps = np.zeros((len(ops), 2, 3))
+    maps[:, 0, 0] = maps[:, 1, 1] = 1
+    for name, fill in WARPS.items():
+        rows = np.flatnonzero(ops == name)
+        fill(maps, rows, values[rows], height, width)
+    return maps
+
+
+def _shear_x(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
+    maps[rows, 0, 1], maps[rows, 0, 2] = values, values * height / 2
+
+
+def _shear_y(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
+    maps[rows, 1, 0], maps[rows, 1, 2] = values, values * width / 2
+
+
+def _translate_x(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
+    maps[rows, 0, 2] = -np.trunc(values)
+
+
+def _translate_y(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
+    maps[rows, 1, 2] = -np.trunc(values)
+
+
+def _rotate(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
+    angle = np.deg2rad(values)
+    maps[rows, 0, 0], maps[rows, 0, 1] = np.cos(angle), -np.sin(angle)
+    maps[rows, 1, 0], maps[rows, 1, 1] = np.sin(angle), np.cos(angle)
+
+
+WARPS = {
+    "shear_x": _shear_x,
+    "shear_y": _shear_y,
+    "translate_x": _translate_x,
+    "translate_y": _translate_y,
+    "rotate": _rotate,
+}
+
+
+def warp(images: Tensor, maps: np.ndarray[Any, Any]) -> Tensor:
+    """Nearest-neighbour affine maps, black outside."""
+    batch, channels, height, width = images.shape
+    matrix = torch.as_tensor(maps, dtype=torch.float32)[..., None]  # (B, 2, 3, 1)
+    x = (torch.arange(width) - (width - 1) / 2).repeat(height)  # (H·W,)
+    y = (torch.arange(height) - (height - 1) / 2).repeat_interleave(width)
+    column = (matrix[:, 0, 0] * x).add_(matrix[:, 0, 1] * y).add_(matrix[:, 0, 2] + (width - 1) / 2).round_()
+    row = (matrix[:, 1, 0] * x).add_(matrix[:, 1, 1] * y).add_(matrix[:, 1, 2] + (height - 1) / 2).round_()
+    outside = (column < 0).logical_or_(column > width - 1).logical_or_(row < 0).logical_or_(row > height - 1)
+    place = row.clamp_(0, height - 1).mul_(width).add_(column.clamp_(0, width - 1)).long()  # (B, H·W), exact below 2²⁴
+    pixels = images.flatten(2).gather(2, place[:, None].expand(-1, channels, -1))
+    return pixels.masked_fill_(outside[:, None], 0).view(batch, channels, height, width)
+
+
+def grey(images: Tensor) -> Tensor:
+    """Luma (B, 1, H, W) as integers, by Pillow's ITU-R 601 weights; one channel is its own."""
+    if images.shape[1] != 3:
+        return images[:, :1].to(torch.int32)
+    red, green, blue = images.to(torch.int32).unbind(1)
+    return ((red * 19595).add_(green * 38470).add_(blue * 7471).add_(0x8000) >> 16)[:, None]
+
+
+def _blend(images: Tensor, towards: Tensor, factor: Tensor) -> Tensor:
+    """`towards` where the factor is 0, the picture where it is 1, beyond it above."""
+    base = towards.to(torch.float32)
+    return (images - base).mul_(factor).add_(base).clamp_(0, 255).to(torch.uint8)
+
+
+def _brightness(images: Tensor, factor: Tensor) -> Tensor:
+    return (images * factor).clamp_(0, 255).to(torch.uint8)
+
+
+def _saturation(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, grey(images), factor) if images.shape[1] == 3 else images
+
+
+def _contrast(images: Tensor, factor: Tensor) -> Tensor:
+    pixels = images.shape[-2] * images.shape[-1]
+    mean = (2 * grey(images).sum((1, 2, 3), keepdim=True) + pixels) // (2 * pixels)  # rounded
+    return _blend(images, mean, factor)
+
+
+def _sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    if min(images.shape[-2:]) < 3:
+        return images
+    whole = images.to(torch.int32)
+    rows = whole[:, :, :-2] + whole[:, :, 1:-1] + whole[:, :, 2:]  # (B, C, H - 2, W)
+    total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * whole[:, :, 1:-1, 1:-1]
+    smooth = whole.clone()
+    smooth[:, :, 1:-1, 1:-1] = (2 * total + 13) // 26  # Pillow's SMOOTH: weights 1 and 5 over 13, the border as it is
+    return _blend(images, smooth, factor)
+
+
+def _posterize(images: Tensor, bits: Tensor) -> Tensor:
+    return images & (256 - 2 ** (8 - bits.to(torch.int32))).to(torch.uint8)
+
+
+def _solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    return torch.where(images >= threshold, 255 - images, images)
+
+
+def _autocontrast(images: Tensor, _: Tensor) -> Tensor:
+    low, high = images.amin((2, 3), keepdim=True).int(), images.amax((2, 3), keepdim=True).int()
+    stretched = (images - low) * 255 // (high - low).clamp(min=1)
+    return torch.where(high > low, stretched, images).to(torch.uint8)
+
+
+def _equalize(images: Tensor, _: Tensor) -> Tensor:
+    levels = images.flatten(2).long()  # (B, C, H·W)
+    counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.long).scatter_add_(2, levels, torch.ones_like(levels))
+    last = counts.gather(2, levels.amax(2, keepdim=True))  # of the brightest level that occurs
+    step = (levels.shape[2] - last) // 255
+    table = (counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)
+    table = torch.where(step > 0, table.clamp(max=255), torch.arange(256))
+    return table.to(torch.uint8).gather(2, levels).view_as(images)
+
+
+def _invert(images: Tensor, _: Tensor) -> Tensor:
+    return 255 - images
+
+
+def _grayscale(images: Tensor, _: Tensor) -> Tensor:
+    return grey(images).to(torch.uint8).expand_as(images)
+
+
+def _blur(images: Tensor, sigma: Tensor) -> Tensor:
+    batch, channels, height, width = images.shape
+    offsets = torch.arange(-BLUR_RADIUS, BLUR_RADIUS + 1)
+    weights = torch.exp(-0.5 * (offsets / sigma.view(-1, 1)) ** 2)  # (B, taps)
+    weights = weights / weights.sum(1, keepdim=True)
+    padded = F.pad(images.to(torch.float32), (BLUR_RADIUS,) * 4, mode="replicate")
+    rows = torch.zeros(batch, channels, height + 2 * BLUR_RADIUS, width)
+    for tap in range(len(offsets)):
+        rows += padded[..., tap : tap + width] * weights[:, tap].view(-1, 1, 1, 1)
+    total = torch.zeros(batch, channels, height, width)
+    for tap in range(len(offsets)):
+        total += rows[:, :, tap : tap + height] * weights[:, tap].view(-1, 1, 1, 1)
+    return total.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Turn the hue by `shift` of a full circle."""
+    if images.shape[1] != 3:
+        return images
+    rgb = images.to(torch.float32) / 255
+    value, place = rgb.max(1)  # (B, H, W)
+    chroma = value - rgb.amin(1)
+    safe = torch.where(chroma > 0, chroma, 1.0)
+    red, green, blue = rgb.unbind(1)
+    sectors = torch.stack(((green - blue) / safe, 2 + (blue - red) / safe, 4 + (red - green) / safe))
+    hue = sectors.gather(0, place[None])[0] + 6 * shift.view(-1, 1, 1)
+    result = [value - chroma * _ramp(hue, offset) for offset in (5, 3, 1)]
+    return (torch.stack(result, 1) * 255).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _ramp(hue: Tensor, offset: int) -> Tensor:
+    position = (hue + offset) % 6
+    return torch.minimum(position, 4 - position).clamp(0, 1)
+
+
+KERNELS: dict[str, Kernel] = {
+    "brightness": _brightness,
+    "saturation": _saturation,
+    "contrast": _contrast,
+    "sharpness": _sharpness,
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "autocontrast": _autocontrast,
+    "equalize": _equalize,
+    "invert": _invert,
+    "grayscale": _grayscale,
+    "blur": _blur,
+    "hue": _hue,
+}

@@ -1,0 +1,88 @@
+"""Fetching files: resumed where they stopped, checked against the publisher's checksum, in place only when whole."""
+
+import hashlib
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from vitrail.errors import DataError
+
+CHUNK = 1 << 20
+TIMEOUT = 30  # seconds without a byte
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """One file that others publish."""
+
+    url: str
+    md5: str | None = None  # the checksum that the publisher states; md5 is what they all state
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[-1]
+
+
+def fetch(remote: Remote, folder: Path) -> Path:
+    """The local copy of a file, downloaded if it is not there yet."""
+    target = folder / remote.name
+    if target.is_file():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".part")
+    try:
+        _download(remote.url, partial)
+    except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
+        reason = getattr(error, "reason", None) or error
+        raise DataError(
+            f"cannot download {remote.url} ({reason}). Run again to continue where it stopped; on a machine without "
+            f"internet, copy {remote.name} into a folder and pass it as --data-dir."
+        ) from None
+    if remote.md5 and _md5(partial) != remote.md5:
+        partial.unlink()
+        raise DataError(f"{remote.url}: the checksum must be {remote.md5}, and what arrived differs; run again.")
+    partial.replace(target)
+    return target
+
+
+def _download(url: str, partial: Path) -> None:
+    """Append what is missing; a server that does not know ranges sends the whole file again."""
+    if not url.startswith(("https://", "http://")):
+        raise DataError(f"only http and https addresses can be downloaded; got {url}.")
+    have = partial.stat().st_size if partial.is_file() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "vitrail", "Range": f"bytes={have}-"})  # noqa: S310
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing is missing
+            return
+        raise
+    with response:
+        resumed = response.status == 206
+        length = response.headers.get("Content-Length")
+        expected = int(length) + (have if resumed else 0) if length else None
+        with partial.open("ab" if resumed else "wb") as file:
+            _copy(response, file, url, have if resumed else 0, expected)
+    if expected is not None and partial.stat().st_size != expected:
+        raise OSError(f"the connection ended after {partial.stat().st_size:,} of {expected:,} bytes")
+
+
+def _copy(response: Any, file: Any, url: str, done: int, total: int | None) -> None:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(url.rsplit("/", 1)[-1], total=total, completed=done)
+        while chunk := response.read(CHUNK):
+            file.write(chunk)
+            progress.advance(task, len(chunk))
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

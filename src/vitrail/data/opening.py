@@ -1,0 +1,151 @@
+"""`open_data`: from what a person types to a data set. This is the one place that decides what it is."""
+
+import os
+import tarfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from vitrail.data.download import Remote, fetch
+from vitrail.data.source import Dataset
+from vitrail.data.sources.cifar import FOLDERS, is_cifar, open_cifar
+from vitrail.data.sources.digits import open_digits
+from vitrail.data.sources.folder import open_folder
+from vitrail.data.sources.hub import open_hub
+from vitrail.data.sources.idx import FASHION_CLASSES, is_idx, open_idx
+from vitrail.data.sources.shards import INDEX, open_shards
+from vitrail.data.sources.table import Columns, open_table
+from vitrail.data.split import SplitPlan, write_split
+from vitrail.errors import DataError, suggest
+
+TABLES = (".csv", ".tsv", ".parquet")
+NAMES = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist")
+
+_CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
+_MNIST_SITE = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_FASHION_SITE = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
+
+# Name → the files to fetch. CIFAR in its binary version, which is no pickle.
+REMOTES = {
+    "cifar10": (Remote(url=f"{_CIFAR_SITE}/cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530"),),
+    "cifar100": (Remote(url=f"{_CIFAR_SITE}/cifar-100-binary.tar.gz", md5="03b5dce01913d631647c71ecec9e9cb8"),),
+    "mnist": (
+        Remote(url=f"{_MNIST_SITE}/train-images-idx3-ubyte.gz", md5="f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        Remote(url=f"{_MNIST_SITE}/train-labels-idx1-ubyte.gz", md5="d53e105ee54ea40749a09fcbcd1e9432"),
+        Remote(url=f"{_MNIST_SITE}/t10k-images-idx3-ubyte.gz", md5="9fb629c4189551a2d022fa330f9573f3"),
+        Remote(url=f"{_MNIST_SITE}/t10k-labels-idx1-ubyte.gz", md5="ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "fashion-mnist": (
+        Remote(url=f"{_FASHION_SITE}/train-images-idx3-ubyte.gz", md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        Remote(url=f"{_FASHION_SITE}/train-labels-idx1-ubyte.gz", md5="25c81989df183df01b3e8a0aad5dffbe"),
+        Remote(url=f"{_FASHION_SITE}/t10k-images-idx3-ubyte.gz", md5="bef4ecab320f06d8554ea6380940ec79"),
+        Remote(url=f"{_FASHION_SITE}/t10k-labels-idx1-ubyte.gz", md5="bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the data are and how they are split, for `open_data`."""
+
+    data_dir: Path | None = None  # where named data sets are, or are downloaded to
+    split_file: Path | None = None  # use this split of a data set that has none of its own
+    val_rate: float = SplitPlan.val_rate  # else make one: the share of each class for validation …
+    test_rate: float = SplitPlan.test_rate  # … and for the test
+    split_seed: int = 0
+    columns: Columns = field(default_factory=Columns)  # of a table, where they have unusual names
+
+    @property
+    def plan(self) -> SplitPlan:
+        return SplitPlan(val_rate=self.val_rate, test_rate=self.test_rate, seed=self.split_seed, file=self.split_file)
+
+    @property
+    def cache(self) -> Path:
+        return self.data_dir or default_data_dir()
+
+
+def default_data_dir() -> Path:
+    """$VITRAIL_DATA, or a folder in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("VITRAIL_DATA") or Path(cache) / "vitrail" / "data")
+
+
+def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
+    """A data set by its name, its path or its address.
+
+    Names: digits, cifar10, cifar100, mnist, fashion-mnist, hf:NAME. Paths: class folders, a table, CIFAR's or MNIST's
+    files, shards. A folder that has the name of a data set is reached as ./digits.
+    """
+    config = config or DataConfig()
+    text = str(where)
+    if isinstance(where, str) and text in NAMES:
+        config.plan.refuse_file(text)
+        return open_digits() if text == "digits" else _open_named(text, config.cache)
+    if text.startswith("hf:"):
+        return open_hub(text.removeprefix("hf:"), config.plan)
+    if text.startswith(("http://", "https://")) or text.endswith((".tar", INDEX)):
+        return open_shards(text, config.cache, config.plan)
+    return _open_path(Path(where), config)
+
+
+def _open_path(path: Path, config: DataConfig) -> Dataset:
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder, nor a data set's name; {suggest(str(path), NAMES)}")
+    nested = [path / name for name in FOLDERS if is_cifar(path / name)]
+    if is_cifar(path) or len(nested) == 1 or is_idx(path):
+        config.plan.refuse_file(str(path))
+        return open_idx(path) if is_idx(path) else open_cifar(path if is_cifar(path) else nested[0])
+    if path.is_file():
+        if path.suffix.lower() not in TABLES:
+            raise DataError(f"{path}: a data file must be {', '.join(TABLES)}, .tar shards or CIFAR's archive.")
+        return open_table(path, config.plan, config.columns)
+    if (path / INDEX).is_file() or any(path.glob("*.tar")):
+        return open_shards(str(path), config.cache, config.plan)
+    return open_folder(path, config.plan)
+
+
+def _open_named(name: str, folder: Path) -> Dataset:
+    if name.startswith("cifar"):
+        return _open_named_cifar(name, folder)
+    places = [place for place in (folder / name, folder) if is_idx(place)]
+    if not places:
+        for remote in REMOTES[name]:
+            fetch(remote, folder / name)
+        places = [folder / name]
+    classes = FASHION_CLASSES if name == "fashion-mnist" else tuple("0123456789")
+    return replace(open_idx(places[0], classes), name=name)
+
+
+def _open_named_cifar(name: str, folder: Path) -> Dataset:
+    number = name.removeprefix("cifar")
+    names = [place for place in FOLDERS if place.startswith(f"cifar-{number}-")]
+    places = [folder / place for place in names if is_cifar(folder / place)]
+    places += [folder] if is_cifar(folder) else []
+    archives = [folder / f"cifar-{number}-{kind}.tar.gz" for kind in ("binary", "python")]
+    found = places or [archive for archive in archives if archive.is_file()]
+    if not found:
+        found = [_unpack(fetch(REMOTES[name][0], folder), folder / names[0])]
+    dataset = open_cifar(found[0])
+    if dataset.name != name:
+        raise DataError(f"{found[0]}: holds {dataset.name}, not {name}.")
+    return dataset
+
+
+def _unpack(archive: Path, folder: Path) -> Path:
+    """The files of a checked archive, side by side in one folder, whatever paths it names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as members:
+        for member in members:
+            if member.isfile():
+                data: bytes = cast("Any", members.extractfile(member)).read()
+                (folder / Path(member.name).name).write_bytes(data)
+    return folder
+
+
+def write_split_file(dataset: Dataset, path: Path) -> None:
+    """Write down which sample is in which split, to be read again with `DataConfig.split_file`."""
+    rows: dict[str, list[tuple[str, str]]] = {
+        name: [(source.key(index), dataset.classes[label]) for index, label in enumerate(source.labels)]
+        for name, source in dataset.splits.items()
+    }
+    write_split(path, rows)

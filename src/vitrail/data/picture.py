@@ -1,0 +1,136 @@
+"""Opening pictures from anywhere without trusting them: the header is judged before a pixel is decoded."""
+
+import io
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from PIL import Image
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import InputError
+
+# Format → the extensions that folders of pictures use for it.
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+}
+EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
+MAX_PIXELS = 89_478_485  # Pillow's own threshold: 256 MB once decoded
+
+_ORIENTATION_TAG = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def open_picture(
+    source: str | Path | bytes | IO[bytes], *, formats: tuple[str, ...] = tuple(FORMATS), max_pixels: int = MAX_PIXELS
+) -> Image.Image:
+    """Open a picture and judge its header: known format, not empty, not too large. No pixel is decoded yet."""
+    name = "picture" if isinstance(source, bytes) or not isinstance(source, str | Path) else str(source)
+    stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        image = Image.open(stream, formats=formats)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InputError(f"{name}: too many pixels to decode safely ({error}).") from None
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file.") from None
+    except Image.UnidentifiedImageError:
+        raise InputError(f"{name}: {_why_unidentified(source, formats)}") from None
+    except Exception as error:  # decoders raise anything on hostile bytes
+        raise InputError(f"{name}: cannot be read as a picture ({_describe(error)}).") from error
+    if image.width * image.height > max_pixels:
+        size = f"{image.width}×{image.height}"
+        image.close()
+        raise InputError(f"{name}: {size} pixels are over the limit of {max_pixels:,}; shrink the picture first.")
+    return image
+
+
+def _why_unidentified(source: str | Path | bytes | IO[bytes], formats: tuple[str, ...]) -> str:
+    if isinstance(source, str | Path):
+        with Path(source).open("rb") as file:
+            start = file.read(16)
+    else:
+        start = source[:16] if isinstance(source, bytes) else b"?"
+    if not start:
+        return "the file is empty (0 bytes)."
+    return f"not a picture of a known format ({', '.join(formats)}); it starts with {start!r}."
+
+
+def _describe(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 (upright) to 8; a damaged tag counts as upright."""
+    if image.format in ("JPEG", "MPO", "WEBP") and "exif" not in image.info:
+        return 1
+    try:
+        value = image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:  # a broken tag must not cost the picture
+        return 1
+    return value if value in _TURNS else 1
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF orientation says."""
+    turn = _TURNS.get(orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image.Image:
+    """All the pixels of an opened picture, upright, 8 bits, in the spec's channels (mode L or RGB)."""
+    if spec.channels not in (1, 3):
+        raise InputError(f"{name}: a picture file has 1 or 3 channels, the model wants {spec.channels}; pass an array.")
+    try:
+        if spec.animated == "error" and getattr(image, "n_frames", 1) > 1:
+            raise InputError(f"{name}: has several frames, and animated='error'.")
+        image.load()
+        image = upright(image) if spec.orient else image
+        return _convert(image, spec, name)
+    except InputError:
+        raise
+    except Exception as error:  # decoders raise anything on hostile bytes
+        raise InputError(f"{name}: damaged or truncated ({_describe(error)}).") from error
+
+
+def _convert(image: Image.Image, spec: Preprocess, name: str) -> Image.Image:
+    mode = "L" if spec.channels == 1 else "RGB"
+    if image.mode == mode and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I") or image.mode == "F":
+        image = _to_eight_bits(image, name)
+    if has_alpha(image):
+        image = image.convert("RGBA")
+        if spec.alpha != "drop":
+            image = Image.alpha_composite(Image.new("RGBA", image.size, spec.alpha), image)
+    return image.convert(mode)
+
+
+def has_alpha(image: Image.Image) -> bool:
+    """Whether the picture has transparent pixels or could have them."""
+    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+
+
+def _to_eight_bits(image: Image.Image, name: str) -> Image.Image:
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise InputError(f"{name}: {image.mode}-mode pixels have no known range; save it with 8 or 16 bits.")
+    return Image.fromarray(sixteen_to_eight(values))
+
+
+def sixteen_to_eight(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """0…65535 → 0…255, rounded (65535 is white: 255 × 257)."""
+    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)

@@ -1,0 +1,137 @@
+"""Carrying out a `Preprocess` spec: any picture → the tensor that the model sees."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.picture import decode, open_picture, sixteen_to_eight
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import InputError
+
+# A path, an encoded file, a PIL picture, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
+# Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
+Picture = str | Path | bytes | Image.Image | np.ndarray[Any, Any] | Tensor
+
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+def prepare(picture: Picture, spec: Preprocess) -> Tensor:
+    """What the model sees of one picture: (C, H, W), float, normalised."""
+    return normalize(fit(picture, spec), spec)
+
+
+def fit(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
+    """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] when the spec's kernel is float)."""
+    if isinstance(picture, str | Path | bytes):
+        name = str(picture) if isinstance(picture, str | Path) else name
+        with open_picture(picture) as image:
+            return _fit_image(decode(image, spec, name), spec)
+    if isinstance(picture, Image.Image):
+        return _fit_image(decode(picture, spec, name), spec)
+    return fit_tensor(as_bytes(picture, spec, name), spec)
+
+
+def normalize(images: Tensor, spec: Preprocess) -> Tensor:
+    """(…, C, H, W) in [0, 255] → float32, minus the mean, over the standard deviation."""
+    mean = torch.tensor(spec.mean, device=images.device).view(-1, 1, 1)
+    std = torch.tensor(spec.std, device=images.device).view(-1, 1, 1)
+    return torch.addcmul(-mean / std, images.to(torch.float32), 1 / (255 * std))
+
+
+def denormalize(images: Tensor, spec: Preprocess) -> Tensor:
+    """The bytes that a person can look at, back from `normalize`."""
+    mean = torch.tensor(spec.mean, device=images.device).view(-1, 1, 1)
+    std = torch.tensor(spec.std, device=images.device).view(-1, 1, 1)
+    return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _fit_image(image: Image.Image, spec: Preprocess) -> Tensor:
+    if spec.kernel != "pillow":
+        return fit_tensor(to_tensor(image), spec)
+    height, width = spec.resized(image.height, image.width)
+    if (width, height) != image.size:
+        image = image.resize((width, height), RESAMPLING[spec.interpolation])
+    top, left = spec.corner(height, width)
+    if (height, width) != spec.size:
+        image = image.crop((left, top, left + spec.size[1], top + spec.size[0]))
+    return to_tensor(image)
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """A PIL picture of mode L or RGB as bytes (C, H, W)."""
+    pixels = torch.as_tensor(np.array(image))  # (H, W) or (H, W, C)
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+
+
+def fit_tensor(images: Tensor, spec: Preprocess) -> Tensor:
+    """Resize and crop bytes (…, C, H, W) with the spec's kernel."""
+    height, width = spec.resized(*images.shape[-2:])
+    if (height, width) != images.shape[-2:]:
+        batch = images.reshape(-1, *images.shape[-3:])  # (B, C, H, W)
+        images = resize(batch, spec, height, width).reshape(*images.shape[:-2], height, width)
+    top, left = spec.corner(height, width)
+    return images[..., top : top + spec.size[0], left : left + spec.size[1]]
+
+
+def resize(batch: Tensor, spec: Preprocess, height: int, width: int) -> Tensor:
+    """Bytes (B, C, h, w) → (B, C, height, width) with the spec's kernel and interpolation."""
+    if spec.kernel == "pillow":
+        return _resize_pillow(batch, spec, height, width)
+    batch = batch.to(torch.float32) if spec.kernel == "float" else batch
+    if spec.interpolation == "nearest":
+        return F.interpolate(batch, (height, width), mode="nearest")
+    resized = F.interpolate(batch, (height, width), mode=spec.interpolation, antialias=spec.antialias)
+    return resized.clamp(0, 255) if spec.interpolation == "bicubic" else resized
+
+
+def _resize_pillow(batch: Tensor, spec: Preprocess, height: int, width: int) -> Tensor:
+    planes = [Image.fromarray(plane.numpy()) for plane in batch.flatten(0, 1)]
+    resized = [np.array(plane.resize((width, height), RESAMPLING[spec.interpolation])) for plane in planes]
+    return torch.as_tensor(np.stack(resized)).view(*batch.shape[:2], height, width)
+
+
+def as_bytes(picture: np.ndarray[Any, Any] | Tensor, spec: Preprocess, name: str = "picture") -> Tensor:
+    """An array (H, W[, C]) or tensor ([C,] H, W) as bytes (C, H, W) with the spec's channels."""
+    kind = "array (H, W) or (H, W, C)" if isinstance(picture, np.ndarray) else "tensor (H, W) or (C, H, W)"
+    if picture.ndim not in (2, 3) or 0 in picture.shape:
+        raise InputError(f"{name}: must be an {kind} with pixels; got shape {tuple(picture.shape)}.")
+    if isinstance(picture, np.ndarray):
+        pixels = torch.as_tensor(_array_bytes(picture, name))
+        pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
+    else:
+        pixels = _tensor_bytes(picture.detach().cpu(), name)
+        pixels = pixels if pixels.ndim == 3 else pixels[None]
+    if pixels.shape[0] == 1 and spec.channels == 3:
+        return pixels.expand(3, -1, -1)
+    if pixels.shape[0] != spec.channels:
+        raise InputError(f"{name}: must have {spec.channels} channels as an {kind}; got shape {tuple(picture.shape)}.")
+    return pixels
+
+
+def _array_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array) if array.flags.writeable else array.copy()
+    if array.dtype == np.uint16:
+        return sixteen_to_eight(array)
+    return _tensor_bytes(torch.as_tensor(np.ascontiguousarray(array)), name).numpy()
+
+
+def _tensor_bytes(tensor: Tensor, name: str) -> Tensor:
+    if tensor.dtype == torch.uint8:
+        return tensor
+    if not tensor.is_floating_point():
+        raise InputError(f"{name}: pixels must be bytes, 16-bit or floats in [0, 1]; got {tensor.dtype}.")
+    low, high = tensor.min().item(), tensor.max().item()
+    if not (low >= 0 and high <= 1):  # also refuses NaN
+        raise InputError(f"{name}: float pixels must be in [0, 1]; got {low:.3g} to {high:.3g}.")
+    return (tensor * 255).round().to(torch.uint8)

@@ -1,0 +1,153 @@
+"""What every source of pictures gives: pictures by index, integer labels, class names, and a name for each sample."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vitrail.data.prepare import Picture
+from vitrail.data.split import stratify
+from vitrail.errors import DataError
+
+# Folder or column value → the split that it means.
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+SPLITS = ("train", "val", "test")
+Labels = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Source(ABC):
+    """The pictures and labels of one split."""
+
+    def __init__(self, labels: Sequence[int] | Labels) -> None:
+        self.labels: Labels = np.asarray(labels, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def picture(self, index: int) -> Picture:
+        """One picture, still encoded if the source holds it so."""
+
+    @abstractmethod
+    def key(self, index: int) -> str:
+        """The name of one sample, the same every time: what messages, split files and reports show."""
+
+    @abstractmethod
+    def select(self, indices: Sequence[int] | Labels) -> "Source":
+        """A part of this source, in the order given."""
+
+    @property
+    def blocks(self) -> Sequence[int] | None:
+        """The lengths of the stretches that are best read one after the other (shards), if there are any."""
+        return None
+
+
+class ArraySource(Source):
+    """Pictures that live in memory: bytes (N, C, H, W)."""
+
+    def __init__(self, images: Tensor, labels: Sequence[int] | Labels, keys: Sequence[str] | str) -> None:
+        super().__init__(labels)
+        assert images.ndim == 4
+        assert len(images) == len(self.labels)
+        self.images = images
+        self._keys = keys  # one per sample, or the prefix of "prefix/index"
+
+    def picture(self, index: int) -> Tensor:
+        return self.images[index]
+
+    def key(self, index: int) -> str:
+        return f"{self._keys}/{index}" if isinstance(self._keys, str) else self._keys[index]
+
+    def select(self, indices: Sequence[int] | Labels) -> "ArraySource":
+        keys = [self.key(int(index)) for index in indices]
+        return ArraySource(self.images[np.asarray(indices)], self.labels[np.asarray(indices)], keys)
+
+
+class FileSource(Source):
+    """Pictures that are files."""
+
+    def __init__(self, paths: Sequence[Path], labels: Sequence[int] | Labels, root: Path) -> None:
+        super().__init__(labels)
+        self.paths = paths
+        self.root = root
+
+    def picture(self, index: int) -> Path:
+        return self.paths[index]
+
+    def key(self, index: int) -> str:
+        path = self.paths[index]
+        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else path.as_posix()
+
+    def select(self, indices: Sequence[int] | Labels) -> "FileSource":
+        return FileSource([self.paths[int(index)] for index in indices], self.labels[np.asarray(indices)], self.root)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A data set: its class names, in the order of the labels, and its splits."""
+
+    name: str
+    classes: tuple[str, ...]
+    splits: Mapping[str, Source] = field(repr=False)
+    made_split: bool = False  # the splits are our own choice, so a run should write them down
+
+    def __post_init__(self) -> None:
+        if len(self.classes) < 2:
+            raise DataError(f"{self.name}: needs at least two classes; got {', '.join(self.classes) or 'none'}.")
+        if "train" not in self.splits or not len(self.splits["train"]):
+            raise DataError(f"{self.name}: has no training pictures; found {_sizes(self.splits)}.")
+        counts = np.bincount(self.splits["train"].labels, minlength=len(self.classes))
+        empty = [name for name, count in zip(self.classes, counts, strict=True) if not count]
+        if empty:
+            raise DataError(f"{self.name}: no training pictures of {', '.join(empty)}; add some or remove the class.")
+
+    def split(self, name: str) -> Source:
+        """One split by its name."""
+        if name not in self.splits:
+            raise DataError(f"{self.name}: has no split {name!r}; found {_sizes(self.splits)}.")
+        return self.splits[name]
+
+    def with_validation(self, rate: float = 0.1, seed: int = 0) -> "Dataset":
+        """The same data with a validation split: its own, or else a stratified part of the training pictures."""
+        if "val" in self.splits:
+            return self
+        train = self.splits["train"]
+        parts = stratify([train.key(index) for index in range(len(train))], train.labels, {"val": rate}, seed)
+        made = {name: train.select(indices) for name, indices in parts.items() if len(indices)}
+        return replace(self, splits={**self.splits, **made}, made_split=True)
+
+
+def _sizes(splits: Mapping[str, Source]) -> str:
+    return ", ".join(f"{name} ({len(source)})" for name, source in splits.items()) or "no split"
+
+
+def align_labels(name: str, names: Mapping[str, Sequence[str]], *, same_everywhere: bool = False) -> tuple[str, ...]:
+    """The class names, sorted, that all splits agree on: split → the names it uses."""
+    classes = sorted(set(names.get("train", ())))
+    for split, used in names.items():
+        unknown = sorted(set(used) - set(classes))
+        if unknown:
+            raise DataError(
+                f"{name}: {split} has classes that train has not: {', '.join(unknown)}; "
+                f"train has: {', '.join(classes)}. Rename them or add training pictures."
+            )
+        missing = sorted(set(classes) - set(used))
+        if missing and same_everywhere:
+            raise DataError(
+                f"{name}: {split} lacks the classes {', '.join(missing)} that train has. "
+                f"Add pictures, or an empty folder where that is meant."
+            )
+    return tuple(classes)

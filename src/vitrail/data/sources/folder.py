@@ -1,0 +1,106 @@
+"""Class folders: `train/cat/1.jpg` with `val/` and `test/` beside, or `cat/1.jpg` alone."""
+
+import os
+import unicodedata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.picture import EXTENSIONS
+from vitrail.data.source import SPLIT_NAMES, Dataset, FileSource, align_labels
+from vitrail.data.split import SplitPlan
+from vitrail.errors import DataError
+
+
+def open_folder(root: Path, plan: SplitPlan) -> Dataset:
+    """The data set in a folder; flat class folders are split here, as planned."""
+    folders = _subfolders(root)
+    splits: dict[str, Path] = {}
+    for folder in folders:
+        split = SPLIT_NAMES.get(folder.name.lower())
+        if split in splits:
+            raise DataError(f"{root}: {splits[split].name}/ and {folder.name}/ both mean {split}; keep one.")
+        if split:
+            splits[split] = folder
+    # A lone folder called "train" among others is a class (trains, buses, …), not a split.
+    if "train" in splits and (len(splits) > 1 or len(folders) == 1):
+        plan.refuse_file(str(root))
+        return _open_splits(root, splits)
+    return _open_flat(root, folders, plan)
+
+
+def _open_splits(root: Path, splits: Mapping[str, Path]) -> Dataset:
+    found = {name: _class_folders(folder) for name, folder in splits.items()}
+    classes = align_labels(str(root), {name: list(folders) for name, folders in found.items()}, same_everywhere=True)
+    sources = {name: _source(root, folders, classes) for name, folders in found.items()}
+    return Dataset(name=root.name, classes=classes, splits=sources)
+
+
+def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
+    if not folders:
+        pictures = sum(entry.suffix.lower() in EXTENSIONS for entry in root.iterdir())
+        found = f"{pictures} pictures without a class" if pictures else "an empty folder"
+        raise DataError(f"{root}: pictures must be in one folder per class (cat/1.jpg, dog/2.jpg); found {found}.")
+    named = _class_folders(root)
+    classes = align_labels(str(root), {"train": list(named)})
+    source = _source(root, named, classes)
+    if not len(source):
+        raise DataError(f"{root}: no pictures in its {len(classes)} folders; known extensions: {' '.join(EXTENSIONS)}.")
+    keys = [source.key(index) for index in range(len(source))]
+    splits = {name: source.select(indices) for name, indices in plan.apply(keys, source.labels).items()}
+    return Dataset(name=root.name, classes=classes, splits=splits, made_split=plan.file is None)
+
+
+def _subfolders(root: Path) -> list[Path]:
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__")))
+
+
+def _class_folders(folder: Path) -> dict[str, Path]:
+    """Class name → folder. Names are compared in one Unicode form, since file systems write é in two."""
+    found: dict[str, Path] = {}
+    for entry in _subfolders(folder):
+        name = unicodedata.normalize("NFC", entry.name)
+        if name in found:
+            raise DataError(f"{folder}: two folders are called {name} in different Unicode forms; merge them.")
+        found[name] = entry
+    return found
+
+
+def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...]) -> FileSource:
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = sorted(picture_files(folders[name])) if name in folders else []
+        paths += found
+        labels += [label] * len(found)
+    return FileSource(paths, np.array(labels, dtype=np.int64), root)
+
+
+def picture_files(folder: Path) -> Iterator[Path]:
+    """Every file below a folder that has a picture's extension."""
+    return (path for path in walk_files(folder) if path.suffix.lower() in EXTENSIONS)
+
+
+def walk_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Every visible file below a folder. Links are followed, except to a folder that we are already inside."""
+    status = folder.stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.name.startswith("."):
+            continue
+        if _is_folder(entry):
+            yield from walk_files(folder / entry.name, above | {here})
+        else:
+            yield folder / entry.name
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: listed as a file, and reported as unreadable when it is read
+        return False

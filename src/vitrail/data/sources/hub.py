@@ -1,0 +1,80 @@
+"""Hugging Face `datasets`, where that library is installed."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from vitrail.data.source import SPLIT_NAMES, Dataset, Labels, Source, align_labels
+from vitrail.data.split import SplitPlan
+from vitrail.errors import DataError, MissingExtraError
+
+
+class HubSource(Source):
+    """The pictures of one `datasets.Dataset`, still encoded."""
+
+    def __init__(self, table: Any, column: str, rows: Labels, labels: Sequence[int] | Labels, name: str) -> None:
+        super().__init__(labels)
+        self._table = table
+        self._column = column
+        self._rows = rows  # ours → the table's, so that a sample keeps its name in a part of the table
+        self._name = name
+
+    def picture(self, index: int) -> bytes:
+        value = cast("Mapping[str, Any]", self._table[int(self._rows[index])][self._column])
+        return value["bytes"] or Path(value["path"]).read_bytes()
+
+    def key(self, index: int) -> str:
+        return f"{self._name}:{self._rows[index]}"
+
+    def select(self, indices: Sequence[int] | Labels) -> "HubSource":
+        chosen = np.asarray(indices)
+        return HubSource(self._table, self._column, self._rows[chosen], self.labels[chosen], self._name)
+
+
+def open_hub(name: str, plan: SplitPlan) -> Dataset:
+    """A data set by its name on the Hub, or a folder that `save_to_disk` wrote."""
+    try:
+        library = cast("Any", import_module("datasets"))
+    except ImportError:
+        raise MissingExtraError("A Hugging Face data set", "datasets") from None
+    try:
+        loaded = library.load_from_disk(name) if Path(name).is_dir() else library.load_dataset(name)
+    except Exception as error:  # the library raises many kinds, for the network and for the files
+        raise DataError(f"hf:{name}: cannot be loaded ({type(error).__name__}: {error}).") from error
+    return from_hub(loaded, name, plan)
+
+
+def from_hub(loaded: Any, name: str, plan: SplitPlan) -> Dataset:
+    """A `datasets.DatasetDict` or `datasets.Dataset` as ours."""
+    parts = dict(loaded) if hasattr(loaded, "keys") else {"train": loaded}
+    library = cast("Any", import_module("datasets"))
+    sources: dict[str, HubSource] = {}
+    names: dict[str, list[str]] = {}
+    for split, rows in parts.items():
+        role = SPLIT_NAMES.get(str(split).lower())
+        if role:
+            sources[role], names[role] = _convert(library, rows, f"{name}/{split}")
+    classes = align_labels(name, names)
+    for role, source in sources.items():
+        own = names[role]
+        source.labels = np.array([classes.index(own[label]) for label in range(len(own))])[source.labels]
+    if len(sources) > 1 or "train" not in sources:
+        plan.refuse_file(name)
+        return Dataset(name=name, classes=classes, splits=sources)
+    train = sources["train"]
+    parts = plan.apply([train.key(index) for index in range(len(train))], train.labels)
+    splits = {role: train.select(indices) for role, indices in parts.items()}
+    return Dataset(name=name, classes=classes, splits=splits, made_split=plan.file is None)
+
+
+def _convert(library: Any, rows: Any, name: str) -> tuple[HubSource, list[str]]:
+    pictures = [key for key, feature in rows.features.items() if isinstance(feature, library.Image)]
+    labels = [key for key, feature in rows.features.items() if isinstance(feature, library.ClassLabel)]
+    if not pictures or not labels:
+        raise DataError(f"{name}: needs an Image and a ClassLabel column; got {', '.join(rows.features)}.")
+    column, label = pictures[0], labels[0]
+    encoded = rows.cast_column(column, library.Image(decode=False))
+    return HubSource(encoded, column, np.arange(len(rows)), list(rows[label]), name), list(rows.features[label].names)

@@ -1,0 +1,81 @@
+"""MNIST-style idx files, plain or gzipped: MNIST, Fashion-MNIST and their relatives."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.data.source import ArraySource, Dataset
+from vitrail.errors import DataError
+
+FASHION_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+PREFIXES = {"train": "train", "test": "t10k"}
+FILES = {split: (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte") for split, prefix in PREFIXES.items()}
+
+
+def is_idx(folder: Path) -> bool:
+    """Whether a folder holds MNIST's four files, under their usual names."""
+    return folder.is_dir() and _find(folder, FILES["train"][0]) is not None
+
+
+def open_idx(folder: Path, classes: tuple[str, ...] | None = None) -> Dataset:
+    """The data set in a folder of idx files. Without class names, the labels' numbers are their names."""
+    arrays: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
+    for split, names in FILES.items():
+        found = [_find(folder, name) for name in names]
+        if found[0] is None or found[1] is None:
+            missing = names[0] if found[0] is None else names[1]
+            raise DataError(f"{folder}: {missing} (or .gz) is missing.")
+        pictures, labels = read_idx(found[0]), read_idx(found[1])
+        if pictures.ndim != 3 or labels.shape != pictures.shape[:1]:
+            raise DataError(f"{folder}: {split} has pictures {pictures.shape} and labels {labels.shape}.")
+        arrays[split] = (pictures, labels)
+    if classes is None and "fashion" in folder.resolve().as_posix().lower():
+        classes = FASHION_CLASSES
+    highest = max(int(labels.max()) for _, labels in arrays.values())
+    classes = classes or tuple(str(number) for number in range(highest + 1))
+    if highest >= len(classes):
+        raise DataError(f"{folder}: has the label {highest}, and there are {len(classes)} class names.")
+    splits = {
+        split: ArraySource(torch.as_tensor(pictures[:, None].copy()), labels, f"{folder.name}/{split}")
+        for split, (pictures, labels) in arrays.items()
+    }
+    return Dataset(name=folder.name, classes=classes, splits=splits)
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    candidates = (name, f"{name}.gz", name.replace("-idx", ".idx"))
+    return next((folder / candidate for candidate in candidates if (folder / candidate).is_file()), None)
+
+
+def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of one idx file, in its shape."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic = file.read(4)
+            if len(magic) < 4 or magic[:3] != b"\x00\x00\x08" or not 1 <= magic[3] <= 4:
+                raise DataError(f"{path}: not an idx file of bytes; it starts with {magic!r}.")
+            header = file.read(4 * magic[3])
+            shape = tuple(int(size) for size in np.frombuffer(header[: len(header) // 4 * 4], dtype=">u4"))
+            expected = math.prod(shape)
+            data = file.read(expected + 1) if len(shape) == magic[3] else b""
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged or truncated ({error}).") from None
+    if len(shape) != magic[3] or len(data) != expected or not expected:
+        raise DataError(f"{path}: truncated or damaged: {shape} needs {expected:,} bytes; got {len(data):,}.")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)

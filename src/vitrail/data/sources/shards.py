@@ -1,0 +1,225 @@
+"""webdataset tar shards, local or on a web server, read by index so that order, resume and splitting stay exact.
+
+`shards.json` (written by `vitrail data shard`) tells the classes, and for each shard its size and labels. Shards made
+elsewhere have no such file: their headers are read once, when they are opened. A remote shard is fetched into the
+cache when its first sample is needed.
+"""
+
+import json
+import re
+import sys
+import tarfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.download import Remote, fetch
+from vitrail.data.picture import EXTENSIONS
+from vitrail.data.source import SPLIT_NAMES, Dataset, Labels, Source
+from vitrail.data.split import SplitPlan
+from vitrail.errors import DataError
+
+INDEX = "shards.json"
+BLOCK = 512  # a tar file's
+LABEL_EXTENSIONS = ("cls", "label", "txt")
+
+
+@dataclass(frozen=True)
+class Member:
+    """Where a sample's picture lies in its shard."""
+
+    key: str
+    offset: int
+    size: int
+    label: str
+
+
+class Shard:
+    """One tar file."""
+
+    def __init__(self, location: str, cache: Path, num_bytes: int | None = None) -> None:
+        self.location = location
+        self.name = location.rsplit("/", 1)[-1]
+        self._cache = cache
+        self._num_bytes = num_bytes
+
+    @cached_property
+    def path(self) -> Path:
+        if "://" not in self.location:
+            return Path(self.location)
+        folder = self._cache / "shards" / re.sub(r"[^\w.-]+", "_", self.location.rsplit("/", 1)[0])
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / f"{self.name}.lock"):  # the ranks of one machine share the cache
+            return fetch(Remote(url=self.location), folder)
+
+    @cached_property
+    def members(self) -> list[Member]:
+        """Every sample of the shard, in order; a truncated shard is an error."""
+        if self._num_bytes is not None and self.path.stat().st_size != self._num_bytes:
+            raise DataError(f"{self.path}: must have {self._num_bytes:,} bytes; got {self.path.stat().st_size:,}.")
+        return list(_scan(self.path))
+
+    def read(self, position: int) -> bytes:
+        member = self.members[position]
+        with self.path.open("rb") as file:
+            file.seek(member.offset)
+            return file.read(member.size)
+
+
+def _scan(path: Path) -> list[Member]:
+    try:
+        with tarfile.open(path, "r:") as archive:
+            entries = [entry for entry in archive if entry.isfile()]
+            end = archive.offset
+            samples = [_member(archive, key, list(group)) for key, group in groupby(entries, _key)]
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"{path}: not an uncompressed tar, or damaged or truncated ({error}).") from None
+    size = path.stat().st_size
+    last = max((member.offset + member.size for member in samples if member), default=0)
+    if last > size or end + BLOCK > size:  # a whole archive ends with empty blocks
+        raise DataError(f"{path}: truncated at {size:,} bytes; fetch or write it again.")
+    return [member for member in samples if member]
+
+
+def _key(entry: tarfile.TarInfo) -> str:
+    folder, _, name = entry.name.rpartition("/")
+    return f"{folder}/{name.split('.', 1)[0]}"
+
+
+def _member(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -> Member | None:
+    picture = next((entry for entry in entries if Path(entry.name).suffix.lower() in EXTENSIONS), None)
+    if picture is None:
+        return None
+    return Member(key.lstrip("/"), picture.offset_data, picture.size, _label(archive, key, entries))
+
+
+def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -> str:
+    for entry in entries:
+        extension = entry.name.rsplit(".", 1)[-1].lower()
+        if extension in LABEL_EXTENSIONS:
+            return _read(archive, entry).decode("utf-8", "replace").strip()
+        if extension == "json":
+            fields: dict[str, Any] = json.loads(_read(archive, entry))
+            found = next((fields[name] for name in ("label", "class", "cls") if name in fields), None)
+            if found is not None:
+                return str(found)
+    raise DataError(f"{archive.name!s}: sample {key} has no label (a .cls, .txt or .json beside the picture).")
+
+
+def _read(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(entry)
+    return file.read() if file else b""
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    with path.open("w") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class ShardSource(Source):
+    """The samples of some shards."""
+
+    def __init__(self, shards: Sequence[Shard], places: Labels, labels: Sequence[int] | Labels) -> None:
+        super().__init__(labels)
+        self._shards = shards
+        self._places = places  # (N, 2): which shard, and which sample in it
+
+    def picture(self, index: int) -> bytes:
+        shard, position = (int(number) for number in self._places[index])
+        return self._shards[shard].read(position)
+
+    def key(self, index: int) -> str:
+        shard, position = (int(number) for number in self._places[index])
+        return f"{self._shards[shard].name}:{position}"
+
+    def select(self, indices: Sequence[int] | Labels) -> "ShardSource":
+        chosen = np.asarray(indices)
+        return ShardSource(self._shards, self._places[chosen], self.labels[chosen])
+
+    @property
+    def blocks(self) -> Sequence[int] | None:
+        changes = np.flatnonzero(np.diff(self._places[:, 0])) + 1
+        return [len(part) for part in np.split(self._places[:, 0], changes)]
+
+
+def open_shards(where: str, cache: Path, plan: SplitPlan) -> Dataset:
+    """Shards by their `shards.json`, their folder, one file's path or address, or a pattern like t-{000..009}.tar."""
+    if where.endswith(INDEX) or (Path(where) / INDEX).is_file():
+        plan.refuse_file(where)
+        return _open_indexed(where if where.endswith(INDEX) else str(Path(where) / INDEX), cache)
+    if Path(where).is_dir():
+        locations = [str(path) for path in sorted(Path(where).glob("*.tar"))]
+    else:
+        locations = expand_braces(where)
+    return _open_foreign(where, [Shard(location, cache) for location in locations], plan)
+
+
+def _open_indexed(where: str, cache: Path) -> Dataset:
+    folder, _, _ = where.rpartition("/")
+    path = fetch_index(where, cache) if "://" in where else Path(where)
+    try:
+        index: dict[str, Any] = json.loads(path.read_bytes())
+        classes = tuple(str(name) for name in index["classes"])
+        splits: dict[str, Source] = {}
+        for split, entries in index["splits"].items():
+            shards = [Shard(f"{folder or '.'}/{entry['file']}", cache, int(entry["bytes"])) for entry in entries]
+            splits[split] = _join(shards, [[int(label) for label in entry["labels"]] for entry in entries])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{where}: not a list of shards ({type(error).__name__}: {error}).") from None
+    return Dataset(name=folder.rsplit("/", 1)[-1] or "shards", classes=classes, splits=splits)
+
+
+def fetch_index(url: str, cache: Path) -> Path:
+    """The remote list of shards, fetched anew each time since it may have grown."""
+    folder = cache / "shards" / re.sub(r"[^\w.-]+", "_", url.rsplit("/", 1)[0])
+    (folder / INDEX).unlink(missing_ok=True)
+    return fetch(Remote(url=url), folder)
+
+
+def _join(shards: Sequence[Shard], labels: Sequence[Sequence[int]]) -> ShardSource:
+    places = [(shard, position) for shard, some in enumerate(labels) for position in range(len(some))]
+    flat = [label for some in labels for label in some]
+    return ShardSource(shards, np.array(places, dtype=np.int64).reshape(-1, 2), np.array(flat, dtype=np.int64))
+
+
+def _open_foreign(where: str, shards: list[Shard], plan: SplitPlan) -> Dataset:
+    if not shards:
+        raise DataError(f"{where}: no .tar shards there.")
+    names = [[member.label for member in shard.members] for shard in shards]
+    found = {name for some in names for name in some}
+    classes = sorted(found, key=lambda name: (int(name) if name.isdigit() else -1, name))
+    codes = {name: code for code, name in enumerate(classes)}
+    source = _join(shards, [[codes[name] for name in some] for some in names])
+    keys = [source.key(index) for index in range(len(source))]
+    roles = [SPLIT_NAMES.get(re.split(r"[^a-zA-Z]", shard.name)[0].lower(), "train") for shard in shards]
+    own = len(set(roles)) > 1
+    if own:
+        plan.refuse_file(where)
+        owners = np.repeat(np.array(roles), [len(some) for some in names])
+        parts = {role: np.flatnonzero(owners == role) for role in dict.fromkeys(roles)}
+    else:
+        parts = plan.apply(keys, source.labels)
+    splits = {name: source.select(indices) for name, indices in parts.items()}
+    return Dataset(name=where, classes=tuple(classes), splits=splits, made_split=not own and plan.file is None)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`t-{000..002}.tar` → the three names; a pattern without braces is itself."""
+    match = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if not match:
+        return [pattern]
+    first, last = match.groups()
+    numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    parts = [pattern[: match.start()] + number + pattern[match.end() :] for number in numbers]
+    return [name for part in parts for name in expand_braces(part)]

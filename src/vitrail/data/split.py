@@ -1,0 +1,102 @@
+"""Stratified splits that depend on the samples' names alone, and the file that keeps them."""
+
+import csv
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.errors import ConfigError, DataError
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitPlan:
+    """How to split data that come without splits: by a file that says it all, or by making a stratified split."""
+
+    val_rate: float = 0.15  # of each class
+    test_rate: float = 0.15
+    seed: int = 0
+    file: Path | None = None
+
+    def apply(self, keys: Sequence[str], labels: Sequence[int | str] | Indices) -> dict[str, Indices]:
+        """Split → indices; a split without samples is left out."""
+        if self.file:
+            parts = read_split(self.file, keys)
+        else:
+            parts = stratify(keys, labels, {"val": self.val_rate, "test": self.test_rate}, self.seed)
+        return {name: indices for name, indices in parts.items() if len(indices)}
+
+    def refuse_file(self, name: str) -> None:
+        """For data that have splits of their own: a split file would go unheeded."""
+        if self.file:
+            raise DataError(f"{name}: has its own splits, so the split file {self.file} cannot be used.")
+
+
+def stratify(
+    keys: Sequence[str], labels: Sequence[int | str] | Indices, rates: Mapping[str, float], seed: int
+) -> dict[str, Indices]:
+    """Split → indices, each class in the same proportions; "train" gets the rest and at least one of each class.
+
+    A sample's place follows from the hash of its name, so neither the order of the files nor new ones move the others
+    far. A class of n samples gives round(n × rate) to a split, and at least one as long as two remain.
+    """
+    if not all(0 <= rate < 1 for rate in rates.values()) or sum(rates.values()) >= 1:
+        raise ConfigError(f"split rates must be at least 0 and sum to less than 1; got {dict(rates)}.")
+    order = sorted(range(len(keys)), key=lambda index: _rank(keys[index], seed))
+    members: dict[int | str, list[int]] = {}
+    for index in order:
+        members.setdefault(labels[index], []).append(index)
+    parts: dict[str, list[int]] = {name: [] for name in ("train", *rates)}
+    for indices in members.values():
+        start = 0
+        for name, rate in rates.items():
+            count = min(max(round(len(indices) * rate), 1 if rate else 0), len(indices) - start - 1)
+            parts[name] += indices[start : start + count]
+            start += count
+        parts["train"] += indices[start:]
+    return {name: np.array(sorted(indices), dtype=np.int64) for name, indices in parts.items()}
+
+
+def _rank(key: str, seed: int) -> bytes:
+    return hashlib.blake2b(f"{seed}:{key}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+
+
+def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Write split → (key, class) as the CSV that `read_split` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(("key", "split", "class"))
+        for split, samples in rows.items():
+            writer.writerows((key, split, name) for key, name in samples)
+    temporary.replace(path)
+
+
+def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
+    """Split → indices into `keys`, as written; every sample must be there, and no other."""
+    try:
+        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            reader = csv.DictReader(file)
+            if not {"key", "split"} <= set(reader.fieldnames or ()):
+                raise DataError(f"{path}: needs the columns key and split; got {reader.fieldnames}.")
+            where = {row["key"]: row["split"] for row in reader}
+    except OSError as error:
+        raise DataError(f"cannot read the split file {path}: {error.strerror}.") from None
+    gone, new = sorted(set(where) - set(keys)), sorted(set(keys) - set(where))
+    if gone or new:
+        found = "; ".join(f"{len(some)} {what}: {', '.join(some[:3])}…" for some, what in _pairs(gone, new) if some)
+        raise DataError(f"{path} was made for other pictures ({found}). Delete it to make a new split.")
+    parts: dict[str, list[int]] = {}
+    for index, key in enumerate(keys):
+        parts.setdefault(where[key], []).append(index)
+    return {name: np.array(indices, dtype=np.int64) for name, indices in parts.items()}
+
+
+def _pairs(gone: list[str], new: list[str]) -> list[tuple[list[str], str]]:
+    return [(gone, "are in it but not in the data"), (new, "are in the data but not in it")]
