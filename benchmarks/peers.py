@@ -22,6 +22,7 @@ def _import_torchvision() -> Any:
     torch.library.register_fake = skip_torchvision  # pyright: ignore
     try:
         import torchvision
+        import torchvision.transforms.v2
     finally:
         torch.library.register_fake = register_fake
     return torchvision
@@ -30,7 +31,6 @@ def _import_torchvision() -> Any:
 torchvision = _import_torchvision()
 
 import timm  # noqa: E402
-import torchvision.transforms.v2  # noqa: E402
 import transformers  # noqa: E402
 
 __all__ = ["timm", "torchvision", "transformers"]

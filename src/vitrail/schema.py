@@ -29,6 +29,8 @@ def _plain(value: Any) -> Any:
         return to_dict(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in cast("tuple[Any, ...]", value)]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
     return value
 
 
@@ -73,6 +75,11 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
         raise ConfigError(f"{where} must be one of {', '.join(map(str, arguments))}; got {value!r}.")
     if origin is tuple:
         return _parse_tuple(arguments, value, where)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} must be a mapping; got {value!r}.")
+        items = cast("Mapping[Any, Any]", value).items()
+        return {_parse(arguments[0], key, where): _parse(arguments[1], item, f"{where}.{key}") for key, item in items}
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, cast("type[Any]", hint)) else from_dict(cast("type[Any]", hint), value, where)
     if hint is Any:

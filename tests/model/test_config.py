@@ -31,7 +31,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stem": {"kind": "resnext"}}, "stem.kind must be one of patch, conv, resnet; got 'resnext'"),
     ({"rates": {"pathh": 0.1}}, "rates has no field 'pathh'; did you mean path"),
     ({"width": 30, "heads": 3, "positions": PositionConfig(kind="sincos", covers="patches")}, "multiple of 4; got 30"),
-    ({"positions": PositionConfig(kind="sincos")}, "set positions.covers='patches'"),
 ]
 
 
@@ -93,3 +92,17 @@ def test_a_stem_adds_its_stride() -> None:
 )
 def test_a_config_survives_its_dictionary(config: ViTConfig) -> None:
     assert from_dict(ViTConfig, to_dict(config)) == config
+
+
+def test_equal_models_have_equal_configs() -> None:
+    no_prefix = {"class_token": False, "pooling": "mean"}
+    for covers in ("patches", "class", "all"):
+        positions = PositionConfig(covers=covers)
+        assert ViTConfig(**no_prefix, positions=positions) == ViTConfig(**no_prefix)
+        assert ViTConfig(positions=PositionConfig(kind="none", covers=covers)) == ViTConfig(
+            positions=PositionConfig(kind="none")
+        )
+    assert ViTConfig(positions=PositionConfig(covers="all")) == ViTConfig()
+    assert ViTConfig(positions=PositionConfig(covers="patches")) != ViTConfig()
+    assert ViTConfig(pool_norm="after") == ViTConfig()
+    assert ViTConfig(pooling="mean", pool_norm="after") != ViTConfig(pooling="mean")

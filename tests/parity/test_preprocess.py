@@ -1,4 +1,4 @@
-"""Our preprocessing against the families' own, on real photographs. The tolerances are the ones that docs/data.md states."""
+"""Our preprocessing against the families' own, on real photographs; docs/data.md states the tolerances."""
 
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ from benchmarks.peers import timm, torchvision, transformers
 from PIL import Image
 from scipy.ndimage import map_coordinates
 from sklearn.datasets import load_sample_images
+
 from vitrail.data.prepare import prepare
 from vitrail.data.preprocess import Preprocess, preset
 

@@ -3,7 +3,7 @@
 The defaults are the paper's ViT-B/16 at 224 pixels. A config is frozen; change it with `dataclasses.replace`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Literal
 
@@ -182,17 +182,26 @@ class ViTConfig:
             )
         self.grid_of(self.image_size)
         self._check_tokens()
+        self._settle_equals()
 
     def _check_tokens(self) -> None:
         if self.pooling == "cls" and not self.class_token:
             raise ConfigError(
                 "pooling 'cls' needs class_token=True; use pooling 'mean' or 'map' without a [cls] token."
             )
-        if self.positions.kind == "sincos":
-            if self.width % 4:
-                raise ConfigError(f"sincos positions need a width that is a multiple of 4; got {self.width}.")
-            if self.positions.covers != "patches" and self.prefix:
-                raise ConfigError("sincos positions exist for patches only; set positions.covers='patches'.")
+        if self.positions.kind == "sincos" and self.width % 4:
+            raise ConfigError(f"sincos positions need a width that is a multiple of 4; got {self.width}.")
+
+    def _settle_equals(self) -> None:
+        """Of several spellings of the same model keep one, so that equal models have equal configs."""
+        covers = self.positions.covers
+        if self.positions.kind != "learned" or not self.positioned_prefix:
+            covers = "patches"
+        elif self.positioned_prefix == int(self.class_token):
+            covers = "class"
+        object.__setattr__(self, "positions", replace(self.positions, covers=covers))
+        if self.pooling == "cls":  # the norm works token by token: before and after are the same
+            object.__setattr__(self, "pool_norm", "before")
 
     @property
     def stride(self) -> Pair:

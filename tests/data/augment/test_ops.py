@@ -8,9 +8,9 @@ import torch
 from benchmarks.peers import torchvision
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_images
-from vitrail.data.augment.ops import KERNELS, WARPS, apply_ops
-
 from torch import Tensor
+
+from vitrail.data.augment.ops import KERNELS, WARPS, apply_ops
 
 V2 = torchvision.transforms.v2.functional
 PHOTOGRAPHS = [Image.fromarray(image).resize((61, 47)) for image in load_sample_images().images]
@@ -53,7 +53,9 @@ def test_equals_pillow_exactly(op: str) -> None:
 def test_autocontrast_is_pillows_to_one_level() -> None:
     """Pillow multiplies by a rounded scale; we divide integers."""
     dull = [ImageEnhance.Contrast(image).enhance(0.4) for image in PHOTOGRAPHS]
-    difference = ours("autocontrast", [0], dull).int() - theirs(lambda image, _: ImageOps.autocontrast(image), [0], dull)
+    difference = ours("autocontrast", [0], dull).int() - theirs(
+        lambda image, _: ImageOps.autocontrast(image), [0], dull
+    )
     assert difference.abs().max() <= 1
     assert (difference != 0).float().mean() < 0.05
 
@@ -65,8 +67,12 @@ def test_flat_pictures_stay(op: str) -> None:
 
 
 AFFINE = {
-    "shear_x": lambda image, value: V2.affine(image, 0, [0, 0], 1.0, [math.degrees(math.atan(value)), 0], center=[0, 0]),
-    "shear_y": lambda image, value: V2.affine(image, 0, [0, 0], 1.0, [0, math.degrees(math.atan(value))], center=[0, 0]),
+    "shear_x": lambda image, value: V2.affine(
+        image, 0, [0, 0], 1.0, [math.degrees(math.atan(value)), 0], center=[0, 0]
+    ),
+    "shear_y": lambda image, value: V2.affine(
+        image, 0, [0, 0], 1.0, [0, math.degrees(math.atan(value))], center=[0, 0]
+    ),
     "translate_x": lambda image, value: V2.affine(image, 0, [int(value), 0], 1.0, [0, 0]),
     "translate_y": lambda image, value: V2.affine(image, 0, [0, int(value)], 1.0, [0, 0]),
     "rotate": lambda image, value: V2.rotate(image, value),
