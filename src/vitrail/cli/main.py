@@ -14,6 +14,8 @@ from vitrail.errors import VitrailError
 
 # Verb → the line that `vitrail --help` shows. The function has the verb's name and lives in the file of that name.
 VERBS = {
+    "convert": "Convert a checkpoint to another format, and prove that it computes the same.",
+    "inspect": "Show what a checkpoint is, and what may be wrong with it.",
     "models": "List the model variants: patch, layers, width, heads, parameters, GMACs.",
     "summary": "Show a model step by step: the shape after each, parameters and MACs.",
 }

@@ -32,7 +32,8 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     preprocess: Preprocess
     classes: tuple[str, ...] | None = None
-    origin: Origin = field(default_factory=Origin)
+    file_format: FormatName = "vitrail"  # of the file that it was read from
+    origin: Origin = field(default_factory=Origin)  # of the weights, however often they were converted since
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # what no forward pass reads: mask_token
     notes: tuple[str, ...] = ()  # what the reader assumed or left out
 

@@ -11,7 +11,7 @@ import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -146,18 +146,19 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file or folder beside `path`, then put it in place in one step."""
+@contextmanager
+def atomic_path(path: Path) -> Generator[Path]:
+    """A place beside `path` for a new file or folder, which takes the place of `path` in one step if all goes well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    workshop = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        draft = folder / path.name
-        write(draft)
-        if draft.is_dir() and path.is_dir():
-            path.replace(folder / "old")
+        draft = workshop / path.name
+        yield draft
+        if path.is_dir():  # only files can be replaced in one step; a folder makes room first
+            path.replace(workshop / "old")
         draft.replace(path)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(workshop, ignore_errors=True)
 
 
 def write_npz(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from vitrail.errors import VitrailError, WeightsError, suggest
 from vitrail.model import ViTConfig
 from vitrail.weights import big_vision, dinov2, google, huggingface, native, timm, torchvision
 from vitrail.weights.checkpoint import Checkpoint, FormatName
-from vitrail.weights.files import read_tensors_of, sha256_of, write_atomically
+from vitrail.weights.files import atomic_path, read_tensors_of, sha256_of
 from vitrail.weights.infer import Hints, Raw
 
 # Name → the module that reads and writes it, and what its checkpoints look like to a user.
@@ -47,18 +47,31 @@ def read_checkpoint(
     files = find_files(source)
     tensors, metadata = read_files(files, allow_pickle)
     if "vitrail" in metadata and format_name in (None, "vitrail"):
-        return native.parse_native(files[0], tensors, metadata)
-    hints = hints or Hints()
+        return apply_hints(native.parse_native(files[0], tensors, metadata), hints or Hints())
     name = format_name or detect_format(tensors, source)
     if name not in FORMATS:
         raise WeightsError(f"{source} is not a checkpoint of vitrail; leave the format out to have it detected.")
     raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
     try:
-        checkpoint: Checkpoint = FORMATS[name].read(raw, hints)
+        checkpoint: Checkpoint = FORMATS[name].read(raw, hints or Hints())
     except VitrailError as error:
         message = str(error)
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
-    return replace(checkpoint, origin=replace(checkpoint.origin, source=str(path)))
+    return replace(checkpoint, file_format=name, origin=replace(checkpoint.origin, source=str(path)))
+
+
+def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
+    """A checkpoint of ours says everything; what the user says otherwise still counts, as far as the weights allow."""
+    config = checkpoint.config
+    block = replace(
+        config.block,
+        activation=hints.activation or config.block.activation,
+        norm_eps=hints.norm_eps or config.block.norm_eps,
+    )
+    pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
+    if hints.image_size not in (None, config.image_size):
+        raise WeightsError(f"this checkpoint is for pictures of {config.image_size}; resample it to change that.")
+    return replace(checkpoint, config=replace(config, block=block, pooling=pooling, heads=heads))
 
 
 def detect_format(tensors: Mapping[str, Tensor], source: Path) -> FormatName:
@@ -143,17 +156,26 @@ def refusals(config: ViTConfig, format_name: FormatName) -> list[str]:
     return [] if format_name == "vitrail" else FORMATS[format_name].refusals(config)
 
 
+def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> None:
+    """Raise unless the format can hold the model and the path can hold the format."""
+    if format_name not in SUFFIXES:
+        raise WeightsError(f"unknown format {format_name!r}; {suggest(format_name, SUFFIXES)}")
+    if reasons := refusals(config, format_name):
+        raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
+    if path.suffix not in SUFFIXES[format_name]:
+        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
+        raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {path}.")
+
+
 def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: FormatName = "vitrail") -> None:
     """Write any format, atomically; what it cannot express is an error, never dropped."""
     target = Path(path)
-    if format_name not in SUFFIXES:
-        raise WeightsError(f"unknown format {format_name!r}; {suggest(format_name, SUFFIXES)}")
-    if reasons := refusals(checkpoint.config, format_name):
-        raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
-    if target.suffix not in SUFFIXES[format_name]:
-        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
-        raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {target}.")
-    if format_name == "vitrail":
-        native.save_checkpoint(checkpoint, target)
-    else:
-        write_atomically(target, lambda draft: FORMATS[format_name].write(checkpoint, draft))
+    check_writable(checkpoint.config, target, format_name)
+    with atomic_path(target) as draft:
+        write_draft(checkpoint, draft, format_name)
+
+
+def write_draft(checkpoint: Checkpoint, draft: Path, format_name: FormatName) -> None:
+    """Write to a place that nobody reads yet; `check_writable` comes first."""
+    module = native if format_name == "vitrail" else FORMATS[format_name]
+    module.write(checkpoint, draft)

@@ -20,7 +20,7 @@ from vitrail.errors import VitrailError, WeightsError
 from vitrail.model import ViTConfig
 from vitrail.schema import from_dict, to_dict
 from vitrail.weights.checkpoint import Checkpoint, Origin
-from vitrail.weights.files import DTYPES, bytes_of, read_safetensors, write_atomically, write_safetensors
+from vitrail.weights.files import DTYPES, atomic_path, bytes_of, read_safetensors, write_safetensors
 
 VERSION = 1
 EXTRA = "extra."  # prefix of the names of `Checkpoint.extras` in the file
@@ -31,6 +31,12 @@ def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> None:
     target = Path(path)
     if target.suffix != ".safetensors":
         raise WeightsError(f"our checkpoints end in .safetensors; got {target}.")
+    with atomic_path(target) as draft:
+        write(checkpoint, draft)
+
+
+def write(checkpoint: Checkpoint, path: Path) -> None:
+    """Write without further ado."""
     tensors = {**checkpoint.tensors, **{EXTRA + name: tensor for name, tensor in checkpoint.extras.items()}}
     facts = {
         "version": VERSION,
@@ -43,7 +49,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> None:
     }
     text = json.dumps(facts, ensure_ascii=False)
     metadata = {"vitrail": text, "vitrail.crc32": str(zlib.crc32(text.encode()))}
-    write_atomically(target, lambda draft: write_safetensors(draft, tensors, metadata))
+    write_safetensors(path, tensors, metadata)
 
 
 def read_native(path: Path) -> Checkpoint:

@@ -21,7 +21,9 @@ from vitrail.weights.infer import (
     optional_size,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
-from vitrail.weights.timm_config import hub_config, read_classes, read_preprocess
+from vitrail.weights.timm_config import how_to_load, hub_config, read_classes, read_preprocess
+
+__all__ = ["how_to_load", "read", "recognises", "refusals", "write"]
 
 ACTIVATION, NORM_EPS = "gelu", 1e-6
 RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute
