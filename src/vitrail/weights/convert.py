@@ -108,7 +108,7 @@ def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
     notes: list[str] = []
     for what, old, new in (
         ("preprocessing", before.preprocess, after.preprocess),
-        ("positions at other sizes", before.config.positions, after.config.positions),
+        ("kernel for other picture sizes", before.config.positions, after.config.positions),
     ):
         changed = [
             f"{field.name} {getattr(old, field.name)} → {getattr(new, field.name)}"
@@ -116,7 +116,7 @@ def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
             if getattr(old, field.name) != getattr(new, field.name)
         ]
         if changed:
-            notes.append(f"the target's {what} differ: {', '.join(changed)}")
+            notes.append(f"the target has another {what}: {', '.join(changed)}")
     if before.classes and not after.classes:
         notes.append("the target does not keep the class names")
     return notes

@@ -170,14 +170,17 @@ def _parse_processor(facts: Mapping[str, Any], config: ViTConfig) -> Preprocess:
         "std": tuple(facts["image_std"]) if facts.get("do_normalize", True) else (1.0,) * config.channels,
         "interpolation": numbers[facts.get("resample", 2)],
         "kernel": "pillow" if facts.get("resample", 2) == INTERPOLATIONS["lanczos"] else "bytes",
-        "anchor": "floor",
     }
     if "height" in size:
         return Preprocess(size=(size["height"], size["width"]), resize="squash", **common)
     crop: Any = facts.get("crop_size", size["shortest_edge"])
     crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
     return Preprocess(
-        size=(crop["height"], crop["width"]), resize="shortest", resize_to=size["shortest_edge"], **common
+        size=(crop["height"], crop["width"]),
+        resize="shortest",
+        resize_to=size["shortest_edge"],
+        anchor="floor",
+        **common,
     )
 
 
