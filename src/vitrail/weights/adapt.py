@@ -60,25 +60,24 @@ def adapt(
 
 
 def _drop_representation(checkpoint: Checkpoint) -> Checkpoint:
-    kept = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith("representation.")}
-    config = replace(checkpoint.config, representation=None)
-    if config.num_classes and checkpoint.config.representation != config.width:
-        kept = {name: tensor for name, tensor in kept.items() if not name.startswith("head.")}
-        return replace(checkpoint, config=replace(config, num_classes=0), tensors=kept, classes=None)
-    if not config.num_classes:
-        return replace(checkpoint, config=config, tensors=kept)
-    # The head has read other features: keeping its numbers would only look like a working classifier.
-    return _change_head(replace(checkpoint, config=config, tensors=kept), config.num_classes)
+    """Without the layer, the head would read other features: its old numbers would only look like a classifier."""
+    kept = {
+        name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(("representation.", "head."))
+    }
+    headless = replace(checkpoint.config, representation=None, num_classes=0)
+    changed = replace(checkpoint, config=headless, tensors=kept, classes=None)
+    return _change_head(changed, checkpoint.config.num_classes, checkpoint.classes)
 
 
-def _change_head(checkpoint: Checkpoint, num_classes: int) -> Checkpoint:
+def _change_head(checkpoint: Checkpoint, num_classes: int, classes: tuple[str, ...] | None = None) -> Checkpoint:
+    """A head of zeros, or none."""
     config = replace(checkpoint.config, num_classes=num_classes)
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith("head.")}
     if num_classes:
         like = checkpoint.tensors["norm.weight"]
         tensors["head.weight"] = like.new_zeros(num_classes, config.representation or config.width)
         tensors["head.bias"] = like.new_zeros(num_classes)
-    return replace(checkpoint, config=config, tensors=tensors, classes=None)
+    return replace(checkpoint, config=config, tensors=tensors, classes=classes)
 
 
 def _change_size(checkpoint: Checkpoint, size: Pair) -> Checkpoint:

@@ -160,11 +160,11 @@ def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> No
     """Raise unless the format can hold the model and the path can hold the format."""
     if format_name not in SUFFIXES:
         raise WeightsError(f"unknown format {format_name!r}; {suggest(format_name, SUFFIXES)}")
-    if reasons := refusals(config, format_name):
-        raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
     if path.suffix not in SUFFIXES[format_name]:
         kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
         raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {path}.")
+    if reasons := refusals(config, format_name):
+        raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: FormatName = "vitrail") -> None:

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.errors import WeightsError, suggest
+from vitrail.errors import WeightsError
 from vitrail.model import ResNetStem
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.hub_names import MIRRORS
@@ -31,10 +31,17 @@ def fetch(source: str | Path, allow_pickle: bool = False) -> Path:
 
 
 def _mirror_of(name: str) -> str:
+    """The hub's name for Google's; the beginning of a name is enough where only one release has it."""
     stem = name.removeprefix("augreg/").removesuffix(".npz")
-    if stem not in MIRRORS:
-        raise WeightsError(f"{name} is no release of Google's that the hub mirrors; {suggest(stem, MIRRORS)}")
-    return MIRRORS[stem]
+    begins = [release for release in MIRRORS if release.startswith(stem)]
+    if stem in MIRRORS or len(begins) == 1:
+        return MIRRORS.get(stem) or MIRRORS[begins[0]]
+    if begins:
+        raise WeightsError(f"google://{name} could be each of these; write one in full: {', '.join(begins)}.")
+    models = sorted({release.split("-")[0] for release in MIRRORS if not release.startswith("sam")})
+    raise WeightsError(
+        f"google://{name} is no release that the hub mirrors; try google:// and one of {', '.join(models)}."
+    )
 
 
 def _download(identifier: str, allow_pickle: bool) -> Path:
