@@ -49,7 +49,7 @@ def key_table(config: ViTConfig) -> list[Rule]:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    raw, prefix, notes = flax.strip_prefix(raw)
+    prefix, notes = flax.strip_prefix(raw)
     scanned = any(name.startswith(SCANNED) for name in raw.tensors)
     dialect = {"prefix": prefix, "layers": "scanned" if scanned else "listed"}
     if scanned:

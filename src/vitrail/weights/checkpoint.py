@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -58,6 +59,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
+@lru_cache(maxsize=8)
 def expected_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """Name → shape of every tensor that a model of this config has."""
     with torch.device("meta"):

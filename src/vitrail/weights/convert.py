@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -162,10 +163,17 @@ def sample_images(checkpoint: Checkpoint, pictures: Sequence[Path] = ()) -> Tens
         return torch.stack([prepare(picture, spec) for picture in pictures])
     if config.channels != 3:
         return torch.randn(4, config.channels, *config.image_size, generator=torch.Generator().manual_seed(0))
-    from sklearn.datasets import load_sample_images
-
-    photos = torch.stack([prepare(photo, spec) for photo in load_sample_images().images])
+    photos = torch.stack([prepare(photo, spec) for photo in sample_photos()])
     return torch.cat([photos, photos.flip(-1)])
+
+
+def sample_photos() -> list[Path]:
+    """Two photographs that every installation has; finding them does not import scikit-learn, which is large."""
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    folder = Path(package.origin).parent / "datasets" / "images"
+    return [folder / "china.jpg", folder / "flower.jpg"]
 
 
 def how_to_load_of(checkpoint: Checkpoint, path: Path, format_name: FormatName) -> str:

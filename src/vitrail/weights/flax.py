@@ -42,13 +42,16 @@ def find_prefix(tensors: dict[str, Tensor]) -> str | None:
     return next((prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in tensors), None)
 
 
-def strip_prefix(raw: Raw) -> tuple[Raw, str, tuple[str, ...]]:
-    """The model's tensors alone; a note says how many others (optimiser state, a text tower) were left out."""
-    prefix = find_prefix(raw.tensors) or ""
-    tensors = {name.removeprefix(prefix): tensor for name, tensor in raw.tensors.items() if name.startswith(prefix)}
-    others = len(raw.tensors) - len(tensors)
-    notes = (f"left out {others} tensors that do not start with {prefix}",) if others else ()
-    return Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars), prefix, notes
+def strip_prefix(raw: Raw) -> tuple[str, tuple[str, ...]]:
+    """Leave the model's tensors alone, without their prefix; notes say how many others were left out."""
+    tensors, prefix = raw.tensors, find_prefix(raw.tensors) or ""
+    others = [name for name in tensors if not name.startswith(prefix)]
+    for name in others:
+        del tensors[name]
+    for name in list(tensors) if prefix else ():
+        tensors[name.removeprefix(prefix)] = tensors.pop(name)
+    notes = (f"left out {len(others)} tensors that do not start with {prefix}",) if others else ()
+    return prefix, notes
 
 
 def numbering(tensors: dict[str, Tensor]) -> str:

@@ -40,14 +40,22 @@ WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.sa
 
 
 def read_checkpoint(
-    path: str | Path, *, format_name: FormatName | None = None, hints: Hints | None = None, allow_pickle: bool = False
+    path: str | Path,
+    *,
+    format_name: FormatName | None = None,
+    hints: Hints | None = None,
+    allow_pickle: bool = False,
+    verify: bool = True,
 ) -> Checkpoint:
-    """Any checkpoint that we know, from a file or a folder; `format_name` names it where its keys do not."""
+    """Any checkpoint that we know, from a file or a folder; `format_name` names it where its keys do not.
+
+    `verify` compares the checksums of our own files; npz and torch files are always checked by their archives.
+    """
     source = Path(path)
     files = find_files(source)
     tensors, metadata = read_files(files, allow_pickle)
     if "vitrail" in metadata and format_name in (None, "vitrail"):
-        return apply_hints(native.parse_native(files[0], tensors, metadata), hints or Hints())
+        return apply_hints(native.parse_native(files[0], tensors, metadata, verify), hints or Hints())
     name = format_name or detect_format(tensors, source)
     if name not in FORMATS:
         raise WeightsError(f"{source} is not a checkpoint of vitrail; leave the format out to have it detected.")

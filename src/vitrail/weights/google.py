@@ -67,7 +67,7 @@ def _stem_rules(stem: Stem, dialect: dict[str, str]) -> list[Rule]:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    raw, prefix, notes = flax.strip_prefix(raw)
+    prefix, notes = flax.strip_prefix(raw)
     dialect = {"prefix": prefix, "numbering": flax.numbering(raw.tensors)}
     if "gn_root/scale" in raw.tensors and raw.tensors["gn_root/scale"].ndim == 4:
         dialect["group_norm"] = "4d"

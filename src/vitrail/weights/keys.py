@@ -53,8 +53,11 @@ def layer(ours: str, theirs: str) -> list[Rule]:
     return [rule(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
 
 
-def read_tensors(rules: Iterable[Rule], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors from theirs; a key of theirs that is missing or that no rule knows is an error."""
+def read_tensors(rules: Iterable[Rule], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors from theirs; a key of theirs that is missing or that no rule knows is an error.
+
+    `theirs` is used up on the way, so that a large model is not in memory twice.
+    """
     table = list(rules)
     known = {name for entry in table for name in entry.theirs}
     missing, unknown = sorted(known - theirs.keys()), sorted(theirs.keys() - known)
@@ -63,11 +66,12 @@ def read_tensors(rules: Iterable[Rule], theirs: Mapping[str, Tensor]) -> dict[st
     return {entry.ours: _apply(entry, theirs) for entry in table}
 
 
-def _apply(entry: Rule, theirs: Mapping[str, Tensor]) -> Tensor:
+def _apply(entry: Rule, theirs: dict[str, Tensor]) -> Tensor:
+    parts = tuple(theirs.pop(name) for name in entry.theirs)
     try:
-        return entry.form.read(tuple(theirs[name] for name in entry.theirs)).contiguous()
+        return entry.form.read(parts).contiguous()
     except (RuntimeError, IndexError) as error:
-        shapes = ", ".join(f"{name} {tuple(theirs[name].shape)}" for name in entry.theirs)
+        shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in zip(entry.theirs, parts, strict=True))
         raise WeightsError(f"these tensors do not have the shapes of a ViT's: {shapes}.") from error
 
 

@@ -38,10 +38,12 @@ def open_checkpoint(
     format_name: FormatName | None = None,
     hints: Hints | None = None,
     allow_pickle: bool = False,
+    verify: bool = True,
 ) -> Checkpoint:
     """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`."""
     path = fetch(source, allow_pickle)
-    return settle_google(source, read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle))
+    checkpoint = read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify)
+    return settle_google(source, checkpoint)
 
 
 def load(
@@ -55,13 +57,15 @@ def load(
     resample: Kernel | None = None,
     hints: Hints | None = None,
     dtype: torch.dtype | None = torch.float32,
+    verify: bool = True,
 ) -> Pretrained:
     """A model with the weights of `source`, adapted as asked; see `adapt` for what each argument does.
 
     A new head drops the representation layer too, as in the paper, unless `drop_representation` is False. Pickles are
-    refused: convert them once with `vitrail convert`.
+    refused: convert them once with `vitrail convert`. `verify=False` skips the checksums of a file that you trust, and
+    with them the reading of weights before they are used.
     """
-    checkpoint = open_checkpoint(source, hints=hints)
+    checkpoint = open_checkpoint(source, hints=hints, verify=verify)
     new_head = (num_classes if classes is None else len(classes)) not in (None, checkpoint.config.num_classes)
     checkpoint = adapt(
         checkpoint,
