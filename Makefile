@@ -22,7 +22,8 @@ bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.data
 
 lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock
-	$(BIN)/python -m pip freeze --exclude-editable --exclude vitrail | sed 's/+cpu$$//' > requirements.lock
+	echo '# Written by `make lock`; the Makefile installs with this file as a constraint.' > requirements.lock
+	$(BIN)/python -m pip freeze --exclude-editable --exclude vitrail | sed 's/+cpu$$//' >> requirements.lock
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
@@ -38,4 +39,4 @@ clean:
 # torch comes first and alone: a peer asked for together with it could pull another build.
 .venv/dev.stamp: .venv/core.stamp
 	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,track]'
-	touch $@ 
+	touch $@

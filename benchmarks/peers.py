@@ -1,8 +1,8 @@
 """The other libraries, importable on a machine whose torchvision has no matching binary (oracles and benchmarks only).
 
 torchvision's wheel may not load its compiled operators beside a CPU build of torch, and then fails at import while
-registering fakes for them; transformers in turn fails to import while such a torchvision is installed. ViTs need none of
-those operators, so they are ignored during that one import. Import the peers from here, never directly.
+registering fakes for them; transformers in turn fails to import while such a torchvision is installed. ViTs need none
+of those operators, so they are ignored during that one import. Import the peers from here, never directly.
 """
 
 from collections.abc import Callable

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitrail.errors import VitrailError
     from vitrail.model import ViT, ViTConfig, create, variants
+    from vitrail.weights.pretrained import load
 
 __version__ = "0.1.0.dev0"
 
@@ -18,10 +19,11 @@ _HOME = {
     "ViTConfig": "vitrail.model",
     "VitrailError": "vitrail.errors",
     "create": "vitrail.model",
+    "load": "vitrail.weights.pretrained",
     "variants": "vitrail.model",
 }
 
-__all__ = ["ViT", "ViTConfig", "VitrailError", "__version__", "create", "variants"]
+__all__ = ["ViT", "ViTConfig", "VitrailError", "__version__", "create", "load", "variants"]
 
 
 def __getattr__(name: str) -> object:

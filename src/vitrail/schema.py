@@ -1,18 +1,22 @@
 """Config dataclasses ↔ plain dictionaries: what YAML files and checkpoint headers hold.
 
 `to_dict` gives JSON-ready values; `from_dict` is strict: an unknown key, a missing one or a wrong type is an error that
-names the place ("model.stem.widths"). A union of dataclasses is told apart by their `kind` field.
+names the place ("ViTConfig.stem.widths"). A union of dataclasses is told apart by their `kind` field. `validate`,
+called in a config's `__post_init__`, holds Python arguments to the same rules, so that types and choices are written
+in one place: the annotations.
 """
 
 import dataclasses
 import types
-import typing
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vitrail.errors import ConfigError, suggest
 
 T = TypeVar("T")
+
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -25,6 +29,8 @@ def _plain(value: Any) -> Any:
         return to_dict(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in cast("tuple[Any, ...]", value)]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
     return value
 
 
@@ -42,8 +48,21 @@ def from_dict(cls: type[T], data: Any, where: str = "") -> T:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
             raise ConfigError(f"{where}.{name} is missing.")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     return cls(**{name: _parse(hints[name], value, f"{where}.{name}") for name, value in values.items()})
+
+
+def validate(config: Any) -> None:
+    """Check the fields of a frozen dataclass against their annotations, in place: 224 becomes (224, 224) for a pair."""
+    cls = cast("type[Any]", type(config))
+    for name, hint in _hints(cls).items():
+        object.__setattr__(config, name, _parse(hint, getattr(config, name), f"{cls.__name__}.{name}"))
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _parse(hint: Any, value: Any, where: str) -> Any:
@@ -56,13 +75,20 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
         raise ConfigError(f"{where} must be one of {', '.join(map(str, arguments))}; got {value!r}.")
     if origin is tuple:
         return _parse_tuple(arguments, value, where)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} must be a mapping; got {value!r}.")
+        items = cast("Mapping[Any, Any]", value).items()
+        return {_parse(arguments[0], key, where): _parse(arguments[1], item, f"{where}.{key}") for key, item in items}
     if dataclasses.is_dataclass(hint):
-        return from_dict(cast("type[Any]", hint), value, where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is Any or (isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool)):
+        return value if isinstance(value, cast("type[Any]", hint)) else from_dict(cast("type[Any]", hint), value, where)
+    if hint is Any:
         return value
-    raise ConfigError(f"{where} must be {typing.cast('type', hint).__name__}; got {value!r}.")
+    if hint is float and type(value) is int:
+        return float(value)
+    if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
+        return value
+    raise ConfigError(f"{where} must be {_NAMES.get(hint, hint)}; got {value!r}.")
 
 
 def _parse_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -71,7 +97,9 @@ def _parse_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     choices = tuple(choice for choice in choices if choice is not type(None))
     if len(choices) == 1:
         return _parse(choices[0], value, where)
-    kinds = {get_args(get_type_hints(choice)["kind"])[0]: choice for choice in choices if _has_kind(choice)}
+    if isinstance(value, tuple(choice for choice in choices if isinstance(choice, type))) and _has_kind(value):
+        return value
+    kinds = {get_args(_hints(choice)["kind"])[0]: choice for choice in choices if _has_kind(choice)}
     if len(kinds) == len(choices):
         kind = cast("Mapping[str, Any]", value).get("kind") if isinstance(value, Mapping) else value
         if kind not in kinds:
@@ -90,6 +118,8 @@ def _has_kind(choice: Any) -> bool:
 
 
 def _parse_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if isinstance(value, int | float) and arguments[-1] is not Ellipsis and len(set(arguments)) == 1:
+        value = (value,) * len(arguments)  # one number stands for all: a square
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(f"{where} must be a list; got {value!r}.")
     items = cast("Sequence[Any]", value)

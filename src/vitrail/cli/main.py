@@ -14,7 +14,9 @@ from vitrail.errors import VitrailError
 
 # Verb → the line that `vitrail --help` shows. The function has the verb's name and lives in the file of that name.
 VERBS = {
+    "convert": "Convert a checkpoint to another format, and prove that it computes the same.",
     "data": "Check a data set, show what the model sees of it, or write it as shards.",
+    "inspect": "Show what a checkpoint is, and what may be wrong with it.",
     "models": "List the model variants: patch, layers, width, heads, parameters, GMACs.",
     "summary": "Show a model step by step: the shape after each, parameters and MACs.",
 }
@@ -38,7 +40,7 @@ def build_app() -> App:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 finished with problems, 2 a user's mistake, 130 interrupted."""
+    """Run one command; its exit code is 0 done, 1 done with problems, 2 a user's mistake, 130 interrupted."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]  # noqa: S105

@@ -1,1 +1,33 @@
-"""The Vision Transformer."""
+"""The Vision Transformer, in the order in which a picture passes through it.
+
+    config → embed (stem, patches, [cls], positions) → block (attention, MLP) × depth → pool → head
+
+Shapes are noted beside the code with these letters:
+
+    B  batch            C  channels of a picture      h, w  rows and columns of the patch grid
+    N  tokens           D  width of a token           H  heads        K  size of a head (D / H)
+"""
+
+from vitrail.model.attention import AttentionQuery
+from vitrail.model.config import BlockConfig, ConvStem, PatchStem, PositionConfig, Rates, ResNetStem, ViTConfig
+from vitrail.model.summary import Summary, summarize
+from vitrail.model.variants import create, variant, variants
+from vitrail.model.vit import Trace, ViT
+
+__all__ = [
+    "AttentionQuery",
+    "BlockConfig",
+    "ConvStem",
+    "PatchStem",
+    "PositionConfig",
+    "Rates",
+    "ResNetStem",
+    "Summary",
+    "Trace",
+    "ViT",
+    "ViTConfig",
+    "create",
+    "summarize",
+    "variant",
+    "variants",
+]

@@ -1,0 +1,123 @@
+"""`vitrail convert`: a checkpoint from one format to another, with proof."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from vitrail.cli.options import Activation, Heads, Json, NormEps, Pooling, Size, parse_size
+
+if TYPE_CHECKING:
+    from vitrail.weights.checkpoint import Checkpoint
+    from vitrail.weights.convert import Agreement, Conversion
+
+Format = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
+
+
+def convert(
+    source: str,
+    target: Path,
+    *,
+    to: Format = "vitrail",
+    source_format: Annotated[Format | None, Parameter(name="--from")] = None,
+    image_size: Size = None,
+    resize: Size = None,
+    num_classes: int | None = None,
+    heads: Heads = None,
+    pooling: Pooling = None,
+    activation: Activation = None,
+    norm_eps: NormEps = None,
+    drop_representation: bool = False,
+    fold_class_position: bool = False,
+    pictures: tuple[Path, ...] = (),
+    tolerance: float = 1e-5,
+    verify_with_peer: bool = False,
+    overwrite: bool = False,
+    as_json: Json = False,
+) -> None:
+    """Convert a checkpoint to another format and prove that it computes the same.
+
+    Parameters
+    ----------
+    source
+        A file, a folder, hf://owner/name or google://NAME.
+    target
+        What to write: a file, or a folder for hf.
+    to
+        The format to write.
+    source_format
+        The format of the source, where its keys do not tell.
+    image_size
+        The size of the source's pictures, where the file does not tell (not square).
+    resize
+        Resample the positions for pictures of this size: 384, or HEIGHTxWIDTH.
+    num_classes
+        Replace the head by a new one of zeros; 0 for none.
+    drop_representation
+        Leave out Linear + tanh, and start the head anew, as the paper does for fine-tuning.
+    fold_class_position
+        Add the position of [cls] to its token, for formats that have none.
+    pictures
+        Pictures on which both must agree; without them, two photographs.
+    tolerance
+        Largest difference of two logits, relative to the largest logit.
+    verify_with_peer
+        Also run the target's own library on what was written.
+    overwrite
+        Replace the target if it exists.
+    """
+    from vitrail.weights import adapt
+    from vitrail.weights.convert import convert as run
+    from vitrail.weights.infer import Hints
+
+    def change(checkpoint: "Checkpoint") -> "Checkpoint":
+        adapted = adapt.adapt(
+            checkpoint,
+            image_size=parse_size(resize),
+            num_classes=num_classes,
+            drop_representation=drop_representation,
+        )
+        return adapt.fold_class_position(adapted) if fold_class_position else adapted
+
+    hints = Hints(
+        heads=heads, image_size=parse_size(image_size), pooling=pooling, activation=activation, norm_eps=norm_eps
+    )
+    conversion = run(
+        source,
+        target,
+        to,
+        source_format=source_format,
+        hints=hints,
+        change=change,
+        tolerance=tolerance,
+        pictures=pictures,
+        verify_with_peer=verify_with_peer,
+        overwrite=overwrite,
+    )
+    if as_json:
+        print(json.dumps({"target": str(target), **dataclasses.asdict(conversion)}, indent=2))
+    else:
+        _print(source, target, conversion)
+
+
+def _print(source: str, target: Path, conversion: "Conversion") -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{source} ({conversion.source_format}) → {target} ({conversion.target_format})")
+    _print_agreement(console, "read again", conversion.agreement)
+    if conversion.peer is not None:
+        _print_agreement(console, f"{conversion.target_format}'s own library", conversion.peer)
+    for note in conversion.notes:
+        console.print(f"note: {note}")
+    if conversion.how_to_load:
+        console.print(f"load it: {conversion.how_to_load}")
+    console.print(f"look at it: vitrail inspect {target}")
+
+
+def _print_agreement(console: Console, who: str, agreement: "Agreement") -> None:
+    console.print(
+        f"{who}: largest difference {agreement.difference:.2e} of logits up to {agreement.scale:.3g} "
+        f"({agreement.relative:.1e}), same first class for {agreement.top1:.0%} of {agreement.pictures} pictures"
+    )

@@ -1,0 +1,85 @@
+"""`vitrail summary`: one model, step by step."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vitrail.cli.options import Json, Size, parse_size
+
+if TYPE_CHECKING:
+    from vitrail.model import Summary, ViTConfig
+
+
+def summary(
+    model: str = "vit-b16",
+    *,
+    image_size: Size = None,
+    num_classes: int | None = None,
+    as_json: Json = False,
+) -> None:
+    """Show a model step by step: the shape after each, parameters and MACs.
+
+    Parameters
+    ----------
+    model
+        A name from `vitrail models`, or a YAML file with the fields of ViTConfig.
+    num_classes
+        Number of classes of the head; 0 for none.
+    """
+    from vitrail.model import summarize
+
+    changes = {"image_size": parse_size(image_size), "num_classes": num_classes}
+    config = _read_config(model, {name: value for name, value in changes.items() if value is not None})
+    facts = summarize(config)
+    if as_json:
+        _print_json(facts)
+    else:
+        _print_table(model, facts)
+
+
+def _read_config(model: str, changes: dict[str, Any]) -> "ViTConfig":
+    import yaml
+
+    from vitrail.errors import ConfigError
+    from vitrail.model import ViTConfig, variant
+    from vitrail.schema import from_dict
+
+    if Path(model).suffix not in (".yaml", ".yml"):
+        return variant(model, **changes)
+    try:
+        text = Path(model).read_text(encoding="utf-8")
+        fields: Any = yaml.safe_load(text) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the config file {model}: {error}") from error
+    return dataclasses.replace(from_dict(ViTConfig, fields), **changes)
+
+
+def _print_json(facts: "Summary") -> None:
+    from vitrail.schema import to_dict
+
+    print(json.dumps(to_dict(facts), indent=2))
+
+
+def _print_table(name: str, facts: "Summary") -> None:
+    table = Table("step", "shape", "", "parameters", "MACs", box=None)
+    table.columns[3].justify = table.columns[4].justify = "right"
+    for step in facts.steps:
+        parameters = f"{step.parameters:,}" if step.parameters else ""
+        macs = f"{step.macs / 1e6:,.1f} M" if step.macs else ""
+        table.add_row(Text(step.name), "×".join(map(str, step.shape)), Text(step.note), parameters, macs)
+    table.add_section()
+    table.add_row("total", "", "", f"{facts.parameters:,}", f"{facts.macs / 1e6:,.1f} M", style="bold")
+    console = Console(highlight=False, markup=False)  # [cls] is a token, not a style
+    console.print(name, style="bold")
+    console.print(table)
+    if facts.forward_macs < facts.macs:
+        saved = 1 - facts.forward_macs / facts.macs
+        console.print(
+            f"\nforward computes {facts.forward_macs / 1e6:,.1f} M MACs, {saved:.1%} fewer: "
+            "only [cls] is read, so the last block works for it alone."
+        )

@@ -1,0 +1,88 @@
+"""Multi-head self-attention: softmax(Q Kᵀ / √K) V, for all heads at once."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import InputError
+from vitrail.model.config import ViTConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionQuery:
+    """Which attention probabilities to look at; `None` means all. Negative layers and heads count from the end."""
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    queries: Literal["class"] | tuple[int, ...] | None = None  # rows: who looks. "class" is the [cls] token
+
+
+class Attention(nn.Module):
+    """Every token looks at every other one.
+
+    The forward pass always takes the fused kernel, which never stores the (N, N) probabilities. Whoever wants to see
+    them asks `probabilities` for just the heads and rows of interest.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.scale = config.block.attention_scale or config.head_size**-0.5
+        self.dropout_rate = config.rates.attention
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.block.qkv_bias)
+        self.query_norm = self.key_norm = None
+        if config.block.qk_norm:
+            self.query_norm = nn.LayerNorm(config.head_size, eps=config.block.norm_eps)
+            self.key_norm = nn.LayerNorm(config.head_size, eps=config.block.norm_eps)
+        self.proj = nn.Linear(config.width, config.width)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None) -> Tensor:  # (B, N, D)
+        """Attend; `keep` computes the first few tokens only.
+
+        `mask` is boolean, True where a query may look at a key, and broadcasts to (B, H, N, N).
+        """
+        query, key, value = self.split(tokens)  # each (B, H, N, K)
+        query = query[:, :, :keep]
+        dropout = self.dropout_rate if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=self.scale)
+        return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, H, N, K) → (B, N, D)
+
+    def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of each head."""
+        qkv = self.qkv(tokens).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, H, K)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, N, K)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return query, key, value
+
+    def probabilities(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        *,
+        heads: tuple[int, ...] | None = None,
+        queries: tuple[int, ...] | None = None,
+    ) -> Tensor:
+        """Softmax(Q Kᵀ / √K) of the chosen heads and query rows: (B, heads, queries, N), each row sums to 1."""
+        query, key, _ = self.split(tokens)
+        if heads is not None:
+            chosen = [_index("head", head, self.heads) for head in heads]
+            query, key = query[:, chosen], key[:, chosen]
+            mask = mask[:, chosen] if mask is not None and mask.shape[1] > 1 else mask
+        if queries is not None:
+            rows = [_index("query row", row, query.shape[2]) for row in queries]
+            query = query[:, :, rows]
+            mask = mask[:, :, rows] if mask is not None and mask.shape[2] > 1 else mask
+        scores = query @ key.transpose(-2, -1) * self.scale
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return scores.softmax(dim=-1)
+
+
+def _index(what: str, index: int, count: int) -> int:
+    if not -count <= index < count:
+        raise InputError(f"{what} must be between {-count} and {count - 1}; got {index}.")
+    return index % count

@@ -1,0 +1,255 @@
+"""Every choice that makes one ViT differ from another, validated once.
+
+The defaults are the paper's ViT-B/16 at 224 pixels. A config is frozen; change it with `dataclasses.replace`.
+"""
+
+from dataclasses import dataclass, field, replace
+from math import inf, prod
+from typing import Literal
+
+from vitrail.errors import ConfigError
+from vitrail.schema import validate
+
+Pair = tuple[int, int]  # (height, width), always in this order
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """What all encoder blocks share beside their sizes."""
+
+    qkv_bias: bool = True
+    attention_scale: float | None = None  # None: 1 / √(head size), as in the paper
+    qk_norm: bool = False  # LayerNorm on the queries and keys of each head
+    layer_scale: float | None = None  # first value of a learned factor per channel on both branches
+    norm_eps: float = 1e-6
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"  # the erf form, or Google's tanh approximation
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _require_positive("norm_eps", self.norm_eps)
+        if self.attention_scale is not None:
+            _require_positive("attention_scale", self.attention_scale)
+        if self.layer_scale is not None:
+            _require_positive("layer_scale", self.layer_scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionConfig:
+    """How tokens know where they are.
+
+    `covers` says which tokens own a position: `patches` alone (added before the other tokens are joined: big_vision,
+    DeiT-3), `class` too (the paper: N + 1 positions, added after the [cls] token is joined), or `all` (registers too).
+    `resample` is the kernel that fits the positions to another grid; each is exactly its origin's.
+    """
+
+    kind: Literal["learned", "sincos", "none"] = "learned"
+    covers: Literal["patches", "class", "all"] = "class"
+    resample: Literal["google", "timm", "hf", "torchvision"] = "google"
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Probabilities with which training drops things; all are 0 at inference."""
+
+    dropout: float = 0.0  # after the positions, after each attention and in each MLP
+    attention: float = 0.0  # attention probabilities
+    path: float = 0.0  # whole residual branches (DropPath): 0 in the first block, rising linearly to this in the last
+    patch: float = 0.0  # whole patches, before the encoder
+
+    def __post_init__(self) -> None:
+        validate(self)
+        for name in ("dropout", "attention", "path", "patch"):
+            rate = getattr(self, name)
+            if not 0.0 <= rate < 1.0:
+                raise ConfigError(f"rates.{name} must be at least 0 and below 1; got {rate}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchStem:
+    """No stem: patches are cut from the pixels, as in the paper."""
+
+    kind: Literal["patch"] = "patch"
+
+    @property
+    def stride(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvStem:
+    """A few 3×3 convolutions, each with ReLU, before the patches are cut ("Early Convolutions Help Transformers")."""
+
+    kind: Literal["conv"] = "conv"
+    widths: tuple[int, ...] = (48, 96, 192, 384)
+    strides: tuple[int, ...] = (2, 2, 2, 2)
+    norm: Literal["batch", "none"] = "batch"
+    pool: bool = False  # reduce by 3×3 max pooling instead of by striding, as CCT does
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if not self.widths or len(self.widths) != len(self.strides):
+            raise ConfigError(
+                "stem.widths and stem.strides must have one number per convolution, at least one; "
+                f"got {self.widths} and {self.strides}."
+            )
+        for number in (*self.widths, *self.strides):
+            _require_positive("each of stem.widths and stem.strides", number)
+
+    @property
+    def stride(self) -> int:
+        return prod(self.strides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetStem:
+    """The hybrid's ResNet: 7×7 root, then stages of bottlenecks, with weight standardisation and GroupNorm.
+
+    `ws_form` is how weights are standardised: Google divides by std + eps, timm by √(variance + eps).
+    """
+
+    kind: Literal["resnet"] = "resnet"
+    blocks: tuple[int, ...] = (3, 4, 9)  # bottlenecks per stage; () is the root alone
+    width_factor: float = 1.0
+    groups: int = 32
+    norm_eps: float = 1e-6
+    ws_eps: float = 1e-5
+    ws_form: Literal["std", "variance"] = "std"
+
+    def __post_init__(self) -> None:
+        validate(self)
+        for number in (*self.blocks, self.groups, self.width_factor, self.norm_eps, self.ws_eps):
+            _require_positive("each number of a resnet stem", number)
+        if self.width < 1 or self.width % self.groups:
+            raise ConfigError(
+                f"the resnet stem's width, int(64 × width_factor) = {self.width}, must be a multiple of its groups "
+                f"{self.groups}; change width_factor or groups."
+            )
+
+    @property
+    def width(self) -> int:
+        return int(64 * self.width_factor)
+
+    @property
+    def stride(self) -> int:
+        return 4 * 2 ** max(len(self.blocks) - 1, 0)  # convolution 2 × pooling 2, then 2 for each stage but the first
+
+
+Stem = PatchStem | ConvStem | ResNetStem
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig:
+    """A Vision Transformer. `image_size` and `patch_size` also take one number for a square."""
+
+    image_size: Pair = (224, 224)
+    patch_size: Pair = (16, 16)  # in pixels, or in cells of the stem's output where there is a stem
+    channels: int = 3
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_width: int | None = None  # None: 4 × width
+    num_classes: int = 1000  # 0: no head, the model gives features
+    class_token: bool = True
+    registers: int = 0  # extra learned tokens that nobody reads ("ViTs Need Registers")
+    pooling: Literal["cls", "mean", "map"] = "cls"  # the [cls] token, mean of the patches, or attention pooling
+    pool_norm: Literal["before", "after"] = "before"  # where the last LayerNorm stands
+    representation: int | None = None  # width of the Linear + tanh before the head, used in pre-training
+    block: BlockConfig = field(default_factory=BlockConfig)
+    positions: PositionConfig = field(default_factory=PositionConfig)
+    stem: Stem = field(default_factory=PatchStem)
+    rates: Rates = field(default_factory=Rates)
+
+    def __post_init__(self) -> None:
+        validate(self)
+        for side in (*self.image_size, *self.patch_size):
+            _require_positive("each side of image_size and patch_size", side)
+        for name in ("channels", "width", "depth", "heads"):
+            _require_positive(name, getattr(self, name))
+        for name in ("mlp_width", "representation"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
+        for name in ("num_classes", "registers"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be 0 or more; got {getattr(self, name)}.")
+        if self.width % self.heads:
+            fitting = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
+            near = sorted(fitting, key=lambda heads: abs(heads - self.heads))[:2]
+            raise ConfigError(
+                f"heads must divide width {self.width}; got {self.heads}; try {' or '.join(map(str, sorted(near)))}."
+            )
+        self.grid_of(self.image_size)
+        self._check_tokens()
+        self._settle_equals()
+
+    def _check_tokens(self) -> None:
+        if self.pooling == "cls" and not self.class_token:
+            raise ConfigError(
+                "pooling 'cls' needs class_token=True; use pooling 'mean' or 'map' without a [cls] token."
+            )
+        if self.positions.kind == "sincos" and self.width % 4:
+            raise ConfigError(f"sincos positions need a width that is a multiple of 4; got {self.width}.")
+
+    def _settle_equals(self) -> None:
+        """Of several spellings of the same model keep one, so that equal models have equal configs."""
+        covers = self.positions.covers
+        if self.positions.kind != "learned" or not self.positioned_prefix:
+            covers = "patches"
+        elif self.positioned_prefix == int(self.class_token):
+            covers = "class"
+        object.__setattr__(self, "positions", replace(self.positions, covers=covers))
+        if self.pooling == "cls":  # the norm works token by token: before and after are the same
+            object.__setattr__(self, "pool_norm", "before")
+
+    @property
+    def stride(self) -> Pair:
+        """Pixels from one patch to the next, the stem's reduction included."""
+        return self.patch_size[0] * self.stem.stride, self.patch_size[1] * self.stem.stride
+
+    @property
+    def grid(self) -> Pair:
+        """Rows and columns of patches at the config's own picture size."""
+        return self.grid_of(self.image_size)
+
+    def grid_of(self, image_size: Pair) -> Pair:
+        """Rows and columns of patches for a picture of this size; an error where no whole number of patches fits."""
+        for side, stride in zip(image_size, self.stride, strict=True):
+            if side % stride:
+                tries = [side // stride * stride, (side // stride + 1) * stride]
+                raise ConfigError(
+                    f"image_size must be a multiple of {stride} (patch_size × the stem's stride); got "
+                    f"{image_size[0]}×{image_size[1]}; try {' or '.join(str(size) for size in tries if size)}."
+                )
+        return image_size[0] // self.stride[0], image_size[1] // self.stride[1]
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: [cls] and registers."""
+        return int(self.class_token) + self.registers
+
+    @property
+    def tokens(self) -> int:
+        """N: all tokens at the config's own picture size."""
+        return self.prefix + prod(self.grid)
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def hidden_width(self) -> int:
+        """Features inside the MLP."""
+        return self.mlp_width or 4 * self.width
+
+    @property
+    def positioned_prefix(self) -> int:
+        """How many of the prefix tokens own a position."""
+        covered = {"patches": 0, "class": int(self.class_token), "all": self.prefix}
+        return covered[self.positions.covers]
+
+
+def _require_positive(name: str, number: float) -> None:
+    if not 0 < number < inf:  # so that NaN fails too
+        raise ConfigError(f"{name} must be positive; got {number}.")

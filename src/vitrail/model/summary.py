@@ -1,0 +1,160 @@
+"""A model step by step: the shape after each step, its parameters and its multiply-adds (MACs) for one picture."""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrail.model.config import ViTConfig
+from vitrail.model.vit import ViT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One line of the summary. A step inside the encoder stands for the same step of all blocks."""
+
+    name: str
+    shape: tuple[int, ...]  # of one picture, without the batch
+    note: str = ""
+    parameters: int = 0
+    macs: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The steps of a model and their sums.
+
+    `macs` counts every token in every block, as the literature does; `forward_macs` is what `forward` computes: less
+    where [cls] is pooled, because the last block then works for that token alone.
+    """
+
+    config: ViTConfig
+    steps: tuple[Step, ...]
+    parameters: int
+    macs: int
+    forward_macs: int
+
+
+def summarize(config: ViTConfig) -> Summary:
+    """Count without allocating anything, so that even ViT-G fits a laptop."""
+    with torch.device("meta"):
+        model = ViT(config).eval()
+    steps = (*_embedding_steps(model), *_encoder_steps(model), *_head_steps(model))
+    macs = sum(step.macs for step in steps)
+    return Summary(
+        config=config,
+        steps=steps,
+        parameters=_count(model),
+        macs=macs,
+        forward_macs=macs - _unread_macs(config),
+    )
+
+
+def _embedding_steps(model: ViT) -> list[Step]:
+    config, embed = model.config, model.embed
+    rows, columns = config.grid
+    patches, width = rows * columns, config.width
+    steps = [Step(name="picture", shape=(config.channels, *config.image_size), note="C × height × width")]
+    if config.stem.kind != "patch":
+        cells = tuple(side // config.stem.stride for side in config.image_size)
+        shape = (embed.patches.in_channels, *cells)
+        macs = _measure_macs(embed.stem, (1, config.channels, *config.image_size))
+        steps.append(Step(name=f"{config.stem.kind} stem", shape=shape, parameters=_count(embed.stem), macs=macs))
+    size = f"{config.patch_size[0]}×{config.patch_size[1]}"
+    projected = patches * embed.patches.weight.numel()
+    tokens = [name for name, there in (("[cls]", config.class_token), ("registers", config.registers)) if there]
+    note = {"learned": "learned positions", "sincos": "fixed sin-cos positions", "none": "no positions"}
+    own = _count(embed) - _count(embed.stem) - _count(embed.patches)
+    return [
+        *steps,
+        Step(name="patches", shape=(rows, columns), note=f"{size}, rows × columns"),
+        Step(name="patch embeddings", shape=(patches, width), parameters=_count(embed.patches), macs=projected),
+        Step(
+            name=" + ".join([*tokens, "positions"]),
+            shape=(config.tokens, width),
+            note=note[config.positions.kind],
+            parameters=own,
+        ),
+    ]
+
+
+def _encoder_steps(model: ViT) -> list[Step]:
+    config, depth = model.config, model.config.depth
+    tokens, width, hidden = config.tokens, config.width, config.hidden_width
+    heads = (config.heads, tokens, config.head_size)
+
+    def count(part: str) -> int:
+        return sum(_count(block.get_submodule(part)) for block in model.blocks)
+
+    norms = count("norm1"), count("norm2")
+    scales = count("branch1") + count("branch2")
+    attention = count("attention") - count("attention.qkv") - count("attention.proj")
+    matrices = depth * tokens * width * width
+    return [
+        Step(name=f"encoder, {depth} blocks", shape=(tokens, width), note="in each:", parameters=scales),
+        Step(name="  LayerNorm", shape=(tokens, width), parameters=norms[0]),
+        Step(name="  Q, K, V", shape=heads, parameters=count("attention.qkv"), macs=3 * matrices),
+        Step(
+            name="  attention",
+            shape=(config.heads, tokens, tokens),
+            note="who looks at whom",
+            parameters=attention,
+            macs=2 * depth * tokens * tokens * width,
+        ),
+        Step(name="  projection, added", shape=(tokens, width), parameters=count("attention.proj"), macs=matrices),
+        Step(name="  LayerNorm", shape=(tokens, width), parameters=norms[1]),
+        Step(
+            name="  MLP, added",
+            shape=(tokens, width),
+            note=f"through {hidden}, GELU",
+            parameters=count("mlp"),
+            macs=2 * depth * tokens * width * hidden,
+        ),
+    ]
+
+
+def _head_steps(model: ViT) -> list[Step]:
+    config = model.config
+    norm = Step(name="LayerNorm", shape=(config.tokens, config.width), parameters=_count(model.norm))
+    note = {"cls": "the [cls] token", "mean": "mean of the patches", "map": "attention pooling"}
+    macs = _map_macs(config) if config.pooling == "map" else 0
+    pool = Step(
+        name="pooling", shape=(config.width,), note=note[config.pooling], parameters=_count(model.pool), macs=macs
+    )
+    if config.pool_norm == "after":
+        norm = Step(name="LayerNorm", shape=(config.width,), parameters=norm.parameters)
+    steps = [norm, pool] if config.pool_norm == "before" else [pool, norm]
+    for name, layer, note_ in (
+        ("representation", model.representation, "Linear, tanh"),
+        ("head", model.head, "logits"),
+    ):
+        if layer is not None:
+            shape, size = (layer.out_features,), layer.weight.numel()
+            steps.append(Step(name=name, shape=shape, note=note_, parameters=_count(layer), macs=size))
+    return steps
+
+
+def _map_macs(config: ViTConfig) -> int:
+    patches, square = prod(config.grid), config.width * config.width
+    # keys and values of all patches, the probe's query and projection, its attention, its MLP
+    return 2 * patches * square + 2 * square + 2 * patches * config.width + 2 * config.width * config.hidden_width
+
+
+def _unread_macs(config: ViTConfig) -> int:
+    """What `forward` leaves out of the last block: everything but keys, values and queries of the unread tokens."""
+    if config.pooling != "cls":
+        return 0
+    unread, width = config.tokens - 1, config.width
+    return unread * (width * width + 2 * width * config.hidden_width + 2 * config.tokens * width)
+
+
+def _measure_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(torch.empty(shape, device="meta"))
+    return counter.get_total_flops() // 2
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

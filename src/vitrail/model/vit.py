@@ -1,0 +1,166 @@
+"""The Vision Transformer: "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2021)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrail.errors import InputError
+from vitrail.model.attention import AttentionQuery
+from vitrail.model.block import Block
+from vitrail.model.config import ViTConfig
+from vitrail.model.embed import Embed
+from vitrail.model.init import initialize
+from vitrail.model.pool import AttentionPool, Pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What a forward pass computed on its way."""
+
+    logits: Tensor  # (B, classes)
+    features: Tensor  # (B, D), what the head sees
+    tokens: Tensor  # (B, N, D), after the last block (and the last LayerNorm where it precedes the pooling)
+    hidden: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # layer → (B, N, D), its output
+    attention: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # layer → (B, heads, queries, N)
+
+
+class ViT(nn.Module):
+    """Picture → logits. Everything that differs between ViTs is in its `config`.
+
+    Pictures are (B, C, height, width), or a list of (C, height, width) of different sizes. A size other than the
+    config's is fine as long as whole patches fit: positions are resampled. `mask` (B, h, w) is True for real patches.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = False  # trade time for memory in training
+        rates, last = config.rates, max(config.depth - 1, 1)
+        self.embed = Embed(config)
+        self.dropout = nn.Dropout(rates.dropout)
+        self.blocks = nn.ModuleList(Block(config, rates.path * index / last) for index in range(config.depth))
+        self.norm = nn.LayerNorm(config.width, eps=config.block.norm_eps)
+        self.pool = AttentionPool(config) if config.pooling == "map" else Pool(config)
+        width = config.representation or config.width
+        self.representation = nn.Linear(config.width, width) if config.representation else None
+        self.head = nn.Linear(width, config.num_classes) if config.num_classes else None
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """(Re)start from the paper's random weights, for instance after `to_empty` on a model made on `meta`."""
+        initialize(self, self.representation, self.head)
+
+    def forward(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """Logits (B, classes); the features where the config has no classes."""
+        return self.classify(self.features(images, mask))
+
+    def features(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """What the head sees (B, D): pooled tokens, through the representation layer where there is one."""
+        tokens, mask = self.embed_images(images, mask)
+        keep = 1 if self.config.pooling == "cls" else None  # nobody reads the other tokens of the last block
+        return self.summarize(self.encode(tokens, mask, keep), mask)
+
+    def tokens(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """All tokens (B, N, D) after the encoder: [cls] and registers first, then the patches row by row."""
+        tokens, mask = self.embed_images(images, mask)
+        return self.finish(self.encode(tokens, mask))
+
+    def trace(
+        self,
+        images: Tensor | Sequence[Tensor],
+        mask: Tensor | None = None,
+        *,
+        hidden: Iterable[int] = (),
+        attention: AttentionQuery | None = None,
+    ) -> Trace:
+        """A forward pass that also keeps the outputs of chosen layers and the attention that `attention` asks for.
+
+        The pass itself takes the fused kernel as always; only the requested probabilities are computed, from the input
+        of their layer, so memory grows with the request and not with depth × heads × N².
+        """
+        wanted = {self.layer_index(layer) for layer in hidden}
+        tokens, mask = self.embed_images(images, mask)
+        seen: dict[int, Tensor] = {}
+        maps: dict[int, Tensor] = {}
+        for index, block in enumerate(self.blocks):
+            if attention is not None and index in self._layers_of(attention):
+                maps[index] = self._look(block, tokens, mask, attention)
+            tokens = block(tokens, attention_mask(mask))
+            if index in wanted:
+                seen[index] = tokens
+        features = self.summarize(tokens, mask)
+        logits = self.classify(features)
+        return Trace(logits=logits, features=features, tokens=self.finish(tokens), hidden=seen, attention=maps)
+
+    def embed_images(self, images: Tensor | Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Tokens (B, N, D) and the mask over them; pictures of a list are embedded one by one and padded."""
+        if isinstance(images, Tensor):
+            tokens, mask = self.embed(images, mask)
+            return self.dropout(tokens), mask
+        if mask is not None or not images:
+            raise InputError(
+                "a list of pictures must not be empty, and makes its own mask; pass mask only with a tensor."
+            )
+        rows = [self.embed(image[None])[0][0] for image in images]  # each (N, D)
+        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        lengths = torch.tensor([len(row) for row in rows], device=tokens.device)
+        return self.dropout(tokens), torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+
+    def encode(self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None) -> Tensor:  # (B, N, D)
+        """All encoder blocks; the last one computes only the first `keep` tokens where that is said."""
+        keys = attention_mask(mask)
+        run = _run_again_in_backward if self.gradient_checkpointing and torch.is_grad_enabled() else _run
+        for index, block in enumerate(self.blocks):
+            tokens = run(block, tokens, keys, keep if index == self.config.depth - 1 else None)
+        return tokens
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        """The last LayerNorm, unless it stands after the pooling."""
+        return self.norm(tokens) if self.config.pool_norm == "before" else tokens
+
+    def summarize(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, N, D) → (B, D)
+        """One vector per picture: last LayerNorm and pooling, then the representation layer where there is one."""
+        if self.config.pooling == "cls":  # the norm works token by token: the other tokens' need not be computed
+            pooled = self.norm(self.pool(tokens, mask))
+        elif self.config.pool_norm == "before":
+            pooled = self.pool(self.norm(tokens), mask)
+        else:
+            pooled = self.norm(self.pool(tokens, mask))
+        return pooled if self.representation is None else self.representation(pooled).tanh()
+
+    def classify(self, features: Tensor) -> Tensor:  # (B, D) → (B, classes)
+        return features if self.head is None else self.head(features)
+
+    def layer_index(self, layer: int) -> int:
+        """A layer's number, counted from the front; negative numbers count from the end."""
+        if not -self.config.depth <= layer < self.config.depth:
+            raise InputError(f"layer must be between {-self.config.depth} and {self.config.depth - 1}; got {layer}.")
+        return layer % self.config.depth
+
+    def _layers_of(self, query: AttentionQuery) -> set[int]:
+        layers = range(self.config.depth) if query.layers is None else query.layers
+        return {self.layer_index(layer) for layer in layers}
+
+    def _look(self, block: Any, tokens: Tensor, mask: Tensor | None, query: AttentionQuery) -> Tensor:
+        if query.queries == "class" and not self.config.class_token:
+            raise InputError("this model has no [cls] token to look from; ask for query rows by number, or for all.")
+        rows = (0,) if query.queries == "class" else query.queries
+        keys = attention_mask(mask)
+        return block.attention.probabilities(block.norm1(tokens), keys, heads=query.heads, queries=rows)
+
+
+def _run(block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None) -> Tensor:
+    return block(tokens, keys, keep)
+
+
+def _run_again_in_backward(block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None) -> Tensor:
+    return cast("Tensor", checkpoint(block, tokens, keys, keep, use_reentrant=False))
+
+
+def attention_mask(mask: Tensor | None) -> Tensor | None:
+    """Nobody looks at padding: (B, N) → (B, 1, 1, N), which broadcasts over heads and queries."""
+    return None if mask is None else mask[:, None, None, :]

@@ -1,0 +1,142 @@
+"""Fitting a checkpoint to another task: other classes, another resolution, other channels."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import ConfigError, WeightsError
+from vitrail.model import ConvStem, ResNetStem, ViTConfig
+from vitrail.model.config import Pair
+from vitrail.model.embed import resample_positions
+from vitrail.weights.checkpoint import Checkpoint
+
+Kernel = Literal["google", "timm", "hf", "torchvision"]
+
+
+def adapt(
+    checkpoint: Checkpoint,
+    *,
+    num_classes: int | None = None,
+    classes: Sequence[str] | None = None,
+    image_size: int | Pair | None = None,
+    channels: int | None = None,
+    drop_representation: bool = False,
+    resample: Kernel | None = None,
+) -> Checkpoint:
+    """The checkpoint with only the asked-for parts changed.
+
+    Args:
+        num_classes: a new head of zeros, as the paper starts fine-tuning; 0 takes the head away. The same number as
+            before keeps the head.
+        classes: the names of the classes; they imply `num_classes`.
+        image_size: resample the positions, and preprocess to this size.
+        channels: 1 or more; filters are summed over RGB, or repeated and scaled so that their sum stays.
+        drop_representation: take away Linear + tanh (and the head that read it), as the paper does for fine-tuning.
+        resample: the kernel for the positions, here and at run time, instead of the checkpoint's own.
+    """
+    if classes is not None:
+        if num_classes is not None and num_classes != len(classes):
+            raise ConfigError(f"num_classes {num_classes} and the number of class names {len(classes)} must agree.")
+        num_classes = len(classes)
+    if resample is not None:
+        positions = replace(checkpoint.config.positions, resample=resample)
+        checkpoint = replace(checkpoint, config=replace(checkpoint.config, positions=positions))
+    if drop_representation and checkpoint.config.representation:
+        checkpoint = _drop_representation(checkpoint)
+    if num_classes is not None and num_classes != checkpoint.config.num_classes:
+        checkpoint = _change_head(checkpoint, num_classes)
+    if classes is not None:
+        checkpoint = replace(checkpoint, classes=tuple(classes))
+    if channels is not None and channels != checkpoint.config.channels:
+        checkpoint = _change_channels(checkpoint, channels)
+    if image_size is not None:
+        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        checkpoint = _change_size(checkpoint, size)
+    return checkpoint
+
+
+def _drop_representation(checkpoint: Checkpoint) -> Checkpoint:
+    """Without the layer, the head would read other features: its old numbers would only look like a classifier."""
+    kept = {
+        name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(("representation.", "head."))
+    }
+    headless = replace(checkpoint.config, representation=None, num_classes=0)
+    changed = replace(checkpoint, config=headless, tensors=kept, classes=None)
+    return _change_head(changed, checkpoint.config.num_classes, checkpoint.classes)
+
+
+def _change_head(checkpoint: Checkpoint, num_classes: int, classes: tuple[str, ...] | None = None) -> Checkpoint:
+    """A head of zeros, or none."""
+    config = replace(checkpoint.config, num_classes=num_classes)
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith("head.")}
+    if num_classes:
+        like = checkpoint.tensors["norm.weight"]
+        tensors["head.weight"] = like.new_zeros(num_classes, config.representation or config.width)
+        tensors["head.bias"] = like.new_zeros(num_classes)
+    return replace(checkpoint, config=config, tensors=tensors, classes=classes)
+
+
+def _change_size(checkpoint: Checkpoint, size: Pair) -> Checkpoint:
+    old = checkpoint.config
+    config = replace(old, image_size=size)
+    tensors = dict(checkpoint.tensors)
+    if "embed.positions" in tensors:
+        positions = tensors["embed.positions"]
+        covered = old.positioned_prefix
+        patches = resample_positions(positions[:, covered:], old.grid, config.grid, config.positions.resample)
+        tensors["embed.positions"] = torch.cat([positions[:, :covered], patches], dim=1)
+    return replace(checkpoint, config=config, tensors=tensors, preprocess=_resize(checkpoint.preprocess, size))
+
+
+def _resize(spec: Preprocess, size: Pair) -> Preprocess:
+    if spec.resize_to is None or spec.size == size:
+        return replace(spec, size=size)
+    return replace(spec, size=size, resize_to=None, crop=min(spec.size) / spec.resize_to)
+
+
+def _change_channels(checkpoint: Checkpoint, channels: int) -> Checkpoint:
+    name = first_filters(checkpoint.config)
+    weight = checkpoint.tensors[name]
+    old = weight.shape[1]
+    if old != 3 and channels != 1:
+        raise WeightsError(f"other channel counts are made from the 3 of RGB; this checkpoint has {old}.")
+    spec = checkpoint.preprocess
+    mean, std = (sum(values) / len(values) for values in (spec.mean, spec.std))
+    changed = replace(spec, channels=channels, mean=(mean,) * channels, std=(std,) * channels)
+    config = replace(checkpoint.config, channels=channels)
+    tensors = {**checkpoint.tensors, name: mix_channels(weight, channels)}
+    return replace(checkpoint, config=config, tensors=tensors, preprocess=changed)
+
+
+def mix_channels(weight: Tensor, channels: int) -> Tensor:  # (out, C, h, w)
+    """Filters for other channels whose answer to a grey picture stays the same."""
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    repeats = -(-channels // weight.shape[1])
+    return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
+
+
+def first_filters(config: ViTConfig) -> str:
+    """The tensor that looks at the pixels."""
+    if isinstance(config.stem, ResNetStem):
+        return "embed.stem.conv_root.weight"
+    return "embed.stem.0.weight" if isinstance(config.stem, ConvStem) else "embed.patches.weight"
+
+
+def fold_class_position(checkpoint: Checkpoint) -> Checkpoint:
+    """Add the [cls] position to the [cls] token for good, for libraries that give positions to patches alone."""
+    config = checkpoint.config
+    if config.positions.kind != "learned" or config.positions.covers != "class":
+        return checkpoint
+    positions = checkpoint.tensors["embed.positions"]
+    tensors = {
+        **checkpoint.tensors,
+        "embed.class_token": checkpoint.tensors["embed.class_token"] + positions[:, :1],
+        "embed.positions": positions[:, 1:].contiguous(),
+    }
+    covers = replace(config.positions, covers="patches")
+    return replace(checkpoint, config=replace(config, positions=covers), tensors=tensors)

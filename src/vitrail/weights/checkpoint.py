@@ -1,0 +1,91 @@
+"""A checkpoint in memory: weights under our own names, and everything needed to use them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.model import ViT, ViTConfig
+
+FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where weights came from, and what it takes to write the same file again."""
+
+    format: FormatName = "vitrail"
+    dialect: dict[str, str] = field(default_factory=dict[str, str])  # spellings that vary within the format
+    source: str = ""  # as the user named it
+    sha256: dict[str, str] = field(default_factory=dict[str, str])  # file name → checksum of what was read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """`tensors` has exactly the names and shapes of `ViT(config).state_dict()`."""
+
+    config: ViTConfig
+    tensors: Mapping[str, Tensor]
+    preprocess: Preprocess
+    classes: tuple[str, ...] | None = None
+    file_format: FormatName = "vitrail"  # of the file that it was read from
+    origin: Origin = field(default_factory=Origin)  # of the weights, however often they were converted since
+    extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # what no forward pass reads: mask_token
+    notes: tuple[str, ...] = ()  # what the reader assumed or left out
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and len(self.classes) != self.config.num_classes:
+            raise WeightsError(
+                f"a checkpoint needs one name per class: it has {len(self.classes)} names and a head for "
+                f"{self.config.num_classes} classes."
+            )
+        check_shapes(self.config, self.tensors)
+
+    def build(self, dtype: torch.dtype | None = torch.float32) -> ViT:
+        """The model with these weights, in eval mode; a `dtype` of None keeps each tensor's own."""
+        with torch.device("meta"):
+            model = ViT(self.config)
+        tensors = {name: _cast(tensor, dtype) for name, tensor in self.tensors.items()}
+        model.load_state_dict(tensors, assign=True)
+        return model.eval()
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+
+@lru_cache(maxsize=8)
+def expected_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+    """Name → shape of every tensor that a model of this config has."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in ViT(config).state_dict().items()}
+
+
+def check_shapes(config: ViTConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Raise unless the tensors are exactly those of the config."""
+    expected = expected_shapes(config)
+    missing = sorted(expected.keys() - tensors.keys())
+    unknown = sorted(tensors.keys() - expected.keys())
+    if missing or unknown:
+        raise WeightsError(f"the weights do not fit their config: {describe_keys(missing, unknown)}.")
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != expected[name]:
+            raise WeightsError(
+                f"the weights do not fit their config: {name} must have shape {expected[name]}; "
+                f"got {tuple(tensor.shape)}."
+            )
+
+
+def describe_keys(missing: list[str], unknown: list[str]) -> str:
+    """Missing and unknown keys for a message, at most ten of each."""
+    parts: list[str] = []
+    for what, names in (("missing", missing), ("unknown", unknown)):
+        if names:
+            shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+            parts.append(f"{what} {shown}")
+    return "; ".join(parts)

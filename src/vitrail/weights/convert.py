@@ -1,0 +1,184 @@
+"""Conversion with proof: what was written is read again, and must compute the same."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitrail.data.transform import prepare
+from vitrail.errors import WeightsError
+from vitrail.weights.checkpoint import Checkpoint, FormatName
+from vitrail.weights.files import atomic_path
+from vitrail.weights.formats import FORMATS, check_writable, checksums_of, read_checkpoint, write_draft
+from vitrail.weights.hub import fetch
+from vitrail.weights.infer import Hints
+from vitrail.weights.peers import peer_logits
+from vitrail.weights.pretrained import open_checkpoint
+
+TOLERANCE = 1e-5  # of the largest logit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How far two models are apart on the same pictures."""
+
+    difference: float  # largest difference of two logits
+    scale: float  # largest logit
+    top1: float  # share of pictures with the same first class
+    pictures: int
+
+    @property
+    def relative(self) -> float:
+        return self.difference / self.scale if self.scale else self.difference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What a conversion read, wrote and proved."""
+
+    source_format: FormatName
+    target_format: FormatName
+    agreement: Agreement
+    peer: Agreement | None
+    notes: tuple[str, ...]
+    how_to_load: str
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    to: FormatName = "vitrail",
+    *,
+    source_format: FormatName | None = None,
+    hints: Hints | None = None,
+    change: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint,
+    tolerance: float = TOLERANCE,
+    pictures: Sequence[Path] = (),
+    verify_with_peer: bool = False,
+    overwrite: bool = False,
+) -> Conversion:
+    """Read, `change` (see `adapt`), write and check; nothing is left at `target` unless the check passes."""
+    place = Path(target)
+    if place.exists() and not overwrite:
+        raise WeightsError(f"{place} exists; choose another name, or allow it with --overwrite.")
+    checkpoint = change(_open(source, source_format, hints))
+    check_writable(checkpoint.config, place, to)
+    images = sample_images(checkpoint, pictures)
+    expected = _logits(checkpoint, images)
+    before = replace(
+        checkpoint, tensors=_no_numbers(checkpoint)
+    )  # the facts, to compare with after the numbers are gone
+    with atomic_path(place) as draft:
+        write_draft(checkpoint, draft, to)
+        del checkpoint  # makes room for what is read again
+        written = read_checkpoint(draft, format_name=to, hints=_hints_of(before), allow_pickle=True)
+        agreement = compare(expected, _logits(written, images))
+        _require(agreement, tolerance, f"reading {to} again")
+        peer = None
+        if verify_with_peer:
+            peer = compare(expected, peer_logits(to, before.config, draft, images))
+            _require(peer, tolerance, f"{to}'s own library")
+    return Conversion(
+        source_format=before.file_format,
+        target_format=to,
+        agreement=agreement,
+        peer=peer,
+        notes=(*before.notes, *_losses(before, written)),
+        how_to_load=how_to_load_of(before, place, to),
+    )
+
+
+def _open(source: str | Path, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:
+    """The source, with the checksums of its files in its origin."""
+    checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
+    if checkpoint.file_format == "vitrail":
+        return checkpoint  # it remembers where it came from
+    local = fetch(source, allow_pickle=True)
+    return replace(checkpoint, origin=replace(checkpoint.origin, sha256=checksums_of(local)))
+
+
+def _no_numbers(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    return {name: tensor.to("meta") for name, tensor in checkpoint.tensors.items()}
+
+
+def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
+    """What the target format does not keep, although it computes the same."""
+    notes: list[str] = []
+    for what, old, new in (
+        ("preprocessing", before.preprocess, after.preprocess),
+        ("kernel for other picture sizes", before.config.positions, after.config.positions),
+    ):
+        changed = [
+            f"{field.name} {getattr(old, field.name)} → {getattr(new, field.name)}"
+            for field in fields(old)
+            if getattr(old, field.name) != getattr(new, field.name)
+        ]
+        if changed:
+            notes.append(f"the target has another {what}: {', '.join(changed)}")
+    if before.classes and not after.classes:
+        notes.append("the target does not keep the class names")
+    return notes
+
+
+def _hints_of(checkpoint: Checkpoint) -> Hints:
+    """What a file of the target format may not say, for reading it again."""
+    config = checkpoint.config
+    return Hints(heads=config.heads, image_size=config.image_size, pooling=config.pooling)
+
+
+def _logits(checkpoint: Checkpoint, images: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return checkpoint.build()(images)
+
+
+def compare(expected: Tensor, actual: Tensor) -> Agreement:
+    """Compare logits (or features, where there is no head)."""
+    if expected.shape != actual.shape:
+        raise WeightsError(f"the written model gives {tuple(actual.shape)} instead of {tuple(expected.shape)} numbers.")
+    difference = (expected - actual).abs().max().item()
+    if not difference < float("inf"):  # NaN too
+        raise WeightsError(
+            "the model gives NaN or infinite logits; `vitrail inspect` shows which weights are to blame."
+        )
+    same = (expected.argmax(dim=1) == actual.argmax(dim=1)).float().mean().item()
+    return Agreement(difference=difference, scale=expected.abs().max().item(), top1=same, pictures=len(expected))
+
+
+def _require(agreement: Agreement, tolerance: float, who: str) -> None:
+    if agreement.relative > tolerance:
+        raise WeightsError(
+            f"{who} gives other logits: they differ by up to {agreement.difference:.3g}, {agreement.relative:.1e} of "
+            f"the largest logit; the tolerance is {tolerance:.0e}. Nothing was written."
+        )
+
+
+def sample_images(checkpoint: Checkpoint, pictures: Sequence[Path] = ()) -> Tensor:
+    """Prepared pictures at the model's own size: the user's, or scikit-learn's two photographs and their mirrors."""
+    config = checkpoint.config
+    spec = replace(checkpoint.preprocess, size=config.image_size, resize="squash", crop=1.0, resize_to=None)
+    if pictures:
+        return torch.stack([prepare(picture, spec) for picture in pictures])
+    if config.channels != 3:
+        return torch.randn(4, config.channels, *config.image_size, generator=torch.Generator().manual_seed(0))
+    photos = torch.stack([prepare(photo, spec) for photo in sample_photos()])
+    return torch.cat([photos, photos.flip(-1)])
+
+
+def sample_photos() -> list[Path]:
+    """Two photographs that every installation has; finding them does not import scikit-learn, which is large."""
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    folder = Path(package.origin).parent / "datasets" / "images"
+    return [folder / "china.jpg", folder / "flower.jpg"]
+
+
+def how_to_load_of(checkpoint: Checkpoint, path: Path, format_name: FormatName) -> str:
+    """The line with which the target's own users load the file."""
+    if format_name == "vitrail":
+        return f'vitrail.load("{path}")'
+    how = getattr(FORMATS[format_name], "how_to_load", None)
+    return how(checkpoint, path) if how else ""

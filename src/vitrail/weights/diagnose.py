@@ -1,0 +1,107 @@
+"""Warnings worth money: what is likely wrong with a checkpoint, before anybody trains or serves it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.data.preprocess import preset
+from vitrail.weights.checkpoint import Checkpoint
+
+IMAGENET_21K = (21841, 21843)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warning:  # noqa: A001 (it is one)
+    """One thing that the user should know; an `error` makes the model useless as it is."""
+
+    severity: Literal["warning", "error"]
+    message: str
+
+
+def diagnose(checkpoint: Checkpoint) -> list[Warning]:
+    """All that we can tell without data."""
+    found = [*_broken_numbers(checkpoint), *_head(checkpoint), *_representation(checkpoint), *_types(checkpoint)]
+    return [*found, *_normalisation(checkpoint), *(_warn(note) for note in checkpoint.notes)]
+
+
+def _warn(message: str, severity: Literal["warning", "error"] = "warning") -> Warning:
+    return Warning(severity=severity, message=message)
+
+
+def _broken_numbers(checkpoint: Checkpoint) -> list[Warning]:
+    broken = [
+        name for name, tensor in checkpoint.tensors.items() if tensor.is_floating_point() and not _is_finite(tensor)
+    ]
+    if not broken:
+        return []
+    shown = ", ".join(broken[:5]) + (f" and {len(broken) - 5} more" if len(broken) > 5 else "")
+    return [_warn(f"NaN or infinite numbers in {shown}", "error")]
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+def _head(checkpoint: Checkpoint) -> list[Warning]:
+    config = checkpoint.config
+    if not config.num_classes:
+        return [_warn("there is no head: the model gives features; fine-tune it, or probe it")]
+    if not checkpoint.tensors["head.weight"].any():
+        return [_warn("the head is all zeros: every class gets the same score until the head is trained")]
+    if checkpoint.classes is None:
+        return [_warn(f"the {config.num_classes} classes have no names; predictions will show numbers")]
+    return []
+
+
+def _representation(checkpoint: Checkpoint) -> list[Warning]:
+    config = checkpoint.config
+    if config.representation and _looks_untrained(checkpoint):
+        return [
+            _warn(
+                "the representation layer (pooler) looks random: its bias is 0 and its weights are a normal of 0.02, "
+                "as transformers initialises it; drop it with `vitrail convert --drop-representation`"
+            )
+        ]
+    if not config.representation and config.num_classes in IMAGENET_21K:
+        return [_warn("an ImageNet-21k head without the representation layer that pre-training puts before it")]
+    return []
+
+
+def _looks_untrained(checkpoint: Checkpoint) -> bool:
+    weight, bias = (checkpoint.tensors[f"representation.{name}"].float() for name in ("weight", "bias"))
+    if bias.any() or weight.numel() < 100:
+        return False
+    deviation = weight.std().item()
+    beyond = (weight.abs() > 2 * deviation).float().mean().item()  # 4.6 % of a normal, fewer where it was cut
+    return abs(deviation - 0.02) < 0.001 and abs(weight.mean().item()) < 0.002 and beyond < 0.055
+
+
+def _types(checkpoint: Checkpoint) -> list[Warning]:
+    kinds = sorted({str(tensor.dtype) for tensor in checkpoint.tensors.values() if tensor.is_floating_point()})
+    return [_warn(f"a mix of number types: {', '.join(kinds)}")] if len(kinds) > 1 else []
+
+
+# Format → the family whose mean and std its models were trained with; timm's differ from model to model.
+FAMILIES = {"google": "google", "big_vision": "google", "hf": "hf", "torchvision": "torchvision", "dinov2": "dinov2"}
+
+
+def _normalisation(checkpoint: Checkpoint) -> list[Warning]:
+    spec, origin, config = checkpoint.preprocess, checkpoint.origin.format, checkpoint.config
+    family = "dinov2" if origin == "hf" and config.block.layer_scale is not None else FAMILIES.get(origin)
+    if family is None:
+        return []
+    usual = preset(family, channels=spec.channels)
+    if spec.mean == usual.mean and spec.std == usual.std:
+        return []
+    return [
+        _warn(
+            f"mean {_shown(spec.mean)} and std {_shown(spec.std)} are not those of its family ({family}: "
+            f"{_shown(usual.mean)} and {_shown(usual.std)}); right for weights trained so, costly otherwise"
+        )
+    ]
+
+
+def _shown(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.3g}" for value in dict.fromkeys(values))

@@ -1,0 +1,209 @@
+"""Foreign files, read without trusting them, and written so that a crash never leaves half a file.
+
+Nothing here executes what a file says: npz members are checked against their headers and sizes before they are read,
+pickles are read with `weights_only=True` and only where the caller allows pickles at all.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+import zipfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitrail.errors import WeightsError
+
+# torch's dtype → the name that safetensors has for it.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+PICKLES = {".pth", ".pt", ".bin"}
+BOMB_SIZE, BOMB_RATIO = 2**30, 20  # an archive that unpacks to more than both is not a checkpoint
+
+
+def read_tensors_of(path: Path, allow_pickle: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of one file by name, and the metadata of a safetensors file."""
+    if not path.is_file():
+        raise WeightsError(f"there is no file {path}.")
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    if path.suffix == ".npz":
+        return read_npz(path), {}
+    if path.suffix in PICKLES:
+        if not allow_pickle:
+            raise WeightsError(
+                f"{path} is a pickle, which we do not load directly; convert it once: "
+                f"vitrail convert {path} {path.with_suffix('.safetensors')}"
+            )
+        return read_pickle(path), {}
+    raise WeightsError(f"{path} must end in .safetensors, .npz, .pth, .pt or .bin to be read as a checkpoint.")
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors (memory-mapped, so that only what is used is read) and metadata."""
+    with _clear_errors(path, "safetensors"), safe_open(path, framework="pt") as file:
+        opened = cast("Any", file)
+        return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
+
+
+def read_npz(path: Path) -> dict[str, Tensor]:
+    """The arrays of an npz file; no pickles, no bombs."""
+    with _clear_errors(path, "npz"), zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        total = sum(member.file_size for member in members)
+        if total > max(BOMB_SIZE, BOMB_RATIO * path.stat().st_size):
+            raise WeightsError(
+                f"{path} unpacks to {total / 2**30:.1f} GiB, too much for its size; it is not a checkpoint."
+            )
+        return {member.filename.removesuffix(".npy"): _read_member(archive, member, path) for member in members}
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Tensor:
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(stream)
+        if dtype.hasobject:
+            raise WeightsError(f"{path}: {member.filename} holds Python objects, which we never read.")
+        size = dtype.itemsize * int(np.prod([*shape, 1], dtype=object))
+        if min([*shape, 0]) < 0 or size != member.file_size - stream.tell():
+            raise WeightsError(f"{path}: {member.filename} does not have the size that its header says.")
+    with archive.open(member) as stream:
+        array = np.lib.format.read_array(stream, allow_pickle=False)
+        if stream.read(1):  # reading to the end is what checks the member's CRC
+            raise WeightsError(f"{path}: {member.filename} has bytes after its array.")
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # NumPy has no bfloat16: JAX saves it as two raw bytes
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """The state dict of a torch file; only tensors and plain containers are ever unpickled."""
+    with _clear_errors(path, "torch checkpoint"):
+        zipped = zipfile.is_zipfile(path)
+        if zipped:
+            with zipfile.ZipFile(path) as archive:
+                if broken := archive.testzip():
+                    raise WeightsError(f"{path} is damaged: the checksum of {broken} does not match.")
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    return unwrap_state(loaded, path)
+
+
+def unwrap_state(loaded: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict inside what training scripts save: {"model": …}, {"state_dict": …}, keys with "module."."""
+    for wrapper in ("state_dict", "model", "teacher"):
+        if isinstance(loaded, Mapping) and isinstance(cast("Any", loaded).get(wrapper), Mapping):
+            loaded = cast("Any", loaded)[wrapper]
+            break
+    if not isinstance(loaded, Mapping):
+        raise WeightsError(f"{path} must hold a dictionary of tensors; got {type(loaded).__name__}.")
+    items = cast("Mapping[Any, Any]", loaded)
+    other = [str(key) for key, value in items.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if other or not items:
+        raise WeightsError(
+            f"{path} must hold tensors by name; got other things under {', '.join(other[:5]) or 'no key'}."
+        )
+    prefixes = [p for p in ("module.", "_orig_mod.", "backbone.") if all(key.startswith(p) for key in items)]
+    return {key.removeprefix(prefixes[0] if prefixes else ""): value for key, value in items.items()}
+
+
+@contextmanager
+def _clear_errors(path: Path, kind: str) -> Generator[None]:
+    """Whatever a parser raises on a damaged file becomes one clear error."""
+    try:
+        yield
+    except WeightsError:
+        raise
+    except (SafetensorError, Exception) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WeightsError(
+            f"{path} cannot be read as a {kind} file; it is damaged or something else: {first_line}"
+        ) from error
+
+
+def sha256_of(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def atomic_path(path: Path) -> Generator[Path]:
+    """A place beside `path` for a new file or folder, which takes the place of `path` in one step if all goes well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    workshop = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        draft = workshop / path.name
+        yield draft
+        if path.is_dir():  # only files can be replaced in one step; a folder makes room first
+            path.replace(workshop / "old")
+        draft.replace(path)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def write_npz(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """An npz file as `np.savez` writes it."""
+    arrays = {name: _as_array(tensor) for name, tensor in tensors.items()}
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view("V2")
+    return tensor.numpy()
+
+
+def write_pickle(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A state dict as `torch.save` writes it, for the libraries that expect one."""
+    with path.open("wb") as file:
+        torch.save({name: tensor.clone() for name, tensor in tensors.items()}, file)  # clone: a view saves its storage
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's numbers as they lie in memory."""
+    return cast("Any", tensor.detach().contiguous().flatten().view(torch.uint8).numpy()).data
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensor after tensor, so that no second copy of the weights is ever in memory."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # wide types first: aligned
+    for name in order:
+        tensor = tensors[name]
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            file.write(bytes_of(tensors[name]))
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,189 @@
+"""The one place that knows which formats there are, tells them apart, and reads or writes any of them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from torch import Tensor
+
+from vitrail.errors import VitrailError, WeightsError, suggest
+from vitrail.model import ViTConfig
+from vitrail.weights import big_vision, dinov2, google, huggingface, native, timm, torchvision
+from vitrail.weights.checkpoint import Checkpoint, FormatName
+from vitrail.weights.files import atomic_path, read_tensors_of, sha256_of
+from vitrail.weights.infer import Hints, Raw
+
+# Name → the module that reads and writes it, and what its checkpoints look like to a user.
+FORMATS: dict[FormatName, ModuleType] = {
+    "google": google,
+    "big_vision": big_vision,
+    "timm": timm,
+    "hf": huggingface,
+    "torchvision": torchvision,
+    "dinov2": dinov2,
+}
+SUFFIXES: dict[FormatName, tuple[str, ...]] = {
+    "vitrail": (".safetensors",),
+    "google": (".npz",),
+    "big_vision": (".npz",),
+    "timm": (".safetensors", ".pth", ".bin", ""),  # "" is a folder
+    "hf": ("",),
+    "torchvision": (".pth",),
+    "dinov2": (".pth",),
+}
+SIDECARS = ("config.json", "preprocessor_config.json")
+MAX_SIDECAR = 10 * 2**20
+WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
+
+
+def read_checkpoint(
+    path: str | Path,
+    *,
+    format_name: FormatName | None = None,
+    hints: Hints | None = None,
+    allow_pickle: bool = False,
+    verify: bool = True,
+) -> Checkpoint:
+    """Any checkpoint that we know, from a file or a folder; `format_name` names it where its keys do not.
+
+    `verify` compares the checksums of our own files; npz and torch files are always checked by their archives.
+    """
+    source = Path(path)
+    files = find_files(source)
+    tensors, metadata = read_files(files, allow_pickle)
+    if "vitrail" in metadata and format_name in (None, "vitrail"):
+        return apply_hints(native.parse_native(files[0], tensors, metadata, verify), hints or Hints())
+    name = format_name or detect_format(tensors, source)
+    if name not in FORMATS:
+        raise WeightsError(f"{source} is not a checkpoint of vitrail; leave the format out to have it detected.")
+    raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
+    try:
+        checkpoint: Checkpoint = FORMATS[name].read(raw, hints or Hints())
+    except VitrailError as error:
+        message = str(error)
+        raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
+    return replace(checkpoint, file_format=name, origin=replace(checkpoint.origin, source=str(path)))
+
+
+def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
+    """A checkpoint of ours says everything; what the user says otherwise still counts, as far as the weights allow."""
+    config = checkpoint.config
+    block = replace(
+        config.block,
+        activation=hints.activation or config.block.activation,
+        norm_eps=hints.norm_eps or config.block.norm_eps,
+    )
+    pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
+    if hints.image_size not in (None, config.image_size):
+        raise WeightsError(f"this checkpoint is for pictures of {config.image_size}; resample it to change that.")
+    return replace(checkpoint, config=replace(config, block=block, pooling=pooling, heads=heads))
+
+
+def detect_format(tensors: Mapping[str, Tensor], source: Path) -> FormatName:
+    """The format whose keys these are."""
+    matches: list[FormatName] = [name for name, module in FORMATS.items() if module.recognises(tensors)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with --from.")
+    shown = ", ".join(list(tensors)[:5]) or "none"
+    raise WeightsError(
+        f"the keys of {source} are those of no ViT that we know ({', '.join(FORMATS)}); its first keys: {shown}."
+    )
+
+
+def find_files(source: Path) -> list[Path]:
+    """The weight files of a path: itself, or what a folder (of a run, or of the hub) holds."""
+    if not source.is_dir():
+        return [source]
+    for name in WEIGHTS_IN_FOLDERS:
+        if (source / name).is_file():
+            return [source / name]
+        index = source / f"{name}.index.json"
+        if index.is_file():
+            return _read_index(index)
+    arrays = sorted(source.glob("*.npz")) or sorted(source.glob("*.safetensors"))
+    if len(arrays) == 1:
+        return arrays
+    found = f"{len(arrays)} of them" if arrays else "none"
+    raise WeightsError(f"{source} must hold one checkpoint ({', '.join(WEIGHTS_IN_FOLDERS)}); found {found}.")
+
+
+def _read_index(index: Path) -> list[Path]:
+    """The files of a sharded checkpoint, all of which must lie beside their index."""
+    facts = read_json(index)
+    weights: Any = facts.get("weight_map")
+    if not isinstance(weights, Mapping) or not weights:
+        raise WeightsError(f"{index} must have a weight_map from tensor names to files.")
+    names = sorted({str(name) for name in cast("Mapping[Any, Any]", weights).values()})
+    for name in names:
+        if Path(name).name != name or name.startswith("."):
+            raise WeightsError(f"{index} points outside its own folder: {name!r}; we do not follow that.")
+    return [index.parent / name for name in names]
+
+
+def read_files(files: list[Path], allow_pickle: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of one or several files."""
+    tensors, metadata = read_tensors_of(files[0], allow_pickle)
+    for file in files[1:]:
+        more, _ = read_tensors_of(file, allow_pickle)
+        if twice := sorted(more.keys() & tensors.keys()):
+            raise WeightsError(f"{file} has tensors that another shard has too: {', '.join(twice[:5])}.")
+        tensors |= more
+    return tensors, metadata
+
+
+def read_sidecars(folder: Path) -> dict[str, Any]:
+    """The JSON files that say more about the weights beside them."""
+    return {name: read_json(folder / name) for name in SIDECARS if (folder / name).is_file()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that we do not trust."""
+    if path.stat().st_size > MAX_SIDECAR:
+        raise WeightsError(f"{path} is larger than {MAX_SIDECAR // 2**20} MiB; it is no configuration.")
+    try:
+        facts: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(facts, dict):
+        raise WeightsError(f"{path} must hold a JSON object; got {type(facts).__name__}.")
+    return cast("dict[str, Any]", facts)
+
+
+def checksums_of(path: str | Path) -> dict[str, str]:
+    """File name → sha256 of the weight files of a path."""
+    return {file.name: sha256_of(file) for file in find_files(Path(path))}
+
+
+def refusals(config: ViTConfig, format_name: FormatName) -> list[str]:
+    """Why a format cannot hold a model of this config; nothing where it can."""
+    return [] if format_name == "vitrail" else FORMATS[format_name].refusals(config)
+
+
+def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> None:
+    """Raise unless the format can hold the model and the path can hold the format."""
+    if format_name not in SUFFIXES:
+        raise WeightsError(f"unknown format {format_name!r}; {suggest(format_name, SUFFIXES)}")
+    if path.suffix not in SUFFIXES[format_name]:
+        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
+        raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {path}.")
+    if reasons := refusals(config, format_name):
+        raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
+
+
+def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: FormatName = "vitrail") -> None:
+    """Write any format, atomically; what it cannot express is an error, never dropped."""
+    target = Path(path)
+    check_writable(checkpoint.config, target, format_name)
+    with atomic_path(target) as draft:
+        write_draft(checkpoint, draft, format_name)
+
+
+def write_draft(checkpoint: Checkpoint, draft: Path, format_name: FormatName) -> None:
+    """Write to a place that nobody reads yet; `check_writable` comes first."""
+    module = native if format_name == "vitrail" else FORMATS[format_name]
+    module.write(checkpoint, draft)

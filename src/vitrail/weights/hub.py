@@ -1,0 +1,77 @@
+"""Where a checkpoint is: a path, a run folder, `hf://owner/name[@revision]`, or `google://NAME` of a Google release."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from vitrail.errors import WeightsError
+from vitrail.model import ResNetStem
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.hub_names import MIRRORS
+
+FILES = ["config.json", "preprocessor_config.json", "model.safetensors", "model.safetensors.index.json", "*.npz"]
+SHARDS = ["model-*-of-*.safetensors"]
+PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
+
+
+def fetch(source: str | Path, allow_pickle: bool = False) -> Path:
+    """The local path of a checkpoint, downloaded to the hub's own cache if need be."""
+    text = str(source)
+    if text.startswith("google://"):
+        text = f"hf://timm/{_mirror_of(text.removeprefix('google://'))}"
+    if text.startswith("hf://"):
+        return _download(text.removeprefix("hf://"), allow_pickle)
+    if "://" in text:
+        raise WeightsError(f"a checkpoint is a path, hf://owner/name or google://NAME; got {text}.")
+    path = Path(text).expanduser()
+    if not path.exists():
+        hint = f"; for a model of the hub write hf://{text}" if re.fullmatch(r"[\w.-]+/[\w.-]+", text) else ""
+        raise WeightsError(f"there is no checkpoint {text}{hint}.")
+    return path
+
+
+def _mirror_of(name: str) -> str:
+    """The hub's name for Google's; the beginning of a name is enough where only one release has it."""
+    stem = name.removeprefix("augreg/").removesuffix(".npz")
+    begins = [release for release in MIRRORS if release.startswith(stem)]
+    if stem in MIRRORS or len(begins) == 1:
+        return MIRRORS.get(stem) or MIRRORS[begins[0]]
+    if begins:
+        raise WeightsError(f"google://{name} could be each of these; write one in full: {', '.join(begins)}.")
+    models = sorted({release.split("-")[0] for release in MIRRORS if not release.startswith("sam")})
+    raise WeightsError(
+        f"google://{name} is no release that the hub mirrors; try google:// and one of {', '.join(models)}."
+    )
+
+
+def _download(identifier: str, allow_pickle: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    name, _, revision = identifier.partition("@")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise WeightsError(
+            f"a model of the hub is hf://owner/name, or hf://owner/name@revision; got hf://{identifier}."
+        )
+    patterns = [*FILES, *SHARDS, *(PICKLES if allow_pickle else [])]
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    except LocalEntryNotFoundError as error:
+        raise WeightsError(
+            f"hf://{identifier} is not in the cache and the hub cannot be reached (HF_HUB_OFFLINE, or no network)."
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise WeightsError(f"hf://{identifier} cannot be fetched: {str(error).splitlines()[0]}") from error
+
+
+def settle_google(source: str | Path, checkpoint: Checkpoint) -> Checkpoint:
+    """A mirror is in timm's layout; what it computes is still what Google trained."""
+    if not str(source).startswith("google://"):
+        return checkpoint
+    config = checkpoint.config
+    stem = config.stem
+    if isinstance(stem, ResNetStem):
+        stem = ResNetStem(blocks=stem.blocks, width_factor=stem.width_factor)
+    block = replace(config.block, activation="gelu_tanh")
+    positions = replace(config.positions, resample="google")
+    return replace(checkpoint, config=replace(config, block=block, stem=stem, positions=positions))

@@ -1,0 +1,171 @@
+"""Hugging Face transformers: ViT and DINOv2 models, as folders with `config.json` and one or several weight files."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import WeightsError
+from vitrail.model import ViTConfig
+from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.dinov2 import backbone_refusals, mask_token, split_mask_token
+from vitrail.weights.files import write_safetensors
+from vitrail.weights.huggingface_config import (
+    is_dinov2,
+    model_config,
+    processor_config,
+    read_classes,
+    read_config,
+    read_preprocess,
+)
+from vitrail.weights.infer import Hints, Raw, common_refusals, position_refusals
+from vitrail.weights.keys import Rule, layer, read_tensors, rule, stacked, write_tensors
+
+PATCHES = "embeddings.patch_embeddings.projection"
+MASK_TOKEN = "embeddings.mask_token"  # noqa: S105
+
+# What stands before the backbone's names: nothing in a bare model, the family's name in one with a classifier.
+PREFIXES = ("", "vit.", "dinov2.", "dinov2_with_registers.")
+
+# Layer → its name, in the files of the hub ("files") and in the modules of transformers 5 ("modules").
+VIT_BLOCK = {
+    "files": {
+        "block": "encoder.layer.{}",
+        "norm1": "layernorm_before",
+        "query": "attention.attention.query",
+        "key": "attention.attention.key",
+        "value": "attention.attention.value",
+        "proj": "attention.output.dense",
+        "norm2": "layernorm_after",
+        "fc1": "intermediate.dense",
+        "fc2": "output.dense",
+    },
+    "modules": {
+        "block": "layers.{}",
+        "norm1": "layernorm_before",
+        "query": "attention.q_proj",
+        "key": "attention.k_proj",
+        "value": "attention.v_proj",
+        "proj": "attention.o_proj",
+        "norm2": "layernorm_after",
+        "fc1": "mlp.fc1",
+        "fc2": "mlp.fc2",
+    },
+}
+_DINO = {"block": "encoder.layer.{}", "norm1": "norm1", "norm2": "norm2", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
+DINOV2_BLOCK = {
+    generation: {**names, **_DINO} for generation, names in VIT_BLOCK.items()
+}  # its attention is spelled as ViT's
+
+
+def recognises(tensors: dict[str, Tensor]) -> bool:
+    return find_prefix(tensors) is not None
+
+
+def find_prefix(tensors: dict[str, Tensor]) -> str | None:
+    return next((prefix for prefix in PREFIXES if f"{prefix}{PATCHES}.weight" in tensors), None)
+
+
+def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
+    """The backbone without its prefix, then the classifier."""
+    dino = is_dinov2(config)
+    names = (DINOV2_BLOCK if dino else VIT_BLOCK)[dialect.get("generation", "files")]
+    prefix = dialect.get("prefix", default_prefix(config))
+    rules = [
+        rule("embed.class_token", f"{prefix}embeddings.cls_token"),
+        rule("embed.positions", f"{prefix}embeddings.position_embeddings"),
+        *layer("embed.patches", f"{prefix}{PATCHES}"),
+        *layer("norm", f"{prefix}layernorm"),
+    ]
+    if config.registers:
+        rules.append(rule("embed.registers", f"{prefix}embeddings.register_tokens"))
+    for index in range(config.depth):
+        rules += _block_rules(config, index, prefix, names)
+    if config.representation:
+        rules += layer("representation", f"{prefix}pooler.dense")
+    if config.num_classes:
+        rules += layer("head", "classifier")
+    return rules
+
+
+def _block_rules(config: ViTConfig, index: int, prefix: str, names: Mapping[str, str]) -> list[Rule]:
+    ours, theirs = f"blocks.{index}", prefix + names["block"].format(index)
+    kinds = ("weight", "bias") if config.block.qkv_bias else ("weight",)
+    rules = [
+        rule(
+            f"{ours}.attention.qkv.{kind}",
+            *(f"{theirs}.{names[part]}.{kind}" for part in ("query", "key", "value")),
+            form=stacked(3),
+        )
+        for kind in kinds
+    ]
+    pairs = {"norm1": "norm1", "attention.proj": "proj", "norm2": "norm2", "mlp.fc1": "fc1", "mlp.fc2": "fc2"}
+    for name, their_name in pairs.items():
+        rules += layer(f"{ours}.{name}", f"{theirs}.{names[their_name]}")
+    if config.block.layer_scale is not None:
+        rules += [rule(f"{ours}.branch{i}.scale", f"{theirs}.layer_scale{i}.lambda1") for i in (1, 2)]
+    return rules
+
+
+def default_prefix(config: ViTConfig) -> str:
+    return "vit." if config.num_classes else ""
+
+
+def read(raw: Raw, hints: Hints) -> Checkpoint:
+    facts: Any = raw.sidecars.get("config.json")
+    if not isinstance(facts, Mapping):
+        raise WeightsError(f"{raw.path} needs the config.json of its model beside it; name the folder that has both.")
+    prefix = find_prefix(raw.tensors) or ""
+    new = any(".attention.q_proj." in name for name in raw.tensors)
+    dialect = {"prefix": prefix, "generation": "modules" if new else "files"}
+    tensors, extras = split_mask_token(raw.tensors, prefix + MASK_TOKEN)
+    config = read_config(raw, dict(facts), prefix, hints)  # pyright: ignore[reportUnknownArgumentType]
+    return Checkpoint(
+        config=config,
+        tensors=read_tensors(key_table(config, dialect), tensors),
+        extras=extras,
+        preprocess=read_preprocess(raw.sidecars, config),
+        classes=read_classes(facts, config),  # pyright: ignore[reportUnknownArgumentType]
+        origin=Origin(format="hf", dialect=dialect),
+    )
+
+
+def refusals(config: ViTConfig) -> list[str]:
+    common = common_refusals(config, activation=config.block.activation, norm_eps=None)
+    if is_dinov2(config):
+        return [*common, *backbone_refusals(config)]
+    reasons = [
+        (config.block.qk_norm, "it has no qk-norm"),
+        (config.pooling != "cls", "it pools the [cls] token"),
+        (config.stem.kind == "resnet", "it has no ResNet stem"),
+        (
+            config.representation is not None and config.num_classes > 0,
+            "its classifier stands without a representation layer (drop the layer or the head)",
+        ),
+    ]
+    return [*common, *position_refusals(config, covers="class"), *(reason for holds, reason in reasons if holds)]
+
+
+def write(checkpoint: Checkpoint, path: Path) -> None:
+    if path.suffix:
+        raise WeightsError(f"a Hugging Face model is a folder; got {path}; name a folder without a suffix.")
+    config = checkpoint.config
+    dialect = checkpoint.origin.dialect if checkpoint.origin.format == "hf" else {}
+    if config.num_classes and not dialect.get("prefix", "vit."):
+        dialect = {**dialect, "prefix": "vit."}  # a head was added since
+    tensors = write_tensors(key_table(config, dialect), checkpoint.tensors)
+    if is_dinov2(config):
+        tensors[dialect.get("prefix", "") + MASK_TOKEN] = mask_token(checkpoint)
+    path.mkdir()
+    write_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
+    for name, facts in (
+        ("config.json", model_config(checkpoint)),
+        ("preprocessor_config.json", processor_config(checkpoint.preprocess)),
+    ):
+        (path / name).write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
+    return f'transformers.{model_config(checkpoint)["architectures"][0]}.from_pretrained("{path}")'

@@ -1,0 +1,144 @@
+"""What the keys and shapes of a foreign file say about the model, and what they leave open.
+
+Where a fact cannot be told, the user gives it as a hint; we never guess: the error names the choices.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from vitrail.errors import WeightsError
+from vitrail.model.config import Pair, ViTConfig
+from vitrail.model.variants import CIFAR, SIZES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hints:
+    """What the user knows better than the file: each one overrides what would be inferred."""
+
+    heads: int | None = None
+    image_size: Pair | None = None
+    pooling: Literal["cls", "mean", "map"] | None = None
+    activation: Literal["gelu", "gelu_tanh"] | None = None
+    norm_eps: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raw:
+    """A foreign file as read: tensors, and the JSON files beside it by name."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    sidecars: Mapping[str, Any]
+
+    def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
+        """The shape of a tensor that every model of the format has."""
+        if name not in self.tensors:
+            raise WeightsError(f"{self.path} has no tensor {name}, which every such checkpoint has.")
+        shape = tuple(self.tensors[name].shape)
+        if len(shape) != dimensions or 0 in shape:
+            raise WeightsError(f"{self.path}: {name} must have {dimensions} dimensions, none empty; got {shape}.")
+        return shape
+
+
+def count_layers(names: Iterable[str], pattern: str) -> int:
+    """How many layers there are, from the numbers that `pattern` finds in the names."""
+    found = {int(match[1]) for name in names if (match := re.match(pattern, name))}
+    if not found or found != set(range(len(found))):
+        raise WeightsError(f"layers must be numbered from 0 without a gap; found {sorted(found)[:20]}.")
+    return len(found)
+
+
+def count_units(names: Iterable[str], pattern: str) -> tuple[int, ...]:
+    """How many units each stage of a ResNet has, from the (stage, unit) numbers that `pattern` finds in the names."""
+    units: dict[int, set[int]] = {}
+    for name in names:
+        if match := re.match(pattern, name):
+            units.setdefault(int(match[1]), set()).add(int(match[2]))
+    return tuple(len(units[stage]) for stage in sorted(units))
+
+
+def optional_size(raw: Raw, name: str, axis: int = 0) -> int | None:
+    """The size of a tensor that not every model has, along one axis."""
+    if name not in raw.tensors:
+        return None
+    shape = tuple(raw.tensors[name].shape)
+    if len(shape) <= axis or 0 in shape:
+        raise WeightsError(f"{raw.path}: {name} must have more than {axis} dimensions, none empty; got {shape}.")
+    return shape[axis]
+
+
+def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = None) -> int:
+    """The number of heads: from a head's size, or from the known models of this width and depth."""
+    if hints.heads is not None:
+        return hints.heads
+    if head_size:
+        return width // head_size
+    known = {(numbers[0], numbers[1]): numbers[2] for numbers in (*SIZES.values(), *CIFAR.values())}
+    if (width, depth) in known:
+        return known[width, depth]
+    choices = [heads for heads in range(1, width + 1) if width % heads == 0 and width // heads >= 8]
+    raise WeightsError(
+        f"the file does not say how many heads a model of width {width} and depth {depth} has, and it is none that we "
+        f"know; give heads (--heads), one of {', '.join(map(str, choices))}."
+    )
+
+
+def infer_image_size(positions: int, prefixes: tuple[int, ...], stride: Pair, hints: Hints) -> tuple[Pair, int]:
+    """The picture size, and how many of the positions belong to prefix tokens (one of `prefixes`)."""
+    if hints.image_size is not None:
+        patches = hints.image_size[0] // stride[0] * (hints.image_size[1] // stride[1])
+        if positions - patches not in prefixes:
+            raise WeightsError(
+                f"image_size {hints.image_size[0]}×{hints.image_size[1]} has {patches} patches; the file has positions "
+                f"for {' or '.join(str(positions - prefix) for prefix in prefixes)}."
+            )
+        return hints.image_size, positions - patches
+    squares = [prefix for prefix in prefixes if isqrt(max(positions - prefix, 0)) ** 2 == positions - prefix > 0]
+    if len(squares) != 1:
+        raise WeightsError(
+            f"{positions} positions do not tell the picture's size ({_sizes(positions, prefixes, stride)}); "
+            "give image_size (--image-size HEIGHTxWIDTH)."
+        )
+    side = isqrt(positions - squares[0])
+    return (side * stride[0], side * stride[1]), squares[0]
+
+
+def _sizes(positions: int, prefixes: tuple[int, ...], stride: Pair) -> str:
+    grids = [
+        (rows, (positions - prefix) // rows)
+        for prefix in prefixes
+        for rows in range(2, isqrt(max(positions - prefix, 0)) + 1)
+        if (positions - prefix) % rows == 0
+    ]
+    sizes = [f"{rows * stride[0]}×{columns * stride[1]}" for rows, columns in grids[-4:]]
+    return f"possible: {', '.join(sizes)}, or turned" if sizes else "no grid of patches fits"
+
+
+def position_refusals(config: ViTConfig, covers: str) -> list[str]:
+    """Why a format with learned positions for just these tokens cannot hold a model."""
+    if config.positions.kind != "learned":
+        return ["its positions are learned"]
+    if config.prefix and config.positions.covers != covers:
+        return [f"its positions cover {'[cls] too' if covers == 'class' else 'patches only'}"]
+    return []
+
+
+def common_refusals(config: ViTConfig, *, activation: str, norm_eps: float | None) -> list[str]:
+    """Why a format with this GELU and epsilon, and a plain encoder, cannot hold a model."""
+    block = config.block
+    reasons = [
+        (block.activation != activation, f"its GELU is {activation} (--activation {activation} to accept that)"),
+        (
+            norm_eps is not None and block.norm_eps != norm_eps,
+            f"its LayerNorm epsilon is {norm_eps}, not {block.norm_eps} (--norm-eps {norm_eps} to accept that)",
+        ),
+        (block.attention_scale is not None, "it has no attention scale of its own"),
+        (config.stem.kind == "conv", "it has no convolutional stem"),
+    ]
+    return [reason for holds, reason in reasons if holds]

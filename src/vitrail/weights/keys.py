@@ -1,0 +1,84 @@
+"""Key tables: each foreign format is a list of rules, used in both directions.
+
+A rule pairs one of our tensors with one or several of theirs. Reading applies `form.read` to theirs, writing applies
+`form.write` to ours; both only move numbers, so a round trip is exact to the bit.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import WeightsError
+from vitrail.weights.checkpoint import describe_keys
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the same numbers are laid out on the two sides."""
+
+    read: Callable[[Tensors], Tensor]
+    write: Callable[[Tensor], Tensors]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One tensor of ours and where it is on their side."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    form: Form
+
+
+SAME = Form(lambda theirs: theirs[0], lambda ours: (ours,))
+TRANSPOSED = Form(lambda theirs: theirs[0].T, lambda ours: (ours.T,))
+FLAT = Form(lambda theirs: theirs[0].flatten(), lambda ours: (ours,))
+HWIO = Form(lambda theirs: theirs[0].permute(3, 2, 0, 1), lambda ours: (ours.permute(2, 3, 1, 0),))  # Flax kernels
+
+
+def stacked(parts: int) -> Form:
+    """Theirs are separate matrices (queries, keys, values); ours is all of them on top of one another."""
+    return Form(torch.cat, lambda ours: ours.chunk(parts))
+
+
+def rule(ours: str, *theirs: str, form: Form = SAME) -> Rule:
+    return Rule(ours, theirs, form)
+
+
+def layer(ours: str, theirs: str) -> list[Rule]:
+    """Weight and bias of a layer that differs in its name alone."""
+    return [rule(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
+
+
+def read_tensors(rules: Iterable[Rule], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors from theirs; a key of theirs that is missing or that no rule knows is an error.
+
+    `theirs` is used up on the way, so that a large model is not in memory twice.
+    """
+    table = list(rules)
+    known = {name for entry in table for name in entry.theirs}
+    missing, unknown = sorted(known - theirs.keys()), sorted(theirs.keys() - known)
+    if missing or unknown:
+        raise WeightsError(f"the keys are not those of such a model: {describe_keys(missing, unknown)}.")
+    return {entry.ours: _apply(entry, theirs) for entry in table}
+
+
+def _apply(entry: Rule, theirs: dict[str, Tensor]) -> Tensor:
+    parts = tuple(theirs.pop(name) for name in entry.theirs)
+    try:
+        return entry.form.read(parts).contiguous()
+    except (RuntimeError, IndexError) as error:
+        shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in zip(entry.theirs, parts, strict=True))
+        raise WeightsError(f"these tensors do not have the shapes of a ViT's: {shapes}.") from error
+
+
+def write_tensors(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Their tensors from ours."""
+    theirs: dict[str, Tensor] = {}
+    for entry in rules:
+        parts = entry.form.write(ours[entry.ours])
+        theirs |= {name: part.contiguous() for name, part in zip(entry.theirs, parts, strict=True)}
+    return theirs

@@ -1,0 +1,107 @@
+"""Our own format: one safetensors file that says everything about itself.
+
+The header's metadata holds `vitrail`, a JSON text with the format version, model config, preprocessing, class names,
+origin, and a checksum per tensor; and `vitrail.crc32`, the checksum of that text. Reading checks all of them, so a
+damaged file is an error and never a slightly different model.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError, WeightsError
+from vitrail.model import ViTConfig
+from vitrail.schema import from_dict, to_dict
+from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.files import DTYPES, atomic_path, bytes_of, read_safetensors, write_safetensors
+
+VERSION = 1
+EXTRA = "extra."  # prefix of the names of `Checkpoint.extras` in the file
+
+
+def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> None:
+    """Write one self-describing file, atomically."""
+    target = Path(path)
+    if target.suffix != ".safetensors":
+        raise WeightsError(f"our checkpoints end in .safetensors; got {target}.")
+    with atomic_path(target) as draft:
+        write(checkpoint, draft)
+
+
+def write(checkpoint: Checkpoint, path: Path) -> None:
+    """Write without further ado."""
+    tensors = {**checkpoint.tensors, **{EXTRA + name: tensor for name, tensor in checkpoint.extras.items()}}
+    facts = {
+        "version": VERSION,
+        "config": to_dict(checkpoint.config),
+        "preprocess": to_dict(checkpoint.preprocess),
+        "classes": checkpoint.classes,
+        "origin": to_dict(checkpoint.origin),
+        "notes": checkpoint.notes,
+        "crc32": checksums(tensors),
+    }
+    text = json.dumps(facts, ensure_ascii=False)
+    metadata = {"vitrail": text, "vitrail.crc32": str(zlib.crc32(text.encode()))}
+    write_safetensors(path, tensors, metadata)
+
+
+def read_native(path: Path) -> Checkpoint:
+    """Read one of our files, checking version, checksums, completeness and shapes."""
+    tensors, metadata = read_safetensors(path)
+    return parse_native(path, tensors, metadata)
+
+
+def parse_native(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], verify: bool = True
+) -> Checkpoint:
+    """The checkpoint that a file's tensors and metadata describe; `verify` reads every tensor for its checksum."""
+    facts = _read_facts(path, metadata)
+    if verify and checksums(tensors) != facts.get("crc32"):
+        raise WeightsError(f"{path} is damaged: the checksums of its tensors do not match; get a fresh copy.")
+    try:
+        return Checkpoint(
+            config=from_dict(ViTConfig, facts.get("config"), "config"),
+            preprocess=from_dict(Preprocess, facts.get("preprocess"), "preprocess"),
+            classes=None if facts.get("classes") is None else tuple(map(str, facts["classes"])),
+            origin=from_dict(Origin, facts.get("origin"), "origin"),
+            notes=tuple(map(str, facts.get("notes", ()))),
+            tensors={name: tensor for name, tensor in tensors.items() if not name.startswith(EXTRA)},
+            extras={name.removeprefix(EXTRA): tensors[name] for name in tensors if name.startswith(EXTRA)},
+        )
+    except VitrailError as error:
+        raise WeightsError(f"{path} is damaged: {error}") from error
+
+
+def _read_facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    text = metadata.get("vitrail", "")
+    if not text:
+        raise WeightsError(f"{path} is not one of our checkpoints: its header has no vitrail metadata.")
+    try:
+        facts: Any = json.loads(text)
+        version = facts["version"]
+    except (json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
+        raise WeightsError(f"{path} is damaged: its metadata cannot be read.") from error
+    if isinstance(version, int) and version > VERSION:
+        raise WeightsError(
+            f"{path} has format version {version}; this vitrail reads up to {VERSION}; upgrade: pip install -U vitrail"
+        )
+    if version != VERSION or metadata.get("vitrail.crc32") != str(zlib.crc32(text.encode())):
+        raise WeightsError(f"{path} is damaged: the checksum of its metadata does not match; get a fresh copy.")
+    return facts
+
+
+def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """CRC-32 of each tensor's type and bytes."""
+
+    def checksum(tensor: Tensor) -> int:
+        return zlib.crc32(bytes_of(tensor), zlib.crc32(DTYPES[tensor.dtype].encode()))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(tensors, pool.map(checksum, tensors.values()), strict=True))

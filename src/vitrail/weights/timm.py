@@ -1,0 +1,196 @@
+"""timm's VisionTransformer: `.safetensors` or `.pth` with a plain state dict, on the hub with a `config.json`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
+from vitrail.model.config import Stem
+from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.files import PICKLES, write_pickle, write_safetensors
+from vitrail.weights.infer import (
+    Hints,
+    Raw,
+    common_refusals,
+    count_layers,
+    count_units,
+    infer_heads,
+    infer_image_size,
+    optional_size,
+)
+from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
+from vitrail.weights.timm_config import how_to_load, hub_config, read_classes, read_preprocess
+
+__all__ = ["how_to_load", "read", "recognises", "refusals", "write"]
+
+ACTIVATION, NORM_EPS = "gelu", 1e-6
+RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute
+
+
+def recognises(tensors: dict[str, Tensor]) -> bool:
+    plain = {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= tensors.keys()
+    return plain and not {"mask_token", "register_tokens"} & tensors.keys()
+
+
+def key_table(config: ViTConfig) -> list[Rule]:
+    rules = [*_stem_rules(config.stem), *layer("embed.patches", "patch_embed.proj")]
+    named = [
+        (config.class_token, "embed.class_token", "cls_token"),
+        (config.registers > 0, "embed.registers", "reg_token"),
+        (config.positions.kind == "learned", "embed.positions", "pos_embed"),
+    ]
+    rules += [rule(ours, theirs) for there, ours, theirs in named if there]
+    for index in range(config.depth):
+        rules += block_rules(config, index)
+    rules += layer("norm", "norm" if config.pool_norm == "before" else "fc_norm")
+    if config.pooling == "map":
+        rules.append(rule("pool.probe", "attn_pool.latent"))
+        for ours, theirs in {"query": "q", "key_value": "kv", "proj": "proj", "norm": "norm"}.items():
+            rules += layer(f"pool.{ours}", f"attn_pool.{theirs}")
+        rules += [*layer("pool.mlp.fc1", "attn_pool.mlp.fc1"), *layer("pool.mlp.fc2", "attn_pool.mlp.fc2")]
+    if config.num_classes:
+        rules += layer("head", "head")
+    return rules
+
+
+def block_rules(config: ViTConfig, index: int) -> list[Rule]:
+    """One encoder block, named alike in timm and in DINOv2's own repository."""
+    ours, theirs = f"blocks.{index}", f"blocks.{index}"
+    rules = [
+        *layer(f"{ours}.norm1", f"{theirs}.norm1"),
+        rule(f"{ours}.attention.qkv.weight", f"{theirs}.attn.qkv.weight"),
+    ]
+    if config.block.qkv_bias:
+        rules.append(rule(f"{ours}.attention.qkv.bias", f"{theirs}.attn.qkv.bias"))
+    if config.block.qk_norm:
+        rules += layer(f"{ours}.attention.query_norm", f"{theirs}.attn.q_norm")
+        rules += layer(f"{ours}.attention.key_norm", f"{theirs}.attn.k_norm")
+    rules += layer(f"{ours}.attention.proj", f"{theirs}.attn.proj")
+    rules += layer(f"{ours}.norm2", f"{theirs}.norm2")
+    rules += [*layer(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1"), *layer(f"{ours}.mlp.fc2", f"{theirs}.mlp.fc2")]
+    if config.block.layer_scale is not None:
+        rules += [rule(f"{ours}.branch{number}.scale", f"{theirs}.ls{number}.gamma") for number in (1, 2)]
+    return rules
+
+
+def _stem_rules(stem: Stem) -> list[Rule]:
+    if not isinstance(stem, ResNetStem):
+        return []
+    backbone = "patch_embed.backbone"
+    root = f"{backbone}.stem" if stem.blocks else backbone
+    rules = [rule("embed.stem.conv_root.weight", f"{root}.conv.weight"), *layer("embed.stem.norm_root", f"{root}.norm")]
+    for stage, count in enumerate(stem.blocks):
+        for unit in range(count):
+            ours, theirs = f"embed.stem.stages.{stage}.{unit}", f"{backbone}.stages.{stage}.blocks.{unit}"
+            for number in (1, 2, 3):
+                rules.append(rule(f"{ours}.conv{number}.weight", f"{theirs}.conv{number}.weight"))
+                rules += layer(f"{ours}.norm{number}", f"{theirs}.norm{number}")
+            if unit == 0:
+                rules.append(rule(f"{ours}.conv_shortcut.weight", f"{theirs}.downsample.conv.weight"))
+                rules += layer(f"{ours}.norm_shortcut", f"{theirs}.downsample.norm")
+    return rules
+
+
+def read(raw: Raw, hints: Hints) -> Checkpoint:
+    config = infer_config(raw, hints)
+    preprocess, notes = read_preprocess(raw.sidecars, config)
+    return Checkpoint(
+        config=config,
+        tensors=read_tensors(key_table(config), raw.tensors),
+        preprocess=preprocess,
+        classes=read_classes(raw.sidecars, config),
+        origin=Origin(format="timm", dialect={"suffix": raw.path.suffix}),
+        notes=notes,
+    )
+
+
+def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
+    tensors = raw.tensors
+    stem = _infer_stem(raw)
+    width, channels, rows, columns = raw.shape("patch_embed.proj.weight", 4)
+    root = _root_of(raw)
+    class_token, registers = "cls_token" in tensors, optional_size(raw, "reg_token", axis=1) or 0
+    prefix = int(class_token) + registers
+    stride = (rows * stem.stride, columns * stem.stride)
+    learned = "pos_embed" in tensors
+    if learned:
+        image_size, covered = infer_image_size(raw.shape("pos_embed", 3)[1], tuple({0, prefix}), stride, hints)
+    else:
+        image_size, covered = hints.image_size or (224 // stride[0] * stride[0], 224 // stride[1] * stride[1]), 0
+    depth = count_layers(tensors, r"blocks\.(\d+)\.")
+    pool_norm = "after" if "fc_norm.weight" in tensors else "before"
+    pooling = "map" if "attn_pool.latent" in tensors else "mean" if pool_norm == "after" or not class_token else "cls"
+    return ViTConfig(
+        image_size=image_size,
+        patch_size=(rows, columns),
+        channels=raw.shape(root, 4)[1] if root else channels,
+        width=width,
+        depth=depth,
+        heads=infer_heads(width, depth, hints, optional_size(raw, "blocks.0.attn.q_norm.weight")),
+        mlp_width=raw.shape("blocks.0.mlp.fc1.weight", 2)[0],
+        num_classes=optional_size(raw, "head.weight") or 0,
+        class_token=class_token,
+        registers=registers,
+        pooling=hints.pooling or pooling,
+        pool_norm=pool_norm,
+        block=infer_block(raw, hints),
+        positions=PositionConfig(
+            kind="learned" if learned else "none", covers="all" if covered else "patches", resample="timm"
+        ),
+        stem=stem,
+    )
+
+
+def infer_block(raw: Raw, hints: Hints) -> BlockConfig:
+    """What a block's keys say, in timm's and in DINOv2's own naming."""
+    return BlockConfig(
+        qkv_bias="blocks.0.attn.qkv.bias" in raw.tensors,
+        qk_norm="blocks.0.attn.q_norm.weight" in raw.tensors,
+        layer_scale=1e-5 if "blocks.0.ls1.gamma" in raw.tensors else None,
+        norm_eps=hints.norm_eps or NORM_EPS,
+        activation=hints.activation or ACTIVATION,
+    )
+
+
+def _infer_stem(raw: Raw) -> Stem:
+    root = _root_of(raw)
+    if root is None:
+        return PatchStem()
+    blocks = count_units(raw.tensors, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
+    return replace(RESNET, blocks=blocks, width_factor=raw.shape(root, 4)[0] / 64)
+
+
+def _root_of(raw: Raw) -> str | None:
+    """The first convolution of a hybrid, which is named after whether stages follow."""
+    names = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
+    return next((name for name in names if name in raw.tensors), None)
+
+
+def refusals(config: ViTConfig) -> list[str]:
+    stem = config.stem
+    other_resnet = isinstance(stem, ResNetStem) and stem != replace(
+        RESNET, blocks=stem.blocks, width_factor=stem.width_factor
+    )
+    covered = config.positions.covers == "class" and config.registers > 0 and config.class_token
+    reasons = [
+        (config.representation is not None, "it has no representation layer (drop it when fine-tuning)"),
+        (config.positions.kind == "sincos", "its positions are learned"),
+        (covered, "it gives positions to [cls] and registers alike, or to neither (--fold-class-position to do that)"),
+        (other_resnet, "its ResNet has 32 groups, epsilon 1e-5 and divides weights by √(variance + 1e-8)"),
+    ]
+    common = common_refusals(config, activation=ACTIVATION, norm_eps=NORM_EPS)
+    return [*common, *(reason for holds, reason in reasons if holds)]
+
+
+def write(checkpoint: Checkpoint, path: Path) -> None:
+    tensors = write_tensors(key_table(checkpoint.config), checkpoint.tensors)
+    if path.suffix in PICKLES:
+        write_pickle(path, tensors)
+    elif path.suffix == ".safetensors":
+        write_safetensors(path, tensors, {"format": "pt"})
+    else:
+        path.mkdir()
+        write_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
+        (path / "config.json").write_text(json.dumps(hub_config(checkpoint), indent=2), encoding="utf-8")

@@ -1,0 +1,110 @@
+"""torchvision's VisionTransformer: `.pth` files with a plain state dict."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from vitrail.data.preprocess import preset
+from vitrail.model import BlockConfig, PositionConfig, ViTConfig
+from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.files import write_pickle
+from vitrail.weights.infer import (
+    Hints,
+    Raw,
+    common_refusals,
+    count_layers,
+    infer_heads,
+    infer_image_size,
+    optional_size,
+    position_refusals,
+)
+from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
+
+ACTIVATION, NORM_EPS = "gelu", 1e-6
+LAYER = "encoder.layers.encoder_layer_"
+
+
+def recognises(tensors: dict[str, Tensor]) -> bool:
+    return "conv_proj.weight" in tensors and "encoder.pos_embedding" in tensors
+
+
+def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
+    mlp = ("mlp.linear_1", "mlp.linear_2") if dialect.get("mlp") == "legacy" else ("mlp.0", "mlp.3")
+    rules = [
+        rule("embed.class_token", "class_token"),
+        rule("embed.positions", "encoder.pos_embedding"),
+        *layer("embed.patches", "conv_proj"),
+        *layer("norm", "encoder.ln"),
+    ]
+    for index in range(config.depth):
+        ours, theirs = f"blocks.{index}", f"{LAYER}{index}"
+        rules += layer(f"{ours}.norm1", f"{theirs}.ln_1")
+        rules.append(rule(f"{ours}.attention.qkv.weight", f"{theirs}.self_attention.in_proj_weight"))
+        rules.append(rule(f"{ours}.attention.qkv.bias", f"{theirs}.self_attention.in_proj_bias"))
+        rules += layer(f"{ours}.attention.proj", f"{theirs}.self_attention.out_proj")
+        rules += layer(f"{ours}.norm2", f"{theirs}.ln_2")
+        rules += layer(f"{ours}.mlp.fc1", f"{theirs}.{mlp[0]}")
+        rules += layer(f"{ours}.mlp.fc2", f"{theirs}.{mlp[1]}")
+    if config.representation:
+        rules += layer("representation", "heads.pre_logits")
+    if config.num_classes:
+        rules += layer("head", "heads.head")
+    return rules
+
+
+def read(raw: Raw, hints: Hints) -> Checkpoint:
+    dialect = {"mlp": "legacy" if f"{LAYER}0.mlp.linear_1.weight" in raw.tensors else "sequential"}
+    config = infer_config(raw, hints, dialect)
+    return Checkpoint(
+        config=config,
+        tensors=read_tensors(key_table(config, dialect), raw.tensors),
+        preprocess=preset("torchvision", config.image_size, config.channels),
+        origin=Origin(format="torchvision", dialect=dialect),
+    )
+
+
+def infer_config(raw: Raw, hints: Hints, dialect: dict[str, str]) -> ViTConfig:
+    width, channels, rows, columns = raw.shape("conv_proj.weight", 4)
+    depth = count_layers(raw.tensors, LAYER + r"(\d+)\.")
+    image_size, _ = infer_image_size(raw.shape("encoder.pos_embedding", 3)[1], (1,), (rows, columns), hints)
+    mlp = "mlp.linear_1" if dialect["mlp"] == "legacy" else "mlp.0"
+    return ViTConfig(
+        image_size=image_size,
+        patch_size=(rows, columns),
+        channels=channels,
+        width=width,
+        depth=depth,
+        heads=infer_heads(width, depth, hints),
+        mlp_width=raw.shape(f"{LAYER}0.{mlp}.weight", 2)[0],
+        num_classes=optional_size(raw, "heads.head.weight") or 0,
+        pooling=hints.pooling or "cls",
+        representation=optional_size(raw, "heads.pre_logits.weight"),
+        block=BlockConfig(activation=hints.activation or ACTIVATION, norm_eps=hints.norm_eps or NORM_EPS),
+        positions=PositionConfig(resample="torchvision"),
+    )
+
+
+def refusals(config: ViTConfig) -> list[str]:
+    block = config.block
+    square = config.image_size[0] == config.image_size[1] and config.patch_size[0] == config.patch_size[1]
+    reasons = [
+        (not block.qkv_bias, "its queries, keys and values have biases"),
+        (block.qk_norm, "it has no qk-norm"),
+        (block.layer_scale is not None, "it has no layer scale"),
+        (config.registers > 0, "it has no registers"),
+        (config.pooling != "cls", "it pools the [cls] token"),
+        (config.num_classes == 0, "it always has a head"),
+        (config.channels != 3, "its pictures have 3 channels"),
+        (config.stem.kind == "resnet", "it has no ResNet stem"),
+        (not square, "its pictures and patches are square"),
+    ]
+    return [
+        *common_refusals(config, activation=ACTIVATION, norm_eps=NORM_EPS),
+        *position_refusals(config, covers="class"),
+        *(reason for holds, reason in reasons if holds),
+    ]
+
+
+def write(checkpoint: Checkpoint, path: Path) -> None:
+    dialect = checkpoint.origin.dialect if checkpoint.origin.format == "torchvision" else {}
+    write_pickle(path, write_tensors(key_table(checkpoint.config, dialect), checkpoint.tensors))

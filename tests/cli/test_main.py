@@ -1,0 +1,55 @@
+import subprocess
+import sys
+
+import pytest
+
+from vitrail import __version__
+from vitrail.cli.main import VERBS, main
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(verb in printed for verb in VERBS)
+    assert "--debug" in printed
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    assert f"Usage: vitrail {verb}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def test_an_unknown_verb_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sumary"]) == 2
+    assert 'Did you mean "summary"?' in capsys.readouterr().err
+
+
+def test_an_unknown_option_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "--num-clases", "3"]) == 2
+    assert "Did you mean --num-classes?" in capsys.readouterr().err
+
+
+def test_our_errors_are_one_message_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "vit-b61"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: unknown model 'vit-b61'; did you mean")
+    assert "Traceback" not in captured.err
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "vit-b61", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"set -o pipefail; {sys.executable} -m vitrail models | head -1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in result.stderr
+    assert "BrokenPipe" not in result.stderr

@@ -1,0 +1,54 @@
+"""What several tests share: one tiny config, a model without a single zero weight, quiet threads."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from vitrail.model import ViT, ViTConfig
+
+TINY = ViTConfig(image_size=(32, 32), patch_size=(8, 8), width=32, depth=3, heads=4, mlp_width=64, num_classes=7)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_randomness() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Workers of a parallel run would fight for the cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny() -> ViTConfig:
+    return TINY
+
+
+@pytest.fixture
+def make_model() -> Callable[..., ViT]:
+    """A tiny model in eval mode with every weight random: zeros would hide a wrong wiring."""
+
+    def make(**changes: Any) -> ViT:
+        return randomize(ViT(dataclasses.replace(TINY, **changes))).eval()
+
+    return make
+
+
+def randomize(model: Any) -> Any:
+    """Fill every parameter and float buffer with values that no two places share."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            one = 1.0 if parameter.ndim == 1 else 0.0
+            parameter.copy_(one + 0.3 * noise if parameter.ndim == 1 else noise / max(parameter[0].numel(), 1) ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.normal_(generator=generator)
+            elif name.endswith("running_var"):
+                buffer.uniform_(0.5, 2.0, generator=generator)
+    return model

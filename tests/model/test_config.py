@@ -1,0 +1,108 @@
+import dataclasses
+from typing import Any
+
+import pytest
+
+from vitrail.errors import ConfigError
+from vitrail.model import BlockConfig, ConvStem, PositionConfig, Rates, ResNetStem, ViTConfig
+from vitrail.schema import from_dict, to_dict
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"heads": 7}, "heads must divide width 768; got 7; try 6 or 8."),
+    ({"image_size": 225}, "image_size must be a multiple of 16 .* got 225×225; try 224 or 240"),
+    ({"image_size": (224, 230)}, "multiple of 16 .* got 224×230; try 224 or 240"),
+    ({"image_size": 8}, "multiple of 16 .* try 16"),
+    ({"image_size": 0}, "each side of image_size and patch_size must be positive; got 0"),
+    ({"image_size": (1, 2, 3)}, "image_size must have 2 values; got 3"),
+    ({"image_size": "224"}, "image_size must be a list; got '224'"),
+    ({"patch_size": -16}, "must be positive; got -16"),
+    ({"width": 0}, "width must be positive; got 0"),
+    ({"width": 768.5}, "width must be a whole number; got 768.5"),
+    ({"depth": -1}, "depth must be positive; got -1"),
+    ({"depth": True}, "depth must be a whole number; got True"),
+    ({"channels": 0}, "channels must be positive; got 0"),
+    ({"mlp_width": 0}, "mlp_width must be positive; got 0"),
+    ({"num_classes": -1}, "num_classes must be 0 or more; got -1"),
+    ({"registers": -2}, "registers must be 0 or more; got -2"),
+    ({"pooling": "max"}, "pooling must be one of cls, mean, map; got 'max'"),
+    ({"pooling": "cls", "class_token": False}, "pooling 'cls' needs class_token=True"),
+    ({"representation": 0}, "representation must be positive; got 0"),
+    ({"pool_norm": "never"}, "pool_norm must be one of before, after; got 'never'"),
+    ({"stem": {"kind": "resnext"}}, "stem.kind must be one of patch, conv, resnet; got 'resnext'"),
+    ({"rates": {"pathh": 0.1}}, "rates has no field 'pathh'; did you mean path"),
+    ({"width": 30, "heads": 3, "positions": PositionConfig(kind="sincos", covers="patches")}, "multiple of 4; got 30"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD, ids=[str(fields)[:50] for fields, _ in BAD])
+def test_a_bad_config_says_what_must_hold_and_what_came(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ViTConfig(**fields)
+
+
+@pytest.mark.parametrize("name", ["dropout", "attention", "path", "patch"])
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
+def test_rates_are_probabilities(name: str, rate: float) -> None:
+    with pytest.raises(ConfigError, match=f"rates.{name} must be at least 0 and below 1; got {rate}"):
+        Rates(**{name: rate})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BlockConfig(norm_eps=0.0), "norm_eps must be positive"),
+        (lambda: BlockConfig(norm_eps=float("nan")), "norm_eps must be positive"),
+        (lambda: BlockConfig(attention_scale=-1.0), "attention_scale must be positive"),
+        (lambda: BlockConfig(layer_scale=0.0), "layer_scale must be positive"),
+        (lambda: BlockConfig(activation="relu"), "activation must be one of gelu, gelu_tanh; got 'relu'"),
+        (lambda: PositionConfig(kind="rotary"), "kind must be one of learned, sincos, none"),
+        (lambda: PositionConfig(resample="nearest"), "resample must be one of google, timm, hf, torchvision"),
+        (lambda: ConvStem(widths=(8,), strides=(2, 2)), "one number per convolution"),
+        (lambda: ConvStem(widths=(), strides=()), "at least one"),
+        (lambda: ConvStem(widths=(8, 0), strides=(2, 2)), "must be positive; got 0"),
+        (lambda: ResNetStem(blocks=(3, 0)), "must be positive; got 0"),
+        (lambda: ResNetStem(width_factor=0.3), r"= 19, must be a multiple of its groups 32"),
+    ],
+)
+def test_bad_parts(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_derived_facts_of_b16() -> None:
+    config = ViTConfig()
+    assert (config.grid, config.tokens, config.head_size, config.hidden_width) == ((14, 14), 197, 64, 3072)
+    assert ViTConfig(image_size=384) == dataclasses.replace(config, image_size=(384, 384))
+
+
+def test_a_stem_adds_its_stride() -> None:
+    hybrid = ViTConfig(patch_size=1, stem=ResNetStem(blocks=(3, 4, 9)))
+    assert (hybrid.stride, hybrid.grid) == ((16, 16), (14, 14))
+    root_only = ViTConfig(patch_size=8, stem=ResNetStem(blocks=()))
+    assert (root_only.stride, root_only.grid) == ((32, 32), (7, 7))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ViTConfig(),
+        ViTConfig(image_size=(64, 96), stem=ConvStem(widths=(8, 16), strides=(2, 2)), patch_size=(2, 4), mlp_width=100),
+        ViTConfig(stem=ResNetStem(), patch_size=1, block=BlockConfig(layer_scale=1e-5), rates=Rates(path=0.1)),
+    ],
+)
+def test_a_config_survives_its_dictionary(config: ViTConfig) -> None:
+    assert from_dict(ViTConfig, to_dict(config)) == config
+
+
+def test_equal_models_have_equal_configs() -> None:
+    no_prefix = {"class_token": False, "pooling": "mean"}
+    for covers in ("patches", "class", "all"):
+        positions = PositionConfig(covers=covers)
+        assert ViTConfig(**no_prefix, positions=positions) == ViTConfig(**no_prefix)
+        assert ViTConfig(positions=PositionConfig(kind="none", covers=covers)) == ViTConfig(
+            positions=PositionConfig(kind="none")
+        )
+    assert ViTConfig(positions=PositionConfig(covers="all")) == ViTConfig()
+    assert ViTConfig(positions=PositionConfig(covers="patches")) != ViTConfig()
+    assert ViTConfig(pool_norm="after") == ViTConfig()
+    assert ViTConfig(pooling="mean", pool_norm="after") != ViTConfig(pooling="mean")

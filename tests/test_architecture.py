@@ -1,0 +1,95 @@
+"""The direction of imports, the public names, and the sizes that keep the code readable."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitrail
+
+ROOT = Path(vitrail.__file__).parent
+FOUNDATION = {"errors", "schema"}
+
+# Part → the parts that it may import. `cli` joins them all, and nothing imports `cli`.
+MAY_IMPORT = {
+    "errors": set[str](),
+    "schema": {"errors"},
+    "model": FOUNDATION,
+    "data": FOUNDATION,
+    "weights": FOUNDATION | {"model", "data"},
+    "predict": FOUNDATION | {"model", "data", "weights"},
+    "evaluate": FOUNDATION | {"model", "data", "weights", "predict"},
+    "explain": FOUNDATION | {"model", "data", "weights", "predict"},
+    "export": FOUNDATION | {"model", "data", "weights", "predict"},
+    "serve": FOUNDATION | {"model", "data", "weights", "predict"},
+    "train": FOUNDATION | {"model", "data", "weights", "evaluate"},
+}
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def part_of(module: Path) -> str:
+    return module.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imported_parts(module: Path) -> set[str]:
+    """The parts of vitrail that a file's import statements name, wherever in the file they stand."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: write imports in full"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("vitrail.")}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_in_one_direction(module: Path) -> None:
+    part = part_of(module)
+    if part in ("cli", "__init__", "__main__"):
+        return
+    allowed = MAY_IMPORT[part] | {part, "__version__"}
+    assert imported_parts(module) <= allowed, f"{part} may import {sorted(allowed)} only"
+
+
+@pytest.mark.parametrize("module", sorted((ROOT / "model").glob("*.py")), ids=lambda path: path.name)
+def test_model_needs_torch_alone(module: Path) -> None:
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {
+        name
+        for node in imports
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+    }
+    roots = {str(name).split(".")[0] for name in names}
+    assert roots <= {"torch", "vitrail"} | set(sys.stdlib_module_names)
+    assert len(module.read_text(encoding="utf-8").splitlines()) <= 300
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_grows_past_400_lines(module: Path) -> None:
+    assert len(module.read_text(encoding="utf-8").splitlines()) <= 400, "find a seam and split it"
+
+
+def test_public_names_are_few_and_exist() -> None:
+    assert len(vitrail.__all__) <= 15
+    assert vitrail.__all__ == sorted(vitrail.__all__)
+    assert set(vitrail.__all__) == {*vitrail._HOME, "__version__"}
+    for name in vitrail.__all__:
+        assert getattr(vitrail, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'creat'"):
+        _ = vitrail.creat
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["summary", "--help"], ["sumary"]])
+def test_help_and_mistakes_do_not_load_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from vitrail.cli.main import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'PIL', 'sklearn', 'matplotlib', 'huggingface_hub'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,70 @@
+"""Oracle: timm's own reader of big_vision files (its forward pass, with the tanh GELU that big_vision has)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.peers import timm
+
+from vitrail.model import BlockConfig, PositionConfig
+from vitrail.weights.formats import read_checkpoint, write_checkpoint
+
+TANH = BlockConfig(activation="gelu_tanh")
+PATCHES = PositionConfig(covers="patches")
+CASES: dict[str, dict[str, Any]] = {
+    "gap": {"pooling": "mean", "class_token": False, "block": TANH},
+    "map": {"pooling": "map", "class_token": False, "block": TANH},
+    "tok": {"pooling": "cls", "positions": PATCHES, "block": TANH},
+    "sincos": {"pooling": "mean", "class_token": False, "positions": PositionConfig(kind="sincos"), "block": TANH},
+    "representation": {"pooling": "mean", "class_token": False, "representation": 24, "block": TANH},
+}
+
+
+@pytest.mark.parametrize("case", ["gap", "map"])
+def test_timm_reads_what_we_write(tmp_path: Path, make_checkpoint: Any, case: str) -> None:
+    checkpoint = make_checkpoint(**CASES[case])
+    write_checkpoint(checkpoint, tmp_path / "a.npz", "big_vision")
+    peer = timm.models.vision_transformer.VisionTransformer(
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=3,
+        num_heads=4,
+        mlp_ratio=2,
+        num_classes=7,
+        class_token=False,
+        global_pool="avg" if case == "gap" else "map",
+        fc_norm=False,
+        act_layer="gelu_tanh",
+    ).eval()
+    peer.load_pretrained(str(tmp_path / "a.npz"))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        ours, theirs = checkpoint.build()(images), peer(images)
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("layers", ["listed", "scanned"])
+def test_both_layouts_of_layers(tmp_path: Path, make_checkpoint: Any, case: str, layers: str) -> None:
+    checkpoint = make_checkpoint(**CASES[case])
+    write_checkpoint(checkpoint, tmp_path / "a.npz", "big_vision")
+    arrays = dict(np.load(tmp_path / "a.npz"))
+    if layers == "scanned":
+        block = "params/Transformer/encoderblock"
+        names = [name.removeprefix(f"{block}_0/") for name in arrays if name.startswith(f"{block}_0/")]
+        scanned = {f"{block}/{name}": np.stack([arrays[f"{block}_{i}/{name}"] for i in range(3)]) for name in names}
+        arrays = {name: array for name, array in arrays.items() if "encoderblock_" not in name} | scanned
+    np.savez(tmp_path / "b.npz", **arrays)
+    hints = {"image_size": (32, 32)} if case == "sincos" else {}
+    from vitrail.weights.infer import Hints
+
+    read = read_checkpoint(tmp_path / "b.npz", hints=Hints(**hints))
+    assert read.config == checkpoint.config
+    assert all(torch.equal(read.tensors[name], tensor) for name, tensor in checkpoint.tensors.items())
+    write_checkpoint(read, tmp_path / "again.npz", "big_vision")
+    again = dict(np.load(tmp_path / "again.npz"))
+    assert again.keys() == arrays.keys()
+    assert all(np.array_equal(again[name], array) for name, array in arrays.items())

@@ -1,0 +1,129 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import benchmarks.peers  # noqa: F401  (makes the peers importable)
+import pytest
+import torch
+
+from vitrail.errors import WeightsError
+from vitrail.model import BlockConfig
+from vitrail.weights import convert as module
+from vitrail.weights.adapt import adapt, fold_class_position
+from vitrail.weights.checkpoint import Checkpoint, FormatName
+from vitrail.weights.convert import compare, convert
+from vitrail.weights.formats import SUFFIXES, read_checkpoint, write_checkpoint
+from weights_fixtures import FITTING
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_every_format_is_written_and_proved(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName
+) -> None:
+    write_checkpoint(make_checkpoint(**FITTING[name]), tmp_path / "a.safetensors")
+    target = tmp_path / f"out{SUFFIXES[name][0]}"
+    conversion = convert(tmp_path / "a.safetensors", target, name)
+    assert conversion.agreement.relative <= 1e-5
+    assert conversion.agreement.top1 == 1.0
+    assert target.exists()
+
+
+@pytest.mark.parametrize("name", ["timm", "hf", "torchvision"])
+def test_the_peer_is_a_witness(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName) -> None:
+    write_checkpoint(make_checkpoint(**FITTING[name]), tmp_path / "a.safetensors")
+    conversion = convert(tmp_path / "a.safetensors", tmp_path / f"out{SUFFIXES[name][-1]}", name, verify_with_peer=True)
+    assert conversion.peer is not None
+    assert conversion.peer.relative <= 1e-5
+
+
+def test_dinov2_to_timm_by_folding_with_the_peer_as_witness(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    fields = {**FITTING["dinov2"], "block": BlockConfig(layer_scale=1e-5)}
+    write_checkpoint(make_checkpoint(**fields), tmp_path / "a.safetensors")
+    with pytest.raises(WeightsError, match="--fold-class-position"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
+    conversion = convert(
+        tmp_path / "a.safetensors",
+        tmp_path / "b.safetensors",
+        "timm",
+        change=fold_class_position,
+        verify_with_peer=True,
+    )
+    assert conversion.peer is not None
+
+
+def test_no_witness_for_npz(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(**FITTING["google"]), tmp_path / "a.safetensors")
+    with pytest.raises(WeightsError, match="leave out --verify-with-peer"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.npz", "google", verify_with_peer=True)
+    assert not (tmp_path / "b.npz").exists()
+
+
+def test_a_wrong_writer_is_caught_and_leaves_nothing(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
+    honest = module.write_draft
+
+    def wrong(checkpoint: Checkpoint, draft: Path, name: FormatName) -> None:
+        tensors = dict(checkpoint.tensors)
+        q, k, v = tensors["blocks.1.attention.qkv.weight"].chunk(3)
+        tensors["blocks.1.attention.qkv.weight"] = torch.cat([k, q, v])
+        honest(replace(checkpoint, tensors=tensors), draft, name)
+
+    monkeypatch.setattr(module, "write_draft", wrong)
+    with pytest.raises(WeightsError, match="reading timm again gives other logits: .* Nothing was written"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
+
+
+def test_an_existing_target_is_kept(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
+    (tmp_path / "b.safetensors").write_text("precious")
+    with pytest.raises(WeightsError, match="exists; choose another name, or allow it with --overwrite"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
+    assert (tmp_path / "b.safetensors").read_text() == "precious"
+    convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", overwrite=True)
+
+
+def test_origin_and_checksums_are_recorded(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    import hashlib
+
+    write_checkpoint(make_checkpoint(**FITTING["google"]), tmp_path / "a.npz", "google")
+    convert(tmp_path / "a.npz", tmp_path / "b.safetensors")
+    origin = read_checkpoint(tmp_path / "b.safetensors").origin
+    assert origin.format == "google"
+    assert origin.sha256 == {"a.npz": hashlib.sha256((tmp_path / "a.npz").read_bytes()).hexdigest()}
+    convert(
+        tmp_path / "b.safetensors",
+        tmp_path / "c.safetensors",
+        change=lambda checkpoint: adapt(checkpoint, image_size=64),
+    )
+    assert read_checkpoint(tmp_path / "c.safetensors").origin == origin
+
+
+def test_what_the_target_does_not_keep_is_said(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(replace(make_checkpoint(), classes=tuple("abcdefg")), tmp_path / "a.safetensors")
+    notes = "\n".join(convert(tmp_path / "a.safetensors", tmp_path / "b.pth", "torchvision").notes)
+    assert "resample google → torchvision" in notes
+    assert "mean (0.5, 0.5, 0.5) → (0.485, 0.456, 0.406)" in notes
+    assert "does not keep the class names" in notes
+
+
+def test_the_users_own_pictures(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    from PIL import Image
+
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
+    pictures: list[Any] = []
+    for index in range(3):
+        pictures.append(tmp_path / f"{index}.png")
+        Image.effect_noise((40, 30 + index), 80).convert("RGB").save(pictures[-1])
+    conversion = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", pictures=pictures)
+    assert conversion.agreement.pictures == 3
+
+
+def test_nan_is_never_agreement() -> None:
+    with pytest.raises(WeightsError, match="NaN or infinite"):
+        compare(torch.full((1, 2), torch.nan), torch.zeros(1, 2))

@@ -1,0 +1,299 @@
+"""Round trips are exact to the bit, for every format that can hold the model; what it cannot hold is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from conftest import randomize
+from vitrail.data.preprocess import preset
+from vitrail.errors import ConfigError, WeightsError
+from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, ViT, ViTConfig
+from vitrail.weights.checkpoint import Checkpoint, FormatName
+from vitrail.weights.formats import (
+    FORMATS,
+    SUFFIXES,
+    find_files,
+    read_checkpoint,
+    read_files,
+    refusals,
+    write_checkpoint,
+)
+from vitrail.weights.infer import Hints
+from vitrail.weights.timm import RESNET
+from weights_fixtures import FITTING
+
+FIXED = replace(RESNET, blocks=(1, 2), width_factor=0.5)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> ViTConfig:
+    """Small models of every kind, weighted towards what the formats know."""
+    class_token = draw(st.booleans())
+    layer_scale = draw(st.sampled_from([None, 0.5]))
+    dino = layer_scale is not None and draw(st.booleans())
+    stem = draw(st.sampled_from([None, None, None, ResNetStem(blocks=(1, 1), width_factor=0.5), FIXED]))
+    width, heads = draw(st.sampled_from([(16, 2), (24, 3), (32, 4)]))
+    try:
+        return ViTConfig(
+            image_size=draw(st.sampled_from([(16, 16), (16, 32), (32, 24)])) if stem is None else (32, 32),
+            patch_size=draw(st.sampled_from([(8, 8), (8, 4), (4, 8)])) if stem is None else (2, 2),
+            channels=draw(st.sampled_from([1, 3, 3, 5])),
+            width=width,
+            heads=heads,
+            depth=draw(st.integers(1, 3)),
+            mlp_width=draw(st.sampled_from([32, 48])),
+            num_classes=0 if dino else draw(st.sampled_from([0, 2, 5])),
+            class_token=class_token,
+            registers=draw(st.sampled_from([0, 0, 2])),
+            pooling="cls" if class_token and draw(st.booleans()) else draw(st.sampled_from(["mean", "map"])),
+            pool_norm=draw(st.sampled_from(["before", "after"])),
+            representation=draw(st.sampled_from([None, None, 12])),
+            block=BlockConfig(
+                qkv_bias=draw(st.sampled_from([True, True, False])),
+                qk_norm=draw(st.sampled_from([False, False, True])),
+                layer_scale=layer_scale,
+                norm_eps=draw(st.sampled_from([1e-6, 1e-6, 1e-12])),
+                activation=draw(st.sampled_from(["gelu", "gelu_tanh"])),
+            ),
+            positions=PositionConfig(
+                kind=draw(st.sampled_from(["learned", "learned", "sincos", "none"])),
+                covers=draw(st.sampled_from(["patches", "class", "class", "all"])),
+            ),
+            **({} if stem is None else {"stem": stem}),
+        )
+    except ConfigError:
+        return ViTConfig(image_size=16, patch_size=8, width=16, heads=2, depth=1, mlp_width=32, num_classes=2)
+
+
+def same_model(ours: ViTConfig, theirs: ViTConfig) -> bool:
+    """Equal but for what no weight file holds: first values, dropout, and the kernel for other sizes."""
+
+    def plain(config: ViTConfig) -> ViTConfig:
+        block = replace(config.block, layer_scale=None if config.block.layer_scale is None else 1.0)
+        positions = replace(config.positions, resample="google")
+        return replace(config, block=block, positions=positions, mlp_width=config.hidden_width)
+
+    return plain(ours) == plain(theirs)
+
+
+# Format → what it takes for a random model to fit it; the rest stays random.
+FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
+    "vitrail": lambda config: {},
+    "timm": lambda config: {
+        "block": replace(config.block, activation="gelu", norm_eps=1e-6),
+        "representation": None,
+        "positions": PositionConfig(kind="none" if config.positions.kind == "none" else "learned", covers="all"),
+        "stem": PatchStem() if config.stem.kind == "patch" else FIXED,
+    },
+    "google": lambda config: {
+        "block": BlockConfig(activation="gelu_tanh"),
+        "registers": 0,
+        "pooling": "cls" if config.class_token else "mean",
+        "pool_norm": "before",
+        "positions": PositionConfig(),
+        "stem": PatchStem() if config.stem.kind == "patch" else replace(ResNetStem(), blocks=(1, 2), width_factor=0.5),
+    },
+    "big_vision": lambda config: {
+        "block": BlockConfig(activation="gelu_tanh"),
+        "registers": 0,
+        "pooling": "cls" if config.class_token else config.pooling,
+        "pool_norm": "before",
+        "positions": PositionConfig(
+            kind="sincos" if config.positions.kind == "none" else config.positions.kind, covers="patches"
+        ),
+        "stem": PatchStem(),
+    },
+    "torchvision": lambda config: {
+        "block": BlockConfig(),
+        "registers": 0,
+        "class_token": True,
+        "pooling": "cls",
+        "positions": PositionConfig(),
+        "num_classes": config.num_classes or 3,
+        "channels": 3,
+        "image_size": 32,
+        "patch_size": 8,
+        "stem": PatchStem(),
+    },
+    "hf": lambda config: {
+        "block": replace(config.block, qk_norm=False),
+        "registers": config.registers if config.block.layer_scale else 0,
+        "class_token": True,
+        "pooling": "cls",
+        "positions": PositionConfig(),
+        "num_classes": 0 if config.block.layer_scale or config.representation else config.num_classes,
+        "representation": None if config.block.layer_scale else config.representation,
+        "mlp_width": 2 * config.width,
+        "stem": PatchStem(),
+    },
+    "dinov2": lambda config: {
+        "block": replace(config.block, layer_scale=1.0, qk_norm=False, activation="gelu", norm_eps=1e-6),
+        "class_token": True,
+        "pooling": "cls",
+        "positions": PositionConfig(),
+        "num_classes": 0,
+        "representation": None,
+        "stem": PatchStem(),
+    },
+}
+
+
+@pytest.mark.parametrize("name", FORCED)
+@settings(max_examples=25, deadline=None)
+@given(config=configs(), choice=st.integers(0, 10**6))
+def test_to_any_format_and_back_is_exact(name: FormatName, config: ViTConfig, choice: int) -> None:
+    config = replace(config, **FORCED[name](config))
+    assert refusals(config, name) == []
+    checkpoint = Checkpoint(
+        config=config,
+        tensors=randomize(ViT(config)).state_dict(),
+        preprocess=preset("google", config.image_size, config.channels),
+    )
+    hints = Hints(heads=config.heads, image_size=config.image_size, pooling=config.pooling)
+    suffix = SUFFIXES[name][choice % len(SUFFIXES[name])]
+    if name == "timm" and isinstance(config.stem, ResNetStem):
+        suffix = suffix or ".safetensors"  # timm registers no such hybrid
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"model{suffix}"
+        write_checkpoint(checkpoint, path, name)
+        again = read_checkpoint(path, hints=hints, allow_pickle=True)
+        assert again.file_format == name
+        assert same_model(again.config, config)
+        assert again.tensors.keys() == checkpoint.tensors.keys()
+        for key, tensor in checkpoint.tensors.items():
+            assert torch.equal(again.tensors[key], tensor), key
+
+
+def test_every_foreign_format_can_hold_something(make_checkpoint: Callable[..., Checkpoint]) -> None:
+    for name, fields in FITTING.items():
+        assert refusals(make_checkpoint(**fields).config, name) == []
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("timm", {"block": BlockConfig(activation="gelu_tanh")}, "its GELU is gelu"),
+    ("timm", {"representation": 12}, "no representation layer"),
+    ("timm", {"registers": 2}, "positions to \\[cls\\] and registers alike"),
+    ("timm", {"stem": ConvStem(widths=(8,), strides=(2,)), "patch_size": 4}, "no convolutional stem"),
+    ("timm", {"stem": ResNetStem(blocks=(1,), width_factor=0.5), "patch_size": 2}, "its ResNet has 32 groups"),
+    ("timm", {"positions": PositionConfig(kind="sincos")}, "its positions are learned"),
+    ("torchvision", {"registers": 2}, "no registers"),
+    ("torchvision", {"pooling": "mean"}, "pools the \\[cls\\] token"),
+    ("torchvision", {"image_size": (32, 64)}, "are square"),
+    ("torchvision", {"num_classes": 0}, "always has a head"),
+    ("torchvision", {"channels": 1}, "3 channels"),
+    ("torchvision", {"block": BlockConfig(qkv_bias=False)}, "have biases"),
+    ("torchvision", {"block": BlockConfig(norm_eps=1e-12)}, "epsilon is 1e-06, not 1e-12"),
+    ("torchvision", {"positions": PositionConfig(kind="none")}, "its positions are learned"),
+    ("hf", {"representation": 12}, "without a representation layer"),
+    ("hf", {"block": BlockConfig(qk_norm=True)}, "no qk-norm"),
+    ("hf", {"registers": 1}, "backbone without a head"),
+    ("hf", {"block": BlockConfig(attention_scale=0.3)}, "no attention scale"),
+    ("google", {}, "its GELU is gelu_tanh"),
+    ("google", {"block": BlockConfig(activation="gelu_tanh"), "pooling": "map"}, "no attention pooling"),
+    ("google", {"block": BlockConfig(activation="gelu_tanh"), "pooling": "mean"}, "a \\[cls\\] token only to pool it"),
+    ("google", {"block": BlockConfig(activation="gelu_tanh", layer_scale=1.0)}, "no layer scale"),
+    ("big_vision", {"block": BlockConfig(activation="gelu_tanh")}, "its positions cover patches only"),
+    ("dinov2", {}, "always has layer scale"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "message"), REFUSED)
+def test_what_a_format_cannot_hold_is_refused_with_the_reason(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: Any, fields: dict[str, Any], message: str
+) -> None:
+    suffix = SUFFIXES[name][0]
+    with pytest.raises(WeightsError, match=f"{name} cannot hold this model: .*{message}"):
+        write_checkpoint(make_checkpoint(**fields), tmp_path / f"a{suffix}", name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_suffix_or_format(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    with pytest.raises(WeightsError, match="a torchvision checkpoint must have .pth"):
+        write_checkpoint(make_checkpoint(), tmp_path / "a.npz", "torchvision")
+    with pytest.raises(WeightsError, match=r"must have no suffix \(a folder\)"):
+        write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors", "hf")
+    with pytest.raises(WeightsError, match="unknown format 'tim'; did you mean timm"):
+        write_checkpoint(make_checkpoint(), tmp_path / "a.pth", "tim")  # pyright: ignore
+
+
+def test_writing_over_a_folder_replaces_it(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old.txt").write_text("old")
+    write_checkpoint(make_checkpoint(), folder, "hf")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_keys_that_nobody_knows(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "a.safetensors")
+    with pytest.raises(WeightsError, match="those of no ViT that we know .* its first keys: a, b"):
+        read_checkpoint(tmp_path / "a.safetensors")
+
+
+def test_ambiguous_keys_name_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    for name in ("timm", "hf"):
+        monkeypatch.setattr(FORMATS[name], "recognises", lambda tensors: True)
+    with pytest.raises(WeightsError, match="could be timm or hf; name one with --from"):
+        read_checkpoint(tmp_path / "a.safetensors")
+
+
+def test_missing_and_unknown_keys_are_listed(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors", "timm")
+    tensors = load_file(tmp_path / "a.safetensors")
+    tensors["surprise"] = tensors.pop("blocks.1.norm1.bias")
+    save_file(tensors, tmp_path / "b.safetensors")
+    with pytest.raises(WeightsError, match="missing blocks.1.norm1.bias; unknown surprise"):
+        read_checkpoint(tmp_path / "b.safetensors", hints=Hints(heads=4))
+
+
+def test_facts_that_a_file_does_not_tell(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(image_size=(16, 40)), tmp_path / "a.safetensors", "timm")
+    with pytest.raises(WeightsError, match=r"possible: 16×40, or turned\); give image_size"):
+        read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4))
+    with pytest.raises(WeightsError, match="how many heads .* one of 1, 2, 4"):
+        read_checkpoint(tmp_path / "a.safetensors", hints=Hints(image_size=(16, 40)))
+    with pytest.raises(WeightsError, match="has 8 patches; the file has positions"):
+        read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4, image_size=(16, 32)))
+    read = read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4, image_size=(16, 40)))
+    assert read.config.grid == (2, 5)
+
+
+def test_hints_change_our_own_files_too(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
+    read = read_checkpoint(tmp_path / "a.safetensors", hints=Hints(activation="gelu_tanh", norm_eps=1e-3))
+    assert read.config.block == BlockConfig(activation="gelu_tanh", norm_eps=1e-3)
+    with pytest.raises(WeightsError, match="resample it"):
+        read_checkpoint(tmp_path / "a.safetensors", hints=Hints(image_size=(64, 64)))
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_foreign_to_ours_and_back_reproduces_every_key_and_value(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName
+) -> None:
+    suffix = SUFFIXES[name][0]
+    checkpoint = make_checkpoint(**FITTING[name])
+    if name == "dinov2":
+        checkpoint = replace(checkpoint, extras={"mask_token": torch.randn(1, 32)})
+    first, ours, second = tmp_path / f"a{suffix}", tmp_path / "ours.safetensors", tmp_path / f"b{suffix}"
+    write_checkpoint(checkpoint, first, name)
+    write_checkpoint(read_checkpoint(first, hints=Hints(heads=4), allow_pickle=True), ours)
+    write_checkpoint(read_checkpoint(ours), second, name)
+    before, after = (read_files(find_files(path), allow_pickle=True)[0] for path in (first, second))
+    assert before.keys() == after.keys()
+    for key, tensor in before.items():
+        assert torch.equal(after[key], tensor), key
+        assert after[key].dtype == tensor.dtype

@@ -1,0 +1,83 @@
+"""Oracle: logits that the original Flax code computed from these files (random weights, width 32)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitrail.model.embed import resample_positions
+from vitrail.weights.formats import read_checkpoint, write_checkpoint
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SHARED = Path(__file__).parents[3] / "shared" / "oracles" / "google"  # more of them, on a developer's machine
+MORE = [path for path in sorted(SHARED.glob("*.npz")) if path.with_suffix(".io.npz").is_file()]
+
+
+@pytest.mark.parametrize("path", [FIXTURES / "google_token.npz", *MORE], ids=lambda path: path.stem)
+def test_flax_logits_are_reproduced(path: Path) -> None:
+    told = np.load(path.with_suffix(".io.npz"))
+    images = torch.from_numpy(told["images_nhwc"]).permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        logits = read_checkpoint(path).build()(images).numpy()
+    assert np.abs(logits - told["logits"]).max() <= 1e-5 * np.abs(told["logits"]).max()
+
+
+def test_positions_are_resized_as_in_the_original() -> None:
+    told = np.load(FIXTURES / "google_positions_4_to_6.npz")
+    source, expected = torch.from_numpy(told["source"]), torch.from_numpy(told["resized"])
+    resized = resample_positions(source[:, 1:], (4, 4), (6, 6), "google")
+    torch.testing.assert_close(resized, expected[:, 1:], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(source[:, :1], expected[:, :1])
+
+
+def rename(arrays: dict[str, Any], prefix: str, joint: bool) -> dict[str, Any]:
+    """The same arrays as an older release named them."""
+    table = {"MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1", "MlpBlock_0": "MlpBlock_3"}
+    table["LayerNorm_1"] = "LayerNorm_2"
+    renamed: dict[str, Any] = {}
+    for name, array in arrays.items():
+        new = name
+        for old, other in table.items() if joint else ():
+            new = new.replace(old, other)
+        renamed[prefix + new] = array
+    return renamed
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/", "params/", "params/img/"])
+@pytest.mark.parametrize("joint", [False, True])
+def test_old_and_new_names_give_the_same_model_and_are_written_back(tmp_path: Path, prefix: str, joint: bool) -> None:
+    arrays = rename(dict(np.load(FIXTURES / "google_token.npz")), prefix, joint)
+    np.savez(tmp_path / "renamed.npz", **arrays)
+    checkpoint = read_checkpoint(tmp_path / "renamed.npz")
+    original = read_checkpoint(FIXTURES / "google_token.npz")
+    for name, tensor in original.tensors.items():
+        assert torch.equal(checkpoint.tensors[name], tensor)
+    write_checkpoint(checkpoint, tmp_path / "again.npz", "google")
+    again = dict(np.load(tmp_path / "again.npz"))
+    assert again.keys() == arrays.keys()
+    assert all(np.array_equal(again[name], arrays[name]) for name in arrays)
+
+
+def test_optimiser_state_is_left_out_with_a_note(tmp_path: Path) -> None:
+    arrays = rename(dict(np.load(FIXTURES / "google_token.npz")), "opt/target/", joint=True)
+    np.savez(tmp_path / "a.npz", **arrays, **{"opt/state/step": np.zeros(1)})
+    assert read_checkpoint(tmp_path / "a.npz").notes == ("left out 1 tensors that do not start with opt/target/",)
+
+
+def test_early_group_norm_shapes_are_kept(tmp_path: Path, make_checkpoint: Any) -> None:
+    from vitrail.model import BlockConfig, ResNetStem
+
+    stem = ResNetStem(blocks=(1, 1), width_factor=0.5)
+    checkpoint = make_checkpoint(patch_size=1, stem=stem, block=BlockConfig(activation="gelu_tanh"))
+    write_checkpoint(checkpoint, tmp_path / "a.npz", "google")
+    arrays = dict(np.load(tmp_path / "a.npz"))
+    old = {name: array.reshape(1, 1, 1, -1) if "gn" in name else array for name, array in arrays.items()}
+    np.savez(tmp_path / "old.npz", **old)
+    read = read_checkpoint(tmp_path / "old.npz")
+    assert all(torch.equal(read.tensors[name], tensor) for name, tensor in checkpoint.tensors.items())
+    write_checkpoint(read, tmp_path / "again.npz", "google")
+    assert {name: array.shape for name, array in np.load(tmp_path / "again.npz").items()} == {
+        name: array.shape for name, array in old.items()
+    }

@@ -1,0 +1,59 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.errors import VitrailError, WeightsError
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.formats import write_checkpoint
+
+
+def test_load_gives_the_model_and_what_belongs_to_it(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    checkpoint = replace(make_checkpoint(), classes=tuple("abcdefg"))
+    write_checkpoint(checkpoint, tmp_path / "a.safetensors")
+    loaded = vitrail.load(tmp_path / "a.safetensors")
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(loaded(images), checkpoint.build()(images), rtol=0, atol=0)
+    assert loaded.classes == checkpoint.classes
+    assert loaded.preprocess == checkpoint.preprocess
+    assert not loaded.model.training
+
+
+def test_load_adapts(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(representation=24), tmp_path / "a.safetensors")
+    loaded = vitrail.load(tmp_path / "a.safetensors", num_classes=3, image_size=(48, 64), channels=1)
+    assert loaded.model.config.representation is None
+    assert loaded(torch.randn(1, 1, 48, 64)).shape == (1, 3)
+    kept = vitrail.load(tmp_path / "a.safetensors", num_classes=3, drop_representation=False)
+    assert kept.model.config.representation == 24
+    same = vitrail.load(tmp_path / "a.safetensors", image_size=64)
+    assert same.model.config.representation == 24
+
+
+def test_a_run_folder_is_a_checkpoint(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "run-1" / "weights" / "best.safetensors")
+    assert vitrail.load(tmp_path / "run-1").model.config.width == 32
+
+
+def test_load_can_be_trained(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
+    before = (tmp_path / "a.safetensors").read_bytes()
+    model = vitrail.load(tmp_path / "a.safetensors").model.train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    optimiser.step()
+    assert (tmp_path / "a.safetensors").read_bytes() == before  # the weights are mapped, not the file changed
+
+
+def test_bad_requests(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
+    with pytest.raises(VitrailError, match="image_size must be a multiple of 8"):
+        vitrail.load(tmp_path / "a.safetensors", image_size=33)
+    torch.save({}, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match="vitrail convert"):
+        vitrail.load(tmp_path / "a.pth")
