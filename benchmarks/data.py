@@ -170,12 +170,12 @@ def cifar_rows(images: torch.Tensor, workers: int, repeats: int) -> Iterator[Row
     data = VitrailDataset(name="cifar", classes=tuple("0123456789"), splits={"train": source})
     spec = Preprocess(size=(32, 32))
     runs = {
-        "vitrail": vitrail_run(data, spec, 0, Augment(crop="pad"), CIFAR_BATCH),
+        "vitrail": vitrail_run(data, spec, workers, Augment(crop="pad"), CIFAR_BATCH),
         "torchvision": torchvision_run(CifarPictures(images, cifar_transform()), CIFAR_BATCH, workers),
     }
     yield "CIFAR 32×32, training (crop, flip)", measure(runs, repeats)
     runs = {
-        "vitrail": vitrail_run(data, spec, 0, None, CIFAR_BATCH),
+        "vitrail": vitrail_run(data, spec, workers, None, CIFAR_BATCH),
         "transformers": cifar_processor_run(images),
     }
     yield "CIFAR 32×32, evaluation as transformers", measure(runs, repeats)
@@ -183,7 +183,7 @@ def cifar_rows(images: torch.Tensor, workers: int, repeats: int) -> Iterator[Row
     v2 = torchvision.transforms.v2
     transform = v2.Compose([v2.RandAugment(), cifar_transform()])
     runs = {
-        "vitrail": vitrail_run(data, spec, 0, rand, CIFAR_BATCH),
+        "vitrail": vitrail_run(data, spec, workers, rand, CIFAR_BATCH),
         "torchvision": torchvision_run(CifarPictures(images, transform), CIFAR_BATCH, workers),
     }
     yield "CIFAR 32×32, training (RandAugment, crop, flip)", measure(runs, repeats)

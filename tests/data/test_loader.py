@@ -192,7 +192,7 @@ def test_batches_stay_as_they_were(arrays: Dataset) -> None:
 
 
 def test_memory_is_used_again(arrays: Dataset) -> None:
-    loader = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=4), Augment())
+    loader = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=4, workers=0), Augment())
     places = {batch.images.data_ptr() for batch in loader}
     assert len(places) <= 3 < len(loader)
 

@@ -58,7 +58,7 @@ class LoaderConfig:
 
     batch_size: int = 64  # over all ranks
     seed: int = 0
-    workers: int | None = None  # threads; 0: the caller's own; None: none for pictures in memory, else one per core
+    workers: int | None = None  # threads; 0: the caller's own; None: one for pictures in memory, else one per core
     remainder: Literal["drop", "pad"] = "drop"  # training: a last, shorter batch is left out, or filled from the start
     output: Literal["float", "bytes"] = "float"  # normalised floats, or bytes to normalise on the device
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read

@@ -154,7 +154,7 @@ class Loader:
         """The number of worker threads: as configured, or what suits the source."""
         if self.config.workers is not None:
             return self.config.workers
-        return 0 if isinstance(self.source, ArraySource) else min(os.cpu_count() or 1, 16)
+        return 1 if isinstance(self.source, ArraySource) else min(os.cpu_count() or 1, 16)
 
     def _memory(self, count: int) -> Tensor:
         dtype = torch.float32 if self.config.output == "float" else torch.uint8
