@@ -1,12 +1,13 @@
-"""How data are found, split and batched: the config classes, which need no torch."""
+"""How data are found, split and batched: the config classes, which the command line reads without torch or numpy."""
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vitrail.data.split import SplitPlan
 from vitrail.errors import ConfigError
+
+VAL_RATE = TEST_RATE = 0.15  # of each class, where we make the split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +30,13 @@ class DataConfig:
     """Where named data sets are, or are downloaded to [default: $VITRAIL_DATA or the user's cache]."""
     split_file: Path | None = None
     """The split.csv to use, for data without splits of their own."""
-    val_rate: float = SplitPlan.val_rate
+    val_rate: float = VAL_RATE
     """Without a split file: the share of each class for validation."""
-    test_rate: float = SplitPlan.test_rate
+    test_rate: float = TEST_RATE
     """Without a split file: the share of each class for the test."""
-    split_seed: int = SplitPlan.seed
+    split_seed: int = 0
     """Without a split file: another seed, another split."""
     columns: Columns = field(default_factory=Columns)
-
-    @property
-    def plan(self) -> SplitPlan:
-        return SplitPlan(val_rate=self.val_rate, test_rate=self.test_rate, seed=self.split_seed, file=self.split_file)
 
     @property
     def cache(self) -> Path:

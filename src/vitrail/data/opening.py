@@ -15,7 +15,7 @@ from vitrail.data.sources.hub import open_hub
 from vitrail.data.sources.idx import FASHION_CLASSES, is_idx, open_idx
 from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
-from vitrail.data.split import write_split
+from vitrail.data.split import SplitPlan, write_split
 from vitrail.errors import DataError, suggest
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -60,13 +60,19 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
 def _open(where: str | Path, config: DataConfig) -> Dataset:
     text = str(where)
     if isinstance(where, str) and text in NAMES:
-        config.plan.refuse_file(text)
+        _plan(config).refuse_file(text)
         return open_digits() if text == "digits" else _open_named(text, config.cache)
     if text.startswith("hf:"):
-        return open_hub(text.removeprefix("hf:"), config.plan)
+        return open_hub(text.removeprefix("hf:"), _plan(config))
     if text.startswith(("http://", "https://")) or text.endswith((".tar", INDEX)):
-        return open_shards(text, config.cache, config.plan)
+        return open_shards(text, config.cache, _plan(config))
     return _open_path(Path(where), config)
+
+
+def _plan(config: DataConfig) -> SplitPlan:
+    return SplitPlan(
+        val_rate=config.val_rate, test_rate=config.test_rate, seed=config.split_seed, file=config.split_file
+    )
 
 
 def _open_path(path: Path, config: DataConfig) -> Dataset:
@@ -74,15 +80,15 @@ def _open_path(path: Path, config: DataConfig) -> Dataset:
         raise DataError(f"{path}: no such file or folder, nor a data set's name; {suggest(str(path), NAMES)}")
     nested = [path / name for name in FOLDERS if is_cifar(path / name)]
     if is_cifar(path) or len(nested) == 1 or is_idx(path):
-        config.plan.refuse_file(str(path))
+        _plan(config).refuse_file(str(path))
         return open_idx(path) if is_idx(path) else open_cifar(path if is_cifar(path) else nested[0])
     if path.is_file():
         if path.suffix.lower() not in TABLES:
             raise DataError(f"{path}: a data file must be {', '.join(TABLES)}, .tar shards or CIFAR's archive.")
-        return open_table(path, config.plan, config.columns)
+        return open_table(path, _plan(config), config.columns)
     if (path / INDEX).is_file() or any(path.glob("*.tar")):
-        return open_shards(str(path), config.cache, config.plan)
-    return open_folder(path, config.plan)
+        return open_shards(str(path), config.cache, _plan(config))
+    return open_folder(path, _plan(config))
 
 
 def _open_named(name: str, folder: Path) -> Dataset:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.config import TEST_RATE, VAL_RATE
 from vitrail.errors import ConfigError, DataError
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -18,8 +19,8 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 class SplitPlan:
     """How to split data that come without splits: by a file that says it all, or by making a stratified split."""
 
-    val_rate: float = 0.15  # of each class
-    test_rate: float = 0.15
+    val_rate: float = VAL_RATE
+    test_rate: float = TEST_RATE
     seed: int = 0
     file: Path | None = None
 
