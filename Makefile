@@ -19,6 +19,7 @@ check: .venv/dev.stamp  ## ruff and pyright
 
 bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.model
+	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.data
 
 lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock

@@ -38,6 +38,10 @@ def test_one_number_makes_a_pair_and_whole_numbers_become_floats() -> None:
     assert Outer(size=3).size == (3, 3)  # pyright: ignore
 
 
+def test_yaml_reads_exponents_as_text() -> None:
+    assert from_dict(Outer, {"size": 1, "inner": {"rate": "1e-6"}}).inner.rate == 1e-6
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -7,6 +7,7 @@ in one place: the annotations.
 """
 
 import dataclasses
+import re
 import types
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -84,11 +85,16 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
         return value if isinstance(value, cast("type[Any]", hint)) else from_dict(cast("type[Any]", hint), value, where)
     if hint is Any:
         return value
-    if hint is float and type(value) is int:
+    if hint is float and (type(value) is int or _is_exponent(value)):
         return float(value)
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     raise ConfigError(f"{where} must be {_NAMES.get(hint, hint)}; got {value!r}.")
+
+
+def _is_exponent(value: Any) -> bool:
+    """YAML reads 1e-6, without a point, as text."""
+    return isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value) is not None
 
 
 def _parse_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -102,7 +108,7 @@ def _parse_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     kinds = {get_args(_hints(choice)["kind"])[0]: choice for choice in choices if _has_kind(choice)}
     if len(kinds) == len(choices):
         kind = cast("Mapping[str, Any]", value).get("kind") if isinstance(value, Mapping) else value
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             raise ConfigError(f"{where}.kind must be one of {', '.join(kinds)}; got {kind!r}.")
         return from_dict(kinds[kind], value if isinstance(value, Mapping) else {}, where)
     for choice in choices:

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,27 @@ def test_our_errors_are_one_message_and_exit_2(capsys: pytest.CaptureFixture[str
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", "vit-b61", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["/proc/nothing/a.safetensors", "a" * 300 + ".safetensors"])
+def test_what_the_system_refuses_is_one_message(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixture = Path(__file__).parents[1] / "weights" / "fixtures" / "google_token.npz"
+    assert main(["convert", str(fixture), str(tmp_path / target) if target[0] != "/" else target]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_sigterm_cleans_up_and_exits_143(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, vitrail.cli.main as m\n"
+        "def verb(argv=None):\n"
+        "    try: os.kill(os.getpid(), signal.SIGTERM); signal.pause()\n"
+        f"    finally: open({str(tmp_path / 'clean')!r}, 'w').close()\n"
+        "m.main = verb; m.entry()"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 143
+    assert (tmp_path / "clean").exists()
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -80,3 +80,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
         variant("vit-b61")
     with pytest.raises(ConfigError, match="ViTConfig has no field 'num_class'; did you mean num_classes"):
         variant("vit-b16", num_class=3)
+    with pytest.raises(ConfigError, match="ViTConfig has no field 'bogus'"):
+        create(ViTConfig(), bogus=1)
+    with pytest.raises(ConfigError, match="could be vit-g14 .* or vit-G14"):
+        variant("VIT-G14")

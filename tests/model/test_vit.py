@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, VitrailError
 from vitrail.model import (
     AttentionQuery,
     BlockConfig,
@@ -137,6 +137,13 @@ def test_only_the_requested_attention_is_kept(make_model: Callable[..., ViT]) ->
     close(few[2], everything[2][:, [1, 3], :1])
 
 
+def test_attention_is_exact_under_autocast(make_model: Callable[..., ViT]) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        maps = make_model().trace(torch.randn(1, 3, 32, 32), attention=AttentionQuery()).attention
+    assert maps[0].dtype == torch.float32
+    torch.testing.assert_close(maps[0].sum(-1), torch.ones(1, 4, 17))
+
+
 def test_nobody_looks_at_padding(make_model: Callable[..., ViT]) -> None:
     images = [torch.randn(3, 32, 32), torch.randn(3, 16, 16)]
     maps = make_model().trace(images, attention=AttentionQuery()).attention
@@ -151,6 +158,16 @@ def test_bad_requests(make_model: Callable[..., ViT]) -> None:
         model.trace(images, attention=AttentionQuery(layers=(-4,)))
     with pytest.raises(InputError, match="no \\[cls\\] token"):
         make_model(class_token=False, pooling="mean").trace(images, attention=AttentionQuery(queries="class"))
+    with pytest.raises(VitrailError, match="queries must be"):
+        AttentionQuery(queries="cls")  # pyright: ignore
+    with pytest.raises(VitrailError, match="layers must be a list; got 3"):
+        AttentionQuery(layers=3)  # pyright: ignore
+    with pytest.raises(InputError, match="a tensor or a list of tensors; got ndarray"):
+        model(images.numpy())  # pyright: ignore
+    with pytest.raises(InputError, match="of the model's type torch.float32; got torch.float64"):
+        model(images.double())
+    with pytest.raises(InputError, match="must be a multiple of 8"):
+        model(torch.zeros(1, 3, 0, 32))
     with pytest.raises(InputError, match="must not be empty"):
         model([])
     with pytest.raises(InputError, match="makes its own mask"):

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from conftest import randomize
+from vitrail.data.transform import prepare
 from vitrail.model.embed import resample_positions
 from vitrail.weights.formats import read_checkpoint, write_checkpoint
 from vitrail.weights.infer import Hints
@@ -181,6 +182,42 @@ def test_huggingface_module_names_and_shards(tmp_path: Path) -> None:
     with torch.inference_mode():
         for folder in ("shards", "modules"):
             assert_same(read_checkpoint(tmp_path / folder).build()(images), peer(images).logits)
+
+
+def test_a_pooler_beside_the_classifier_is_kept_but_not_used(tmp_path: Path) -> None:
+    peer = hf_vit()
+    peer.save_pretrained(tmp_path / "saved")
+    state = load_file(tmp_path / "saved" / "model.safetensors")
+    state |= {"vit.pooler.dense.weight": torch.randn(32, 32), "vit.pooler.dense.bias": torch.randn(32)}
+    save_file(state, tmp_path / "saved" / "model.safetensors")
+    checkpoint = read_checkpoint(tmp_path / "saved")
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        assert_same(checkpoint.build()(images), peer(images).logits)
+    write_checkpoint(checkpoint, tmp_path / "written", "hf")
+    written = load_file(tmp_path / "written" / "model.safetensors")
+    assert written.keys() == state.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3},
+        {"do_normalize": False},
+        {"do_rescale": False, "image_mean": [100.0] * 3, "image_std": [50.0] * 3},
+    ],
+    ids=str,
+)
+def test_huggingface_processors_of_every_kind(tmp_path: Path, changes: dict[str, Any]) -> None:
+    hf_vit().save_pretrained(tmp_path)
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32}, **changes)
+    processor.save_pretrained(tmp_path)
+    photo = (torch.rand(3, 50, 40) * 255).byte()
+    expected = processor(photo, return_tensors="pt")["pixel_values"][0]
+    ours = prepare(photo, read_checkpoint(tmp_path).preprocess)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_huggingface_class_names_and_processor(tmp_path: Path) -> None:

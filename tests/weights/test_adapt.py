@@ -9,7 +9,7 @@ import torch
 from benchmarks.peers import timm
 
 from vitrail.data.preprocess import preset
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import ConfigError, VitrailError, WeightsError
 from vitrail.model import BlockConfig, ConvStem, PositionConfig, ResNetStem
 from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint
@@ -39,6 +39,24 @@ def test_class_names_make_the_head(make_checkpoint: Callable[..., Checkpoint]) -
     assert adapted.classes == ("a", "b")
     with pytest.raises(ConfigError, match="must agree"):
         adapt(make_checkpoint(), classes=["a"], num_classes=2)
+
+
+def test_classes_move_by_name(make_checkpoint: Callable[..., Checkpoint]) -> None:
+    checkpoint = replace(make_checkpoint(), classes=tuple("abcdefg"))
+    images = torch.randn(2, 3, 32, 32)
+    logits = checkpoint.build()(images)
+    turned = adapt(checkpoint, classes=list("gfedcba"))
+    torch.testing.assert_close(turned.build()(images), logits.flip(1))
+    others = adapt(checkpoint, classes=list("tuvwxyz"))
+    assert (others.build()(images) == 0).all()
+    unnamed = adapt(make_checkpoint(), classes=list("abcdefg"))
+    torch.testing.assert_close(unnamed.build()(images), logits)
+
+
+@pytest.mark.parametrize("classes", ["cat", [1, 2], ["a", "a"]])
+def test_bad_class_names(make_checkpoint: Callable[..., Checkpoint], classes: Any) -> None:
+    with pytest.raises(VitrailError, match="must be a list of names|must differ"):
+        adapt(make_checkpoint(), classes=classes)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (16, 48)])

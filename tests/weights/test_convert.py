@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitrail.errors import WeightsError
-from vitrail.model import BlockConfig
+from vitrail.model import BlockConfig, Rates
 from vitrail.weights import convert as module
 from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint, FormatName
@@ -74,7 +74,7 @@ def test_a_wrong_writer_is_caught_and_leaves_nothing(
         honest(replace(checkpoint, tensors=tensors), draft, name)
 
     monkeypatch.setattr(module, "write_draft", wrong)
-    with pytest.raises(WeightsError, match="reading timm again gives other logits: .* Nothing was written"):
+    with pytest.raises(WeightsError, match="reading timm again gives other logits: .*Nothing was written"):
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
 
@@ -126,4 +126,54 @@ def test_the_users_own_pictures(tmp_path: Path, make_checkpoint: Callable[..., C
 
 def test_nan_is_never_agreement() -> None:
     with pytest.raises(WeightsError, match="NaN or infinite"):
-        compare(torch.full((1, 2), torch.nan), torch.zeros(1, 2))
+        compare("logits", torch.full((1, 2), torch.nan), torch.zeros(1, 2))
+
+
+def test_a_head_of_zeros_is_proved_by_the_features(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(adapt(make_checkpoint(), num_classes=3), tmp_path / "a.safetensors")
+    agreement = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm").agreement
+    assert agreement.what == "features"
+    assert agreement.scale > 0.1
+    with pytest.raises(WeightsError, match="timm's own library gives zeros alone"):
+        convert(tmp_path / "a.safetensors", tmp_path / "c.safetensors", "timm", verify_with_peer=True)
+
+
+def test_what_the_file_does_not_say_is_noted(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(pooling="mean"), tmp_path / "a.safetensors")
+    file = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
+    assert any("readers must know it: heads 4, pooling mean" in note for note in file.notes)
+    folder = convert(tmp_path / "a.safetensors", tmp_path / "b", "timm")  # with a config.json
+    assert not any("must know" in note for note in folder.notes)
+    assert read_checkpoint(tmp_path / "b").config.pooling == "mean"
+
+
+def test_a_tolerance_of_nan_accepts_nothing(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
+    with pytest.raises(WeightsError, match="Nothing was written"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", tolerance=float("nan"))
+
+
+def test_the_target_never_swallows_its_source(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "model" / "model.safetensors")
+    with pytest.raises(WeightsError, match="holds the source itself"):
+        convert(tmp_path / "model" / "model.safetensors", tmp_path / "model", "hf", overwrite=True)
+    assert read_checkpoint(tmp_path / "model").config.width == 32
+
+
+def test_half_precision_with_the_peer(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    checkpoint = make_checkpoint(**FITTING["hf"])
+    half = {name: tensor.half() for name, tensor in checkpoint.tensors.items()}
+    write_checkpoint(replace(checkpoint, tensors=half), tmp_path / "a.safetensors")
+    conversion = convert(tmp_path / "a.safetensors", tmp_path / "b", "hf", verify_with_peer=True)
+    assert conversion.peer is not None
+
+
+def test_losses_in_training_are_noted(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    fields = {**FITTING["dinov2"], "rates": Rates(path=0.1)}
+    checkpoint = replace(make_checkpoint(**fields), extras={"mask_token": torch.randn(1, 32)})
+    write_checkpoint(checkpoint, tmp_path / "a.safetensors")
+    notes = " ".join(
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", change=fold_class_position).notes
+    )
+    assert "does not keep mask_token" in notes
+    assert "does not keep all dropout rates" in notes

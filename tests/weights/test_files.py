@@ -1,5 +1,6 @@
 """Files that we do not trust: malicious ones, bombs, and any damage to honest ones."""
 
+import argparse
 import io
 import json
 import os
@@ -47,9 +48,51 @@ def test_a_malicious_pickle_never_runs(tmp_path: Path, trap: Path, protocol: str
         path.write_bytes(pickle.dumps({"weight": Evil()}))
     else:
         torch.save({"weight": Evil()}, path, _use_new_zipfile_serialization=protocol == "torch")
-    with pytest.raises(WeightsError, match="cannot be read as a torch checkpoint"):
+    with pytest.raises(WeightsError, match="cannot be read as a torch checkpoint of tensors alone"):
         read_checkpoint(path, allow_pickle=True)
     assert not trap.exists()
+
+
+def test_a_compressed_pth_is_read_right(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    checkpoint = make_checkpoint(**FITTING["timm"])
+    write_checkpoint(checkpoint, tmp_path / "a.pth", "timm")
+    with (
+        zipfile.ZipFile(tmp_path / "a.pth") as source,
+        zipfile.ZipFile(tmp_path / "b.pth", "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for member in source.infolist():
+            target.writestr(member.filename, source.read(member))
+    read = read_checkpoint(tmp_path / "b.pth", hints=Hints(heads=4), allow_pickle=True)
+    assert all(torch.equal(read.tensors[name], tensor) for name, tensor in checkpoint.tensors.items())
+
+
+def test_settings_of_a_training_script_do_not_hinder(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    write_checkpoint(make_checkpoint(**FITTING["timm"]), tmp_path / "a.pth", "timm")
+    state = torch.load(tmp_path / "a.pth", weights_only=True)
+    torch.save({"model": state, "args": argparse.Namespace(lr=0.1)}, tmp_path / "b.pth")
+    assert read_checkpoint(tmp_path / "b.pth", hints=Hints(heads=4), allow_pickle=True).config.width == 32
+
+
+def test_two_members_of_one_name(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("embedding/kernel.npy", npy_header((1,)) + bytes(4))
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("embedding/kernel.npy", npy_header((1,)) + bytes(4))
+    with pytest.raises(WeightsError, match="two members of one name"):
+        read_checkpoint(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.float8_e4m3fn, torch.uint8])
+def test_numbers_that_are_no_weights(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], dtype: torch.dtype
+) -> None:
+    write_checkpoint(make_checkpoint(**FITTING["timm"]), tmp_path / "a.pth", "timm")
+    state = torch.load(tmp_path / "a.pth", weights_only=True)
+    torch.save({name: tensor.to(dtype) for name, tensor in state.items()}, tmp_path / "b.pth")
+    with pytest.raises(WeightsError, match="must hold float32, float16, bfloat16, float64; got"):
+        read_checkpoint(tmp_path / "b.pth", hints=Hints(heads=4), allow_pickle=True)
 
 
 def test_pickles_are_refused_outside_of_convert(tmp_path: Path) -> None:
@@ -139,6 +182,31 @@ def test_training_scripts_wrappers_are_opened(
     torch.save({wrap: {f"module.{name}": value for name, value in state.items()}, "epoch": 3}, tmp_path / "b.pth")
     read = read_checkpoint(tmp_path / "b.pth", hints=Hints(heads=4), allow_pickle=True)
     assert torch.equal(read.tensors["norm.bias"], state["norm.bias"])
+
+
+ABSURD = [None, "abc", [1], {}, -1, 0, 10**9, 10**400, 1e308, True]
+
+
+@pytest.mark.parametrize("value", ABSURD, ids=lambda value: str(value)[:12])
+def test_absurd_values_in_hf_config(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], value: Any) -> None:
+    write_checkpoint(make_checkpoint(**FITTING["hf"]), tmp_path / "model", "hf")
+    honest = json.loads((tmp_path / "model" / "config.json").read_text())
+    for name in honest:
+        (tmp_path / "model" / "config.json").write_text(json.dumps({**honest, name: value}))
+        with suppress(VitrailError):
+            read_checkpoint(tmp_path / "model")
+
+
+@pytest.mark.parametrize("value", ABSURD, ids=lambda value: str(value)[:12])
+def test_absurd_values_in_timm_config(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], value: Any) -> None:
+    write_checkpoint(make_checkpoint(**FITTING["timm"]), tmp_path / "model", "timm")
+    honest = json.loads((tmp_path / "model" / "config.json").read_text())
+    for part in ("model_args", "pretrained_cfg"):
+        for name in honest[part]:
+            changed = {**honest, part: {**honest[part], name: value}}
+            (tmp_path / "model" / "config.json").write_text(json.dumps(changed))
+            with suppress(VitrailError):
+                read_checkpoint(tmp_path / "model")
 
 
 # --- Any damage to any file: a clear error or the same model, never a crash, a hang or another model. ---

@@ -224,17 +224,47 @@ def test_a_wrong_suffix_or_format(tmp_path: Path, make_checkpoint: Callable[...,
         write_checkpoint(make_checkpoint(), tmp_path / "a.pth", "tim")  # pyright: ignore
 
 
-def test_writing_over_a_folder_replaces_it(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+def test_writing_over_a_checkpoint_folder_replaces_it(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
     folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "old.txt").write_text("old")
     write_checkpoint(make_checkpoint(), folder, "hf")
+    (folder / "model-00001-of-00002.safetensors").write_text("of an older, sharded one")
+    write_checkpoint(make_checkpoint(width=64), folder, "hf")
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",
         "model.safetensors",
         "preprocessor_config.json",
     ]
+    assert read_checkpoint(folder).config.width == 64
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_with_other_things_is_never_replaced(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(WeightsError, match="holds other things, which we will not delete: thesis.tex"):
+        write_checkpoint(make_checkpoint(), tmp_path, "hf")
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_a_folder_comes_back_when_the_last_step_fails(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    write_checkpoint(make_checkpoint(), folder, "hf")
+    rename = Path.replace
+
+    def fail_once(self: Path, target: Any) -> Path:
+        if self.parent.name.startswith(".model") and self.name == "model":
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail_once)
+    with pytest.raises(OSError, match="no"):
+        write_checkpoint(make_checkpoint(width=64), folder, "hf")
+    assert read_checkpoint(folder).config.width == 32
 
 
 def test_keys_that_nobody_knows(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ def convert(
     source_format: Annotated[Format | None, Parameter(name="--from")] = None,
     image_size: Size = None,
     resize: Size = None,
+    resample: Literal["google", "timm", "hf", "torchvision"] | None = None,
+    channels: int | None = None,
     num_classes: int | None = None,
     heads: Heads = None,
     pooling: Pooling = None,
@@ -54,6 +56,10 @@ def convert(
         The size of the source's pictures, where the file does not tell (not square).
     resize
         Resample the positions for pictures of this size: 384, or HEIGHTxWIDTH.
+    resample
+        The kernel for the positions, instead of the checkpoint's own.
+    channels
+        Make 1 or more input channels from the 3 of RGB.
     num_classes
         Replace the head by a new one of zeros; 0 for none.
     drop_representation
@@ -77,6 +83,8 @@ def convert(
         adapted = adapt.adapt(
             checkpoint,
             image_size=parse_size(resize),
+            resample=resample,
+            channels=channels,
             num_classes=num_classes,
             drop_representation=drop_representation,
         )
@@ -118,6 +126,7 @@ def _print(source: str, target: Path, conversion: "Conversion") -> None:
 
 def _print_agreement(console: Console, who: str, agreement: "Agreement") -> None:
     console.print(
-        f"{who}: largest difference {agreement.difference:.2e} of logits up to {agreement.scale:.3g} "
-        f"({agreement.relative:.1e}), same first class for {agreement.top1:.0%} of {agreement.pictures} pictures"
+        f"{who}: largest difference {agreement.difference:.2e} of {agreement.what} up to {agreement.scale:.3g} "
+        f"({agreement.relative:.1e}), same {'first class' if agreement.what == 'logits' else 'largest feature'} "
+        f"for {agreement.top1:.0%} of {agreement.pictures} pictures"
     )

@@ -1,6 +1,7 @@
 """Dispatch: `vitrail VERB …` → the one function of `vitrail/cli/VERB.py`."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ VERBS = {
 
 USER_ERROR = 2
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 def build_app() -> App:
@@ -65,9 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `vitrail models | head`: the reader has gone, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder that may not be written, a name that is too long
+        if debug:
+            traceback.print_exc()
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        return USER_ERROR
     return int(code)
 
 
 def entry() -> None:
     """The console script."""
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(main())
+
+
+def _terminate(*_: object) -> None:
+    """Leave in the ordinary way, so that drafts are cleaned up."""
+    sys.exit(TERMINATED)

@@ -54,7 +54,7 @@ def _read_config(model: str, changes: dict[str, Any]) -> "ViTConfig":
     try:
         text = Path(model).read_text(encoding="utf-8")
         fields: Any = yaml.safe_load(text) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the config file {model}: {error}") from error
     return dataclasses.replace(from_dict(ViTConfig, fields), **changes)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError
 from vitrail.model.config import ViTConfig
+from vitrail.schema import validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,9 @@ class AttentionQuery:
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
     queries: Literal["class"] | tuple[int, ...] | None = None  # rows: who looks. "class" is the [cls] token
+
+    def __post_init__(self) -> None:
+        validate(self)
 
 
 class Attention(nn.Module):
@@ -79,7 +83,7 @@ class Attention(nn.Module):
         scores = query @ key.transpose(-2, -1) * self.scale
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
-        return scores.softmax(dim=-1)
+        return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))  # exact under autocast
 
 
 def _index(what: str, index: int, count: int) -> int:

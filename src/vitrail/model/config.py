@@ -12,6 +12,19 @@ from vitrail.schema import validate
 
 Pair = tuple[int, int]  # (height, width), always in this order
 
+# Far beyond any ViT; a damaged or mistyped config must not keep the machine busy.
+LIMITS = {
+    "channels": 4096,
+    "width": 65_536,
+    "depth": 1000,
+    "heads": 4096,
+    "mlp_width": 1_000_000,
+    "representation": 1_000_000,
+    "num_classes": 10_000_000,
+    "registers": 10_000,
+}
+LARGEST_SIDE = 100_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
@@ -166,6 +179,11 @@ class ViTConfig:
         validate(self)
         for side in (*self.image_size, *self.patch_size):
             _require_positive("each side of image_size and patch_size", side)
+            if side > LARGEST_SIDE:
+                raise ConfigError(f"each side of image_size and patch_size must be at most {LARGEST_SIDE}; got {side}.")
+        for name, limit in LIMITS.items():
+            if (getattr(self, name) or 0) > limit:
+                raise ConfigError(f"{name} must be at most {limit}; got {getattr(self, name)}.")
         for name in ("channels", "width", "depth", "heads"):
             _require_positive(name, getattr(self, name))
         for name in ("mlp_width", "representation"):
@@ -216,7 +234,7 @@ class ViTConfig:
     def grid_of(self, image_size: Pair) -> Pair:
         """Rows and columns of patches for a picture of this size; an error where no whole number of patches fits."""
         for side, stride in zip(image_size, self.stride, strict=True):
-            if side % stride:
+            if side % stride or not side:
                 tries = [side // stride * stride, (side // stride + 1) * stride]
                 raise ConfigError(
                     f"image_size must be a multiple of {stride} (patch_size × the stem's stride); got "

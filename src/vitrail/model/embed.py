@@ -67,6 +67,9 @@ class Embed(nn.Module):
             raise InputError(f"images must be (batch, {channels}, height, width); got {tuple(images.shape)}.")
         if not images.is_floating_point():
             raise InputError(f"images must be floating point, preprocessed for the model; got {images.dtype}.")
+        weight = self.patches.weight
+        if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
+            raise InputError(f"images must be of the model's type {weight.dtype}; got {images.dtype}; cast with .to().")
         try:
             return self.config.grid_of((images.shape[2], images.shape[3]))
         except ConfigError as error:

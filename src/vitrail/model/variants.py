@@ -73,9 +73,15 @@ def variant(name: str, **changes: Any) -> ViTConfig:
     """
     table = variants()
     key = "vit-" + name.replace("ViT-", "").removeprefix("vit-").replace("/", "").replace("+", "-")
+    if key not in table and key.lower().endswith("-g14"):
+        raise ConfigError(f"{name!r} could be vit-g14 (giant) or vit-G14 (gigantic); write one of them.")
     config = next((table[spelling] for spelling in (name, key, key.lower(), name.lower()) if spelling in table), None)
     if config is None:
         raise ConfigError(f"unknown model {name!r}; {suggest(name.lower(), table)} See `vitrail models`.")
+    return _change(config, changes)
+
+
+def _change(config: ViTConfig, changes: dict[str, Any]) -> ViTConfig:
     fields = [field.name for field in dataclasses.fields(ViTConfig)]
     for change in changes:
         if change not in fields:
@@ -87,4 +93,4 @@ def create(model: str | ViTConfig, **changes: Any) -> ViT:
     """A ViT with random weights: `create("vit-b16", num_classes=10, image_size=384)`."""
     if isinstance(model, str):
         return ViT(variant(model, **changes))
-    return ViT(dataclasses.replace(model, **changes))
+    return ViT(_change(model, changes))

@@ -101,6 +101,8 @@ class ViT(nn.Module):
         if isinstance(images, Tensor):
             tokens, mask = self.embed(images, mask)
             return self.dropout(tokens), mask
+        if not isinstance(images, list | tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(f"pictures must be a tensor or a list of tensors; got {type(images).__name__}.")
         if mask is not None or not images:
             raise InputError(
                 "a list of pictures must not be empty, and makes its own mask; pass mask only with a tensor."

@@ -32,31 +32,50 @@ def adapt(
     Args:
         num_classes: a new head of zeros, as the paper starts fine-tuning; 0 takes the head away. The same number as
             before keeps the head.
-        classes: the names of the classes; they imply `num_classes`.
+        classes: the names of the classes; they imply `num_classes`. The names that the checkpoint has keep their part
+            of the head, in the new order; other names start a new head; a head without names gets these, in order.
         image_size: resample the positions, and preprocess to this size.
         channels: 1 or more; filters are summed over RGB, or repeated and scaled so that their sum stays.
         drop_representation: take away Linear + tanh (and the head that read it), as the paper does for fine-tuning.
         resample: the kernel for the positions, here and at run time, instead of the checkpoint's own.
     """
     if classes is not None:
-        if num_classes is not None and num_classes != len(classes):
-            raise ConfigError(f"num_classes {num_classes} and the number of class names {len(classes)} must agree.")
+        _check_classes(classes, num_classes)
         num_classes = len(classes)
     if resample is not None:
         positions = replace(checkpoint.config.positions, resample=resample)
         checkpoint = replace(checkpoint, config=replace(checkpoint.config, positions=positions))
     if drop_representation and checkpoint.config.representation:
         checkpoint = _drop_representation(checkpoint)
-    if num_classes is not None and num_classes != checkpoint.config.num_classes:
-        checkpoint = _change_head(checkpoint, num_classes)
     if classes is not None:
-        checkpoint = replace(checkpoint, classes=tuple(classes))
+        checkpoint = _name_classes(checkpoint, tuple(classes))
+    elif num_classes is not None and num_classes != checkpoint.config.num_classes:
+        checkpoint = _change_head(checkpoint, num_classes)
     if channels is not None and channels != checkpoint.config.channels:
         checkpoint = _change_channels(checkpoint, channels)
     if image_size is not None:
         size = (image_size, image_size) if isinstance(image_size, int) else image_size
         checkpoint = _change_size(checkpoint, size)
     return checkpoint
+
+
+def _check_classes(classes: Sequence[str], num_classes: int | None) -> None:
+    if isinstance(classes, str) or {type(name) for name in classes} - {str}:
+        raise ConfigError(f"classes must be a list of names; got {classes!r}.")
+    if num_classes is not None and num_classes != len(classes):
+        raise ConfigError(f"num_classes {num_classes} and the number of class names {len(classes)} must agree.")
+
+
+def _name_classes(checkpoint: Checkpoint, classes: tuple[str, ...]) -> Checkpoint:
+    """The head for these classes, by name and never by position."""
+    old = checkpoint.classes
+    if old is None and len(classes) == checkpoint.config.num_classes:
+        return replace(checkpoint, classes=classes)
+    if old is None or set(old) != set(classes):
+        return _change_head(checkpoint, len(classes), classes)
+    order = torch.tensor([old.index(name) for name in classes])
+    head = {name: checkpoint.tensors[name][order] for name in ("head.weight", "head.bias")}
+    return replace(checkpoint, tensors={**checkpoint.tensors, **head}, classes=classes)
 
 
 def _drop_representation(checkpoint: Checkpoint) -> Checkpoint:

@@ -12,6 +12,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model import ViT, ViTConfig
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
 
 
@@ -44,10 +45,18 @@ class Checkpoint:
                 f"a checkpoint needs one name per class: it has {len(self.classes)} names and a head for "
                 f"{self.config.num_classes} classes."
             )
+        if self.classes is not None and len(set(self.classes)) != len(self.classes):
+            twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
+            raise WeightsError(f"class names must differ; {', '.join(map(repr, twice[:5]))} stand for several classes.")
         check_shapes(self.config, self.tensors)
+        check_types(self.tensors)
 
     def build(self, dtype: torch.dtype | None = torch.float32) -> ViT:
-        """The model with these weights, in eval mode; a `dtype` of None keeps each tensor's own."""
+        """The model with these weights, in eval mode; a `dtype` of None keeps each tensor's own.
+
+        Weights that need no casting are shared with the checkpoint and with other models built from it: copy the model
+        (`copy.deepcopy`) to train two of them.
+        """
         with torch.device("meta"):
             model = ViT(self.config)
         tensors = {name: _cast(tensor, dtype) for name, tensor in self.tensors.items()}
@@ -79,6 +88,14 @@ def check_shapes(config: ViTConfig, tensors: Mapping[str, Tensor]) -> None:
                 f"the weights do not fit their config: {name} must have shape {expected[name]}; "
                 f"got {tuple(tensor.shape)}."
             )
+
+
+def check_types(tensors: Mapping[str, Tensor]) -> None:
+    """Raise unless the numbers are floats that torch computes with (or the counters of batch norms)."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS and not (tensor.dtype == torch.int64 and name.endswith("num_batches_tracked")):
+            kinds = ", ".join(str(kind).removeprefix("torch.") for kind in FLOATS)
+            raise WeightsError(f"{name} must hold {kinds}; got {str(tensor.dtype).removeprefix('torch.')}.")
 
 
 def describe_keys(missing: list[str], unknown: list[str]) -> str:

@@ -1,9 +1,10 @@
 """Conversion with proof: what was written is read again, and must compute the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,22 +13,31 @@ from vitrail.data.transform import prepare
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.files import atomic_path
-from vitrail.weights.formats import FORMATS, check_writable, checksums_of, read_checkpoint, write_draft
+from vitrail.weights.formats import (
+    FORMATS,
+    check_replaceable,
+    check_writable,
+    checksums_of,
+    read_checkpoint,
+    write_draft,
+)
 from vitrail.weights.hub import fetch
 from vitrail.weights.infer import Hints
 from vitrail.weights.peers import peer_logits
 from vitrail.weights.pretrained import open_checkpoint
 
 TOLERANCE = 1e-5  # of the largest logit
+What = Literal["logits", "features"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
     """How far two models are apart on the same pictures."""
 
-    difference: float  # largest difference of two logits
-    scale: float  # largest logit
-    top1: float  # share of pictures with the same first class
+    what: What  # features where there is no head, or one of zeros
+    difference: float  # largest difference of two numbers
+    scale: float  # largest number
+    top1: float  # share of pictures with the same largest one: the same class
     pictures: int
 
     @property
@@ -64,29 +74,32 @@ def convert(
     place = Path(target)
     if place.exists() and not overwrite:
         raise WeightsError(f"{place} exists; choose another name, or allow it with --overwrite.")
+    check_replaceable(place)
+    if place.is_dir() and place.resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
+        raise WeightsError(f"{place} holds the source itself; choose another name.")
     checkpoint = change(_open(source, source_format, hints))
     check_writable(checkpoint.config, place, to)
     images = sample_images(checkpoint, pictures)
-    expected = _logits(checkpoint, images)
+    expected = _outputs(checkpoint, images)
     before = replace(
         checkpoint, tensors=_no_numbers(checkpoint)
     )  # the facts, to compare with after the numbers are gone
     with atomic_path(place) as draft:
         write_draft(checkpoint, draft, to)
         del checkpoint  # makes room for what is read again
-        written = read_checkpoint(draft, format_name=to, hints=_hints_of(before), allow_pickle=True)
-        agreement = compare(expected, _logits(written, images))
-        _require(agreement, tolerance, f"reading {to} again")
+        written, unsaid = _read_again(draft, to, before)
+        agreement = _agree(expected, _outputs(written, images), tolerance, f"reading {to} again")
         peer = None
         if verify_with_peer:
-            peer = compare(expected, peer_logits(to, before.config, draft, images))
-            _require(peer, tolerance, f"{to}'s own library")
+            what: What = "logits" if before.config.num_classes else "features"
+            answers: dict[What, Tensor] = {what: peer_logits(to, before.config, draft, images)}
+            peer = _agree(expected, answers, tolerance, f"{to}'s own library")
     return Conversion(
         source_format=before.file_format,
         target_format=to,
         agreement=agreement,
         peer=peer,
-        notes=(*before.notes, *_losses(before, written)),
+        notes=(*before.notes, *unsaid, *_losses(before, written)),
         how_to_load=how_to_load_of(before, place, to),
     )
 
@@ -120,39 +133,67 @@ def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
             notes.append(f"the target has another {what}: {', '.join(changed)}")
     if before.classes and not after.classes:
         notes.append("the target does not keep the class names")
+    if before.config.rates != after.config.rates:
+        notes.append("the target does not keep all dropout rates, which matter in training only")
+    if lost := sorted(before.extras.keys() - after.extras.keys()):
+        notes.append(f"the target does not keep {', '.join(lost)}, which no forward pass reads")
     return notes
 
 
-def _hints_of(checkpoint: Checkpoint) -> Hints:
-    """What a file of the target format may not say, for reading it again."""
-    config = checkpoint.config
-    return Hints(heads=config.heads, image_size=config.image_size, pooling=config.pooling)
+def _read_again(draft: Path, to: FormatName, before: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    """What was written, as a stranger reads it; or with what the file does not say, and a note that says so."""
+    config = before.config
+    known = {"heads": config.heads, "pooling": config.pooling, "image_size": config.image_size}
+    try:
+        written = read_checkpoint(draft, format_name=to, allow_pickle=True)
+    except WeightsError:
+        unsaid = list(known)
+    else:
+        unsaid = [name for name, value in known.items() if getattr(written.config, name) != value]
+        if not unsaid:
+            return written, ()
+    written = read_checkpoint(draft, format_name=to, hints=Hints(**known), allow_pickle=True)  # pyright: ignore
+    told = ", ".join(f"{name} {known[name]}" for name in unsaid)
+    return written, (f"such a file does not say all of this, so its readers must know it: {told}",)
 
 
-def _logits(checkpoint: Checkpoint, images: Tensor) -> Tensor:
+def _outputs(checkpoint: Checkpoint, images: Tensor) -> dict[What, Tensor]:
+    """Logits where there is a head, and the features before it."""
+    model = checkpoint.build()
     with torch.inference_mode():
-        return checkpoint.build()(images)
+        features = model.features(images)
+        return (
+            {"features": features} if model.head is None else {"logits": model.classify(features), "features": features}
+        )
 
 
-def compare(expected: Tensor, actual: Tensor) -> Agreement:
-    """Compare logits (or features, where there is no head)."""
+def _agree(expected: Mapping[What, Tensor], actual: Mapping[What, Tensor], tolerance: float, who: str) -> Agreement:
+    """The agreement of all outputs: of the logits, or of the features where the logits are all zeros."""
+    agreements = [compare(what, expected[what], actual[what]) for what in expected if what in actual]
+    for agreement in agreements:
+        if not agreement.relative <= tolerance:  # so that a tolerance of NaN accepts nothing
+            raise WeightsError(
+                f"{who} gives other {agreement.what}: they differ by up to {agreement.difference:.3g}, "
+                f"{agreement.relative:.1e} of the largest; the tolerance is {tolerance:.0e}. Nothing was written."
+            )
+    telling = [agreement for agreement in agreements if agreement.scale > 0]
+    if not telling:
+        raise WeightsError(f"{who} gives zeros alone, as the source does, which proves nothing; train the head first.")
+    return telling[0]
+
+
+def compare(what: What, expected: Tensor, actual: Tensor) -> Agreement:
+    """Compare what two models give for the same pictures."""
     if expected.shape != actual.shape:
         raise WeightsError(f"the written model gives {tuple(actual.shape)} instead of {tuple(expected.shape)} numbers.")
     difference = (expected - actual).abs().max().item()
     if not difference < float("inf"):  # NaN too
         raise WeightsError(
-            "the model gives NaN or infinite logits; `vitrail inspect` shows which weights are to blame."
+            f"the model gives NaN or infinite {what}; `vitrail inspect` shows which weights are to blame."
         )
     same = (expected.argmax(dim=1) == actual.argmax(dim=1)).float().mean().item()
-    return Agreement(difference=difference, scale=expected.abs().max().item(), top1=same, pictures=len(expected))
-
-
-def _require(agreement: Agreement, tolerance: float, who: str) -> None:
-    if agreement.relative > tolerance:
-        raise WeightsError(
-            f"{who} gives other logits: they differ by up to {agreement.difference:.3g}, {agreement.relative:.1e} of "
-            f"the largest logit; the tolerance is {tolerance:.0e}. Nothing was written."
-        )
+    scale = expected.abs().max().item()
+    return Agreement(what=what, difference=difference, scale=scale, top1=same, pictures=len(expected))
 
 
 def sample_images(checkpoint: Checkpoint, pictures: Sequence[Path] = ()) -> Tensor:

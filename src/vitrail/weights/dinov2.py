@@ -12,6 +12,7 @@ from vitrail.weights.files import write_pickle
 from vitrail.weights.infer import (
     Hints,
     Raw,
+    assumed_heads,
     common_refusals,
     count_layers,
     infer_heads,
@@ -58,6 +59,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         extras=extras,
         preprocess=preset("dinov2", config.image_size, config.channels),
         origin=Origin(format="dinov2"),
+        notes=assumed_heads(config, hints),
     )
 
 

@@ -4,12 +4,15 @@ Nothing here executes what a file says: npz members are checked against their he
 pickles are read with `weights_only=True` and only where the caller allows pickles at all.
 """
 
+import argparse
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import struct
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -68,13 +71,20 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def read_npz(path: Path) -> dict[str, Tensor]:
     """The arrays of an npz file; no pickles, no bombs."""
     with _clear_errors(path, "npz"), zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        total = sum(member.file_size for member in members)
-        if total > max(BOMB_SIZE, BOMB_RATIO * path.stat().st_size):
-            raise WeightsError(
-                f"{path} unpacks to {total / 2**30:.1f} GiB, too much for its size; it is not a checkpoint."
-            )
+        members = _check_archive(archive, path)
         return {member.filename.removesuffix(".npy"): _read_member(archive, member, path) for member in members}
+
+
+def _check_archive(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
+    """The members of an archive that is neither a bomb nor ambiguous."""
+    members = archive.infolist()
+    total = sum(member.file_size for member in members)
+    if total > max(BOMB_SIZE, BOMB_RATIO * path.stat().st_size):
+        raise WeightsError(f"{path} unpacks to {total / 2**30:.1f} GiB, too much for its size; it is not a checkpoint.")
+    names = [member.filename for member in members]
+    if len(set(names)) != len(names):
+        raise WeightsError(f"{path} has two members of one name; it is damaged or made to deceive.")
+    return members
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Tensor:
@@ -99,13 +109,31 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 def read_pickle(path: Path) -> dict[str, Tensor]:
     """The state dict of a torch file; only tensors and plain containers are ever unpickled."""
     with _clear_errors(path, "torch checkpoint"):
-        zipped = zipfile.is_zipfile(path)
-        if zipped:
-            with zipfile.ZipFile(path) as archive:
-                if broken := archive.testzip():
-                    raise WeightsError(f"{path} is damaged: the checksum of {broken} does not match.")
-        loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        plain = zipfile.is_zipfile(path) and _is_plain_archive(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the settings that training scripts add
+            loaded: Any = _load_weights(path, plain)
     return unwrap_state(loaded, path)
+
+
+def _is_plain_archive(path: Path) -> bool:
+    """Check an archive's checksums; True if its members are stored as they are, so that they can be mapped."""
+    with zipfile.ZipFile(path) as archive:
+        members = _check_archive(archive, path)
+        if broken := archive.testzip():
+            raise WeightsError(f"{path} is damaged: the checksum of {broken} does not match.")
+    return all(member.compress_type == zipfile.ZIP_STORED for member in members)
+
+
+def _load_weights(path: Path, plain: bool) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles of an unusual make, which then load or do not
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=plain)
+    except pickle.UnpicklingError as error:
+        raise WeightsError(
+            f"{path} cannot be read as a torch checkpoint of tensors alone: it is damaged, or holds Python objects, "
+            "which we never load; save its state_dict by itself."
+        ) from error
 
 
 def unwrap_state(loaded: Any, path: Path) -> dict[str, Tensor]:
@@ -156,7 +184,12 @@ def atomic_path(path: Path) -> Generator[Path]:
         yield draft
         if path.is_dir():  # only files can be replaced in one step; a folder makes room first
             path.replace(workshop / "old")
-        draft.replace(path)
+        try:
+            draft.replace(path)
+        except OSError:
+            if (workshop / "old").exists():
+                (workshop / "old").replace(path)
+            raise
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
 

@@ -1,6 +1,7 @@
 """The one place that knows which formats there are, tells them apart, and reads or writes any of them."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,8 @@ SUFFIXES: dict[FormatName, tuple[str, ...]] = {
     "torchvision": (".pth",),
     "dinov2": (".pth",),
 }
+# What a reader stumbles over when a file says something absurd where a number or a list should stand.
+NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
 SIDECARS = ("config.json", "preprocessor_config.json")
 MAX_SIDECAR = 10 * 2**20
 WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
@@ -65,6 +68,8 @@ def read_checkpoint(
     except VitrailError as error:
         message = str(error)
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
+    except NONSENSE as error:
+        raise WeightsError(f"{source}, read as {name}, makes no sense: {error}") from error
     return replace(checkpoint, file_format=name, origin=replace(checkpoint.origin, source=str(path)))
 
 
@@ -175,10 +180,25 @@ def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> No
         raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
 
 
+def check_replaceable(path: Path) -> None:
+    """Raise if a folder that would be replaced holds anything but a checkpoint."""
+    if not path.is_dir():
+        return
+    known = re.compile(
+        r"(config|preprocessor_config)\.json|(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
+    )
+    others = sorted(item.name for item in path.iterdir() if not known.fullmatch(item.name) or item.is_dir())
+    if others:
+        raise WeightsError(
+            f"{path} holds other things, which we will not delete: {', '.join(others[:5])}; name another folder."
+        )
+
+
 def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: FormatName = "vitrail") -> None:
     """Write any format, atomically; what it cannot express is an error, never dropped."""
     target = Path(path)
     check_writable(checkpoint.config, target, format_name)
+    check_replaceable(target)
     with atomic_path(target) as draft:
         write_draft(checkpoint, draft, format_name)
 

@@ -8,6 +8,7 @@ from vitrail.errors import WeightsError
 from vitrail.model import ResNetStem
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.hub_names import MIRRORS
+from vitrail.weights.infer import Hints
 
 FILES = ["config.json", "preprocessor_config.json", "model.safetensors", "model.safetensors.index.json", "*.npz"]
 SHARDS = ["model-*-of-*.safetensors"]
@@ -33,12 +34,12 @@ def fetch(source: str | Path, allow_pickle: bool = False) -> Path:
 def _mirror_of(name: str) -> str:
     """The hub's name for Google's; the beginning of a name is enough where only one release has it."""
     stem = name.removeprefix("augreg/").removesuffix(".npz")
-    begins = [release for release in MIRRORS if release.startswith(stem)]
+    begins = [release for release in MIRRORS if release.startswith(stem) or release.endswith(f"/{stem}")]
     if stem in MIRRORS or len(begins) == 1:
         return MIRRORS.get(stem) or MIRRORS[begins[0]]
     if begins:
         raise WeightsError(f"google://{name} could be each of these; write one in full: {', '.join(begins)}.")
-    models = sorted({release.split("-")[0] for release in MIRRORS if not release.startswith("sam")})
+    models = sorted({release.split("-")[0] for release in MIRRORS if "/" not in release})
     raise WeightsError(
         f"google://{name} is no release that the hub mirrors; try google:// and one of {', '.join(models)}."
     )
@@ -64,7 +65,7 @@ def _download(identifier: str, allow_pickle: bool) -> Path:
         raise WeightsError(f"hf://{identifier} cannot be fetched: {str(error).splitlines()[0]}") from error
 
 
-def settle_google(source: str | Path, checkpoint: Checkpoint) -> Checkpoint:
+def settle_google(source: str | Path, checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:
     """A mirror is in timm's layout; what it computes is still what Google trained."""
     if not str(source).startswith("google://"):
         return checkpoint
@@ -72,6 +73,6 @@ def settle_google(source: str | Path, checkpoint: Checkpoint) -> Checkpoint:
     stem = config.stem
     if isinstance(stem, ResNetStem):
         stem = ResNetStem(blocks=stem.blocks, width_factor=stem.width_factor)
-    block = replace(config.block, activation="gelu_tanh")
+    block = replace(config.block, activation=(hints and hints.activation) or "gelu_tanh")
     positions = replace(config.positions, resample="google")
     return replace(checkpoint, config=replace(config, block=block, stem=stem, positions=positions))

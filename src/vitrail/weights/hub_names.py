@@ -48,6 +48,15 @@ def _google_file(model: str, data: str, recipe: str, fine_tuning: str) -> str:
 
 # Google's file name → name at hf://timm/.
 MIRRORS = {
+    "imagenet21k/ViT-B_16": "vit_base_patch16_224.orig_in21k",
+    "imagenet21k/ViT-B_32": "vit_base_patch32_224.orig_in21k",
+    "imagenet21k/ViT-L_16": "vit_large_patch16_224.orig_in21k",
+    "imagenet21k/ViT-L_32": "vit_large_patch32_224.orig_in21k",
+    "imagenet21k/ViT-H_14": "vit_huge_patch14_224.orig_in21k",
+    "imagenet21k/R50+ViT-B_16": "vit_base_r50_s16_224.orig_in21k",
+    "imagenet21k+imagenet2012/ViT-B_16": "vit_base_patch16_384.orig_in21k_ft_in1k",
+    "imagenet21k+imagenet2012/ViT-L_32": "vit_large_patch32_384.orig_in21k_ft_in1k",
+    "imagenet21k+imagenet2012/R50+ViT-B_16": "vit_base_r50_s16_384.orig_in21k_ft_in1k",
     "sam/ViT-B_16": "vit_base_patch16_224.sam_in1k",
     "sam/ViT-B_32": "vit_base_patch32_224.sam_in1k",
     **{_google_file(*row[:4]): row[4] for row in (line.split() for line in _AUGREG.splitlines())},

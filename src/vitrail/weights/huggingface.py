@@ -25,6 +25,7 @@ from vitrail.weights.keys import Rule, layer, read_tensors, rule, stacked, write
 
 PATCHES = "embeddings.patch_embeddings.projection"
 MASK_TOKEN = "embeddings.mask_token"  # noqa: S105
+POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 
 # What stands before the backbone's names: nothing in a bare model, the family's name in one with a classifier.
 PREFIXES = ("", "vit.", "dinov2.", "dinov2_with_registers.")
@@ -121,6 +122,11 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     new = any(".attention.q_proj." in name for name in raw.tensors)
     dialect = {"prefix": prefix, "generation": "modules" if new else "files"}
     tensors, extras = split_mask_token(raw.tensors, prefix + MASK_TOKEN)
+    notes: tuple[str, ...] = ()
+    if "classifier.weight" in tensors and f"{prefix}pooler.dense.weight" in tensors:
+        extras |= {name: tensors.pop(f"{prefix}{name}") for name in POOLER}
+        notes = ("the pooler beside the classifier is kept but not used, as transformers does",)
+    raw = Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars)
     config = read_config(raw, dict(facts), prefix, hints)  # pyright: ignore[reportUnknownArgumentType]
     return Checkpoint(
         config=config,
@@ -129,6 +135,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         preprocess=read_preprocess(raw.sidecars, config),
         classes=read_classes(facts, config),  # pyright: ignore[reportUnknownArgumentType]
         origin=Origin(format="hf", dialect=dialect),
+        notes=notes,
     )
 
 
@@ -156,8 +163,10 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     if config.num_classes and not dialect.get("prefix", "vit."):
         dialect = {**dialect, "prefix": "vit."}  # a head was added since
     tensors = write_tensors(key_table(config, dialect), checkpoint.tensors)
+    prefix = dialect.get("prefix", default_prefix(config))
     if is_dinov2(config):
-        tensors[dialect.get("prefix", "") + MASK_TOKEN] = mask_token(checkpoint)
+        tensors[prefix + MASK_TOKEN] = mask_token(checkpoint)
+    tensors |= {prefix + name: checkpoint.extras[name] for name in POOLER if name in checkpoint.extras}
     path.mkdir()
     write_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
     for name, facts in (

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.model import BlockConfig, PositionConfig, ViTConfig
+from vitrail.model import BlockConfig, PositionConfig, Rates, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.infer import Hints, Raw, optional_size
+from vitrail.weights.infer import Hints, Raw, exact_ratio, optional_size
 
 # Name of an activation in transformers → ours; the first name of each of ours is the one that we write.
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh"}
@@ -66,6 +66,11 @@ def read_config(raw: Raw, facts: Mapping[str, Any], prefix: str, hints: Hints) -
             layer_scale=float(facts.get("layerscale_value", 1.0)) if kind in DINOV2 else None,
         ),
         positions=PositionConfig(resample="timm" if kind == DINOV2[1] else "hf"),  # that one antialiases
+        rates=Rates(
+            dropout=float(facts.get("hidden_dropout_prob", 0.0)),
+            attention=float(facts.get("attention_probs_dropout_prob", 0.0)),
+            path=float(facts.get("drop_path_rate", 0.0)),
+        ),
     )
 
 
@@ -104,7 +109,8 @@ def model_config(checkpoint: Checkpoint) -> dict[str, Any]:
         registers = {"num_register_tokens": config.registers} if config.registers else {}
         kind, name = (DINOV2[1], "Dinov2WithRegistersModel") if config.registers else (DINOV2[0], "Dinov2Model")
         facts |= {
-            "mlp_ratio": _ratio(config),
+            "drop_path_rate": config.rates.path,
+            "mlp_ratio": exact_ratio(config.width, config.hidden_width),
             "layerscale_value": block.layer_scale,
             "use_swiglu_ffn": False,
             **registers,
@@ -121,11 +127,6 @@ def model_config(checkpoint: Checkpoint) -> dict[str, Any]:
         }
     architecture = "ViTForImageClassification" if config.num_classes else "ViTModel"
     return {"architectures": [architecture], "model_type": "vit", **facts}
-
-
-def _ratio(config: ViTConfig) -> float:
-    ratio = config.hidden_width / config.width
-    return int(ratio) if ratio.is_integer() else ratio
 
 
 def _square(size: Pair) -> int | list[int]:
@@ -161,18 +162,32 @@ def read_preprocess(sidecars: Mapping[str, Any], config: ViTConfig) -> Preproces
 
 
 def _parse_processor(facts: Mapping[str, Any], config: ViTConfig) -> Preprocess:
+    if not facts.get("do_resize", True):
+        raise WeightsError("preprocessor_config.json must resize; do_resize is false, and models need one size.")
     numbers = {number: name for name, number in INTERPOLATIONS.items()}
     size: Any = facts.get("size", {"height": config.image_size[0], "width": config.image_size[1]})
     size = {"height": size, "width": size} if isinstance(size, int) else size  # written by early releases
+    # Ours scales pixels to [0, 1] first; another factor (or none) moves into the mean and standard deviation.
+    factor = 255 * (facts.get("rescale_factor", 1 / 255) if facts.get("do_rescale", True) else 1.0)
+    mean, std = (
+        tuple(value / factor for value in facts[name])
+        if facts.get("do_normalize", True)
+        else (default,) * config.channels
+        for name, default in (("image_mean", 0.0), ("image_std", 1.0 / factor))
+    )
     common: dict[str, Any] = {
         "channels": config.channels,
-        "mean": tuple(facts["image_mean"]) if facts.get("do_normalize", True) else (0.0,) * config.channels,
-        "std": tuple(facts["image_std"]) if facts.get("do_normalize", True) else (1.0,) * config.channels,
+        "mean": mean,
+        "std": std,
         "interpolation": numbers[facts.get("resample", 2)],
         "kernel": "pillow" if facts.get("resample", 2) == INTERPOLATIONS["lanczos"] else "bytes",
     }
     if "height" in size:
         return Preprocess(size=(size["height"], size["width"]), resize="squash", **common)
+    if not facts.get("do_center_crop", True):
+        raise WeightsError(
+            "preprocessor_config.json must crop after resizing the shortest side, or give height and width."
+        )
     crop: Any = facts.get("crop_size", size["shortest_edge"])
     crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
     return Preprocess(

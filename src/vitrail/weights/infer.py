@@ -6,15 +6,16 @@ Where a fact cannot be told, the user gives it as a hint; we never guess: the er
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isqrt
+from math import inf, isqrt, nextafter
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
-from vitrail.errors import WeightsError
+from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.config import Pair, ViTConfig
 from vitrail.model.variants import CIFAR, SIZES
+from vitrail.schema import validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,13 @@ class Hints:
     pooling: Literal["cls", "mean", "map"] | None = None
     activation: Literal["gelu", "gelu_tanh"] | None = None
     norm_eps: float | None = None
+
+    def __post_init__(self) -> None:
+        validate(self)
+        for name in ("heads", "norm_eps"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive; got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +95,21 @@ def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = No
         f"the file does not say how many heads a model of width {width} and depth {depth} has, and it is none that we "
         f"know; give heads (--heads), one of {', '.join(map(str, choices))}."
     )
+
+
+def assumed_heads(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
+    """The note that belongs to heads which nothing but the width and depth suggested."""
+    if hints.heads is not None or config.block.qk_norm:
+        return ()
+    return (f"the file does not say its heads: assumed {config.heads}, as in the known model of its width and depth",)
+
+
+def exact_ratio(width: int, hidden: int) -> float:
+    """The MLP's ratio for libraries that compute int(width × ratio), rounding included."""
+    ratio = hidden / width
+    while int(width * ratio) < hidden:
+        ratio = nextafter(ratio, inf)
+    return int(ratio) if ratio.is_integer() else ratio
 
 
 def infer_image_size(positions: int, prefixes: tuple[int, ...], stride: Pair, hints: Hints) -> tuple[Pair, int]:

@@ -75,7 +75,7 @@ def parse_native(
             tensors={name: tensor for name, tensor in tensors.items() if not name.startswith(EXTRA)},
             extras={name.removeprefix(EXTRA): tensors[name] for name in tensors if name.startswith(EXTRA)},
         )
-    except VitrailError as error:
+    except (VitrailError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
         raise WeightsError(f"{path} is damaged: {error}") from error
 
 

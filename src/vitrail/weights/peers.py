@@ -38,10 +38,16 @@ def _run_transformers(config: ViTConfig, path: Path, images: Tensor) -> Tensor:
     transformers = _import("transformers")
     if is_dinov2(config):
         name = "Dinov2WithRegistersModel" if config.registers else "Dinov2Model"
-        return getattr(transformers, name).from_pretrained(path).eval()(images).last_hidden_state[:, 0]
+        return (
+            getattr(transformers, name)
+            .from_pretrained(path, dtype=torch.float32)
+            .eval()(images)
+            .last_hidden_state[:, 0]
+        )
     if config.num_classes:
-        return transformers.ViTForImageClassification.from_pretrained(path).eval()(images).logits
-    model = transformers.ViTModel.from_pretrained(path, add_pooling_layer=config.representation is not None).eval()
+        return transformers.ViTForImageClassification.from_pretrained(path, dtype=torch.float32).eval()(images).logits
+    pooler = config.representation is not None
+    model = transformers.ViTModel.from_pretrained(path, add_pooling_layer=pooler, dtype=torch.float32).eval()
     output = model(images)
     return output.pooler_output if config.representation else output.last_hidden_state[:, 0]
 

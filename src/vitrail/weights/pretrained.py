@@ -43,7 +43,7 @@ def open_checkpoint(
     """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`."""
     path = fetch(source, allow_pickle)
     checkpoint = read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify)
-    return settle_google(source, checkpoint)
+    return settle_google(source, checkpoint, hints)
 
 
 def load(
@@ -67,6 +67,8 @@ def load(
     """
     checkpoint = open_checkpoint(source, hints=hints, verify=verify)
     new_head = (num_classes if classes is None else len(classes)) not in (None, checkpoint.config.num_classes)
+    if classes is not None and checkpoint.classes is not None:
+        new_head = set(classes) != set(checkpoint.classes)
     checkpoint = adapt(
         checkpoint,
         num_classes=num_classes,

@@ -13,6 +13,7 @@ from vitrail.weights.files import PICKLES, write_pickle, write_safetensors
 from vitrail.weights.infer import (
     Hints,
     Raw,
+    assumed_heads,
     common_refusals,
     count_layers,
     count_units,
@@ -21,7 +22,7 @@ from vitrail.weights.infer import (
     optional_size,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
-from vitrail.weights.timm_config import how_to_load, hub_config, read_classes, read_preprocess
+from vitrail.weights.timm_config import how_to_load, hub_config, read_classes, read_preprocess, told_hints
 
 __all__ = ["how_to_load", "read", "recognises", "refusals", "write"]
 
@@ -94,7 +95,8 @@ def _stem_rules(stem: Stem) -> list[Rule]:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    config = infer_config(raw, hints)
+    told = told_hints(raw.sidecars, hints)
+    config = infer_config(raw, told)
     preprocess, notes = read_preprocess(raw.sidecars, config)
     return Checkpoint(
         config=config,
@@ -102,7 +104,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         preprocess=preprocess,
         classes=read_classes(raw.sidecars, config),
         origin=Origin(format="timm", dialect={"suffix": raw.path.suffix}),
-        notes=notes,
+        notes=(*notes, *assumed_heads(config, told), *assumed_gelu(raw, hints)),
     )
 
 
@@ -141,6 +143,13 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
         ),
         stem=stem,
     )
+
+
+def assumed_gelu(raw: Raw, hints: Hints) -> tuple[str, ...]:
+    """A bare file does not tell its GELU; most of timm's have the erf form, SigLIP's large ones the tanh form."""
+    if hints.activation is not None or "config.json" in raw.sidecars:
+        return ()
+    return (f"the file does not say its GELU: assumed {ACTIVATION}",)
 
 
 def infer_block(raw: Raw, hints: Hints) -> BlockConfig:

@@ -9,6 +9,7 @@ from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import WeightsError
 from vitrail.model import ResNetStem, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.infer import Hints, exact_ratio
 
 # Blocks of a hybrid's ResNet → the architecture that timm registers for it.
 HYBRIDS: dict[tuple[int, ...], str] = {
@@ -35,7 +36,7 @@ def architecture(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.heads,
-        "mlp_ratio": config.hidden_width / config.width,
+        "mlp_ratio": exact_ratio(config.width, config.hidden_width),
         "qkv_bias": config.block.qkv_bias,
         "qk_norm": config.block.qk_norm,
         "init_values": config.block.layer_scale,
@@ -76,6 +77,30 @@ def hub_config(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
+POOLINGS: dict[str, Any] = {"token": "cls", "avg": "mean", "map": "map"}
+ACTIVATIONS: dict[str, Any] = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+
+
+def told_hints(sidecars: Mapping[str, Any], hints: Hints) -> Hints:
+    """What `config.json` says beyond the weights; what the user says goes before it."""
+    facts: Any = sidecars.get("config.json")
+    if not isinstance(facts, Mapping):
+        return hints
+    told = cast("Mapping[str, Any]", facts)
+    arguments: Any = told.get("model_args")
+    arguments = cast("Mapping[str, Any]", arguments) if isinstance(arguments, Mapping) else {}
+    size: Any = arguments.get("img_size")
+    size = (size, size) if isinstance(size, int) else tuple(cast("Any", size)) if isinstance(size, list) else None
+    pooling = arguments.get("global_pool", told.get("global_pool"))
+    return Hints(
+        heads=hints.heads or arguments.get("num_heads"),
+        image_size=hints.image_size or size,
+        pooling=hints.pooling or POOLINGS.get(str(pooling)),
+        activation=hints.activation or ACTIVATIONS.get(str(arguments.get("act_layer"))),
+        norm_eps=hints.norm_eps,
+    )
+
+
 def _pretrained_cfg(sidecars: Mapping[str, Any]) -> Mapping[str, Any]:
     facts: Any = sidecars.get("config.json")
     told: Any = cast("Any", facts).get("pretrained_cfg") if isinstance(facts, Mapping) else None
@@ -91,11 +116,11 @@ def read_preprocess(sidecars: Mapping[str, Any], config: ViTConfig) -> tuple[Pre
             "the file does not say its mean and std: assumed 0.5; DeiT, DINO and MAE weights need ImageNet's",
         )
     changes: dict[str, Any] = {}
-    if len(told.get("mean", ())) == len(told.get("std", ())) == config.channels:
+    if len(told.get("mean") or ()) == len(told.get("std") or ()) == config.channels:
         changes |= {"mean": tuple(told["mean"]), "std": tuple(told["std"])}
     if told.get("interpolation") in ("nearest", "bilinear", "bicubic", "lanczos"):
         changes["interpolation"] = told["interpolation"]
-    if "crop_pct" in told:
+    if told.get("crop_pct") is not None:
         changes["crop"] = float(told["crop_pct"])
     if told.get("crop_mode") == "squash":
         changes["resize"] = "squash"

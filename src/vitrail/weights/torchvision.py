@@ -11,6 +11,7 @@ from vitrail.weights.files import write_pickle
 from vitrail.weights.infer import (
     Hints,
     Raw,
+    assumed_heads,
     common_refusals,
     count_layers,
     infer_heads,
@@ -60,6 +61,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         tensors=read_tensors(key_table(config, dialect), raw.tensors),
         preprocess=preset("torchvision", config.image_size, config.channels),
         origin=Origin(format="torchvision", dialect=dialect),
+        notes=assumed_heads(config, hints),
     )
 
 
