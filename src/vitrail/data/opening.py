@@ -10,7 +10,7 @@ from vitrail.data.download import Remote, fetch
 from vitrail.data.source import Dataset
 from vitrail.data.sources.cifar import FOLDERS, is_cifar, open_cifar
 from vitrail.data.sources.digits import open_digits
-from vitrail.data.sources.folder import open_folder
+from vitrail.data.sources.folder import open_folder, subfolders
 from vitrail.data.sources.hub import open_hub
 from vitrail.data.sources.idx import FASHION_CLASSES, is_idx, open_idx
 from vitrail.data.sources.shards import INDEX, open_shards
@@ -86,7 +86,8 @@ def _open_path(path: Path, config: DataConfig) -> Dataset:
         if path.suffix.lower() not in TABLES:
             raise DataError(f"{path}: a data file must be {', '.join(TABLES)}, .tar shards or CIFAR's archive.")
         return open_table(path, _plan(config), config.columns)
-    if (path / INDEX).is_file() or any(path.glob("*.tar")):
+    # Beside class folders, a .tar is the download that they were unpacked from.
+    if (path / INDEX).is_file() or (any(path.glob("*.tar")) and not subfolders(path)):
         return open_shards(str(path), config.cache, _plan(config))
     return open_folder(path, _plan(config))
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from vitrail.data.source import SPLIT_NAMES, Dataset, Labels, Source, align_labels
-from vitrail.data.split import SplitPlan
+from vitrail.data.source import Dataset, Labels, Source, align_labels
+from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError, MissingExtraError
 
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from vitrail.data.download import Remote, fetch
 from vitrail.data.picture import EXTENSIONS
-from vitrail.data.source import SPLIT_NAMES, Dataset, Labels, Source
-from vitrail.data.split import SplitPlan
+from vitrail.data.source import Dataset, Labels, Source
+from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError
 
 INDEX = "shards.json"
