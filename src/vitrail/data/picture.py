@@ -7,7 +7,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import MAX_PIXELS, Preprocess
 from vitrail.errors import InputError
 
 # Format → the extensions that folders of pictures use for it.
@@ -21,7 +21,6 @@ FORMATS = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
 EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
-MAX_PIXELS = 89_478_485  # Pillow's own threshold: 256 MB once decoded
 
 _ORIENTATION_TAG = 0x0112
 _TURNS = {
