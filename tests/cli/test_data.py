@@ -52,6 +52,11 @@ def test_check_as_json(make_folder, capsys: pytest.CaptureFixture[str]) -> None:
         (["show", "digits", "--policy", "random"], "rand"),
         (["show", "digits", "--flip-rate", "3"], "flip_rate must be between 0 and 1"),
         (["show", "digits", "--preset", "tim"], "did you mean timm"),
+        (["show", "digits", "--pictures", "0"], "pictures must be at least 1"),
+        (["show", "digits", "--size", "0"], "size must be"),
+        (["check", "digits", "--out", "/dev/null/x"], "cannot be made"),
+        (["shard", "digits", "/dev/null"], "must be a folder"),
+        (["shard", "digits", "/dev/null/x"], "cannot be written"),
     ],
 )
 def test_mistakes_exit_with_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.data.preprocess import Preprocess, preset
+from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.data.check.report import Report
@@ -119,6 +120,8 @@ def show(
     from vitrail.data.opening import open_data
     from vitrail.data.view import augmentation_sheet
 
+    if pictures < 1:
+        raise ConfigError(f"pictures must be at least 1; got {pictures}.")
     dataset = open_data(where, config)
     spec = _preprocess(dataset, family, size)
     sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
@@ -168,8 +171,8 @@ def _preprocess(dataset: "Dataset", family: str | None, size: int | None) -> Pre
     source = dataset.split("train")
     if isinstance(source, ArraySource):
         channels, height, width = source.images.shape[1:]
-        return preset(family or "google", size or (height, width), channels)
-    return preset(family, size) if family else replace(preset("timm", size or 224), interpolation="bilinear")
+        return preset(family or "google", (height, width) if size is None else size, channels)
+    return preset(family, size) if family else replace(preset("timm", size), interpolation="bilinear")
 
 
 @contextmanager

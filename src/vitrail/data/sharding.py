@@ -41,9 +41,15 @@ def write_shards(
     progress: Callable[[int], None] = lambda _: None,
 ) -> Written:
     """Write every split, shuffled once, so that neighbours in a shard are not of one class. Files are copied as is."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: must be a folder, new or empty; it is a file.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written ({error.strerror}).") from None
+    if used:
         raise DataError(f"{folder}: must be empty or not exist, so that no old shard is mixed with the new ones.")
-    folder.mkdir(parents=True, exist_ok=True)
     skipped: dict[str, str] = {}
     index: dict[str, list[dict[str, Any]]] = {}
     for split, source in dataset.splits.items():
