@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -81,7 +81,7 @@ def check(
         write_split_file(dataset, folder / "split.csv")
         paths.append(folder / "split.csv")
     if json_output:
-        print(json.dumps(_as_json(report, paths), ensure_ascii=False, indent=2))
+        print(json.dumps(_as_json(report, paths), indent=2))
     else:
         _print_report(report)
         _print_end(paths, f"vitrail data show {where}")
@@ -162,6 +162,12 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
         console.print(f"… and {len(written.skipped) - 10} more")
     _print_end([written.files[-1]], f"vitrail data check {out}")
     return int(bool(written.skipped))
+
+
+def escape(text: str) -> str:
+    """A name from the disk as plain text: no markup, no codes for the terminal, no bytes that are not Unicode."""
+    safe = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return markup.escape("".join(safe))
 
 
 def _preprocess(dataset: "Dataset", family: str | None, size: int | None) -> Preprocess:

@@ -56,7 +56,7 @@ def write_shards(
         samples = _samples(source, seed, skipped, progress)
         index[split] = list(_write_split(samples, folder, split, max_bytes))
     content = {"format": 1, "classes": list(dataset.classes), "splits": index}
-    (folder / INDEX).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps(content), encoding="utf-8")
     entries = [entry for some in index.values() for entry in some]
     files = (*(folder / entry["file"] for entry in entries), folder / INDEX)
     return Written(files=files, num_samples=sum(len(entry["labels"]) for entry in entries), skipped=skipped)

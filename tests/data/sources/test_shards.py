@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -265,3 +266,11 @@ def test_the_index_is_fetched_anew_and_not_continued(tmp_path: Path, monkeypatch
 def test_addresses_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot download"):
         open_data("http://[x/a.tar", DataConfig(data_dir=tmp_path))
+
+
+def test_class_names_that_are_not_unicode(make_folder, tmp_path: Path) -> None:
+    root = make_folder("a", "b", count=4)
+    (root / "a").rename(root / os.fsdecode(b"caf\xe9"))
+    data = open_data(root)
+    write_shards(data, tmp_path / "s")
+    assert open_data(tmp_path / "s").classes == data.classes
