@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,11 @@ def test_check_as_json(make_folder, capsys: pytest.CaptureFixture[str]) -> None:
         (["show", "digits", "--policy", "random"], "rand"),
         (["show", "digits", "--flip-rate", "3"], "flip_rate must be between 0 and 1"),
         (["show", "digits", "--preset", "tim"], "did you mean timm"),
+        (["show", "digits", "--pictures", "0"], "pictures must be at least 1"),
+        (["show", "digits", "--size", "0"], "size must be"),
+        (["check", "digits", "--out", "/dev/null/x"], "cannot be made"),
+        (["shard", "digits", "/dev/null"], "must be a folder"),
+        (["shard", "digits", "/dev/null/x"], "cannot be written"),
     ],
 )
 def test_mistakes_exit_with_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,3 +109,16 @@ def test_the_csv_names_the_broken(make_folder) -> None:  # noqa: F811
         first = next(csv.DictReader(file))
     assert first["key"] == "train/b/cut.jpg"
     assert "truncated" in first["detail"]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_names_that_are_not_unicode_can_be_printed(make_folder, options: list[str]) -> None:  # noqa: F811
+    root = make_folder("a", "b", count=12)
+    (root / "a").rename(root / os.fsdecode(b"caf\xe9"))
+    (root / "b" / os.fsdecode(b"\xff.jpg")).touch()
+    command = [sys.executable, "-m", "vitrail", "data", "check", str(root), *options]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"caf" in done.stdout

@@ -1,6 +1,8 @@
 """Downloads: whole, resumed, checked, or an error that says what to do."""
 
 import hashlib
+import io
+import tarfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -119,17 +121,20 @@ def test_named_sets_are_looked_for_before_they_are_fetched(tmp_path: Path, monke
     ]
 
 
-def test_a_fetched_archive_is_unpacked_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-    import tarfile
-
-    archive = tmp_path / "cifar-10-binary.tar.gz"
+def cifar_archive(folder: Path) -> Path:
+    """CIFAR-10 with ten pictures a batch, under names that point elsewhere."""
+    archive = folder / "cifar-10-binary.tar.gz"
     record = b"".join(bytes([label]) + bytes(3072) for label in range(10))
     with tarfile.open(archive, "w:gz") as tar:
         for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
             entry = tarfile.TarInfo(f"../../evil/{name}")
             entry.size = len(record)
             tar.addfile(entry, io.BytesIO(record))
+    return archive
+
+
+def test_a_fetched_archive_is_unpacked_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = cifar_archive(tmp_path)
 
     def give(remote: Remote, folder: Path) -> Path:
         return archive
@@ -139,3 +144,39 @@ def test_a_fetched_archive_is_unpacked_flat(tmp_path: Path, monkeypatch: pytest.
     assert len(data.splits["train"]) == 50
     assert not (tmp_path / "evil").exists()
     assert len(list((tmp_path / "data" / "cifar-10-batches-bin").iterdir())) == 6
+
+
+def test_a_set_of_several_files_continues_with_the_missing_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"whole")
+    asked: list[str] = []
+
+    def give(remote: Remote, folder: Path) -> Path:
+        asked.append(remote.name)
+        if remote.name.startswith("t10k-labels"):
+            raise DataError("no network")
+        return folder / remote.name
+
+    monkeypatch.setattr(opening, "fetch", give)
+    with pytest.raises(DataError, match="no network"):
+        open_data("mnist", DataConfig(data_dir=tmp_path))
+    assert len(asked) == 4
+
+
+def test_an_unpacking_that_was_cut_short_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = cifar_archive(tmp_path)
+    monkeypatch.setattr(opening, "fetch", lambda *_: archive)
+    write = Path.write_bytes
+
+    def fail(path: Path, data: bytes) -> int:
+        if path.name == "data_batch_3.bin":
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(DataError, match="No space left"):
+        open_data("cifar10", DataConfig(data_dir=tmp_path / "data"))
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert len(open_data("cifar10", DataConfig(data_dir=tmp_path / "data")).splits["train"]) == 50

@@ -1,5 +1,6 @@
 """The loader's promises: the same batches whatever the workers and ranks, nothing lost or doubled, exact resume."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,18 @@ import torch
 from PIL import Image
 from tests.data.test_picture import huge_png
 
-from vitrail.data import ArraySource, Augment, Batch, Dataset, Loader, LoaderConfig, Preprocess, open_data
+from vitrail.data import (
+    ArraySource,
+    Augment,
+    Batch,
+    Dataset,
+    Loader,
+    LoaderConfig,
+    Preprocess,
+    normalize,
+    open_data,
+    preset,
+)
 from vitrail.errors import ConfigError, DataError
 
 SPEC = Preprocess(size=(16, 16))
@@ -330,3 +342,61 @@ def test_non_jpeg_and_turned_pictures(tmp_path: Path) -> None:
     images = {int(index): image for image, _, index in zip(*collect(loader)[0], strict=True)}
     assert images[0][:, :, 0].mean() > 0.9 > -0.9 > images[0][:, :, -1].mean()
     assert images[1][:, :, -1].mean() > 0.9 > -0.9 > images[1][:, :, 0].mean()
+
+
+def test_memory_of_batches_that_were_all_held_is_given_back(arrays: Dataset) -> None:
+    loader = Loader(arrays, "val", SPEC, LoaderConfig(batch_size=1, workers=0))
+    tracemalloc.start()
+    held = list(loader)
+    del held
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 20 * 3 * 16 * 16 * 4  # of 46 batches
+
+
+def test_bytes_are_rounded_and_not_cut(arrays: Dataset) -> None:
+    """The kernel of the Google preset gives floats between two bytes."""
+    spec = preset("google", 24)
+    floats = collect(Loader(arrays, "val", spec, LoaderConfig(batch_size=46)))[0].images
+    whole = collect(Loader(arrays, "val", spec, LoaderConfig(batch_size=46, output="bytes")))[0].images
+    assert (normalize(whole, spec) - floats).abs().max() < 0.501 / 127.5  # half a level
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"repeats": 2}, "repeats was 1 and is now 2"), ({"flip_rate": 0.1}, None)],
+)
+def test_resume_refuses_another_order(arrays: Dataset, change: dict, message: str | None) -> None:
+    config = LoaderConfig(batch_size=4)
+    state = Loader(arrays, "train", SPEC, config, Augment()).state_dict()
+    other = Loader(arrays, "train", SPEC, config, replace(Augment(), **change))
+    if message is None:
+        other.load_state_dict(state)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            other.load_state_dict(state)
+
+
+def test_resume_refuses_other_pictures(folder: Dataset, arrays: Dataset) -> None:
+    state = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=4), Augment()).state_dict()
+    with pytest.raises(ConfigError, match="data was"):
+        Loader(folder, "train", SPEC, LoaderConfig(batch_size=4), Augment()).load_state_dict(state)
+    with pytest.raises(ConfigError, match="no state of a loader"):
+        Loader(folder, "train", SPEC, LoaderConfig(batch_size=4), Augment()).load_state_dict({"epoch": 1})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Augment(crop="resize"), "Augment.crop must be one of none, pad, resized"),
+        (lambda: Augment(policy="random"), "Augment.policy"),
+        (lambda: Augment(pad=100_000), "pad must be at most"),
+        (lambda: LoaderConfig(remainder="fill"), "LoaderConfig.remainder"),
+        (lambda: LoaderConfig(on_broken="ignore"), "LoaderConfig.on_broken"),
+        (lambda: LoaderConfig(world_size=0), "world_size must be at least 1"),
+        (lambda: Preprocess(resize="shrotest"), "Preprocess.resize"),
+    ],
+)
+def test_configs_that_cannot_be(make, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

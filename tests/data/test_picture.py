@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import resource
 import struct
 import zlib
@@ -168,3 +169,10 @@ def test_other_numbers_of_channels_need_an_array() -> None:
     spec = Preprocess(channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
     with pytest.raises(InputError, match="the model wants 5; pass an array"):
         load(encoded(Image.new("RGB", (4, 4))), spec)
+
+
+def test_what_is_not_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    for path in (tmp_path / "pipe.jpg", tmp_path, Path("/dev/zero")):
+        with pytest.raises(InputError, match="not a file"):
+            open_picture(path)

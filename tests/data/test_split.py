@@ -60,3 +60,24 @@ def test_the_file_keeps_odd_names(tmp_path) -> None:
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="needs the columns key and split"):
         read_split(tmp_path / "bad.csv", keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("key,split\na,train\nb,vall\n", "b is in the split 'vall'; must be one of train, val, test"),
+        ("key,split\na,train\nb\n", "b is in the split None"),
+        ("key,split\na,train\nb,val\na,test\n", "a is in train and in test"),
+        ("key,split\na,train\nb," + "v" * 200_000 + "\n", "not a table"),
+    ],
+)
+def test_split_files_that_cannot_be(tmp_path, text: str, message: str) -> None:
+    (tmp_path / "split.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_split(tmp_path / "split.csv", ["a", "b"])
+
+
+def test_a_split_file_that_a_spreadsheet_wrote(tmp_path) -> None:
+    (tmp_path / "split.csv").write_text("\ufeffkey,split\r\na,Train\r\nb,validation\r\n", encoding="utf-8")
+    parts = read_split(tmp_path / "split.csv", ["a", "b"])
+    assert {name: indices.tolist() for name, indices in parts.items()} == {"train": [0], "val": [1]}

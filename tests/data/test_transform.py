@@ -1,6 +1,8 @@
 """Any kind of picture → the same tensor."""
 
+import contextlib
 import io
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +12,12 @@ import torch
 from PIL import Image
 from tests.data.conftest import picture
 
+from vitrail.data import Augment, Source
+from vitrail.data.augment.draws import Draws
+from vitrail.data.chunks import ChunkMaker
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.transform import denormalize, fit, fit_tensor, normalize, prepare
-from vitrail.errors import InputError
+from vitrail.errors import DataError, InputError
 
 SPECS = [preset(name, 32) for name in ("google", "timm", "hf", "torchvision")]
 
@@ -108,3 +113,36 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "cut.jpg").write_bytes(buffer.getvalue()[:-200])
     with pytest.raises(InputError, match=r"cut\.jpg: damaged or truncated"):
         prepare(tmp_path / "cut.jpg", preset("hf"))
+
+
+@pytest.mark.parametrize("name", ["timm", "hf", "google", "torchvision"])
+@pytest.mark.parametrize("augment", [None, Augment(), Augment(crop="pad"), Augment(crop="resized")])
+def test_a_picture_of_extreme_shape_is_refused_or_cheap(name: str, augment: Augment | None) -> None:
+    """One pixel wide and 20,000 high: 224 wide, it would have a billion pixels."""
+    buffer = io.BytesIO()
+    Image.new("L", (1, 20_000)).save(buffer, "PNG")
+    source = FakeSource(buffer.getvalue())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    maker = ChunkMaker(source, preset(name), augment, 2)
+    rows = np.zeros(1, dtype=np.int64)
+    with contextlib.suppress(DataError):
+        chunk = maker.make(rows, Draws(0, 0, rows), torch.empty(1, 3, 224, 224), substitute=augment is not None)
+        assert all("too narrow" in why for _, why in chunk.broken)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000  # kilobytes
+
+
+class FakeSource(Source):
+    """One picture over and over."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__([0])
+        self._data = data
+
+    def picture(self, index: int) -> bytes:
+        return self._data
+
+    def key(self, index: int) -> str:
+        return "fake"
+
+    def select(self, indices: object) -> Source:
+        return self

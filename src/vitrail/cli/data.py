@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -18,6 +18,7 @@ from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.data.preprocess import Preprocess, preset
+from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.data.check.report import Report
@@ -80,7 +81,7 @@ def check(
         write_split_file(dataset, folder / "split.csv")
         paths.append(folder / "split.csv")
     if json_output:
-        print(json.dumps(_as_json(report, paths), ensure_ascii=False, indent=2))
+        print(json.dumps(_as_json(report, paths), indent=2))
     else:
         _print_report(report)
         _print_end(paths, f"vitrail data show {where}")
@@ -119,6 +120,8 @@ def show(
     from vitrail.data.opening import open_data
     from vitrail.data.view import augmentation_sheet
 
+    if pictures < 1:
+        raise ConfigError(f"pictures must be at least 1; got {pictures}.")
     dataset = open_data(where, config)
     spec = _preprocess(dataset, family, size)
     sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
@@ -161,6 +164,12 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
     return int(bool(written.skipped))
 
 
+def escape(text: str) -> str:
+    """A name from the disk as plain text: no markup, no codes for the terminal, no bytes that are not Unicode."""
+    safe = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return markup.escape("".join(safe))
+
+
 def _preprocess(dataset: "Dataset", family: str | None, size: int | None) -> Preprocess:
     """The preset asked for; else the pictures' own size and channels for sets in memory, and 224 for files."""
     from vitrail.data.source import ArraySource
@@ -168,8 +177,8 @@ def _preprocess(dataset: "Dataset", family: str | None, size: int | None) -> Pre
     source = dataset.split("train")
     if isinstance(source, ArraySource):
         channels, height, width = source.images.shape[1:]
-        return preset(family or "google", size or (height, width), channels)
-    return preset(family, size) if family else replace(preset("timm", size or 224), interpolation="bilinear")
+        return preset(family or "google", (height, width) if size is None else size, channels)
+    return preset(family, size) if family else replace(preset("timm", size), interpolation="bilinear")
 
 
 @contextmanager

@@ -15,7 +15,8 @@ class Buffers:
     is free. Pinned memory is left to torch, which keeps its own cache and knows of copies that still run.
     """
 
-    def __init__(self, *, pinned: bool = False) -> None:
+    def __init__(self, limit: int, *, pinned: bool = False) -> None:
+        self._limit = limit  # arrays to keep
         self._pinned = pinned
         self._arrays: list[np.ndarray[Any, Any]] = [np.empty(0)]
         self._idle = sys.getrefcount(self._arrays[0])  # the count of an array that is held by the list alone
@@ -32,5 +33,6 @@ class Buffers:
         for place in reversed(free):  # of other shapes: the last batch of an epoch may be shorter
             del self._arrays[place]
         array = np.empty(shape, dtype=kind)
-        self._arrays.append(array)
+        if len(self._arrays) < self._limit:  # a caller who holds every batch frees them for all, not for us
+            self._arrays.append(array)
         return torch.as_tensor(array)

@@ -61,7 +61,7 @@ class ChunkMaker:
         if self.augment:
             augment_batch(images, self._train_spec, self.augment, draws)
         if out.dtype == torch.uint8:
-            out[: len(images)].copy_(images)
+            out[: len(images)].copy_(images.round() if images.is_floating_point() else images)
             return chunk
         floats = normalize(images, self.spec, out[: len(images)])
         if self.augment and self.augment.mixes:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitrail.errors import ConfigError
+from vitrail.schema import validate
 
 VAL_RATE = TEST_RATE = 0.15  # of each class, where we make the split
 
@@ -65,6 +66,9 @@ class LoaderConfig:
     world_size: int = 1
 
     def __post_init__(self) -> None:
+        validate(self)
+        if self.world_size < 1:
+            raise ConfigError(f"world_size must be at least 1; got {self.world_size}.")
         if self.batch_size < 1 or self.batch_size % self.world_size:
             raise ConfigError(f"batch_size must be a multiple of the {self.world_size} ranks; got {self.batch_size}.")
         if not 0 <= self.rank < self.world_size:

@@ -38,7 +38,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
     partial = target.with_name(target.name + ".part")
     try:
         _download(remote.url, partial)
-    except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
+    except (OSError, HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", None) or error
         raise DataError(
             f"cannot download {remote.url} ({reason}). Run again to continue where it stopped; on a machine without "

@@ -4,6 +4,7 @@ Workers are threads: Pillow and torch release the interpreter while they decode 
 between processes. Each rank is a process of its own anyway.
 """
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from vitrail.data.chunks import Chunk, ChunkMaker
 from vitrail.data.config import LoaderConfig
 from vitrail.data.order import Order, evaluation_order, shuffle, training_order
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.source import ArraySource, Dataset
+from vitrail.data.source import ArraySource, Dataset, Source
 from vitrail.errors import ConfigError, DataError
 
 CHUNK = 16  # pictures that a worker decodes in one go; even, so that neighbours can be mixed
@@ -56,7 +57,7 @@ class Loader:
         self._batch = 0  # the next one that the caller gets
         self._start = 0  # where the next iteration begins
         self._maker = ChunkMaker(self.source, preprocess, augment, len(dataset.classes))
-        self._buffers = Buffers(pinned=self.config.pin_memory)
+        self._buffers = Buffers(self._ahead + 4, pinned=self.config.pin_memory)
         self._pool: ThreadPoolExecutor | None = None
         _check_batch_size(self.config, augment, len(self.source))
         if self.config.pin_memory and not torch.cuda.is_available():
@@ -78,7 +79,11 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where another loader of the same data and settings was; workers and ranks may differ."""
-        for name, value in self._identity().items():
+        identity = self._identity()
+        missing = sorted({"epoch", "batch", "broken", *identity} - set(state))
+        if missing:
+            raise ConfigError(f"cannot resume the data: no state of a loader, it lacks {', '.join(missing)}.")
+        for name, value in identity.items():
             if state[name] != value:
                 raise ConfigError(f"cannot resume the data: {name} was {state[name]!r} and is now {value!r}.")
         self.set_epoch(state["epoch"])
@@ -89,8 +94,11 @@ class Loader:
         return {
             "seed": self.config.seed,
             "batch_size": self.config.batch_size,
+            "remainder": self.config.remainder,
+            "repeats": self.augment.repeats if self.augment else 1,
             "num_samples": len(self.source),
             "training": self.augment is not None,
+            "data": _fingerprint(self.source),
         }
 
     def _make_order(self) -> Order:
@@ -128,7 +136,6 @@ class Loader:
         """(number, chunks, memory) of this rank's batches from the given one on, some of them made ahead."""
         workers = self.num_workers
         waiting: deque[tuple[int, list[Future[Chunk]], Tensor]] = deque()
-        ahead = 2 + workers * CHUNK * self.config.world_size // self.config.batch_size
         try:
             for batch in range(start, len(order)):
                 positions = order.positions(batch, self.config.rank, self.config.world_size)
@@ -140,7 +147,7 @@ class Loader:
                     continue
                 waiting.append((batch, self._submit(order, positions, images), images))
                 del images  # or the memory of a batch would stay taken
-                if len(waiting) > ahead:
+                if len(waiting) > self._ahead:
                     yield _finished(waiting.popleft())
             while waiting:
                 yield _finished(waiting.popleft())
@@ -155,6 +162,11 @@ class Loader:
         if self.config.workers is not None:
             return self.config.workers
         return 1 if isinstance(self.source, ArraySource) else min(os.cpu_count() or 1, 16)
+
+    @property
+    def _ahead(self) -> int:
+        """How many batches are made before they are asked for."""
+        return 2 + self.num_workers * CHUNK * self.config.world_size // self.config.batch_size
 
     def _memory(self, count: int) -> Tensor:
         dtype = torch.float32 if self.config.output == "float" else torch.uint8
@@ -172,6 +184,14 @@ class Loader:
         samples = order.samples[positions]
         draws = Draws(self.config.seed, epoch, samples, order.repeats[positions])
         return self._maker.make(samples, draws, images, substitute=self.augment is not None)
+
+
+def _fingerprint(source: Source) -> str:
+    """Of all labels and some of the names: other data of the same number must not pass as the same."""
+    digest = hashlib.blake2b(source.labels.tobytes(), digest_size=8)
+    for index in range(0, len(source), max(len(source) // 64, 1)):
+        digest.update(source.key(index).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def _check_batch_size(config: LoaderConfig, augment: Augment | None, num_samples: int) -> None:

@@ -3,6 +3,7 @@
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from vitrail.data.config import DataConfig
@@ -10,9 +11,9 @@ from vitrail.data.download import Remote, fetch
 from vitrail.data.source import Dataset
 from vitrail.data.sources.cifar import FOLDERS, is_cifar, open_cifar
 from vitrail.data.sources.digits import open_digits
-from vitrail.data.sources.folder import open_folder
+from vitrail.data.sources.folder import open_folder, subfolders
 from vitrail.data.sources.hub import open_hub
-from vitrail.data.sources.idx import FASHION_CLASSES, is_idx, open_idx
+from vitrail.data.sources.idx import FASHION_CLASSES, is_idx, is_whole_idx, open_idx
 from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
 from vitrail.data.split import SplitPlan, write_split
@@ -86,7 +87,8 @@ def _open_path(path: Path, config: DataConfig) -> Dataset:
         if path.suffix.lower() not in TABLES:
             raise DataError(f"{path}: a data file must be {', '.join(TABLES)}, .tar shards or CIFAR's archive.")
         return open_table(path, _plan(config), config.columns)
-    if (path / INDEX).is_file() or any(path.glob("*.tar")):
+    # Beside class folders, a .tar is the download that they were unpacked from.
+    if (path / INDEX).is_file() or (any(path.glob("*.tar")) and not subfolders(path)):
         return open_shards(str(path), config.cache, _plan(config))
     return open_folder(path, _plan(config))
 
@@ -94,7 +96,7 @@ def _open_path(path: Path, config: DataConfig) -> Dataset:
 def _open_named(name: str, folder: Path) -> Dataset:
     if name.startswith("cifar"):
         return _open_named_cifar(name, folder)
-    places = [place for place in (folder / name, folder) if is_idx(place)]
+    places = [place for place in (folder / name, folder) if is_whole_idx(place)]
     if not places:
         for remote in REMOTES[name]:
             fetch(remote, folder / name)
@@ -121,11 +123,13 @@ def _open_named_cifar(name: str, folder: Path) -> Dataset:
 def _unpack(archive: Path, folder: Path) -> Path:
     """The files of a checked archive, side by side in one folder, whatever paths it names."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive) as members:
-        for member in members:
-            if member.isfile():
-                data: bytes = cast("Any", members.extractfile(member)).read()
-                (folder / Path(member.name).name).write_bytes(data)
+    with TemporaryDirectory(dir=folder.parent) as temporary, tarfile.open(archive) as members:
+        files = [member for member in members if member.isfile()]
+        for member in files:
+            data: bytes = cast("Any", members.extractfile(member)).read()
+            (Path(temporary) / Path(member.name).name).write_bytes(data)
+        for path in Path(temporary).iterdir():  # all or none, or half of them would count as the whole next time
+            path.replace(folder / path.name)
     return folder
 
 

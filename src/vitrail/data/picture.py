@@ -1,13 +1,14 @@
 """Opening pictures from anywhere without trusting them: the header is judged before a pixel is decoded."""
 
 import io
+import stat
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from PIL import Image
 
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import MAX_PIXELS, Preprocess
 from vitrail.errors import InputError
 
 # Format → the extensions that folders of pictures use for it.
@@ -21,7 +22,6 @@ FORMATS = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
 EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
-MAX_PIXELS = 89_478_485  # Pillow's own threshold: 256 MB once decoded
 
 _ORIENTATION_TAG = 0x0112
 _TURNS = {
@@ -42,6 +42,8 @@ def open_picture(
     name = "picture" if isinstance(source, bytes) or not isinstance(source, str | Path) else str(source)
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
+        if isinstance(source, str | Path) and not stat.S_ISREG(Path(source).stat().st_mode):
+            raise InputError(f"{name}: not a file.")  # a pipe would be waited for, and a device never ends
         image = Image.open(stream, formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{name}: too many pixels to decode safely ({error}).") from None
@@ -49,6 +51,8 @@ def open_picture(
         raise InputError(f"{name}: no such file.") from None
     except Image.UnidentifiedImageError:
         raise InputError(f"{name}: {_why_unidentified(source, formats)}") from None
+    except InputError:
+        raise
     except Exception as error:  # decoders raise anything on hostile bytes
         raise InputError(f"{name}: cannot be read as a picture ({_describe(error)}).") from error
     if image.width * image.height > max_pixels:

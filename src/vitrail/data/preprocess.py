@@ -7,7 +7,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vitrail.errors import ConfigError, suggest
+from vitrail.errors import ConfigError, InputError, suggest
+from vitrail.schema import validate
+
+MAX_PIXELS = 89_478_485  # Pillow's own threshold: 256 MB once decoded
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
@@ -34,6 +37,7 @@ class Preprocess:
     animated: Literal["first", "error"] = "first"  # of several frames take the first, or refuse
 
     def __post_init__(self) -> None:
+        validate(self)
         _check_numbers(self)
         if self.resize == "squash" and self.resize_to is not None:
             raise ConfigError("resize_to goes with resize='shortest'; with 'squash' the size itself is the target.")
@@ -48,6 +52,15 @@ class Preprocess:
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """The (height, width) that a picture of this size has between the resize and the crop."""
+        target = self._target(height, width)
+        if target[0] * target[1] > max(MAX_PIXELS, 16 * self.size[0] * self.size[1]):
+            raise InputError(
+                f"a picture of {width}×{height} pixels is too narrow: with its short side at {min(target)}, "
+                f"the long one would have {max(target):,}; cut it first."
+            )
+        return target
+
+    def _target(self, height: int, width: int) -> tuple[int, int]:
         target = (math.floor(self.size[0] / self.crop), math.floor(self.size[1] / self.crop))
         if self.resize == "squash":
             return target

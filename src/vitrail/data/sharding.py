@@ -41,16 +41,22 @@ def write_shards(
     progress: Callable[[int], None] = lambda _: None,
 ) -> Written:
     """Write every split, shuffled once, so that neighbours in a shard are not of one class. Files are copied as is."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: must be a folder, new or empty; it is a file.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written ({error.strerror}).") from None
+    if used:
         raise DataError(f"{folder}: must be empty or not exist, so that no old shard is mixed with the new ones.")
-    folder.mkdir(parents=True, exist_ok=True)
     skipped: dict[str, str] = {}
     index: dict[str, list[dict[str, Any]]] = {}
     for split, source in dataset.splits.items():
         samples = _samples(source, seed, skipped, progress)
         index[split] = list(_write_split(samples, folder, split, max_bytes))
     content = {"format": 1, "classes": list(dataset.classes), "splits": index}
-    (folder / INDEX).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps(content), encoding="utf-8")
     entries = [entry for some in index.values() for entry in some]
     files = (*(folder / entry["file"] for entry in entries), folder / INDEX)
     return Written(files=files, num_samples=sum(len(entry["labels"]) for entry in entries), skipped=skipped)

@@ -13,18 +13,6 @@ from vitrail.data.split import stratify
 from vitrail.data.transform import Picture
 from vitrail.errors import DataError
 
-# Folder or column value → the split that it means.
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
-SPLITS = ("train", "val", "test")
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,18 @@ import numpy as np
 from vitrail.data.config import TEST_RATE, VAL_RATE
 from vitrail.errors import ConfigError, DataError
 
+# Folder or column value → the split that it means.
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+SPLITS = ("train", "val", "test")
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -57,6 +69,9 @@ def stratify(
         start = 0
         for name, rate in rates.items():
             count = min(max(round(len(indices) * rate), 1 if rate else 0), len(indices) - start - 1)
+            # Samples of one name are one picture: they stay together, or what is learned would be tested.
+            while count > 0 and keys[indices[start + count - 1]] == keys[indices[start + count]]:
+                count -= 1
             parts[name] += indices[start : start + count]
             start += count
         parts["train"] += indices[start:]
@@ -82,13 +97,15 @@ def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> No
 def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
     """Split → indices into `keys`, as written; every sample must be there, and no other."""
     try:
-        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             reader = csv.DictReader(file)
             if not {"key", "split"} <= set(reader.fieldnames or ()):
                 raise DataError(f"{path}: needs the columns key and split; got {reader.fieldnames}.")
-            where = {row["key"]: row["split"] for row in reader}
+            where = _read_rows(path, reader)
     except OSError as error:
         raise DataError(f"cannot read the split file {path}: {error.strerror}.") from None
+    except csv.Error as error:
+        raise DataError(f"{path}: not a table ({error}).") from None
     gone, new = sorted(set(where) - set(keys)), sorted(set(keys) - set(where))
     if gone or new:
         found = "; ".join(f"{len(some)} {what}: {', '.join(some[:3])}…" for some, what in _pairs(gone, new) if some)
@@ -97,6 +114,18 @@ def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
     for index, key in enumerate(keys):
         parts.setdefault(where[key], []).append(index)
     return {name: np.array(indices, dtype=np.int64) for name, indices in parts.items()}
+
+
+def _read_rows(path: Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str, str]:
+    """Key → split; a name that is no split's would take its samples out of the run unnoticed."""
+    where: dict[str, str] = {}
+    for row in rows:
+        key, split = str(row["key"]), SPLIT_NAMES.get(str(row["split"]).strip().lower())
+        if split is None:
+            raise DataError(f"{path}: {key} is in the split {row['split']!r}; must be one of {', '.join(SPLITS)}.")
+        if where.setdefault(key, split) != split:
+            raise DataError(f"{path}: {key} is in {where[key]} and in {split}; keep one.")
+    return where
 
 
 def _pairs(gone: list[str], new: list[str]) -> list[tuple[list[str], str]]:

@@ -1,5 +1,7 @@
 """The random numbers: they must look random, and depend on nothing but their place."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -59,3 +61,20 @@ def test_numbers_stay_the_same_across_versions() -> None:
     """A resumed run must see what it would have seen; change these only with a note in the changelog."""
     numbers = Draws(42, 3, np.array([0, 1])).uniform("flip", 1)[:, 0]
     assert numbers.tolist() == [0.8354617752897701, 0.8535719292292444]
+
+
+def test_numbers_of_many_lengths_take_little_memory() -> None:
+    """The noise of random erasing asks for as many numbers as its box has pixels, which is never the same."""
+    draws = Draws(0, 0, np.arange(1))
+    longest = draws.words("noise", 5000)
+    tracemalloc.start()
+    for count in range(1, 5000, 3):
+        assert np.array_equal(draws.words("noise", count)[0, -3:], longest[0, max(count - 3, 0) : count])
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
+
+
+def test_any_seed_is_a_seed() -> None:
+    numbers = [Draws(seed, 0, np.arange(3)).one("x").tolist() for seed in (-1, 0, 2**63, 10**30)]
+    assert len({tuple(some) for some in numbers}) == 4

@@ -14,7 +14,9 @@ from tests.data.test_picture import huge_png
 
 from vitrail.data import ArraySource, Dataset, open_data
 from vitrail.data.check import duplicates
+from vitrail.data.check.duplicates import near_pairs, partners
 from vitrail.data.check.report import Report, check_data
+from vitrail.data.check.scan import Facts
 from vitrail.data.view import augmentation_sheet, contact_sheet
 
 PHOTOGRAPH = Image.fromarray(load_sample_images().images[0])
@@ -189,3 +191,39 @@ def test_the_augmentation_sheet_shows_evaluation_first() -> None:
     second = (16 + 120, 50, 16 + 232, 50 + 112)
     assert np.array_equal(np.asarray(still.crop(first)), np.asarray(still.crop(second)))
     assert not np.array_equal(np.asarray(moving.crop(first)), np.asarray(moving.crop(second)))
+
+
+def facts_of(thumbnails: list[bytes], digest: bytes | None = None) -> list[Facts]:
+    """Made-up facts, the last quarter of them in the test split."""
+    count = len(thumbnails)
+    return [
+        Facts(
+            split="test" if index >= 3 * count // 4 else "train",
+            index=index,
+            key=f"{index}",
+            label=0,
+            width=64,
+            height=64,
+            digest=digest or f"{index}".encode(),
+            thumbnail=thumbnail,
+        )
+        for index, thumbnail in enumerate(thumbnails)
+    ]
+
+
+def test_the_frames_of_a_film_do_not_fill_the_memory() -> None:
+    """Of 2,000 pictures that are all alike there are two million pairs, and nobody looks at them."""
+    random = np.random.default_rng(0)
+    base = random.integers(0, 250, 256)
+    pairs = near_pairs(facts_of([(base + random.integers(0, 5, 256)).astype(np.uint8).tobytes() for _ in range(2000)]))
+    assert len(pairs) < 2 * 8 * 2000
+    assert {right for _, right in pairs} == set(range(1, 2000))  # each is reported
+    leaked = {right for left, right in pairs if left < 1500 <= right}
+    assert leaked == set(range(1500, 2000))
+
+
+def test_copies_in_many_places_are_shown_with_the_one_that_matters() -> None:
+    facts = facts_of([b""] * 8, digest=b"same")
+    shown = [(left.split, right.split) for left, right in partners(facts, range(8))]
+    assert all(left != right for left, right in shown)
+    assert len(shown) == 7

@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -254,3 +255,43 @@ def test_validation_is_carved_out_when_there_is_none(tmp_path: Path) -> None:
     assert set(np.bincount(with_val.splits["val"].labels)) == {2}
     assert with_val.made_split
     assert with_val.with_validation(0.5) is with_val
+
+
+def zipped_zeros(path: Path, name: str, size: int) -> Path:
+    """A small archive with a large file of zeros in it."""
+
+    class Zeros:
+        def read(self, count: int) -> bytes:
+            return bytes(count)
+
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size = size
+        archive.addfile(entry, Zeros())
+    return path
+
+
+@pytest.mark.parametrize("name", ["data_batch_1.bin", "unknown"])
+def test_a_cifar_archive_that_unpacks_to_gigabytes(tmp_path: Path, name: str) -> None:
+    path = zipped_zeros(tmp_path / "cifar-10-binary.tar.gz", name, 600_000_000)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="holds no CIFAR batches" if name == "unknown" else "600,000,000 bytes"):
+        open_data(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000_000
+
+
+def test_an_idx_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "x", zipped=True)
+    path = folder / "train-images-idx3-ubyte.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b"\x00\x00\x08\x03" + struct.pack(">3I", 300_000, 32, 32))
+        for _ in range(300):
+            file.write(bytes(1024 * 1000))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"train-images.*unpacks to 307,200,000 bytes"):
+        open_data(folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000_000

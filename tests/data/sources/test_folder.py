@@ -1,5 +1,6 @@
 """Class folders, as people really have them."""
 
+import tarfile
 import unicodedata
 from pathlib import Path
 
@@ -124,6 +125,8 @@ def test_linked_folders_are_followed(make_folder, tmp_path: Path) -> None:
         (["train/cat", "train/dog", "val/cat"], "val lacks the classes dog"),
         (["train/cat", "train/dog", "val/cat", "val/dog", "valid/cat"], "both mean val"),
         (["train/cat", "train/dog", "val/kat", "val/dog"], "not: kat; train has: cat, dog"),
+        (["val/cat", "val/dog", "test/cat", "test/dog"], "test/ and val/ but no train/"),
+        (["train/cat", "train/dog", "eval/cat", "eval/dog"], "eval/ is no split's name; rename it to one of"),
     ],
 )
 def test_folders_that_cannot_be(make_folder, tmp_path: Path, folders: list[str], message: str) -> None:
@@ -166,3 +169,11 @@ def test_a_folder_that_may_not_be_listed(make_folder, monkeypatch: pytest.Monkey
     monkeypatch.setattr("os.scandir", refuse)
     with pytest.raises(DataError, match=r"cannot be read .*Permission denied"):
         open_data(root)
+
+
+def test_an_archive_beside_the_class_folders(make_folder) -> None:
+    """The download that they were unpacked from often stays there."""
+    root = make_folder("cat", "dog", count=10)
+    with tarfile.open(root / "pictures.tar", "w") as archive:
+        archive.add(root / "cat/000.jpg", "cat/000.jpg")
+    assert open_data(root).classes == ("cat", "dog")

@@ -47,3 +47,14 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r'pip install "vitrail\[datasets\]"'):
         open_data("hf:anything")
+
+
+def test_pictures_without_a_label(tmp_path: Path) -> None:
+    """The Hub's test splits often hide theirs as -1, which must not count as the last class."""
+    parts = {"train": make([0, 1] * 10, ["a", "b"]), "test": make([-1, -1], ["a", "b"])}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "hidden")
+    assert list(open_data(f"hf:{tmp_path / 'hidden'}").splits) == ["train", "val", "test"]  # made of the training rows
+    parts["validation"] = make([0, -1], ["a", "b"])
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "partly")
+    with pytest.raises(DataError, match="partly/validation: row 1 has no label"):
+        open_data(f"hf:{tmp_path / 'partly'}")

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.data.conftest import picture
 from webdataset import tariterators
 
 from vitrail.data import Augment, DataConfig, Dataset, Loader, LoaderConfig, Preprocess, open_data
+from vitrail.data.download import Remote
 from vitrail.data.sharding import write_shards
 from vitrail.data.sources.shards import expand_braces
 from vitrail.errors import DataError
@@ -198,3 +200,77 @@ def test_braces() -> None:
     assert expand_braces("a-{08..10}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar"]
     assert expand_braces("{1..2}/{0..1}") == ["1/0", "1/1", "2/0", "2/1"]
     assert expand_braces("plain.tar") == ["plain.tar"]
+
+
+@pytest.mark.parametrize("label", [b"{", b"3", b"null", b"\xff\xfe"])
+def test_json_that_holds_no_label(tmp_path: Path, label: bytes) -> None:
+    with pytest.raises(DataError, match=r"x\.tar: sample a "):
+        open_data(str(write_tar(tmp_path / "x.tar", {"a.png": b"", "a.json": label})))
+
+
+def test_a_label_that_claims_gigabytes(tmp_path: Path) -> None:
+    """A sparse member holds any number of zeros in no space at all."""
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("a.png"))
+        entry = tarfile.TarInfo("a.cls")
+        entry.size = 2_000_000
+        archive.addfile(entry, io.BytesIO(bytes(2_000_000)))
+    with pytest.raises(DataError, match="the label of sample a has 2,000,000 bytes"):
+        open_data(str(tmp_path / "x.tar"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda index: index["splits"]["train"][0]["labels"].__setitem__(0, 7), "label 7"),
+        (lambda index: index["splits"]["train"][0]["labels"].__setitem__(0, -1), "label -1"),
+        (lambda index: index.update(splits=[1]), "not a list of shards"),
+        (lambda index: index["splits"].update(vall=index["splits"].pop("val")), "split 'vall'"),
+        (lambda index: index["splits"]["train"][0].update(file="../x.tar"), "'../x.tar'"),
+    ],
+)
+def test_an_index_that_cannot_be(shards: Path, change, message: str) -> None:
+    index = json.loads((shards / "shards.json").read_text())
+    change(index)
+    (shards / "shards.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=message):
+        open_data(shards)
+
+
+def test_an_index_with_more_labels_than_the_shard_has_samples(shards: Path) -> None:
+    index = json.loads((shards / "shards.json").read_text())
+    for entry in index["splits"]["train"]:
+        entry["labels"].append(1)
+    (shards / "shards.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"tar: must hold \d+ samples; got"):
+        list(Loader(open_data(shards), "train", SPEC, LoaderConfig(batch_size=2), Augment()))
+
+
+def test_the_index_is_fetched_anew_and_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start of an old list and the end of a new one would make a third."""
+    found: list[list[str]] = []
+
+    def look(remote: Remote, folder: Path) -> Path:
+        found.append(sorted(path.name for path in folder.iterdir()))
+        for name in ("shards.json", "shards.json.part"):
+            (folder / name).write_text("{}")
+        raise DataError("no network")
+
+    monkeypatch.setattr("vitrail.data.sources.shards.fetch", look)
+    for _ in range(2):
+        with pytest.raises(DataError, match="no network"):
+            open_data("http://127.0.0.1/s/shards.json", DataConfig(data_dir=tmp_path))
+    assert found == [["shards.json.lock"]] * 2
+
+
+def test_addresses_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot download"):
+        open_data("http://[x/a.tar", DataConfig(data_dir=tmp_path))
+
+
+def test_class_names_that_are_not_unicode(make_folder, tmp_path: Path) -> None:
+    root = make_folder("a", "b", count=4)
+    (root / "a").rename(root / os.fsdecode(b"caf\xe9"))
+    data = open_data(root)
+    write_shards(data, tmp_path / "s")
+    assert open_data(tmp_path / "s").classes == data.classes

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.data.conftest import picture
 
-from vitrail.data import DataConfig, open_data
+from vitrail.data import DataConfig, open_data, write_split_file
 from vitrail.data.config import Columns
 from vitrail.errors import DataError
 
@@ -126,3 +126,45 @@ def test_damaged_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [1.5, 2.5], "label": ["a", "b"]}), tmp_path / "n.parquet")
     with pytest.raises(DataError, match="must hold paths or encoded bytes; its type is double"):
         open_data(tmp_path / "n.parquet")
+
+
+def test_extensions_in_capitals(table, tmp_path: Path) -> None:
+    assert len(open_data(table(rows(), "T.CSV")).splits["train"]) == 12
+    pq.write_table(
+        pa.table({"path": ["pictures/x/000.jpg", "pictures/y/000.jpg"], "label": ["x", "y"]}), tmp_path / "T.PARQUET"
+    )
+    assert len(open_data(tmp_path / "T.PARQUET").splits["train"]) == 2
+
+
+def test_a_table_with_semicolons_says_so(table) -> None:
+    with pytest.raises(DataError, match="separated by semicolons"):
+        open_data(table(rows().replace(",", ";")))
+
+
+def test_a_path_listed_twice_stays_in_one_split(table, tmp_path: Path) -> None:
+    """Or the copy in the test would be one that was learned, and the split file would hold the same key twice."""
+    text = rows("path,label", split=False)
+    data = open_data(table(text + text.split("\n", 1)[1]), DataConfig(val_rate=0.25, test_rate=0.25))
+    where: dict[str, set[str]] = {}
+    for name, source in data.splits.items():
+        for index in range(len(source)):
+            where.setdefault(source.key(index), set()).add(name)
+    assert {len(names) for names in where.values()} == {1}
+    write_split_file(data, tmp_path / "split.csv")
+    again = open_data(tmp_path / "t.csv", DataConfig(split_file=tmp_path / "split.csv"))
+    assert {name: len(source) for name, source in again.splits.items()} == {
+        name: len(source) for name, source in data.splits.items()
+    }
+
+
+def test_parquet_structs_with_a_path_and_no_bytes(table, tmp_path: Path) -> None:
+    table(rows())
+    values = [{"bytes": None, "path": f"pictures/{name}/000.jpg"} for name in ("x", "y")]
+    pq.write_table(
+        pa.table(
+            {"image": pa.array(values, pa.struct({"bytes": pa.binary(), "path": pa.string()})), "label": ["x", "y"]}
+        ),
+        tmp_path / "t.parquet",
+    )
+    source = open_data(tmp_path / "t.parquet").split("train")
+    assert source.picture(1) == (tmp_path / "pictures/y/000.jpg").read_bytes()

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitrail.errors import ConfigError
+from vitrail.schema import validate
+
+MAX_PAD = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class Augment:
     """Versions of each picture in one batch (repeated augmentation)."""
 
     def __post_init__(self) -> None:
+        validate(self)
         rates = ("flip_rate", "vertical_flip_rate", "erase_rate", "mix_rate", "switch_rate")
         for name in rates:
             if not 0 <= getattr(self, name) <= 1:
@@ -64,6 +68,8 @@ class Augment:
         ):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}; got {getattr(self, name)}.")
+        if self.pad > MAX_PAD:
+            raise ConfigError(f"pad must be at most {MAX_PAD} pixels; got {self.pad}.")
         if not 0 <= self.magnitude <= 30:
             raise ConfigError(f"magnitude must be between 0 and 30; got {self.magnitude}.")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:

@@ -32,7 +32,8 @@ def resized_crop_box(height: int, width: int, augment: Augment, numbers: np.ndar
             left = int(numbers[-1] * (width - crop_width + 1))
             return top, left, crop_height, crop_width
     ratio = min(max(width / height, augment.ratio[0]), augment.ratio[1])
-    crop_width, crop_height = min(width, round(height * ratio)), min(height, round(width / ratio))
+    crop_width = min(width, max(round(height * ratio), 1))
+    crop_height = min(height, max(round(width / ratio), 1))
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 

@@ -25,8 +25,13 @@ def _chain(words: _Words, value: Any) -> _Words:
     return _mix(words * _GOLDEN + np.asarray(value).astype(np.uint64) + np.uint64(1))
 
 
-@cache
 def _stream(name: str, count: int) -> _Words:
+    """The first `count` words of a stream; of powers of two only, so that many lengths do not fill the memory."""
+    return _longer_stream(name, 1 << max(count - 1, 0).bit_length())[:count]
+
+
+@cache
+def _longer_stream(name: str, count: int) -> _Words:
     start = np.full(1, zlib.crc32(name.encode()), dtype=np.uint64)
     return _chain(_mix(start * _GOLDEN), np.arange(count))
 
@@ -35,7 +40,7 @@ class Draws:
     """The random numbers of some samples; each `stream` is independent of the others."""
 
     def __init__(self, seed: int, epoch: int, samples: Any, repeats: Any = 0) -> None:
-        words = _chain(np.zeros(1, dtype=np.uint64), seed)
+        words = _chain(np.zeros(1, dtype=np.uint64), seed % 2**64)
         for value in (epoch, samples, repeats):
             words = _chain(words, value)
         self._words = np.broadcast_to(words, np.broadcast_shapes(words.shape, np.shape(samples)))

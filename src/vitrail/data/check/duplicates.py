@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,8 @@ MIN_SIDE = 32  # smaller pictures look alike too easily
 MIN_CONTRAST = 8.0  # standard deviation of a thumbnail; below it there is nothing to compare
 ALL_PAIRS = 100_000  # up to so many pictures every pair is compared; beyond, those that are near the same pivots
 BLOCK = 256
+MOST = 8  # near duplicates shown of one picture, in its own split and in others
+Rows = np.ndarray[Any, np.dtype[np.int64]]
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -39,12 +40,12 @@ def near_pairs(facts: Sequence[Facts]) -> list[tuple[int, int]]:
     step = THUMBNAIL // COARSE
     coarse = thumbnails.reshape(-1, COARSE, step, COARSE, step).mean((2, 4)).reshape(-1, COARSE * COARSE)
     fine, coarse = _center(thumbnails), _center(coarse)
+    names = sorted({fact.split for fact in facts})
+    splits = np.array([names.index(facts[place].split) for place in places], dtype=np.int64)
     pairs: set[tuple[int, int]] = set()
     for bucket in _buckets(coarse):
-        left, right = _similar(coarse[bucket])
-        left, right = bucket[left], bucket[right]
-        close = (fine[left] * fine[right]).sum(1) >= MIN_CORRELATION
-        pairs.update(zip(places[left[close]].tolist(), places[right[close]].tolist(), strict=True))
+        for left, right in _similar(coarse[bucket], fine[bucket], splits[bucket]):
+            pairs.update(zip(places[bucket[left]].tolist(), places[bucket[right]].tolist(), strict=True))
     return sorted((a, b) for a, b in pairs if facts[a].digest != facts[b].digest)
 
 
@@ -70,28 +71,43 @@ def _buckets(vectors: Vectors) -> Iterator[np.ndarray[Any, Any]]:
         yield np.flatnonzero((best == pivot).any(1))
 
 
-def _similar(vectors: Vectors) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Rows (left < right) whose correlation is high enough to look closer."""
-    lefts: list[np.ndarray[Any, Any]] = [np.empty(0, dtype=np.int64)]
-    rights = lefts.copy()
-    for start in range(0, len(vectors), BLOCK):
-        left, right = np.nonzero(vectors[start : start + BLOCK] @ vectors[start:].T >= COARSE_CORRELATION)
-        later = right > left
-        lefts.append(left[later] + start)
-        rights.append(right[later] + start)
-    return np.concatenate(lefts), np.concatenate(rights)
+def _similar(coarse: Vectors, fine: Vectors, splits: Rows) -> Iterator[tuple[Rows, Rows]]:
+    """Rows (left < right) that correlate, block after block; each right with at most MOST of its split and of others.
+
+    Without that limit, the frames of one film would be half as many pairs as their number squared.
+    """
+    counts = np.zeros((2, len(coarse)), dtype=np.int64)  # of each right: of the same split, of another one
+    for start in range(0, len(coarse), BLOCK):
+        stop = min(start + BLOCK, len(coarse))
+        close = np.triu(coarse[start:stop] @ coarse[start:].T >= COARSE_CORRELATION, 1)
+        columns = np.flatnonzero(close.any(0))
+        rights = columns + start
+        same = splits[start:stop, None] == splits[rights]
+        for kind, mask in enumerate((same, ~same)):
+            wanted = close[:, columns] & mask & (counts[kind, rights] < MOST)
+            _look_closer(wanted, fine[start:stop], fine[rights])
+            wanted &= np.cumsum(wanted, axis=0) <= MOST - counts[kind, rights]
+            counts[kind, rights] += wanted.sum(0)
+            left, right = np.nonzero(wanted)
+            yield left + start, rights[right]
 
 
-def across_splits(facts: Sequence[Facts], group: Sequence[int]) -> bool:
-    """Whether the same picture is in two splits: what was learned is then tested."""
-    return len({facts[position].split for position in group}) > 1
+def _look_closer(wanted: np.ndarray[Any, Any], lefts: Vectors, rights: Vectors) -> None:
+    """Keep, in place, the pairs that correlate as thumbnails too: one by one, or all at once where there are many."""
+    if np.count_nonzero(wanted) > wanted.shape[1]:
+        wanted &= lefts @ rights.T >= MIN_CORRELATION
+        return
+    left, right = np.nonzero(wanted)
+    wanted[left, right] = (lefts[left] * rights[right]).sum(1) >= MIN_CORRELATION
 
 
-def conflicting(facts: Sequence[Facts], group: Sequence[int]) -> bool:
-    """Whether the same picture has two labels."""
-    return len({facts[position].label for position in group}) > 1
-
-
-def pair_names(facts: Sequence[Facts], group: Sequence[int]) -> Iterator[tuple[Facts, Facts]]:
-    """The first of a group with each of the others."""
-    return ((facts[a], facts[b]) for a, b in combinations(group, 2) if a == group[0])
+def partners(facts: Sequence[Facts], group: Sequence[int]) -> Iterator[tuple[Facts, Facts]]:
+    """All but the first of a group, each after the one it is shown with: of another class or split if there is one."""
+    first = facts[group[0]]
+    other_class = next((facts[place] for place in group if facts[place].label != first.label), first)
+    other_split = next((facts[place] for place in group if facts[place].split != first.split), first)
+    for fact in (facts[place] for place in group[1:]):
+        if other_class is not first:
+            yield (other_class if fact.label == first.label else first), fact
+        else:
+            yield (other_split if fact.split == first.split else first), fact

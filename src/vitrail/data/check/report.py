@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from vitrail.data.check.duplicates import across_splits, conflicting, exact_groups, near_pairs, pair_names
+from vitrail.data.check.duplicates import exact_groups, near_pairs, partners
 from vitrail.data.check.scan import Facts, scan
 from vitrail.data.config import LoaderConfig
 from vitrail.data.source import Dataset
@@ -112,12 +112,12 @@ def _judge_picture(fact: Facts, classes: Sequence[str]) -> Iterator[Finding]:
 
 def _judge_duplicates(facts: Sequence[Facts], classes: Sequence[str]) -> Iterator[Finding]:
     for group in exact_groups(facts):
-        severity, what = "warning", "duplicate in the same split"
-        if across_splits(facts, group):
-            severity, what = "error", "the same picture in two splits"
-        if conflicting(facts, group):
-            severity, what = "error", "the same picture in two classes"
-        for first, other in pair_names(facts, group):
+        for first, other in partners(facts, group):
+            severity, what = "warning", "duplicate in the same split"
+            if first.split != other.split:
+                severity, what = "error", "the same picture in two splits"
+            if first.label != other.label:
+                severity, what = "error", "the same picture in two classes"
             yield replace(_find(severity, what, other, classes, f"same as {first.key}"), pair=(first, other))
     for a, b in near_pairs(facts):
         across = facts[a].split != facts[b].split

@@ -3,6 +3,7 @@
 import io
 import pickle
 import tarfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +34,8 @@ ARCHIVES = (
     "cifar-100-python.tar.gz",
 )
 
+MAX_BYTES = 400_000_000  # the whole of CIFAR-10 or CIFAR-100 has 190
+
 Read = Callable[[str], bytes]
 
 
@@ -62,12 +65,17 @@ def _folder_reader(folder: Path) -> Read:
 
 
 def _archive_reader(path: Path) -> Read:
-    """Every file of the archive in memory; nothing is unpacked to disk."""
+    """The CIFAR files of an archive in memory. Nothing is unpacked to disk, and nothing that is too large."""
+    layouts = [names for layout in (BINARY, PICKLED) for files in layout.values() for names in files.values()]
+    known = {"meta", "fine_label_names.txt", *(name for names in layouts for name in names)}
     try:
         with tarfile.open(path) as archive:
-            members = [member for member in archive.getmembers() if member.isfile()]
+            members = [item for item in archive if item.isfile() and Path(item.name).name in known]
+            total = sum(member.size for member in members)
+            if total > MAX_BYTES:
+                raise DataError(f"{path}: unpacks to {total:,} bytes, and CIFAR has at most {MAX_BYTES:,}.")
             contents = {Path(member.name).name: cast("Any", archive.extractfile(member)).read() for member in members}
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged or truncated archive ({error}); download it again.") from None
     return lambda name: contents.get(name, b"")
 

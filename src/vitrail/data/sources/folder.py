@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.picture import EXTENSIONS
-from vitrail.data.source import SPLIT_NAMES, Dataset, FileSource, align_labels
-from vitrail.data.split import SplitPlan
+from vitrail.data.source import Dataset, FileSource, align_labels
+from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError
 
 
 def open_folder(root: Path, plan: SplitPlan) -> Dataset:
     """The data set in a folder; flat class folders are split here, as planned."""
-    folders = _subfolders(root)
+    folders = subfolders(root)
     splits: dict[str, Path] = {}
     for folder in folders:
         split = SPLIT_NAMES.get(folder.name.lower())
@@ -27,7 +27,25 @@ def open_folder(root: Path, plan: SplitPlan) -> Dataset:
     if "train" in splits and (len(splits) > 1 or len(folders) == 1):
         plan.refuse_file(str(root))
         return _open_splits(root, splits)
+    _refuse_unknown_splits(root, folders, splits)
     return _open_flat(root, folders, plan)
+
+
+def _refuse_unknown_splits(root: Path, folders: list[Path], splits: Mapping[str, Path]) -> None:
+    """Folders that are splits, though not all by a name that we know, must not become classes."""
+    if len(splits) == len(folders) > 1:
+        names = " and ".join(f"{folder.name}/" for folder in folders)
+        raise DataError(f"{root}: has {names} but no train/; add it, or rename the folders if they are classes.")
+    if "train" in splits and subfolders(splits["train"]) and not _has_pictures(splits["train"]):
+        others = ", ".join(f"{folder.name}/" for folder in folders if folder != splits["train"])
+        raise DataError(
+            f"{root}: train/ holds class folders, so it is a split, and {others} is no split's name; "
+            f"rename it to one of {', '.join(SPLIT_NAMES)}, or move it elsewhere."
+        )
+
+
+def _has_pictures(folder: Path) -> bool:
+    return any(entry.suffix.lower() in EXTENSIONS for entry in folder.iterdir())
 
 
 def _open_splits(root: Path, splits: Mapping[str, Path]) -> Dataset:
@@ -52,14 +70,15 @@ def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
     return Dataset(name=root.name, classes=classes, splits=splits, made_split=plan.file is None)
 
 
-def _subfolders(root: Path) -> list[Path]:
+def subfolders(root: Path) -> list[Path]:
+    """The visible folders in a folder, sorted."""
     return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__")))
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
     """Class name → folder. Names are compared in one Unicode form, since file systems write é in two."""
     found: dict[str, Path] = {}
-    for entry in _subfolders(folder):
+    for entry in subfolders(folder):
         name = unicodedata.normalize("NFC", entry.name)
         if name in found:
             raise DataError(f"{folder}: two folders are called {name} in different Unicode forms; merge them.")

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from vitrail.data.source import SPLIT_NAMES, Dataset, Labels, Source, align_labels
-from vitrail.data.split import SplitPlan
+from vitrail.data.source import Dataset, Labels, Source, align_labels
+from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError, MissingExtraError
 
 
@@ -23,8 +23,10 @@ class HubSource(Source):
         self._name = name
 
     def picture(self, index: int) -> bytes:
-        value = cast("Mapping[str, Any]", self._table[int(self._rows[index])][self._column])
-        return value["bytes"] or Path(value["path"]).read_bytes()
+        value = cast(
+            "Mapping[str, Any]", self._table[int(self._rows[index])][self._column] or {"bytes": b"", "path": ""}
+        )
+        return value["bytes"] or (Path(value["path"]).read_bytes() if value["path"] else b"")
 
     def key(self, index: int) -> str:
         return f"{self._name}:{self._rows[index]}"
@@ -55,8 +57,9 @@ def from_hub(loaded: Any, name: str, plan: SplitPlan) -> Dataset:
     names: dict[str, list[str]] = {}
     for split, rows in parts.items():
         role = SPLIT_NAMES.get(str(split).lower())
-        if role:
-            sources[role], names[role] = _convert(library, rows, f"{name}/{split}")
+        converted = _convert(library, rows, f"{name}/{split}") if role else None
+        if role and converted:
+            sources[role], names[role] = converted
     classes = align_labels(name, names)
     for role, source in sources.items():
         own = names[role]
@@ -70,11 +73,17 @@ def from_hub(loaded: Any, name: str, plan: SplitPlan) -> Dataset:
     return Dataset(name=name, classes=classes, splits=splits, made_split=plan.file is None)
 
 
-def _convert(library: Any, rows: Any, name: str) -> tuple[HubSource, list[str]]:
+def _convert(library: Any, rows: Any, name: str) -> tuple[HubSource, list[str]] | None:
+    """A split and its class names; nothing if its labels are hidden, as those of many test splits are."""
     pictures = [key for key, feature in rows.features.items() if isinstance(feature, library.Image)]
     labels = [key for key, feature in rows.features.items() if isinstance(feature, library.ClassLabel)]
     if not pictures or not labels:
         raise DataError(f"{name}: needs an Image and a ClassLabel column; got {', '.join(rows.features)}.")
     column, label = pictures[0], labels[0]
+    values = [-1 if value is None else int(value) for value in rows[label]]
+    if values and max(values) < 0:
+        return None
+    if values and min(values) < 0:
+        raise DataError(f"{name}: row {values.index(min(values))} has no label, and others do; remove such rows.")
     encoded = rows.cast_column(column, library.Image(decode=False))
-    return HubSource(encoded, column, np.arange(len(rows)), list(rows[label]), name), list(rows.features[label].names)
+    return HubSource(encoded, column, np.arange(len(rows)), values, name), list(rows.features[label].names)

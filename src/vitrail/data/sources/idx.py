@@ -25,12 +25,18 @@ FASHION_CLASSES = (
     "Ankle boot",
 )
 MAX_BYTES = 1 << 34  # no set that lives in memory is larger
+MAX_RATIO, SMALL = 100, 1 << 26  # pictures do not shrink a hundredfold; a few blank ones may
 PREFIXES = {"train": "train", "test": "t10k"}
 FILES = {split: (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte") for split, prefix in PREFIXES.items()}
 
 
+def is_whole_idx(folder: Path) -> bool:
+    """Whether a folder holds all of MNIST's four files."""
+    return all(_find(folder, name) for names in FILES.values() for name in names)
+
+
 def is_idx(folder: Path) -> bool:
-    """Whether a folder holds MNIST's four files, under their usual names."""
+    """Whether a folder is meant to hold MNIST's four files, under their usual names."""
     return folder.is_dir() and _find(folder, FILES["train"][0]) is not None
 
 
@@ -83,6 +89,8 @@ def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
             header = file.read(4 * magic[3])
             shape = tuple(int(size) for size in np.frombuffer(header[: len(header) // 4 * 4], dtype=">u4"))
             expected = math.prod(shape)
+            if path.suffix == ".gz" and expected > max(SMALL, MAX_RATIO * path.stat().st_size):
+                raise DataError(f"{path}: unpacks to {expected:,} bytes, over {MAX_RATIO} times its size: refused.")
             data = _read(file, expected + 1) if len(shape) == magic[3] and expected <= MAX_BYTES else b""
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged or truncated ({error}).") from None

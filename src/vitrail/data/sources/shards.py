@@ -15,19 +15,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from vitrail.data.download import Remote, fetch
 from vitrail.data.picture import EXTENSIONS
-from vitrail.data.source import SPLIT_NAMES, Dataset, Labels, Source
-from vitrail.data.split import SplitPlan
+from vitrail.data.source import Dataset, Labels, Source
+from vitrail.data.split import SPLIT_NAMES, SPLITS, SplitPlan
 from vitrail.errors import DataError
 
 INDEX = "shards.json"
 BLOCK = 512  # a tar file's
 LABEL_EXTENSIONS = ("cls", "label", "txt")
+MAX_LABEL = 1_000_000  # bytes: a sparse member claims any number of them and takes no space
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,14 @@ class Member:
 class Shard:
     """One tar file."""
 
-    def __init__(self, location: str, cache: Path, num_bytes: int | None = None) -> None:
+    def __init__(
+        self, location: str, cache: Path, num_bytes: int | None = None, num_samples: int | None = None
+    ) -> None:
         self.location = location
         self.name = location.rsplit("/", 1)[-1]
         self._cache = cache
         self._num_bytes = num_bytes
+        self._num_samples = num_samples
 
     @cached_property
     def path(self) -> Path:
@@ -63,7 +67,10 @@ class Shard:
         """Every sample of the shard, in order; a truncated shard is an error."""
         if self._num_bytes is not None and self.path.stat().st_size != self._num_bytes:
             raise DataError(f"{self.path}: must have {self._num_bytes:,} bytes; got {self.path.stat().st_size:,}.")
-        return list(_scan(self.path))
+        members = _scan(self.path)
+        if self._num_samples is not None and len(members) != self._num_samples:
+            raise DataError(f"{self.path}: must hold {self._num_samples:,} samples; got {len(members):,}.")
+        return members
 
     def read(self, position: int) -> bytes:
         member = self.members[position]
@@ -103,16 +110,28 @@ def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -
     for entry in entries:
         extension = entry.name.rsplit(".", 1)[-1].lower()
         if extension in LABEL_EXTENSIONS:
-            return _read(archive, entry).decode("utf-8", "replace").strip()
+            return _read(archive, key, entry).decode("utf-8", "replace").strip()
         if extension == "json":
-            fields: dict[str, Any] = json.loads(_read(archive, entry))
-            found = next((fields[name] for name in ("label", "class", "cls") if name in fields), None)
+            found = _json_label(archive, key, _read(archive, key, entry))
             if found is not None:
                 return str(found)
     raise DataError(f"{archive.name!s}: sample {key} has no label (a .cls, .txt or .json beside the picture).")
 
 
-def _read(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+def _json_label(archive: tarfile.TarFile, key: str, data: bytes) -> Any:
+    try:
+        fields: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{archive.name!s}: sample {key} has JSON that cannot be read ({error}).") from None
+    if not isinstance(fields, dict):
+        return None
+    values = cast("dict[str, Any]", fields)
+    return next((values[name] for name in ("label", "class", "cls") if name in values), None)
+
+
+def _read(archive: tarfile.TarFile, key: str, entry: tarfile.TarInfo) -> bytes:
+    if entry.size > MAX_LABEL:
+        raise DataError(f"{archive.name!s}: the label of sample {key} has {entry.size:,} bytes; at most {MAX_LABEL:,}.")
     file = archive.extractfile(entry)
     return file.read() if file else b""
 
@@ -167,24 +186,42 @@ def open_shards(where: str, cache: Path, plan: SplitPlan) -> Dataset:
 
 def _open_indexed(where: str, cache: Path) -> Dataset:
     folder, _, _ = where.rpartition("/")
-    path = fetch_index(where, cache) if "://" in where else Path(where)
     try:
-        index: dict[str, Any] = json.loads(path.read_bytes())
+        index: dict[str, Any] = json.loads(fetch_index(where, cache) if "://" in where else Path(where).read_bytes())
         classes = tuple(str(name) for name in index["classes"])
         splits: dict[str, Source] = {}
         for split, entries in index["splits"].items():
-            shards = [Shard(f"{folder or '.'}/{entry['file']}", cache, int(entry["bytes"])) for entry in entries]
-            splits[split] = _join(shards, [[int(label) for label in entry["labels"]] for entry in entries])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            labels = [[int(label) for label in entry["labels"]] for entry in entries]
+            _check_entries(split, entries, labels, len(classes))
+            shards = [
+                Shard(f"{folder or '.'}/{entry['file']}", cache, int(entry["bytes"]), len(some))
+                for entry, some in zip(entries, labels, strict=True)
+            ]
+            splits[split] = _join(shards, labels)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not a list of shards ({type(error).__name__}: {error}).") from None
     return Dataset(name=folder.rsplit("/", 1)[-1] or "shards", classes=classes, splits=splits)
 
 
-def fetch_index(url: str, cache: Path) -> Path:
+def _check_entries(split: str, entries: list[dict[str, Any]], labels: list[list[int]], num_classes: int) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"the split {split!r} must be one of {', '.join(SPLITS)}")
+    for entry, some in zip(entries, labels, strict=True):
+        if Path(entry["file"]).name != entry["file"]:
+            raise ValueError(f"a shard lies beside the list; got {entry['file']!r}")
+        wrong = next((label for label in some if not 0 <= label < num_classes), None)
+        if wrong is not None:
+            raise ValueError(f"{entry['file']} has the label {wrong}, and there are {num_classes} classes")
+
+
+def fetch_index(url: str, cache: Path) -> bytes:
     """The remote list of shards, fetched anew each time since it may have grown."""
     folder = cache / "shards" / re.sub(r"[^\w.-]+", "_", url.rsplit("/", 1)[0])
-    (folder / INDEX).unlink(missing_ok=True)
-    return fetch(Remote(url=url), folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / f"{INDEX}.lock"):  # the ranks of one machine share the cache
+        for name in (INDEX, f"{INDEX}.part"):
+            (folder / name).unlink(missing_ok=True)
+        return fetch(Remote(url=url), folder).read_bytes()
 
 
 def _join(shards: Sequence[Shard], labels: Sequence[Sequence[int]]) -> ShardSource:

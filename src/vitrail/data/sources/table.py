@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from vitrail.data.config import Columns
-from vitrail.data.source import SPLIT_NAMES, Dataset, FileSource, Labels, Source, align_labels
-from vitrail.data.split import SplitPlan
+from vitrail.data.source import Dataset, FileSource, Labels, Source, align_labels
+from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError, MissingExtraError
 
 # What we need from a table → the column names that are tried, in this order.
@@ -26,29 +26,32 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 class BytesSource(Source):
     """Pictures that a column holds as encoded bytes."""
 
-    def __init__(self, pictures: Any, rows: Labels, labels: Sequence[int] | Labels, name: str) -> None:
+    def __init__(self, pictures: Any, rows: Labels, labels: Sequence[int] | Labels, path: Path) -> None:
         super().__init__(labels)
         self._pictures = pictures  # an Arrow column, not copied
         self._rows = rows
-        self._name = name
+        self._path = path
 
     def picture(self, index: int) -> bytes:
         value: Any = self._pictures[int(self._rows[index])].as_py()
         if isinstance(value, dict):  # a struct of bytes and path, as the `datasets` library writes pictures
-            value = cast("dict[str, Any]", value)["bytes"]
+            fields = cast("dict[str, Any]", value)
+            value = fields.get("bytes")
+            if not value and fields.get("path"):
+                return (self._path.parent / fields["path"]).read_bytes()
         return value or b""
 
     def key(self, index: int) -> str:
-        return f"{self._name}:{self._rows[index]}"
+        return f"{self._path.name}:{self._rows[index]}"
 
     def select(self, indices: Sequence[int] | Labels) -> "BytesSource":
         chosen = np.asarray(indices)
-        return BytesSource(self._pictures, self._rows[chosen], self.labels[chosen], self._name)
+        return BytesSource(self._pictures, self._rows[chosen], self.labels[chosen], self._path)
 
 
 def open_table(path: Path, plan: SplitPlan, columns: Columns | None = None) -> Dataset:
     """The data set that a table describes. Relative paths start at the table's own folder."""
-    names, table, class_names = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    names, table, class_names = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     chosen = _choose_columns(path, names, columns or Columns())
     if not table:
         raise DataError(f"{path}: the table has no rows.")
@@ -70,7 +73,7 @@ def open_table(path: Path, plan: SplitPlan, columns: Columns | None = None) -> D
 
 def _read_csv(path: Path) -> tuple[list[str], dict[str, Any], dict[str, list[str]]]:
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, delimiter=DELIMITERS[path.suffix], strict=True)
+        reader = csv.DictReader(file, delimiter=DELIMITERS[path.suffix.lower()], strict=True)
         try:
             names = list(reader.fieldnames or ())
             rows = list(reader)
@@ -108,9 +111,15 @@ def _choose_columns(path: Path, names: Sequence[str], columns: Columns) -> dict[
         found = [name for name in ([asked] if asked else candidates) if name in names]
         if not found and (asked or role != "split"):
             wanted = repr(asked) if asked else f"one of {', '.join(candidates)}"
-            raise DataError(f"{path}: the {role} column must be {wanted}; the table has {', '.join(names) or 'none'}.")
+            hint = " Its columns are separated by semicolons; write them with commas." if _semicolons(names) else ""
+            has = ", ".join(names) or "none"
+            raise DataError(f"{path}: the {role} column must be {wanted}; the table has {has}.{hint}")
         chosen[role] = found[0] if found else ""
     return chosen
+
+
+def _semicolons(names: Sequence[str]) -> bool:
+    return len(names) == 1 and ";" in names[0]
 
 
 def _values(column: Any) -> list[Any]:
@@ -128,14 +137,15 @@ def _label_names(path: Path, values: list[Any], class_names: list[str] | None) -
 
 def _source(path: Path, column: Any, num_rows: int) -> tuple[list[str], Source]:
     rows, nothing = np.arange(num_rows), np.zeros(num_rows, dtype=np.int64)
-    if isinstance(column, list) or "string" in str(column.type):
+    kind = "string" if isinstance(column, list) else str(column.type)
+    if kind.startswith("struct") or "binary" in kind:
+        source: Source = BytesSource(column, rows, nothing, path)
+    elif "string" in kind:
         folder = path.parent.resolve()
         values = cast("list[str | None]", _values(column))
-        source: Source = FileSource([folder / (value or "") for value in values], nothing, folder)
-    elif "binary" in str(column.type):
-        source = BytesSource(column, rows, nothing, path.name)
+        source = FileSource([folder / (value or "") for value in values], nothing, folder)
     else:
-        raise DataError(f"{path}: the picture column must hold paths or encoded bytes; its type is {column.type}.")
+        raise DataError(f"{path}: the picture column must hold paths or encoded bytes; its type is {kind}.")
     return [source.key(index) for index in range(num_rows)], source
 
 
