@@ -44,6 +44,13 @@ def test_our_errors_are_one_message_and_exit_2(capsys: pytest.CaptureFixture[str
     assert "Traceback" not in captured.err
 
 
+def test_names_cannot_send_codes_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "evil\x1b[31m[bold].npz"]) == 2
+    printed = capsys.readouterr().err
+    assert "\x1b" not in printed
+    assert r"evil\x1b[31m[bold].npz" in printed
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", "vit-b61", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err

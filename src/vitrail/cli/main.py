@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VitrailError as error:
         if debug:
             traceback.print_exc()
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        _print_error(errors, error)
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -70,9 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a folder that may not be written, a name that is too long
         if debug:
             traceback.print_exc()
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        _print_error(errors, error)
         return USER_ERROR
     return int(code)
+
+
+def _print_error(console: Console, error: Exception) -> None:
+    """One message; names of files and classes in it cannot send codes to the terminal."""
+    text = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in str(error))
+    console.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
 
 
 def entry() -> None:
