@@ -91,6 +91,7 @@ class Dataset:
     classes: tuple[str, ...]
     splits: Mapping[str, Source] = field(repr=False)
     made_split: bool = False  # the splits are our own choice, so a run should write them down
+    ignored: tuple[str, ...] = field(default=(), repr=False)  # files that were passed over: no picture, or no class
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:

@@ -79,6 +79,18 @@ def test_each_kind_of_finding(root: Path) -> None:
     assert findings["note: 16 bits"] == ["train/dog/deep.png"]
 
 
+def test_files_that_were_passed_over_are_named(root: Path) -> None:
+    name = sorted(folder.name for folder in (root / "train").iterdir())[0]
+    (root / "train" / name / "photo.heic").write_bytes(b"x")
+    (root / "train" / "loose.jpg").write_bytes(b"x")
+    (root / "README.txt").write_text("hello")
+    dataset = open_data(root)
+    assert sorted(dataset.ignored) == ["README.txt", f"train/{name}/photo.heic", "train/loose.jpg"]
+    found = [finding for finding in check_data(dataset, workers=0).findings if finding.what.startswith("file ignored")]
+    assert {finding.severity for finding in found} == {"note"}
+    assert sorted(finding.key for finding in found) == sorted(dataset.ignored)
+
+
 def test_duplicates_by_place(root: Path) -> None:
     photograph = PHOTOGRAPH.crop((0, 0, 120, 90))
     for name in ("train/cat/a.png", "train/cat/b.bmp"):

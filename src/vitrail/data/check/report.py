@@ -83,6 +83,10 @@ def check_data(dataset: Dataset, workers: int, progress: Callable[[int], None] =
         *(finding for fact in facts for finding in _judge_picture(fact, classes)),
         *_judge_duplicates(facts, classes),
         *_judge_classes(dataset),
+        *(
+            Finding(severity="note", what="file ignored (no known picture, or no class)", key=name)
+            for name in dataset.ignored
+        ),
     ]
     findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.what, finding.split, finding.key))
     return Report(dataset=dataset, facts=facts, findings=findings)

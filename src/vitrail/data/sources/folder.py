@@ -51,8 +51,9 @@ def _has_pictures(folder: Path) -> bool:
 def _open_splits(root: Path, splits: Mapping[str, Path]) -> Dataset:
     found = {name: _class_folders(folder) for name, folder in splits.items()}
     classes = align_labels(str(root), {name: list(folders) for name, folders in found.items()}, same_everywhere=True)
-    sources = {name: _source(root, folders, classes) for name, folders in found.items()}
-    return Dataset(name=root.name, classes=classes, splits=sources)
+    others = [*_loose_files(root), *(file for folder in splits.values() for file in _loose_files(folder))]
+    sources = {name: _source(root, folders, classes, others) for name, folders in found.items()}
+    return Dataset(name=root.name, classes=classes, splits=sources, ignored=_names(others, root))
 
 
 def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
@@ -62,12 +63,14 @@ def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
         raise DataError(f"{root}: pictures must be in one folder per class (cat/1.jpg, dog/2.jpg); found {found}.")
     named = _class_folders(root)
     classes = align_labels(str(root), {"train": list(named)})
-    source = _source(root, named, classes)
+    others = _loose_files(root)
+    source = _source(root, named, classes, others)
     if not len(source):
         raise DataError(f"{root}: no pictures in its {len(classes)} folders; known extensions: {' '.join(EXTENSIONS)}.")
     keys = [source.key(index) for index in range(len(source))]
     splits = {name: source.select(indices) for name, indices in plan.apply(keys, source.labels).items()}
-    return Dataset(name=root.name, classes=classes, splits=splits, made_split=plan.file is None)
+    made = plan.file is None
+    return Dataset(name=root.name, classes=classes, splits=splits, made_split=made, ignored=_names(others, root))
 
 
 def subfolders(root: Path) -> list[Path]:
@@ -86,19 +89,26 @@ def _class_folders(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...]) -> FileSource:
+def _loose_files(folder: Path) -> list[Path]:
+    """Files that stand beside the class folders, and so have no class."""
+    return sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+
+
+def _names(files: list[Path], root: Path) -> tuple[str, ...]:
+    return tuple(file.relative_to(root).as_posix() for file in files)
+
+
+def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...], others: list[Path]) -> FileSource:
+    """The pictures of the class folders; files that are no pictures by their names go to `others`."""
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = sorted(picture_files(folders[name])) if name in folders else []
+        files = sorted(walk_files(folders[name])) if name in folders else []
+        found = [file for file in files if file.suffix.lower() in EXTENSIONS]
+        others += [file for file in files if file.suffix.lower() not in EXTENSIONS]
         paths += found
         labels += [label] * len(found)
     return FileSource(paths, np.array(labels, dtype=np.int64), root)
-
-
-def picture_files(folder: Path) -> Iterator[Path]:
-    """Every file below a folder that has a picture's extension."""
-    return (path for path in walk_files(folder) if path.suffix.lower() in EXTENSIONS)
 
 
 def walk_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
