@@ -5,7 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+
+from vitrail.data import ArraySource, Dataset, open_data
 
 MakeFolder = Callable[..., Path]
 
@@ -29,3 +32,15 @@ def make_folder(tmp_path: Path) -> MakeFolder:
         return tmp_path / root
 
     return make
+
+
+@pytest.fixture
+def folder(make_folder) -> Dataset:
+    return open_data(make_folder("train/cat", "train/dog", "val/cat", "val/dog", count=23))
+
+
+@pytest.fixture
+def arrays() -> Dataset:
+    images = torch.randint(0, 256, (46, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    source = ArraySource(images, np.arange(46) % 2, "arrays")
+    return Dataset(name="arrays", classes=("a", "b"), splits={"train": source, "val": source})

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.data.test_picture import huge_png
 
 from vitrail.data import (
-    ArraySource,
     Augment,
     Batch,
     Dataset,
@@ -36,18 +34,6 @@ EVERYTHING = Augment(
     cutmix=1.0,
     vertical_flip_rate=0.5,
 )
-
-
-@pytest.fixture
-def folder(make_folder) -> Dataset:
-    return open_data(make_folder("train/cat", "train/dog", "val/cat", "val/dog", count=23))
-
-
-@pytest.fixture
-def arrays() -> Dataset:
-    images = torch.randint(0, 256, (46, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    source = ArraySource(images, np.arange(46) % 2, "arrays")
-    return Dataset(name="arrays", classes=("a", "b"), splits={"train": source, "val": source})
 
 
 def collect(loader: Loader) -> list[Batch]:
@@ -207,68 +193,6 @@ def test_memory_is_used_again(arrays: Dataset) -> None:
     loader = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=4, workers=0), Augment())
     places = {batch.images.data_ptr() for batch in loader}
     assert len(places) <= 3 < len(loader)
-
-
-def break_pictures(data: Dataset, split: str, count: int) -> None:
-    for index in range(count):
-        path = data.split(split).picture(index)
-        path.write_bytes(path.read_bytes()[:-100])
-
-
-def test_a_broken_picture_is_replaced_in_training_and_listed(folder: Dataset) -> None:
-    break_pictures(folder, "train", 1)
-    config = LoaderConfig(batch_size=46, max_broken_rate=0.1, workers=2)
-    loader = Loader(folder, "train", SPEC, config, Augment(crop="resized"))
-    batch = collect(loader)[0]
-    assert len(batch.images) == 46
-    assert 0 not in batch.indices
-    assert list(loader.broken) == ["train/cat/000.jpg"]
-    assert "truncated" in loader.broken["train/cat/000.jpg"]
-    again = Loader(folder, "train", SPEC, replace(config, workers=0), Augment(crop="resized"))
-    assert_same(collect(again), [batch])
-
-
-def test_a_broken_picture_is_left_out_of_evaluation(folder: Dataset) -> None:
-    break_pictures(folder, "val", 1)
-    for workers in (0, 3):
-        loader = Loader(folder, "val", SPEC, LoaderConfig(batch_size=40, max_broken_rate=0.1, workers=workers))
-        batches = collect(loader)
-        assert [index for batch in batches for index in batch.indices.tolist()] == list(range(1, 46))
-        assert [len(batch.images) for batch in batches] == [39, 6]
-        whole = collect(Loader(folder, "val", SPEC, LoaderConfig(batch_size=1, max_broken_rate=0.1)))
-        assert torch.equal(torch.cat([batch.images for batch in batches]), torch.cat([batch.images for batch in whole]))
-
-
-def test_more_than_one_percent_broken_is_an_error(folder: Dataset) -> None:
-    break_pictures(folder, "train", 1)
-    with pytest.raises(DataError, match=r"1 pictures cannot be read, more than 1.0% of 40;") as error:
-        collect(Loader(folder, "train", SPEC, LoaderConfig(batch_size=40, seed=1), Augment()))
-    assert "data check" in str(error.value)
-    assert "train/cat/000.jpg" in str(error.value)
-
-
-def test_broken_pictures_as_errors(folder: Dataset) -> None:
-    break_pictures(folder, "val", 1)
-    with pytest.raises(DataError, match=r"train/cat|val/cat/000.jpg"):
-        collect(Loader(folder, "val", SPEC, LoaderConfig(on_broken="error", max_broken_rate=1.0)))
-
-
-def test_unreadable_and_empty_files_are_skipped_too(folder: Dataset, make_folder, tmp_path: Path) -> None:
-    root = tmp_path / "pictures"
-    (root / "val/cat/empty.jpg").touch()
-    (root / "val/cat/gone.jpg").symlink_to(root / "nowhere.jpg")
-    (root / "val/cat/self.jpg").symlink_to(root / "val/cat/self.jpg")
-    (root / "val/cat/huge.png").write_bytes(huge_png(60_000, 60_000))
-    loader = Loader(open_data(root), "val", SPEC, LoaderConfig(max_broken_rate=0.2, workers=2))
-    assert sum(len(batch.images) for batch in loader) == 46
-    assert sorted(loader.broken) == [f"val/cat/{name}" for name in ("empty.jpg", "gone.jpg", "huge.png", "self.jpg")]
-
-
-def test_all_broken_ends(make_folder) -> None:
-    data = open_data(make_folder("train/cat", "train/dog", count=2))
-    break_pictures(data, "train", 4)
-    with pytest.raises(DataError, match="cannot be read"):
-        collect(Loader(data, "train", SPEC, LoaderConfig(batch_size=2, max_broken_rate=1.0), Augment()))
 
 
 def test_soft_targets(arrays: Dataset) -> None:
