@@ -39,10 +39,13 @@ def open_checkpoint(
     hints: Hints | None = None,
     allow_pickle: bool = False,
     verify: bool = True,
+    mapped: bool = True,
 ) -> Checkpoint:
-    """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`."""
+    """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`; see `read_checkpoint`."""
     path = fetch(source, allow_pickle)
-    checkpoint = read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify)
+    checkpoint = read_checkpoint(
+        path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify, mapped=mapped
+    )
     return settle_google(source, checkpoint, hints)
 
 
