@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.files import write_pickle
 from vitrail.weights.formats import SUFFIXES, find_files, read_checkpoint, write_checkpoint
 from vitrail.weights.infer import Hints
 from weights_fixtures import FITTING
@@ -296,3 +297,11 @@ def test_damaged_sidecars(
         (folder / file.name).write_bytes(damage(raw, kind, place, amount) if file.name == name else raw)
     with suppress(VitrailError):
         read_checkpoint(folder)
+
+
+def test_a_pickle_of_a_view_does_not_bring_the_whole_along(tmp_path: Path) -> None:
+    whole = torch.randn(30, 4)
+    write_pickle(tmp_path / "a.pth", {"part": whole[:10], "own": whole[20:].clone()})
+    state = torch.load(tmp_path / "a.pth", weights_only=True)
+    assert torch.equal(state["part"], whole[:10])
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in state.values())

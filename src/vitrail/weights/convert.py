@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.data.transform import prepare
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint, FormatName
-from vitrail.weights.files import PICKLES, atomic_path
+from vitrail.weights.files import atomic_path
 from vitrail.weights.formats import (
     FORMATS,
     check_replaceable,
@@ -79,8 +79,7 @@ def convert(
     check_replaceable(place)
     if place.is_dir() and place.resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise WeightsError(f"{place} holds the source itself; choose another name.")
-    mapped = place.suffix not in PICKLES  # torch.save would copy mapped tensors, all at once
-    checkpoint = change(_open(source, source_format, hints, mapped))
+    checkpoint = change(_open(source, source_format, hints))
     check_writable(checkpoint.config, place, to)
     images = sample_images(checkpoint, pictures)
     expected = _outputs(checkpoint, images)
@@ -108,9 +107,9 @@ def convert(
     )
 
 
-def _open(source: str | Path, source_format: FormatName | None, hints: Hints | None, mapped: bool) -> Checkpoint:
+def _open(source: str | Path, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:
     """The source, with the checksums of its files in its origin."""
-    checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True, mapped=mapped)
+    checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
     if checkpoint.file_format == "vitrail":
         return checkpoint  # it remembers where it came from
     local = fetch(source, allow_pickle=True)

@@ -43,12 +43,12 @@ PICKLES = {".pth", ".pt", ".bin"}
 BOMB_SIZE, BOMB_RATIO = 2**30, 20  # an archive that unpacks to more than both is not a checkpoint
 
 
-def read_tensors_of(path: Path, allow_pickle: bool, mapped: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one file by name, and the metadata of a safetensors file; `mapped` as in `read_safetensors`."""
+def read_tensors_of(path: Path, allow_pickle: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of one file by name, and the metadata of a safetensors file."""
     if not path.is_file():
         raise WeightsError(f"there is no file {path}.")
     if path.suffix == ".safetensors":
-        return read_safetensors(path, mapped)
+        return read_safetensors(path)
     if path.suffix == ".npz":
         return read_npz(path), {}
     if path.suffix in PICKLES:
@@ -61,21 +61,11 @@ def read_tensors_of(path: Path, allow_pickle: bool, mapped: bool = True) -> tupl
     raise WeightsError(f"{path} must end in .safetensors, .npz, .pth, .pt or .bin to be read as a checkpoint.")
 
 
-def read_safetensors(path: Path, mapped: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata. Mapped tensors are read when they are used; others each have memory of their own."""
-    with _clear_errors(path, "safetensors"):
-        with safe_open(path, framework="pt") as file:
-            opened = cast("Any", file)
-            names, metadata = list(opened.keys()), dict(opened.metadata() or {})
-            if mapped:
-                return {name: opened.get_tensor(name) for name in names}, metadata
-        return {name: _copy_of(path, name) for name in names}, metadata
-
-
-def _copy_of(path: Path, name: str) -> Tensor:
-    """One tensor by itself: opening the file anew for each keeps no more than one of them mapped."""
-    with safe_open(path, framework="pt") as file:
-        return cast("Any", file).get_tensor(name).clone()
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors (memory-mapped, so that only what is used is read) and metadata."""
+    with _clear_errors(path, "safetensors"), safe_open(path, framework="pt") as file:
+        opened = cast("Any", file)
+        return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
@@ -228,7 +218,7 @@ def write_pickle(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """The tensor, copied if it is part of a larger piece of memory, all of which torch would save."""
+    """The tensor, copied only if it is part of a larger piece of memory, all of which torch would save."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 

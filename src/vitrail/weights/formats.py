@@ -49,16 +49,14 @@ def read_checkpoint(
     hints: Hints | None = None,
     allow_pickle: bool = False,
     verify: bool = True,
-    mapped: bool = True,
 ) -> Checkpoint:
     """Any checkpoint that we know, from a file or a folder; `format_name` names it where its keys do not.
 
-    `verify` compares the checksums of our own files; npz and torch files are always checked by their archives. Tensors
-    of safetensors files are `mapped` from the disk, unless each shall have memory of its own.
+    `verify` compares the checksums of our own files; npz and torch files are always checked by their archives.
     """
     source = Path(path)
     files = find_files(source)
-    tensors, metadata = read_files(files, allow_pickle, mapped)
+    tensors, metadata = read_files(files, allow_pickle)
     if "vitrail" in metadata and format_name in (None, "vitrail"):
         return apply_hints(native.parse_native(files[0], tensors, metadata, verify), hints or Hints())
     name = format_name or detect_format(tensors, source)
@@ -132,11 +130,11 @@ def _read_index(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def read_files(files: list[Path], allow_pickle: bool, mapped: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_files(files: list[Path], allow_pickle: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of one or several files."""
-    tensors, metadata = read_tensors_of(files[0], allow_pickle, mapped)
+    tensors, metadata = read_tensors_of(files[0], allow_pickle)
     for file in files[1:]:
-        more, _ = read_tensors_of(file, allow_pickle, mapped)
+        more, _ = read_tensors_of(file, allow_pickle)
         if twice := sorted(more.keys() & tensors.keys()):
             raise WeightsError(f"{file} has tensors that another shard has too: {', '.join(twice[:5])}.")
         tensors |= more

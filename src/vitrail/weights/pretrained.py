@@ -39,13 +39,10 @@ def open_checkpoint(
     hints: Hints | None = None,
     allow_pickle: bool = False,
     verify: bool = True,
-    mapped: bool = True,
 ) -> Checkpoint:
-    """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`; see `read_checkpoint`."""
+    """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`."""
     path = fetch(source, allow_pickle)
-    checkpoint = read_checkpoint(
-        path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify, mapped=mapped
-    )
+    checkpoint = read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify)
     return settle_google(source, checkpoint, hints)
 
 
