@@ -12,6 +12,7 @@ from PIL import Image
 from vitrail.data import (
     Augment,
     Batch,
+    DataConfig,
     Dataset,
     Loader,
     LoaderConfig,
@@ -324,3 +325,16 @@ def test_resume_refuses_other_pictures(folder: Dataset, arrays: Dataset) -> None
 def test_configs_that_cannot_be(make, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_under_inference_mode(folder: Dataset, workers: int) -> None:
+    loader = Loader(folder, "train", SPEC, LoaderConfig(batch_size=4, workers=workers))
+    with torch.inference_mode():
+        inside = collect(loader)
+    for a, b in zip(inside, collect(loader), strict=True):
+        assert torch.equal(a.images, b.images)
+
+
+def test_a_data_folder_may_be_a_text() -> None:
+    assert DataConfig(data_dir="pictures").data_dir == Path("pictures")  # type: ignore[arg-type]

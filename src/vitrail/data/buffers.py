@@ -21,6 +21,7 @@ class Buffers:
         self._arrays: list[np.ndarray[Any, Any]] = [np.empty(0)]
         self._idle = sys.getrefcount(self._arrays[0])  # the count of an array that is held by the list alone
 
+    @torch.inference_mode(False)  # the workers, whose mode is their own, must be able to fill it
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor."""
         if self._pinned:

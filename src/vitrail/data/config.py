@@ -39,6 +39,11 @@ class DataConfig:
     """Without a split file: another seed, another split."""
     columns: Columns = field(default_factory=Columns)
 
+    def __post_init__(self) -> None:
+        for name in ("data_dir", "split_file"):  # Python callers and YAML files write texts
+            if isinstance(place := getattr(self, name), str):
+                object.__setattr__(self, name, Path(place))
+
     @property
     def cache(self) -> Path:
         return self.data_dir or default_data_dir()
