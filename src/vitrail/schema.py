@@ -11,13 +11,14 @@ import re
 import types
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vitrail.errors import ConfigError, suggest
 
 T = TypeVar("T")
 
-_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in cast("tuple[Any, ...]", value)]
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def from_dict(cls: type[T], data: Any, where: str = "") -> T:
@@ -85,6 +86,8 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
         return value if isinstance(value, cast("type[Any]", hint)) else from_dict(cast("type[Any]", hint), value, where)
     if hint is Any:
         return value
+    if hint is Path and isinstance(value, str):
+        return Path(value)
     if hint is float and (type(value) is int or _is_exponent(value)):
         return float(value)
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,6 @@ from rich.table import Table
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
-from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,13 +115,14 @@ def show(
     out
         The folder to write to [default: runs/data-show-N].
     """
+    from vitrail.data.defaults import default_preprocess
     from vitrail.data.opening import open_data
     from vitrail.data.view import augmentation_sheet
 
     if pictures < 1:
         raise ConfigError(f"pictures must be at least 1; got {pictures}.")
     dataset = open_data(where, config)
-    spec = _preprocess(dataset, family, size)
+    spec = default_preprocess(dataset, size, family)
     sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
     folder = new_run_folder("data-show", out)
     sheet.save(folder / "augmented.png")
@@ -168,17 +167,6 @@ def escape(text: str) -> str:
     """A name from the disk as plain text: no markup, no codes for the terminal, no bytes that are not Unicode."""
     safe = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return markup.escape("".join(safe))
-
-
-def _preprocess(dataset: "Dataset", family: str | None, size: int | None) -> Preprocess:
-    """The preset asked for; else the pictures' own size and channels for sets in memory, and 224 for files."""
-    from vitrail.data.source import ArraySource
-
-    source = dataset.split("train")
-    if isinstance(source, ArraySource):
-        channels, height, width = source.images.shape[1:]
-        return preset(family or "google", (height, width) if size is None else size, channels)
-    return preset(family, size) if family else replace(preset("timm", size), interpolation="bilinear")
 
 
 @contextmanager

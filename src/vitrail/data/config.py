@@ -40,9 +40,7 @@ class DataConfig:
     columns: Columns = field(default_factory=Columns)
 
     def __post_init__(self) -> None:
-        for name in ("data_dir", "split_file"):  # Python callers and YAML files write texts
-            if isinstance(place := getattr(self, name), str):
-                object.__setattr__(self, name, Path(place))
+        validate(self)
 
     @property
     def cache(self) -> Path:

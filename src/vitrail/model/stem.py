@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.model.config import ConvStem, ResNetStem, Stem
+from vitrail.model.config import GROUP_SIZE, ConvStem, ResNetStem, Stem
 
 
 def build_stem(stem: Stem, channels: int) -> tuple[nn.Module, int]:
@@ -27,6 +27,8 @@ class Convolutions(nn.Sequential):
             layers.append(nn.Conv2d(channels, width, 3, step, padding=1, bias=stem.norm == "none"))
             if stem.norm == "batch":
                 layers.append(nn.BatchNorm2d(width))
+            elif stem.norm == "group":
+                layers.append(nn.GroupNorm(width // GROUP_SIZE, width))
             layers.append(nn.ReLU(inplace=True))
             if stem.pool and stride > 1:
                 layers.append(nn.MaxPool2d(3, stride, padding=1))

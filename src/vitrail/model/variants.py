@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from vitrail.errors import ConfigError, suggest
-from vitrail.model.config import ResNetStem, ViTConfig
+from vitrail.model.config import ConvStem, ResNetStem, ViTConfig
 from vitrail.model.vit import ViT
 
 # Size → width, depth, heads, MLP width (paper's Table 1; Ti and S from DeiT and AugReg; g and G from "Scaling ViTs").
@@ -43,6 +43,20 @@ CIFAR = {
     "cifar-base": (192, 6, 6, 768),
 }
 
+# For training from scratch on few or small pictures: side → the strides of a stem of three convolutions, which teaches a
+# ViT in a few epochs what it otherwise needs millions of pictures for; then three blocks of width 128, mean pooling.
+COMPACT = {
+    "compact-32": (32, (1, 2, 2)),
+    "compact-64": (64, (2, 2, 2)),
+    "compact-128": (128, (2, 2, 2)),
+}
+
+# For grey digits: side, patch, width, depth, heads, MLP width.
+GREY = {
+    "digits-tiny": (8, 2, 64, 3, 4, 128),  # scikit-learn's digits
+    "mnist-tiny": (28, 4, 64, 4, 4, 128),
+}
+
 
 def variants() -> dict[str, ViTConfig]:
     """Every known name with its config."""
@@ -51,6 +65,17 @@ def variants() -> dict[str, ViTConfig]:
         table[name] = dataclasses.replace(_sized(SIZES[size], patch), stem=ResNetStem(blocks=blocks))
     for name, numbers in CIFAR.items():
         table[name] = dataclasses.replace(_sized(numbers, 4, image_size=32), num_classes=10)
+    for name, (side, strides) in COMPACT.items():
+        table[name] = dataclasses.replace(
+            _sized((128, 3, 4, 256), 1, image_size=side),
+            num_classes=10,
+            class_token=False,
+            pooling="mean",
+            stem=ConvStem(widths=(32, 64, 128), strides=strides, norm="group"),
+        )
+    for name, (side, patch, *numbers) in GREY.items():
+        sizes = (numbers[0], numbers[1], numbers[2], numbers[3])
+        table[name] = dataclasses.replace(_sized(sizes, patch, image_size=side), num_classes=10, channels=1)
     return table
 
 

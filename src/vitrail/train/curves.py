@@ -1,0 +1,104 @@
+"""`results.csv`, one row per epoch, and `results.png`, its curves."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from vitrail.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One epoch."""
+
+    epoch: int
+    step: int
+    lr: float
+    train_loss: float
+    val_loss: float | None
+    val_accuracy: float | None
+    images_per_second: float
+    seconds: float  # since the run began, pauses left out
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add one epoch to the file, which begins with a header."""
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        if new:
+            writer.writerow(field.name for field in fields(Row))
+        writer.writerow(_text(getattr(row, field.name)) for field in fields(Row))
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else repr(value) if isinstance(value, int) else f"{value:.8g}"
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All whole rows; the last one may have been cut off by a crash."""
+    if not path.exists():
+        return []
+    rows: list[Row] = []
+    with path.open(newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            try:
+                rows.append(_row(line))
+            except (TypeError, ValueError):
+                if any(True for _ in file):
+                    raise DataError(f"{path} is damaged at epoch {len(rows) + 1}.") from None
+    return rows
+
+
+def _row(line: dict[str, str]) -> Row:
+    values: dict[str, Any] = {}
+    for field in fields(Row):
+        text = line[field.name]
+        whole = field.name in ("epoch", "step")
+        values[field.name] = None if text == "" else int(text) if whole else float(text)
+    return Row(**values)
+
+
+def keep_rows(path: Path, epochs: int) -> list[Row]:
+    """Forget what came after the checkpoint that a run continues from."""
+    kept = [row for row in read_rows(path) if row.epoch <= epochs]
+    path.unlink(missing_ok=True)
+    for row in kept:
+        append_row(path, row)
+    return kept
+
+
+INK, QUIET, ACCENT = "#1b2a41", "#8d99ae", "#c8553d"
+
+
+def draw_curves(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Loss, accuracy and learning rate over the epochs."""
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    loss, accuracy, rate = figure.subplots(1, 3)
+    epochs = [row.epoch for row in rows]
+    judged = [row for row in rows if row.val_loss is not None and row.val_accuracy is not None]
+    loss.plot(epochs, [row.train_loss for row in rows], color=INK, label="training")
+    if judged:
+        loss.plot([row.epoch for row in judged], [row.val_loss for row in judged], color=ACCENT, label="validation")
+        best = max(judged, key=lambda row: (row.val_accuracy or 0.0, -row.epoch))
+        percent = [100 * (row.val_accuracy or 0.0) for row in judged]
+        accuracy.plot([row.epoch for row in judged], percent, color=ACCENT)
+        top = 100 * (best.val_accuracy or 0.0)
+        accuracy.plot([best.epoch], [top], "o", color=ACCENT)
+        accuracy.set_title(f"validation accuracy: best {top:.2f} % (epoch {best.epoch})", fontsize=10)
+    rate.plot(epochs, [row.lr for row in rows], color=INK)
+    loss.set_title("loss", fontsize=10)
+    loss.legend(frameon=False)
+    rate.set_title("learning rate at the end of the epoch", fontsize=10)
+    accuracy.set_ylabel("%")
+    for axes in (loss, accuracy, rate):
+        axes.set_xlabel("epoch")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color=QUIET, alpha=0.25)
+        axes.locator_params(axis="x", integer=True)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=120)

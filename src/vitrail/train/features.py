@@ -1,0 +1,71 @@
+"""Features computed once, handed out like batches of pictures: the head learns from them in seconds."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data import Batch
+from vitrail.data.augment.draws import permutation
+from vitrail.data.loader import Loader
+from vitrail.errors import ConfigError
+from vitrail.train.ranks import Ranks
+
+
+class FeatureLoader:
+    """Batches of (features, target), shuffled for training as `Loader` shuffles pictures."""
+
+    def __init__(
+        self, features: Tensor, targets: Tensor, batch_size: int, seed: int, ranks: Ranks, *, shuffled: bool
+    ) -> None:
+        self.features = features
+        self.targets = targets
+        self.batch_size = batch_size
+        self.seed = seed
+        self.ranks = ranks
+        self.shuffled = shuffled
+        self.broken: dict[str, str] = {}
+        self._epoch = 0
+        self._batch = 0
+
+    def __len__(self) -> int:
+        count = len(self.features)
+        return max(count // self.batch_size, 1) if self.shuffled else -(-count // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._batch = epoch, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        count = len(self.features)
+        order = torch.as_tensor(permutation(self.seed, self._epoch, count)) if self.shuffled else torch.arange(count)
+        start, self._batch = self._batch, 0
+        for batch in range(start, len(self)):
+            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            self._batch = batch + 1
+            chosen = chosen.tensor_split(self.ranks.world_size)[self.ranks.rank]
+            yield Batch(self.features[chosen], self.targets[chosen], chosen)
+        self._batch = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where we are in the epoch."""
+        return {"epoch": self._epoch, "batch": self._batch, "num_samples": len(self.features)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue there."""
+        if state["num_samples"] != len(self.features):
+            raise ConfigError(
+                f"cannot resume: there were {state['num_samples']} features and are now {len(self.features)}."
+            )
+        self._epoch, self._batch = state["epoch"], state["batch"]
+
+
+def compute_features(loader: Loader, features_of: Callable[[Tensor], Tensor], advance: Callable[[int], None]) -> Batch:
+    """The features and labels of a whole split, in its order."""
+    parts: list[Batch] = []
+    for batch in loader:
+        with torch.no_grad():
+            parts.append(Batch(features_of(batch.images).float().cpu(), batch.targets, batch.indices))
+        advance(len(batch.images))
+    return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))

@@ -1,0 +1,362 @@
+"""The training loop, the only one: every recipe, on one process or many, comes through here.
+
+A step is a function of (weights, optimiser's memory, seed, step number) alone: batches, augmentation and dropout follow
+from counters, nothing from the clock or from a generator's history. That is why a run that was killed and resumed ends
+with the same bits as one that was not.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.data import Batch
+from vitrail.errors import VitrailError
+from vitrail.train import checkpoint
+from vitrail.train.checkpoint import Progress
+from vitrail.train.curves import Row, append_row, keep_rows
+from vitrail.train.features import FeatureLoader, compute_features
+from vitrail.train.gradients import LANE_BATCH, Lanes, Plain, suits_lanes
+from vitrail.train.listener import Listener
+from vitrail.train.optim import build_optimizers, set_learning_rate, start_state
+from vitrail.train.ranks import Ranks, spread, whole
+from vitrail.train.schedule import lr_factor
+from vitrail.train.setup import EVAL_BATCH, Setup, num_threads, plain_loader, training_loader
+from vitrail.train.signals import Interrupted, Signals
+from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.native import save_checkpoint
+
+MAX_RESCUES = 3
+AGREE_EVERY = {"cpu": 1, "mps": 8, "cuda": 16}  # steps between two questions to the other ranks: shall we stop or save?
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A model on a split."""
+
+    loss: float
+    accuracy: float
+    count: int
+
+
+class Trainer:
+    """One run: made from a setup, moved by `run`, kept in a folder."""
+
+    def __init__(self, setup: Setup, ranks: Ranks, folder: Path, listener: Listener | None = None) -> None:
+        config = setup.config
+        self.setup, self.ranks, self.folder = setup, ranks, folder
+        self.listener = listener or Listener()
+        self.model = setup.model.to(ranks.device)
+        self.model.gradient_checkpointing = config.machine.recompute
+        self.only_head = config.start.train == "head"
+        sharded = config.machine.strategy == "fsdp" and not self.only_head
+        trained: Any = self.model.head if self.only_head else self.model
+        self.module = spread(trained, ranks, "fsdp" if sharded else "ddp")
+        self.sharded = sharded
+        depth = self.model.config.depth
+        self.optimizers = build_optimizers(self.model, config.optim, depth, sharded=sharded)
+        self.precision = pick_precision(config.machine.precision, ranks.device)
+        self.engine = self._make_engine()
+        self.loader: Any = None
+        self.val_loader: Any = None
+        self._make_loaders()
+        self.total_steps = config.schedule.epochs * len(self.loader)
+        self.average = self._copy_weights() if config.optim.ema is not None else None
+        start_state(self.optimizers)
+        self.progress = Progress()
+        self._saved_at = time.monotonic()
+        self._clock = time.monotonic()
+
+    def _make_engine(self) -> Plain | Lanes:
+        micro = self.setup.config.machine.micro_batch
+        alone = self.ranks.world_size == 1 and not self.only_head and self.precision == "float32"
+        if alone and num_threads() > 1 and suits_lanes(self.model, self.ranks.device):
+            return Lanes(self.module, self.module, micro or LANE_BATCH, num_threads())
+        return Plain(self.module, self.module, micro, self.precision)
+
+    def _make_loaders(self) -> None:
+        if not self.only_head:
+            self.loader = training_loader(self.setup, self.ranks)
+            if self.setup.has_validation:
+                self.val_loader = plain_loader(self.setup, "val", self.ranks)
+            return
+        self.loader = self._feature_loader("train")
+        if self.setup.has_validation:
+            self.val_loader = self._feature_loader("val")
+
+    def _feature_loader(self, split: str) -> FeatureLoader:
+        alone = Ranks(device=self.ranks.device)
+        self.model.eval()
+
+        def features_of(images: Tensor) -> Tensor:
+            return self.model.features(images.to(self.ranks.device))
+
+        self.listener.said(f"computing the features of {len(self.setup.dataset.split(split)):,} {split} pictures, once")
+        found = compute_features(plain_loader(self.setup, split, alone), features_of, lambda _: None)
+        size = self.setup.config.machine.batch_size
+        assert isinstance(size, int)
+        training = split == "train"
+        seed = self.setup.config.machine.seed
+        batch = size if training else EVAL_BATCH * self.ranks.world_size
+        return FeatureLoader(found.images, found.targets, batch, seed, self.ranks, shuffled=training)
+
+    # The run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Progress:
+        """From wherever the run is to its end; raises `Interrupted` after saving if a signal asks for that."""
+        config = self.setup.config
+        if self.progress.step == 0:
+            self.save()
+        self.listener.began(self.total_steps, self.progress.step, config.schedule.epochs)
+        try:
+            with Signals() as signals:
+                while self.progress.epoch < config.schedule.epochs and not self.progress.stopped_early:
+                    self._train_epoch(signals)
+        finally:
+            self.listener.ended()
+        return self.progress
+
+    def resume(self) -> None:
+        """Go back to the newest checkpoint of the folder, on disk and in memory."""
+        self._restore()
+        self.ranks.from_first(lambda: keep_rows(self.folder / "results.csv", self.progress.epoch))
+
+    def _restore(self) -> None:
+        path = self.ranks.from_first(lambda: checkpoint.newest(self.folder / "weights" / "last"))
+        self.progress = checkpoint.restore(path, self._tensors(), self.ranks)
+        if self.progress.loader:
+            self.loader.load_state_dict(self.progress.loader)
+
+    def _train_epoch(self, signals: Signals) -> None:
+        """The rest of the epoch under way."""
+        self.loader.set_epoch(self.progress.epoch)
+        self.module.train()
+        self._clock = began = time.monotonic()
+        images = 0
+        for batch in self.loader:
+            loss, norm = self._step(batch)
+            if not math.isfinite(norm) or not math.isfinite(loss):
+                self._rescue(f"the {'loss' if not math.isfinite(loss) else 'gradient'} is not finite")
+                return
+            images += len(batch.images) * self.ranks.world_size
+            self.listener.stepped(self.progress.step, loss, images / (time.monotonic() - began))
+            self._agree(signals)
+        self._end_epoch(images / (time.monotonic() - began))
+        self._agree(signals)
+
+    def _step(self, batch: Batch) -> tuple[float, float]:
+        """One change of the weights: its loss (of this rank) and the norm of the gradient (of all)."""
+        config, progress = self.setup.config, self.progress
+        torch.manual_seed(_mix(config.machine.seed, progress.step, self.ranks.rank))
+        factor = lr_factor(config.schedule, progress.step, self.total_steps) * progress.lr_scale
+        set_learning_rate(self.optimizers, factor)
+        inputs = batch.images.to(self.ranks.device, non_blocking=True)
+        targets = batch.targets.to(self.ranks.device, non_blocking=True)
+        loss = float(self.engine.accumulate(inputs, targets, config.optim.label_smoothing))
+        norm = self._clip(config.optim.clip)
+        if math.isfinite(norm):  # otherwise the weights stay as they were
+            for optimizer in self.optimizers:
+                optimizer.step()
+            self._update_average()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        progress.step += 1
+        progress.loss_sum += loss
+        progress.loss_count += 1
+        return loss, norm
+
+    def _clip(self, limit: float | None) -> float:
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
+        return float(whole(norm))
+
+    def _agree(self, signals: Signals) -> None:
+        """All ranks stop, or save, at the same step."""
+        if self.progress.step % AGREE_EVERY[self.ranks.device.type]:
+            return
+        late = time.monotonic() - self._saved_at > 60 * self.setup.config.machine.save_minutes
+        stop, save = self.ranks.sum([float(signals.received), float(late and self.ranks.is_first)])
+        if stop or save:
+            self.save()
+        if stop:
+            raise Interrupted(signals.received or round(stop))
+
+    def _end_epoch(self, images_per_second: float) -> None:
+        progress, config = self.progress, self.setup.config
+        loss_sum, count = self.ranks.sum([progress.loss_sum, progress.loss_count])
+        train_loss = loss_sum / count
+        chance = math.log(len(self.setup.dataset.classes))
+        if train_loss > max(2 * progress.lowest_train_loss, 1.5 * chance):
+            self._rescue(f"the training loss has risen to {train_loss:.3g}")
+            return
+        progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
+        progress.epoch += 1
+        progress.loss_sum, progress.loss_count = 0.0, 0
+        with self.best_weights():
+            judged = self.judge(self.val_loader) if self.val_loader is not None else None
+            is_best = self._is_best(judged)
+            if is_best:
+                self._save_best()
+        self._count_seconds()
+        row = Row(
+            epoch=progress.epoch,
+            step=progress.step,
+            lr=max(group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups),
+            train_loss=train_loss,
+            val_loss=None if judged is None else judged.loss,
+            val_accuracy=None if judged is None else judged.accuracy,
+            images_per_second=images_per_second,
+            seconds=progress.seconds,
+        )
+        if self.ranks.is_first:
+            append_row(self.folder / "results.csv", row)
+        patience = config.schedule.patience
+        progress.stopped_early = patience is not None and progress.epoch - progress.best_epoch >= patience
+        self.save()
+        self.listener.finished_epoch(row, is_best)
+        if progress.stopped_early:
+            self.listener.said(f"no better for {patience} epochs: stopping early")
+
+    def _is_best(self, judged: Judgement | None) -> bool:
+        progress = self.progress
+        if judged is not None:
+            if (judged.accuracy, -judged.loss) <= (progress.best_accuracy, -progress.best_loss):
+                return False
+            progress.best_accuracy, progress.best_loss = judged.accuracy, judged.loss
+        progress.best_epoch = progress.epoch
+        return True
+
+    def _rescue(self, reason: str) -> None:
+        """Go back to the last checkpoint with half the learning rate; give up if that has not helped before."""
+        step, rescues = self.progress.step, self.progress.rescues + 1
+        scale = self.progress.lr_scale / 2
+        if rescues > MAX_RESCUES:
+            raise VitrailError(
+                f"training diverges again and again (step {step}: {reason}), even with the learning rate at "
+                f"{self.progress.lr_scale:g} of what was asked; lower --lr, raise --warmup, or check the data. "
+                f"The last good checkpoint is in {self.folder / 'weights' / 'last'}."
+            )
+        self._restore()
+        self.progress.rescues, self.progress.lr_scale = rescues, scale
+        self.listener.said(
+            f"step {step}: {reason}; back to step {self.progress.step} with the learning rate at {scale:g} of the plan"
+        )
+
+    # Weights ------------------------------------------------------------------------------------------------------
+
+    def judge(self, loader: Any) -> Judgement:
+        """Loss and accuracy over all ranks' pictures, every one counted once."""
+        self.module.eval()
+        loss = correct = count = 0.0
+        batches = 0
+        for batch in loader:
+            inputs, targets = batch.images.to(self.ranks.device), batch.targets.to(self.ranks.device)
+            part = self._score(inputs, targets)
+            loss, correct, count = loss + part.loss, correct + part.correct, count + len(targets)
+            batches += 1
+        if self.sharded:  # a rank without a part of the last batch must still take part in its gathering of weights
+            shape = (1, self.model.config.channels, *self.model.config.image_size)
+            for _ in range(len(loader) - batches):
+                self._score(torch.zeros(shape, device=self.ranks.device), torch.zeros(1, dtype=torch.long))
+        self.module.train()
+        loss, correct, count = self.ranks.sum([loss, correct, count])
+        return Judgement(loss=loss / count, accuracy=correct / count, count=round(count))
+
+    def _score(self, inputs: Tensor, targets: Tensor) -> Any:
+        if isinstance(self.engine, Plain) and not self.sharded:  # DDP's own forward would talk to the other ranks
+            forward = self.model.classify if self.only_head else self.model
+            return Plain(self.module, forward, self.engine.micro_batch, self.precision).score(inputs, targets)
+        if self.sharded:
+            return Plain(self.module, self.module, None, self.precision).score(inputs, targets)
+        return self.engine.score(inputs, targets)
+
+    def _copy_weights(self) -> dict[str, Tensor]:
+        return {
+            name: tensor.detach().clone()
+            for name, tensor in self.model.state_dict().items()
+            if tensor.is_floating_point()
+        }
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        if self.average is None:
+            return
+        assert self.setup.config.optim.ema is not None
+        decay = min(self.setup.config.optim.ema, (1 + self.progress.step) / (10 + self.progress.step))
+        current = self.model.state_dict()
+        old = [_local(tensor) for tensor in self.average.values()]
+        new = [_local(current[name]) for name in self.average]
+        torch._foreach_lerp_(old, new, 1 - decay)
+
+    @contextmanager
+    def best_weights(self) -> Iterator[None]:
+        """With the averaged weights in the model, where there are some."""
+        if self.average is None:
+            yield
+            return
+        current = self.model.state_dict()
+        backup = self._copy_weights()
+        with torch.no_grad():
+            for name, tensor in self.average.items():
+                current[name].copy_(tensor)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in backup.items():
+                    current[name].copy_(tensor)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return checkpoint.named_tensors(self.model, self.optimizers, self.average)
+
+    def save(self) -> None:
+        """Write a resumable checkpoint."""
+        self._count_seconds()
+        self.progress.loader = self.loader.state_dict()
+        path = checkpoint.save(self.folder / "weights" / "last", self._tensors(), self.progress, self.ranks)
+        self._saved_at = time.monotonic()
+        self.listener.saved(path)
+
+    def _count_seconds(self) -> None:
+        now = time.monotonic()
+        self.progress.seconds += now - self._clock
+        self._clock = now
+
+    def _save_best(self) -> None:
+        """The model as others use it: one file that says everything about itself."""
+        tensors = {name: whole(tensor).detach().cpu() for name, tensor in self.model.state_dict().items()}
+        if not self.ranks.is_first:
+            return
+        setup = self.setup
+        finished = Checkpoint(
+            config=self.model.config,
+            tensors=tensors,
+            preprocess=setup.preprocess,
+            classes=setup.dataset.classes,
+            origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
+        )
+        save_checkpoint(finished, self.folder / "weights" / "best.safetensors")
+
+
+def pick_precision(asked: str, device: torch.device) -> str:
+    """bf16 on GPUs that have it; elsewhere it would be slower, or emulated."""
+    if asked == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    return asked
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
+def _mix(seed: int, step: int, rank: int) -> int:
+    """One number for a step's random numbers, different for every step and rank."""
+    return (seed * 1_000_003 + step * 7_919 + rank) % 2**63

@@ -1,0 +1,63 @@
+"""Muon (Jordan et al., 2024): momentum whose singular values are all made 1, so that every direction learns equally.
+
+torch's own Muon works on one matrix at a time and in bfloat16, which most CPUs emulate; here matrices of one shape go
+through the iteration together, in float32.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+MOMENTUM = 0.95
+ITERATIONS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that lifts small singular values fastest
+
+
+class Muon(Optimizer):
+    """For matrices alone; filters count as matrices of (filters, weights of each)."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        super().__init__(groups, {"lr": 0.02, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update from the gradients as they are."""
+        assert closure is None
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    shapes.setdefault(parameter.shape, []).append(parameter)
+            for parameters in shapes.values():
+                self._update(parameters, group["lr"], group["weight_decay"])
+
+    def _update(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
+        updates: list[Tensor] = []
+        for parameter in parameters:
+            memory = self.state[parameter]
+            if not memory:
+                memory["momentum"] = torch.zeros_like(parameter)
+            grad = parameter.grad
+            assert grad is not None
+            memory["momentum"].lerp_(grad, 1 - MOMENTUM)
+            updates.append(grad.lerp(memory["momentum"], MOMENTUM))  # Nesterov's look ahead
+        steps = orthogonalize(torch.stack(updates).flatten(2))
+        rows, columns = steps.shape[-2:]
+        scale = max(1.0, rows / columns) ** 0.5
+        for parameter, step in zip(parameters, steps, strict=True):
+            parameter.mul_(1 - lr * weight_decay).add_(step.view_as(parameter), alpha=-lr * scale)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:  # (…, rows, columns)
+    """The nearest matrices with (almost) equal singular values, by Newton and Schulz's iteration."""
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    wide = matrices.mT if tall else matrices
+    wide = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        gram = wide @ wide.mT
+        wide = a * wide + (b * gram + c * gram @ gram) @ wide
+    return wide.mT if tall else wide

@@ -1,0 +1,147 @@
+"""The processes of one run: one, or those that torchrun started."""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from vitrail.errors import ConfigError
+from vitrail.model import ViT
+
+T = TypeVar("T")
+TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process among its peers, and how they agree."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def is_first(self) -> bool:
+        """The one that speaks and writes."""
+        return self.rank == 0
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """Each number added up over all ranks, in double precision."""
+        if self.world_size == 1:
+            return list(numbers)
+        device = self.device if self.device.type == "cuda" else torch.device("cpu")
+        total = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return cast("list[float]", total.tolist())
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds for any rank."""
+        return self.sum([float(flag)])[0] > 0
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What the first rank makes, on all of them; its error is everybody's."""
+        if self.world_size == 1:
+            return make()
+        box: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                box[0] = make()
+            except Exception as error:
+                box[1] = error
+        dist.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise box[1]
+        return box[0]
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that a name means; auto is the best there is."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            name = "cuda"
+        elif torch.backends.mps.is_available():
+            name = "mps"
+        else:
+            name = "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first_line = str(error).splitlines()[0]
+        raise ConfigError(f"the device {name!r} cannot be used: {first_line}; try --device cpu.") from error
+    return device
+
+
+def join_ranks(device_name: str) -> Ranks:
+    """This process's place; under torchrun it meets the others first."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        return Ranks(device=pick_device(device_name))
+    device = pick_device(device_name)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
+
+
+def leave_ranks() -> None:
+    """End the meeting, where there was one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def was_restarted() -> bool:
+    """Whether torchrun has started these processes again after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def elastic_marker(folder: Path) -> Path:
+    """The file in which the first rank remembers its run folder, for the processes that torchrun may start after it."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return folder / f".elastic-{run_id}-{socket.gethostname()}-{os.getppid()}"
+
+
+def spread(model: ViT, ranks: Ranks, strategy: str) -> nn.Module:
+    """The model as all ranks train it: as it is, copied to each (DDP), or spread over them (FSDP2)."""
+    if strategy == "fsdp":
+        if ranks.world_size == 1:
+            raise ConfigError("--strategy fsdp needs several ranks; start with torchrun --nproc-per-node N -m vitrail …")
+        mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    if ranks.world_size == 1:
+        return model
+    return DistributedDataParallel(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None)
+
+
+def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Gradients of all but the last micro-batch stay here; the last one's backward adds them up over the ranks."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        return cast("AbstractContextManager[Any]", module.no_sync())
+    return nullcontext()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of one that may be spread over the ranks; all of them must ask."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()

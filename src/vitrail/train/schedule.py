@@ -1,0 +1,21 @@
+"""The learning rate over a run, as a share of its highest value."""
+
+import math
+
+from vitrail.train.config import Schedule
+
+
+def lr_factor(config: Schedule, step: int, total_steps: int) -> float:
+    """For one step, counted from 0: the warm-up's last step is the first at full rate."""
+    warmup = round(config.warmup * total_steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(total_steps - warmup, 1)
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "cosine":
+        shape = 0.5 * (1 + math.cos(math.pi * progress))
+    else:
+        left = (total_steps - step) / max(round(config.cooldown * total_steps), 1)
+        shape = min(1.0, left)
+    return config.final_lr + (1 - config.final_lr) * shape
