@@ -20,7 +20,6 @@ from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrail.data.check.report import Report
-    from vitrail.data.source import Dataset
 
 data = App(
     name="data",

@@ -43,8 +43,8 @@ CIFAR = {
     "cifar-base": (192, 6, 6, 768),
 }
 
-# For training from scratch on few or small pictures: side → the strides of a stem of three convolutions, which teaches a
-# ViT in a few epochs what it otherwise needs millions of pictures for; then three blocks of width 128, mean pooling.
+# For training from scratch on few or small pictures: side → the strides of a stem of three convolutions, which gives a
+# ViT what it otherwise learns from millions of pictures; then three blocks of width 128, and mean pooling.
 COMPACT = {
     "compact-32": (32, (1, 2, 2)),
     "compact-64": (64, (2, 2, 2)),

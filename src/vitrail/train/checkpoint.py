@@ -1,7 +1,7 @@
 """Resumable checkpoints: `weights/last/step-N/`, the last two kept, each complete or absent.
 
-Tensors (weights, averages, the optimisers' memory) are safetensors written by `torch.distributed.checkpoint`, every rank
-its part, so that a run may continue on another number of ranks; everything else is in `state.json`. No pickle.
+Tensors (weights, averages, the optimisers' memory) are safetensors written by `torch.distributed.checkpoint`, every
+rank its part, so that a run may continue on another number of ranks; everything else is in `state.json`. No pickle.
 """
 
 import json
@@ -9,15 +9,16 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.optim import Optimizer
 
 from vitrail.errors import WeightsError
@@ -72,7 +73,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], progress: Progress, ranks:
     trouble: OSError | None = None
     try:
         with _quiet():
-            dcp.save(
+            save_sharded(
                 flat,
                 storage_writer=HuggingFaceStorageWriter(str(draft), save_distributed=True),
                 no_dist=ranks.world_size == 1,
@@ -155,7 +156,7 @@ def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress
     flat = {name: tensor.reshape(1) if tensor.ndim == 0 else tensor for name, tensor in tensors.items()}
     try:
         with _quiet():
-            dcp.load(flat, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=ranks.world_size == 1)
+            load_sharded(flat, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=ranks.world_size == 1)
     except Exception as error:
         older = [other.name for other in list_checkpoints(path.parent) if other != path]
         advice = f"; remove it to continue from {older[-1]}" if older else ""
@@ -177,7 +178,7 @@ def _root_cause(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Without torch's remark that one process alone is writing, which is meant."""
     logger = logging.getLogger("torch.distributed.checkpoint")
     level = logger.level

@@ -1,8 +1,8 @@
 """The gradient of one batch, computed in micro-batches.
 
-On a CPU, a small ViT's operations are too short to be worth sharing between threads: two threads that each work alone on
-micro-batches which stay in their cache are about 1.4 times as fast (`benchmarks/train.py`). `Lanes` does that. Its sums
-run in the order of the micro-batches, so the result does not depend on the number of threads.
+On a CPU, a small ViT's operations are too short to be worth sharing between threads: threads that each work alone, on
+micro-batches which stay in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
+order of the micro-batches, so the result does not depend on the number of threads.
 """
 
 from collections.abc import Callable, Iterator
@@ -84,7 +84,8 @@ class Lanes:
             loss, gradients = future.result()
             total += loss
             if sums:
-                torch._foreach_add_(sums, gradients)
+                for total_gradient, gradient in zip(sums, gradients, strict=True):
+                    total_gradient.add_(gradient)
             else:
                 sums = gradients
         for parameter, gradient in zip(self.parameters, sums, strict=True):

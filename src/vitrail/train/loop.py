@@ -7,11 +7,10 @@ with the same bits as one that was not.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,27 +21,19 @@ from vitrail.train import checkpoint
 from vitrail.train.checkpoint import Progress
 from vitrail.train.curves import Row, append_row, keep_rows
 from vitrail.train.features import FeatureLoader, compute_features
-from vitrail.train.gradients import LANE_BATCH, Lanes, Plain, suits_lanes
+from vitrail.train.gradients import LANE_BATCH, Forward, Lanes, Plain, suits_lanes
+from vitrail.train.judging import Judgement, judge
 from vitrail.train.listener import Listener
 from vitrail.train.optim import build_optimizers, set_learning_rate, start_state
 from vitrail.train.ranks import Ranks, spread, whole
 from vitrail.train.schedule import lr_factor
 from vitrail.train.setup import EVAL_BATCH, Setup, num_threads, plain_loader, training_loader
-from vitrail.train.signals import Interrupted, Signals
+from vitrail.train.signals import InterruptedRunError, Signals
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.native import save_checkpoint
 
 MAX_RESCUES = 3
 AGREE_EVERY = {"cpu": 1, "mps": 8, "cuda": 16}  # steps between two questions to the other ranks: shall we stop or save?
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """A model on a split."""
-
-    loss: float
-    accuracy: float
-    count: int
 
 
 class Trainer:
@@ -62,7 +53,7 @@ class Trainer:
         depth = self.model.config.depth
         self.optimizers = build_optimizers(self.model, config.optim, depth, sharded=sharded)
         self.precision = pick_precision(config.machine.precision, ranks.device)
-        self.engine = self._make_engine()
+        self.engine = make_engine(setup, self.module, ranks)
         self.loader: Any = None
         self.val_loader: Any = None
         self._make_loaders()
@@ -72,13 +63,6 @@ class Trainer:
         self.progress = Progress()
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
-
-    def _make_engine(self) -> Plain | Lanes:
-        micro = self.setup.config.machine.micro_batch
-        alone = self.ranks.world_size == 1 and not self.only_head and self.precision == "float32"
-        if alone and num_threads() > 1 and suits_lanes(self.model, self.ranks.device):
-            return Lanes(self.module, self.module, micro or LANE_BATCH, num_threads())
-        return Plain(self.module, self.module, micro, self.precision)
 
     def _make_loaders(self) -> None:
         if not self.only_head:
@@ -109,7 +93,7 @@ class Trainer:
     # The run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> Progress:
-        """From wherever the run is to its end; raises `Interrupted` after saving if a signal asks for that."""
+        """From wherever the run is to its end; raises `InterruptedRunError` after saving if a signal asks for that."""
         config = self.setup.config
         if self.progress.step == 0:
             self.save()
@@ -141,8 +125,8 @@ class Trainer:
         images = 0
         for batch in self.loader:
             loss, norm = self._step(batch)
-            if not math.isfinite(norm) or not math.isfinite(loss):
-                self._rescue(f"the {'loss' if not math.isfinite(loss) else 'gradient'} is not finite")
+            if not math.isfinite(norm):  # the same on all ranks, since they have added up their gradients
+                self._rescue("the gradient is not finite")
                 return
             images += len(batch.images) * self.ranks.world_size
             self.listener.stepped(self.progress.step, loss, images / (time.monotonic() - began))
@@ -185,14 +169,14 @@ class Trainer:
         if stop or save:
             self.save()
         if stop:
-            raise Interrupted(signals.received or round(stop))
+            raise InterruptedRunError(signals.received or round(stop))
 
     def _end_epoch(self, images_per_second: float) -> None:
         progress, config = self.progress, self.setup.config
         loss_sum, count = self.ranks.sum([progress.loss_sum, progress.loss_count])
         train_loss = loss_sum / count
         chance = math.log(len(self.setup.dataset.classes))
-        if train_loss > max(2 * progress.lowest_train_loss, 1.5 * chance):
+        if not train_loss <= max(2 * progress.lowest_train_loss, 1.5 * chance):  # so that NaN counts too
             self._rescue(f"the training loss has risen to {train_loss:.3g}")
             return
         progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
@@ -251,30 +235,22 @@ class Trainer:
     # Weights ------------------------------------------------------------------------------------------------------
 
     def judge(self, loader: Any) -> Judgement:
-        """Loss and accuracy over all ranks' pictures, every one counted once."""
+        """The model as it is now on a loader's pictures."""
         self.module.eval()
-        loss = correct = count = 0.0
-        batches = 0
-        for batch in loader:
-            inputs, targets = batch.images.to(self.ranks.device), batch.targets.to(self.ranks.device)
-            part = self._score(inputs, targets)
-            loss, correct, count = loss + part.loss, correct + part.correct, count + len(targets)
-            batches += 1
-        if self.sharded:  # a rank without a part of the last batch must still take part in its gathering of weights
+        if self.sharded:  # whole batches: every rank must gather the weights equally often
+            plain = Plain(self.module, self.module, None, self.precision)
             shape = (1, self.model.config.channels, *self.model.config.image_size)
-            for _ in range(len(loader) - batches):
-                self._score(torch.zeros(shape, device=self.ranks.device), torch.zeros(1, dtype=torch.long))
-        self.module.train()
-        loss, correct, count = self.ranks.sum([loss, correct, count])
-        return Judgement(loss=loss / count, accuracy=correct / count, count=round(count))
-
-    def _score(self, inputs: Tensor, targets: Tensor) -> Any:
-        if isinstance(self.engine, Plain) and not self.sharded:  # DDP's own forward would talk to the other ranks
+            nothing = torch.zeros(shape, device=self.ranks.device), torch.zeros(1, dtype=torch.long)
+            found = judge(plain.score, loader, self.ranks, lambda: _ignore(plain.score(*nothing)))
+        elif isinstance(self.engine, Plain):  # not through DDP, whose forward talks to the other ranks
             forward = self.model.classify if self.only_head else self.model
-            return Plain(self.module, forward, self.engine.micro_batch, self.precision).score(inputs, targets)
-        if self.sharded:
-            return Plain(self.module, self.module, None, self.precision).score(inputs, targets)
-        return self.engine.score(inputs, targets)
+            found = judge(
+                Plain(self.module, forward, self.engine.micro_batch, self.precision).score, loader, self.ranks
+            )
+        else:
+            found = judge(self.engine.score, loader, self.ranks)
+        self.module.train()
+        return found
 
     def _copy_weights(self) -> dict[str, Tensor]:
         return {
@@ -292,10 +268,11 @@ class Trainer:
         current = self.model.state_dict()
         old = [_local(tensor) for tensor in self.average.values()]
         new = [_local(current[name]) for name in self.average]
-        torch._foreach_lerp_(old, new, 1 - decay)
+        for mean, weight in zip(old, new, strict=True):
+            mean.lerp_(weight, 1 - decay)
 
     @contextmanager
-    def best_weights(self) -> Iterator[None]:
+    def best_weights(self) -> Generator[None]:
         """With the averaged weights in the model, where there are some."""
         if self.average is None:
             yield
@@ -344,11 +321,32 @@ class Trainer:
         save_checkpoint(finished, self.folder / "weights" / "best.safetensors")
 
 
+def make_engine(setup: Setup, module: nn.Module, ranks: Ranks) -> Plain | Lanes:
+    """What computes gradients of the module: threads with micro-batches of their own where these are faster."""
+    machine = setup.config.machine
+    precision = pick_precision(machine.precision, ranks.device)
+    if machine.compile == "on":
+        return Plain(module, compiled(module), machine.micro_batch, precision)
+    alone = ranks.world_size == 1 and module is setup.model and precision == "float32"
+    if alone and num_threads() > 1 and suits_lanes(setup.model, ranks.device):
+        return Lanes(module, module, machine.micro_batch or LANE_BATCH, num_threads())
+    return Plain(module, module, machine.micro_batch, precision)
+
+
+def compiled(module: nn.Module) -> Forward:
+    """The module through torch.compile; what is not compiled when it runs first never will be, so errors come then."""
+    return cast("Forward", torch.compile(module))
+
+
 def pick_precision(asked: str, device: torch.device) -> str:
     """bf16 on GPUs that have it; elsewhere it would be slower, or emulated."""
     if asked == "auto":
         return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
     return asked
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -29,7 +29,7 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def is_first(self) -> bool:
@@ -123,7 +123,7 @@ def spread(model: ViT, ranks: Ranks, strategy: str) -> nn.Module:
     """The model as all ranks train it: as it is, copied to each (DDP), or spread over them (FSDP2)."""
     if strategy == "fsdp":
         if ranks.world_size == 1:
-            raise ConfigError("--strategy fsdp needs several ranks; start with torchrun --nproc-per-node N -m vitrail …")
+            raise ConfigError("--strategy fsdp needs several ranks: torchrun --nproc-per-node N -m vitrail train …")
         mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)

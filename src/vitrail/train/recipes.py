@@ -106,7 +106,7 @@ def finetune_adamw() -> TrainConfig:
 
 
 def linear() -> TrainConfig:
-    """`vitrail train PICTURES --weights W --recipe linear`: the head alone, on features computed once. About a minute."""
+    """`vitrail train PICTURES --weights W --recipe linear`: the head alone, on features computed once: a minute."""
     return TrainConfig(
         recipe="linear",
         optim=Optim(lr=3e-3, weight_decay=1e-4, clip=None),

@@ -1,6 +1,5 @@
 """From a config to the things that training works with: data, model, loaders."""
 
-import dataclasses
 import os
 from dataclasses import dataclass, replace
 
@@ -143,19 +142,3 @@ def _most(dataset: Dataset, world_size: int) -> int:
 def num_threads() -> int:
     """Threads that this process may keep busy."""
     return min(torch.get_num_threads(), os.cpu_count() or 1)
-
-
-def describe(setup: Setup) -> dict[str, object]:
-    """The facts that a person wants to see before hours of work."""
-    config = setup.model.config
-    return {
-        "data": setup.dataset.name,
-        "classes": len(setup.dataset.classes),
-        "pictures": {name: len(source) for name, source in setup.dataset.splits.items()},
-        "model": setup.config.start.model or setup.source,
-        "parameters": sum(parameter.numel() for parameter in setup.model.parameters()),
-        "image_size": list(config.image_size),
-        "tokens": config.tokens,
-        "recipe": setup.config.recipe,
-        "config": dataclasses.asdict(config),
-    }

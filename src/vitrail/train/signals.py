@@ -8,7 +8,7 @@ from typing import Any
 from vitrail.errors import VitrailError
 
 
-class Interrupted(VitrailError):
+class InterruptedRunError(VitrailError):
     """The run was asked to stop, and has saved itself."""
 
     def __init__(self, number: int) -> None:

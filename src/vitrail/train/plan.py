@@ -1,0 +1,170 @@
+"""What a run will take, measured on a few real batches before it begins: time, memory, batch size, torch.compile."""
+
+import itertools
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from vitrail.errors import ConfigError
+from vitrail.train.config import TrainConfig
+from vitrail.train.gradients import Lanes, Plain
+from vitrail.train.loop import compiled, make_engine, pick_precision
+from vitrail.train.ranks import Ranks
+from vitrail.train.recipes import RECIPES
+from vitrail.train.setup import Setup, training_loader
+
+WARM, TIMED = 1, 3  # batches
+SMALLEST, LARGEST = 16, 1024  # of the batch sizes that are tried
+WORTH = 1.05  # a choice must be this much faster to be made
+MEMORY_SHARE = 0.7
+BUDGET_SHARE = 0.95  # of the minutes that are planned for
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One training step on this machine."""
+
+    seconds: float
+    images: int
+    peak_bytes: int
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds
+
+
+def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> Measured:
+    """Time real batches through the gradient, and leave everything as it was."""
+    model = setup.model.to(ranks.device)
+    model.train()
+    engine = engine or make_engine(setup, model, Ranks(device=ranks.device))
+    loader = training_loader(setup, Ranks(device=ranks.device))
+    states = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    times: list[float] = []
+    images = 0
+    began = time.perf_counter()
+    for batch in itertools.islice(loader, WARM + TIMED):
+        engine.accumulate(batch.images.to(ranks.device), batch.targets.to(ranks.device), 0.0)
+        _finish(ranks.device)
+        now = time.perf_counter()
+        times.append(now - began)
+        began, images = now, len(batch.images)
+    model.zero_grad(set_to_none=True)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(states[name])
+    return Measured(seconds=min(times[WARM:] or times), images=images, peak_bytes=peak_memory(ranks.device))
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes that this process has needed at most."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of the device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+    """One epoch with its evaluation, which costs about a third of a step per picture."""
+    splits = setup.dataset.splits
+    evaluated = len(splits["val"]) if "val" in splits else 0
+    return (len(splits["train"]) + evaluated / 3) / (measured.images_per_second * world_size)
+
+
+def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> TrainConfig:
+    """As many epochs as the time budget holds; the schedule then ends with them."""
+    config = setup.config
+    minutes = config.schedule.minutes
+    if minutes is None:
+        return config
+    each = epoch_seconds(setup, measured, ranks.world_size)
+    epochs = int(60 * minutes * BUDGET_SHARE / each)
+    if epochs < 1:
+        say(f"one epoch takes about {each / 60:.1f} minutes, more than the {minutes:g} asked for; it is the least")
+    else:
+        say(f"{minutes:g} minutes are time for about {epochs} epochs of {each:.1f} s")
+    schedule = replace(config.schedule, epochs=max(epochs, 1), minutes=None)
+    return replace(config, schedule=schedule)
+
+
+def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
+    """The smallest of the fastest batch sizes that fit; learning rates follow it."""
+    config = setup.config
+    usual = _recipe_batch(config)
+    limit = min(LARGEST, max(len(setup.dataset.split("train")) // 8, 2))
+    best: tuple[int, float] | None = None
+    size = min(SMALLEST, limit)
+    memory = total_memory(ranks.device) * MEMORY_SHARE
+    while size <= limit:
+        tried = replace(setup, config=_with_batch(config, size))
+        try:
+            measured = measure(tried, ranks)
+        except torch.OutOfMemoryError:
+            break
+        if best is None or measured.images_per_second > WORTH * best[1]:
+            best = (size, measured.images_per_second)
+        if 2 * measured.peak_bytes > memory:
+            break
+        size *= 2
+    if best is None:
+        raise ConfigError(f"not even a batch of {SMALLEST} fits into memory; choose a smaller model or --recompute.")
+    chosen = best[0] * ranks.world_size
+    factor = chosen / usual if config.optim.optimizer == "sgd" else (chosen / usual) ** 0.5
+    optim = replace(config.optim, lr=config.optim.lr * factor, muon_lr=config.optim.muon_lr * factor)
+    say(f"batch size {chosen} ({best[1]:,.0f} images/s per rank); learning rate scaled by {factor:.3g} to match")
+    return replace(_with_batch(config, chosen), optim=optim)
+
+
+def _recipe_batch(config: TrainConfig) -> int:
+    usual = RECIPES[config.recipe]().machine.batch_size if config.recipe in RECIPES else 256
+    return usual if isinstance(usual, int) else 256
+
+
+def _with_batch(config: TrainConfig, size: int) -> TrainConfig:
+    return replace(config, machine=replace(config.machine, batch_size=size))
+
+
+def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
+    """Decide on torch.compile by trying it; without it is always possible, and said."""
+    config = setup.config
+    if config.machine.compile == "off":
+        return config
+    machine = replace(config.machine, compile="off")
+    plain = replace(setup, config=replace(config, machine=machine))
+    try:
+        precision = pick_precision(machine.precision, ranks.device)
+        module: nn.Module = setup.model
+        engine = Plain(module, compiled(module), machine.micro_batch, precision)
+        with_compile = measure(plain, ranks, engine)
+    except Exception as error:  # the compiler needs a toolchain, and has many ways to fail
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        say(f"torch.compile does not work here ({first_line}); going on without it")
+        return replace(config, machine=machine)
+    if config.machine.compile == "on":
+        return config
+    without = measure(plain, ranks)
+    gain = with_compile.images_per_second / without.images_per_second
+    if gain < WORTH:
+        say(f"torch.compile gives {gain:.2f}× here; going on without it")
+        return replace(config, machine=machine)
+    say(f"torch.compile gives {gain:.2f}× here")
+    return replace(config, machine=replace(config.machine, compile="on"))

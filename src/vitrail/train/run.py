@@ -1,0 +1,245 @@
+"""One run, from its folder's first file (config.yaml) to its last (metrics.json)."""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from PIL import Image
+
+from vitrail import __version__
+from vitrail.data import Dataset, write_split_file
+from vitrail.data.view import augmentation_sheet
+from vitrail.errors import ConfigError
+from vitrail.schema import from_dict, to_dict
+from vitrail.train import plan
+from vitrail.train.choose import apply_changes, choose
+from vitrail.train.config import TrainConfig
+from vitrail.train.curves import draw_curves, read_rows
+from vitrail.train.judging import Judgement, judge
+from vitrail.train.listener import Listener
+from vitrail.train.loop import Trainer, make_engine
+from vitrail.train.plan import Measured, measure
+from vitrail.train.ranks import Ranks, join_ranks
+from vitrail.train.recipes import recipe
+from vitrail.train.setup import Setup, fit_batch_size, open_training_data, plain_loader, prepare_run
+from vitrail.weights.native import read_native
+
+CONFIG = "config.yaml"
+CHANGEABLE = ("workers", "save_minutes", "device")  # what a resumed run may do otherwise
+SPARE_BYTES = 200 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a finished run has to show."""
+
+    folder: Path
+    epochs: int
+    best_epoch: int
+    seconds: float
+    val: Judgement | None
+    test: Judgement | None
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / "weights" / "best.safetensors"
+
+
+def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConfig, Dataset]:
+    """The whole config from what was said: a recipe, named or chosen from the data, and then the changes."""
+    changes = dict(changes)
+    name, data = changes.pop("recipe", None), data or changes.pop("data", "")
+    changes.pop("data", None)
+    config = recipe(name) if name else TrainConfig(data=data)
+    sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
+    config = apply_changes(replace(config, data=data or config.data), sources)
+    dataset = in_turn(ranks, lambda: open_training_data(config))
+    if not name:
+        chosen = choose(dataset, changes.get("weights"))
+        rates = {"val_rate": chosen.source.val_rate} if "val_rate" not in changes and not dataset.made_split else {}
+        config = replace(chosen, data=config.data, source=replace(config.source, **rates))
+    config = apply_changes(config, changes)
+    if config.start.model is not None and config.start.weights is not None and "model" not in changes:
+        config = replace(config, start=replace(config.start, model=None))
+    if name == "linear":
+        config = replace(config, start=replace(config.start, train="head"))
+    return fit_batch_size(config, dataset, ranks.world_size), dataset
+
+
+def in_turn(ranks: Ranks, make: Any) -> Any:
+    """First on the first rank, which may have to download; then on the others."""
+    result = make() if ranks.is_first else None
+    ranks.wait()
+    return make() if result is None else result
+
+
+def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listener) -> tuple[Setup, Measured]:
+    """Decide what is decided by measuring: batch size, torch.compile, the epochs of a time budget."""
+    setup = prepare_run(config, dataset)
+    if config.start.train == "head":
+        return setup, Measured(seconds=1e-3, images=1, peak_bytes=plan.peak_memory(ranks.device))
+
+    def decide(make: Any) -> None:
+        nonlocal setup
+        decided: dict[str, Any] = ranks.from_first(lambda: to_dict(make()))
+        setup = replace(setup, config=from_dict(TrainConfig, decided))
+
+    if config.machine.batch_size == "auto":
+        decide(lambda: plan.find_batch_size(setup, ranks, listener.said))
+    decide(lambda: plan.settle_compile(setup, ranks, listener.said))
+    measured = ranks.from_first(lambda: measure(setup, ranks))
+    decide(lambda: plan.fit_minutes(setup, measured, ranks, listener.said))
+    return setup, measured
+
+
+def write_start(setup: Setup, folder: Path) -> None:
+    """What the run is, before its first step."""
+    (folder / CONFIG).write_text(
+        yaml.safe_dump(to_dict(setup.config), sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+    (folder / "env.json").write_text(json.dumps(environment(), indent=1), encoding="utf-8")
+    if setup.dataset.made_split:
+        write_split_file(setup.dataset, folder / "split.csv")
+    sheet = augmentation_sheet(
+        setup.dataset, setup.preprocess, setup.config.augment, seed=setup.config.machine.seed, num_pictures=8
+    )
+    _save_jpeg(sheet, folder / "train_batch.jpg")
+
+
+def _save_jpeg(image: Image.Image, path: Path) -> None:
+    image.convert("RGB").save(path, quality=92)
+
+
+def environment() -> dict[str, Any]:
+    """What it takes to understand the numbers later."""
+    packages: dict[str, str] = {}
+    for name in ("torch", "numpy", "pillow", "safetensors", "scikit-learn"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "?"
+    return {
+        "vitrail": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": packages,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "command": sys.argv,
+    }
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """The config of an existing run."""
+    path = folder / CONFIG
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{folder} is not a training run: cannot read {path.name} ({error}).") from error
+    return from_dict(TrainConfig, settings)
+
+
+def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """A resumed run is the same run: flags may repeat what it has, and change only how it is carried out."""
+    allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
+    for name, value in changes.items():
+        if name in CHANGEABLE:
+            continue
+        if name in ("data", "recipe"):
+            old, same = getattr(config, name), value == getattr(config, name)
+        else:
+            old = _find(config, name)
+            same = _find(apply_changes(config, {name: value}), name) == old
+        if not same:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{flag} {value} conflicts with the run, which has {old}; leave it out to resume, or start a new run."
+            )
+    return apply_changes(config, allowed)
+
+
+def _find(config: TrainConfig, name: str) -> Any:
+    parts = (config.start, config.optim, config.schedule, config.machine, config.augment, config.source)
+    return next(getattr(part, name) for part in parts if hasattr(part, name))
+
+
+def check_space(folder: Path, setup: Setup) -> None:
+    """Refuse to begin what the disk cannot hold."""
+    weights = sum(parameter.numel() * 4 for parameter in setup.model.parameters())
+    needed = weights * (4 * 3 + 1) + SPARE_BYTES  # three checkpoints of weights, two moments and average; best
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ConfigError(
+            f"{folder} needs about {needed / 2**20:,.0f} MB for checkpoints; {free / 2**20:,.0f} MB are free."
+        )
+
+
+def train(config: TrainConfig, folder: str | Path, listener: Listener | None = None) -> Outcome:
+    """Train in Python: `train(replace(recipe("digits"), …), "runs/mine")`. A folder with a begun run is continued."""
+    ranks = join_ranks(config.machine.device)
+    folder, listener = Path(folder), listener or Listener()
+    resume = (folder / CONFIG).exists()
+    if resume:
+        config = read_config(folder)
+    dataset = in_turn(ranks, lambda: open_training_data(config))
+    if resume:
+        setup = prepare_run(config, dataset)
+    else:
+        setup, _ = settle(fit_batch_size(config, dataset, ranks.world_size), dataset, ranks, listener)
+        ranks.from_first(lambda: begin(setup, folder))
+    return carry_out(setup, ranks, folder, listener, resume=resume)
+
+
+def begin(setup: Setup, folder: Path) -> None:
+    """Make the folder, if the disk has room, and write down what the run is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    check_space(folder, setup)
+    write_start(setup, folder)
+
+
+def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> Outcome:
+    """Train to the end and show the result."""
+    trainer = Trainer(setup, ranks, folder, listener)
+    if resume:
+        trainer.resume()
+    progress = trainer.run()
+    rows = read_rows(folder / "results.csv")
+    if ranks.is_first:
+        draw_curves(rows, folder / "results.png", f"{setup.dataset.name}, {setup.config.recipe}")
+    val = test = None
+    if setup.has_validation:
+        val = Judgement(loss=progress.best_loss, accuracy=progress.best_accuracy, count=len(setup.dataset.split("val")))
+    if "test" in setup.dataset.splits:
+        test = judge_best(setup, ranks, folder)
+    outcome = Outcome(
+        folder=folder,
+        epochs=progress.epoch,
+        best_epoch=progress.best_epoch,
+        seconds=progress.seconds,
+        val=val,
+        test=test,
+    )
+    if ranks.is_first:
+        facts = {"epochs": outcome.epochs, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
+        facts |= {name: None if it is None else vars(it) for name, it in (("val", val), ("test", test))}
+        (folder / "metrics.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    return outcome
+
+
+def judge_best(setup: Setup, ranks: Ranks, folder: Path) -> Judgement:
+    """The kept weights, read back from their file, on the test split."""
+    ranks.wait()
+    best = read_native(folder / "weights" / "best.safetensors").build().to(ranks.device)
+    config = replace(setup.config, machine=replace(setup.config.machine, compile="off"))
+    engine = make_engine(replace(setup, model=best, config=config), best, Ranks(device=ranks.device))
+    return judge(engine.score, plain_loader(setup, "test", ranks), ranks)
