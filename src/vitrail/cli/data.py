@@ -68,7 +68,7 @@ def check(
 
     dataset = open_data(where, config)
     total = sum(len(source) for source in dataset.splits.values())
-    with _progress("looking at pictures", total) as advance:
+    with progress_bar("looking at pictures", total) as advance:
         report = check_data(dataset, workers or os.cpu_count() or 1, advance)
     folder = new_run_folder("data-check", out)
     report.write_csv(folder / "check.csv")
@@ -150,7 +150,7 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
     from vitrail.data.sharding import write_shards
 
     dataset = open_data(where, config)
-    with _progress("writing shards", sum(len(source) for source in dataset.splits.values())) as advance:
+    with progress_bar("writing shards", sum(len(source) for source in dataset.splits.values())) as advance:
         written = write_shards(dataset, out, max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
     console = Console(highlight=False)
     console.print(f"{written.num_samples:,} pictures in {len(written.files) - 1} shards")
@@ -169,7 +169,7 @@ def escape(text: str) -> str:
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Generator[Callable[[int], None]]:
+def progress_bar(what: str, total: int) -> Generator[Callable[[int], None]]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)

@@ -17,8 +17,10 @@ from vitrail.errors import VitrailError
 VERBS = {
     "convert": "Convert a checkpoint to another format, and prove that it computes the same.",
     "data": "Check a data set, show what the model sees of it, or write it as shards.",
+    "demo": "Train a small ViT on handwritten digits in under a minute, and show what it has learnt.",
     "inspect": "Show what a checkpoint is, and what may be wrong with it.",
     "models": "List the model variants: patch, layers, width, heads, parameters, GMACs.",
+    "train": "Train or fine-tune on pictures; resumable, on one process or many.",
     "summary": "Show a model step by step: the shape after each, parameters and MACs.",
 }
 

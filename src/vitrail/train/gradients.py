@@ -17,7 +17,7 @@ from vitrail.data.loader import start_workers
 from vitrail.model import ViT
 from vitrail.train.ranks import without_sync
 
-LANE_BATCH = 32  # pictures per micro-batch on a CPU: the activations of a small ViT stay in the cache
+LANE_TOKENS = 2048  # per micro-batch on a CPU: the activations of a small ViT stay in the cache
 LANE_WIDTH = 256  # wider models keep all cores busy with one operation
 
 Forward = Callable[[Tensor], Tensor]
@@ -121,6 +121,11 @@ def suits_lanes(model: ViT, device: torch.device) -> bool:
     draws = rates.dropout or rates.attention or rates.path or rates.patch
     stateful = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     return device.type == "cpu" and model.config.width <= LANE_WIDTH and not draws and not stateful
+
+
+def lane_batch(model: ViT) -> int:
+    """Pictures per micro-batch: few enough for the cache, enough for each operation to be worth its call."""
+    return max(8 * round(LANE_TOKENS / model.config.tokens / 8), 8)
 
 
 def split(inputs: Tensor, targets: Tensor, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:

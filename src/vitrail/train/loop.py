@@ -21,7 +21,7 @@ from vitrail.train import checkpoint
 from vitrail.train.checkpoint import Progress
 from vitrail.train.curves import Row, append_row, keep_rows
 from vitrail.train.features import FeatureLoader, compute_features
-from vitrail.train.gradients import LANE_BATCH, Forward, Lanes, Plain, suits_lanes
+from vitrail.train.gradients import Forward, Lanes, Plain, lane_batch, suits_lanes
 from vitrail.train.judging import Judgement, judge
 from vitrail.train.listener import Listener
 from vitrail.train.optim import build_optimizers, set_learning_rate, start_state
@@ -59,6 +59,8 @@ class Trainer:
         self._make_loaders()
         self.total_steps = config.schedule.epochs * len(self.loader)
         self.average = self._copy_weights() if config.optim.ema is not None else None
+        current = self.model.state_dict()
+        self._averaged = [(_local(mean), _local(current[name])) for name, mean in (self.average or {}).items()]
         start_state(self.optimizers)
         self.progress = Progress()
         self._saved_at = time.monotonic()
@@ -265,10 +267,7 @@ class Trainer:
             return
         assert self.setup.config.optim.ema is not None
         decay = min(self.setup.config.optim.ema, (1 + self.progress.step) / (10 + self.progress.step))
-        current = self.model.state_dict()
-        old = [_local(tensor) for tensor in self.average.values()]
-        new = [_local(current[name]) for name in self.average]
-        for mean, weight in zip(old, new, strict=True):
+        for mean, weight in self._averaged:
             mean.lerp_(weight, 1 - decay)
 
     @contextmanager
@@ -328,8 +327,8 @@ def make_engine(setup: Setup, module: nn.Module, ranks: Ranks) -> Plain | Lanes:
     if machine.compile == "on":
         return Plain(module, compiled(module), machine.micro_batch, precision)
     alone = ranks.world_size == 1 and module is setup.model and precision == "float32"
-    if alone and num_threads() > 1 and suits_lanes(setup.model, ranks.device):
-        return Lanes(module, module, machine.micro_batch or LANE_BATCH, num_threads())
+    if alone and suits_lanes(setup.model, ranks.device):
+        return Lanes(module, module, machine.micro_batch or lane_batch(setup.model), num_threads())
     return Plain(module, module, machine.micro_batch, precision)
 
 

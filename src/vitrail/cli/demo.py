@@ -1,0 +1,48 @@
+"""`vitrail demo`: the whole way once, on the digits that come with scikit-learn."""
+
+import shlex
+from pathlib import Path
+
+from rich.console import Console
+
+from vitrail.cli.train import carry_out_shown, make_folder, print_paths, print_plan, print_scores
+
+
+def demo(*, out: Path | None = None) -> int:
+    """Train a small ViT on handwritten digits in under a minute, and show what it has learnt.
+
+    Parameters
+    ----------
+    out
+        The folder to write to [default: runs/demo-N].
+    """
+    from vitrail.cli.progress import Display
+    from vitrail.train.ranks import join_ranks
+    from vitrail.train.recipes import recipe
+    from vitrail.train.run import settle
+    from vitrail.train.setup import open_training_data
+    from vitrail.train.signals import InterruptedRunError
+
+    console = Console(highlight=False)
+    ranks = join_ranks("auto")
+    config = recipe("digits")
+    console.print("vitrail demo: a Vision Transformer learns handwritten digits, from scratch, on this machine.\n")
+    setup, measured = settle(config, open_training_data(config), ranks, Display(console))
+    print_plan(setup, measured, ranks, console, whole=False, as_json=False)
+    folder = make_folder(setup, out, "demo")
+    try:
+        outcome = carry_out_shown(setup, ranks, folder, console, track=False, as_json=False)
+    except InterruptedRunError as stop:
+        console.print(f"\nsaved; continue with: vitrail train --resume {shlex.quote(str(folder))}")
+        return stop.exit_code
+    console.print()
+    print_scores(outcome, console)
+    print_paths(outcome, console)
+    console.print("\nnext, on your own pictures (a folder with one folder per class):")
+    for command in (
+        "vitrail data check PICTURES",
+        "vitrail train PICTURES",
+        "vitrail train PICTURES --weights hf://google/vit-base-patch16-224",
+    ):
+        console.print(f"  {command}")
+    return 0

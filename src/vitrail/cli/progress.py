@@ -1,0 +1,66 @@
+"""How a command shows a training run: a live bar on a terminal, one line per epoch in a pipe."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vitrail.train.curves import Row
+from vitrail.train.listener import Listener
+
+
+class Display(Listener):
+    """Speaks to people on `console`; nothing at all where it is silent (other ranks, --json)."""
+
+    def __init__(self, console: Console, *, silent: bool = False) -> None:
+        self.console = console
+        self.silent = silent
+        self._bar: Progress | None = None
+        self._epochs = 0
+        self._drawn = 0.0
+
+    def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
+        self._epochs = epochs
+        if self.silent or not self.console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self._bar.add_task("training", total=total_steps, completed=done_steps, speed="")
+        self._bar.start()
+
+    def stepped(self, step: int, loss: float, images_per_second: float) -> None:
+        if self._bar is None or time.monotonic() - self._drawn < 0.1:
+            return
+        self._drawn = time.monotonic()
+        speed = f"{images_per_second:,.0f} images/s"
+        self._bar.update(self._bar.task_ids[0], completed=step, description=f"loss {loss:.3f}", speed=speed)
+
+    def finished_epoch(self, row: Row, is_best: bool) -> None:
+        if self.silent:
+            return
+        parts = [f"epoch {row.epoch}/{self._epochs}", f"loss {row.train_loss:.4f}"]
+        if row.val_loss is not None and row.val_accuracy is not None:
+            parts += [f"val loss {row.val_loss:.4f}", f"val accuracy {row.val_accuracy:.2%}"]
+        parts += [f"{row.images_per_second:,.0f} images/s", f"{row.seconds:.0f} s"]
+        self.console.print("  ".join(parts) + ("  [green]best[/]" if is_best else ""))
+
+    def said(self, message: str) -> None:
+        if not self.silent:
+            self.console.print(f"[yellow]note:[/] {escape(message)}", soft_wrap=True)
+
+    def saved(self, path: Path) -> None:
+        pass
+
+    def ended(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,309 @@
+"""`vitrail train`: from a folder of pictures to a model."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+
+from vitrail.cli.flags import given, optional_fields
+from vitrail.cli.options import Json, parse_size
+from vitrail.cli.runs import new_run_folder
+from vitrail.data.augment.config import Augment
+from vitrail.data.config import DataConfig
+from vitrail.errors import ConfigError
+from vitrail.train.config import Machine, Optim, Schedule, Start
+
+if TYPE_CHECKING:
+    from vitrail.data import Dataset
+    from vitrail.train.config import TrainConfig
+    from vitrail.train.listener import Listener
+    from vitrail.train.plan import Measured
+    from vitrail.train.ranks import Ranks
+    from vitrail.train.run import Outcome
+    from vitrail.train.setup import Setup
+
+TrainFlags = optional_fields("TrainFlags", Start, Optim, Schedule, Machine, Augment, DataConfig)
+Flags = Annotated[TrainFlags, Parameter(name="*")]  # pyright: ignore[reportInvalidTypeForm]
+_NOTHING = TrainFlags()
+PREFLIGHT_LIMIT = 20_000  # pictures: larger sets are looked at with `vitrail data check`
+
+
+def train(
+    data: str = "",
+    *,
+    recipe: str | None = None,
+    config: Path | None = None,
+    resume: Path | None = None,
+    out: Path | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    check: bool = True,
+    track: Annotated[bool, Parameter(negative=())] = False,
+    as_json: Json = False,
+    flags: Flags = _NOTHING,
+) -> int:
+    """Train or fine-tune on pictures. `vitrail train PICTURES` alone chooses a model and a recipe that suit them.
+
+    Flags beat the YAML file, which beats the recipe. Under torchrun all processes train one model.
+
+    Parameters
+    ----------
+    data
+        The data set: a folder of class folders, a table, shards, or a name such as digits or cifar10.
+    recipe
+        digits, mnist, cifar10, cifar10-tiny, scratch, finetune, finetune-adamw, linear, imagenet-s16, imagenet-b16.
+    config
+        A YAML file with any of the fields below, such as the config.yaml of another run.
+    resume
+        The folder of a run to continue; flags may only repeat what it has.
+    out
+        The folder to write to [default: runs/train-N].
+    dry_run
+        Show the whole config, parameters, memory and time, and stop.
+    check
+        Look for damaged pictures, leakage between splits and imbalance first.
+    track
+        Write TensorBoard's files too.
+    """
+    from vitrail.train.ranks import join_ranks, leave_ranks
+    from vitrail.train.signals import InterruptedRunError
+
+    changes = _changes(config, flags)
+    ranks = join_ranks(str(changes.get("device", "auto")))
+    console = Console(stderr=as_json, highlight=False)
+    folder = resume
+    try:
+        out = out if resume else _begun_before(ranks, out)
+        if resume is None and out is not None and _can_continue(out):
+            resume = folder = out
+        if resume is not None:
+            outcome = _resume(resume, data, recipe, changes, ranks, console, track, as_json)
+        else:
+            changes |= {"recipe": recipe} if recipe else {}
+            setup, measured = _prepare(data, changes, ranks, console, check, as_json)
+            if ranks.is_first and (dry_run or not as_json):
+                print_plan(setup, measured, ranks, console, dry_run, as_json)
+            if dry_run:
+                return 0
+            folder = ranks.from_first(lambda: make_folder(setup, out))
+            outcome = carry_out_shown(setup, ranks, folder, console, track, as_json)
+    except InterruptedRunError as stop:
+        if ranks.is_first:
+            console.print(f"\nsaved; continue with: [bold]vitrail train --resume {shlex.quote(str(folder))}[/]")
+        return stop.exit_code
+    finally:
+        leave_ranks()
+    if ranks.is_first:
+        print_end(outcome, console, as_json)
+    return 0
+
+
+def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
+    """What the YAML file and the flags say, the flags last."""
+    from vitrail.train.choose import flatten
+
+    changes: dict[str, Any] = {}
+    if config is not None:
+        import yaml
+
+        try:
+            settings = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"cannot read the config file {config}: {error}") from error
+        changes = flatten(settings, str(config))
+    changes |= given(flags)
+    if isinstance(changes.get("image_size"), str):
+        changes["image_size"] = parse_size(changes["image_size"])
+    return changes
+
+
+def _prepare(
+    data: str, changes: dict[str, Any], ranks: "Ranks", console: Console, check: bool, as_json: bool
+) -> tuple["Setup", "Measured"]:
+    from vitrail.cli.progress import Display
+    from vitrail.train.run import resolve, settle
+
+    display = Display(console, silent=as_json or not ranks.is_first)
+    config, dataset = resolve(data, changes, ranks)
+    if check and ranks.is_first and not as_json:
+        _check(dataset, console, config)
+    return settle(config, dataset, ranks, display)
+
+
+def _check(dataset: "Dataset", console: Console, config: "TrainConfig") -> None:
+    """Say what is wrong with the data before hours are spent on them."""
+    import os
+
+    from vitrail.cli.data import STYLES, progress_bar
+    from vitrail.data.check.report import check_data
+
+    total = sum(len(source) for source in dataset.splits.values())
+    if total > PREFLIGHT_LIMIT:
+        console.print(f"[dim]{total:,} pictures are not checked one by one; vitrail data check {config.data} does.[/]")
+        return
+    with progress_bar("checking pictures", total) as advance:
+        report = check_data(dataset, os.cpu_count() or 1, advance)
+    serious = [(item, count) for item, count in report.summary() if item.severity != "note"]
+    for item, count in serious:
+        example = escape(item.key)
+        console.print(f"[{STYLES[item.severity]}]{item.severity}[/] {item.what}: {count:,}, for example {example}")
+    if serious:
+        console.print(f"[dim]details: vitrail data check {escape(config.data)}[/]")
+    if report.exit_code == 2:
+        raise ConfigError(f"too many pictures of {config.data} cannot be read; see vitrail data check.")
+
+
+def make_folder(setup: "Setup", out: Path | None, name: str = "train") -> Path:
+    """A new run folder with what the run is."""
+    from vitrail.train.ranks import elastic_marker
+    from vitrail.train.run import CONFIG, begin
+
+    if out is not None and (out / CONFIG).exists():
+        raise ConfigError(f"{out} holds a run already; continue it with --resume {out}, or choose another --out.")
+    folder = new_run_folder(name, out)
+    begin(setup, folder)
+    elastic_marker(folder.parent).write_text(folder.name, encoding="utf-8")
+    return folder
+
+
+def _begun_before(ranks: "Ranks", out: Path | None) -> Path | None:
+    """The folder that these processes had before torchrun started them again."""
+    from vitrail.train.ranks import elastic_marker, was_restarted
+
+    if out is not None or not was_restarted():
+        return out
+
+    def find() -> Path | None:
+        marker = elastic_marker(Path("runs"))
+        return Path("runs") / marker.read_text(encoding="utf-8") if marker.exists() else None
+
+    return ranks.from_first(find)
+
+
+def _can_continue(out: Path) -> bool:
+    """After an elastic restart, a run continues by itself; otherwise a person must say so."""
+    from vitrail.train.checkpoint import list_checkpoints
+    from vitrail.train.ranks import was_restarted
+
+    return was_restarted() and bool(list_checkpoints(out / "weights" / "last"))
+
+
+def _resume(
+    folder: Path,
+    data: str,
+    recipe: str | None,
+    changes: dict[str, Any],
+    ranks: "Ranks",
+    console: Console,
+    track: bool,
+    as_json: bool,
+) -> "Outcome":
+    from vitrail.train.run import in_turn, read_config, refuse_conflicts
+    from vitrail.train.setup import open_training_data, prepare_run
+
+    changes |= {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
+    config = refuse_conflicts(read_config(folder), changes)
+    dataset = in_turn(ranks, lambda: open_training_data(config))
+    setup = prepare_run(config, dataset)
+    return carry_out_shown(setup, ranks, folder, console, track, as_json, resume=True)
+
+
+def carry_out_shown(
+    setup: "Setup",
+    ranks: "Ranks",
+    folder: Path,
+    console: Console,
+    track: bool,
+    as_json: bool,
+    *,
+    resume: bool = False,
+) -> "Outcome":
+    from vitrail.cli.progress import Display
+    from vitrail.train.listener import Listeners
+    from vitrail.train.run import carry_out
+
+    silent = as_json or not ranks.is_first
+    members: list[Listener] = [Display(console, silent=silent)]
+    if track and ranks.is_first:
+        from vitrail.train.tensorboard import TensorBoard
+
+        members.append(TensorBoard(folder))
+    if not silent:
+        console.print(f"{'continuing' if resume else 'writing to'} [bold]{escape(str(folder))}[/]")
+    return carry_out(setup, ranks, folder, Listeners(members), resume=resume)
+
+
+def print_plan(
+    setup: "Setup", measured: "Measured", ranks: "Ranks", console: Console, whole: bool, as_json: bool
+) -> None:
+    """The facts that a person wants to see before hours of work; all of them for a dry run."""
+    from vitrail.schema import to_dict
+    from vitrail.train.plan import epoch_seconds
+
+    config, splits = setup.config, setup.dataset.splits
+    parameters = sum(parameter.numel() for parameter in setup.model.parameters())
+    epoch = epoch_seconds(setup, measured, ranks.world_size)
+    facts: dict[str, Any] = {
+        "data": setup.dataset.name,
+        "classes": len(setup.dataset.classes),
+        "pictures": {name: len(source) for name, source in splits.items()},
+        "recipe": config.recipe,
+        "model": config.start.model or config.start.weights,
+        "parameters": parameters,
+        "image_size": list(setup.model.config.image_size),
+        "device": str(ranks.device),
+        "ranks": ranks.world_size,
+        "epochs": config.schedule.epochs,
+        "minutes": round(epoch * config.schedule.epochs / 60, 1),
+        "memory_mb": round(measured.peak_bytes / 2**20),
+        "config": to_dict(config),
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    if whole:
+        import yaml
+
+        console.print(escape(yaml.safe_dump(facts["config"], sort_keys=False, allow_unicode=True)), end="")
+    counts = ", ".join(f"{name} {count:,}" for name, count in facts["pictures"].items())
+    console.print(f"data    {escape(setup.dataset.name)}: {facts['classes']} classes; {counts}")
+    height, width = facts["image_size"]
+    console.print(
+        f"model   {escape(str(facts['model']))}: {parameters:,} parameters, pictures of {width}×{height}, "
+        f"recipe {config.recipe}"
+    )
+    if config.start.train == "all":
+        console.print(
+            f"plan    {config.schedule.epochs} epochs of about {epoch:.1f} s ({facts['minutes']:g} minutes) on "
+            f"{ranks.device} × {ranks.world_size}, batch {config.machine.batch_size}, "
+            f"memory {facts['memory_mb']:,} MB"
+        )
+
+
+def print_end(outcome: "Outcome", console: Console, as_json: bool) -> None:
+    judged = {name: it for name, it in (("val", outcome.val), ("test", outcome.test)) if it is not None}
+    if as_json:
+        facts: dict[str, Any] = {"folder": str(outcome.folder), "weights": str(outcome.weights)}
+        facts |= {"epochs": outcome.epochs, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
+        print(json.dumps(facts | {name: vars(it) for name, it in judged.items()}, indent=2))
+        return
+    print_scores(outcome, console)
+    print_paths(outcome, console)
+    console.print(f"next: vitrail inspect {shlex.quote(str(outcome.folder))}", soft_wrap=True)
+
+
+def print_scores(outcome: "Outcome", console: Console) -> None:
+    """Accuracy and loss on each split."""
+    judged = {name: it for name, it in (("val", outcome.val), ("test", outcome.test)) if it is not None}
+    for name, it in judged.items():
+        console.print(f"{name:5} accuracy [bold]{it.accuracy:.2%}[/]  loss {it.loss:.4f}  ({it.count:,} pictures)")
+
+
+def print_paths(outcome: "Outcome", console: Console) -> None:
+    """The files that a person will want to open."""
+    names = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")
+    wrote = [outcome.weights, *(outcome.folder / name for name in names)]
+    console.print("wrote " + ", ".join(escape(str(path)) for path in wrote), soft_wrap=True)
