@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
@@ -78,7 +79,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], progress: Progress, ranks:
                 storage_writer=HuggingFaceStorageWriter(str(draft), save_distributed=True),
                 no_dist=ranks.world_size == 1,
             )
-    except Exception as error:  # torch wraps what the disk says
+    except (Exception, CheckpointException) as error:  # torch wraps what the disk says
         trouble = OSError(f"cannot write the checkpoint {target}: {_root_cause(error)}")
     if ranks.any(trouble is not None):
         ranks.from_first(lambda: shutil.rmtree(draft, ignore_errors=True))
@@ -157,7 +158,7 @@ def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress
     try:
         with _quiet():
             load_sharded(flat, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=ranks.world_size == 1)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         older = [other.name for other in list_checkpoints(path.parent) if other != path]
         advice = f"; remove it to continue from {older[-1]}" if older else ""
         raise WeightsError(f"{path} does not fit this run or is damaged: {_root_cause(error)}{advice}.") from error
@@ -179,13 +180,12 @@ def _root_cause(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Without torch's remark that one process alone is writing, which is meant."""
-    logger = logging.getLogger("torch.distributed.checkpoint")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without torch's own reports: that one process alone is writing is meant, and errors are ours to tell."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)

@@ -101,12 +101,23 @@ class Trainer:
             self.save()
         self.listener.began(self.total_steps, self.progress.step, config.schedule.epochs)
         try:
-            with Signals() as signals:
+            with Signals() as signals, self._threads():
                 while self.progress.epoch < config.schedule.epochs and not self.progress.stopped_early:
                     self._train_epoch(signals)
         finally:
             self.listener.ended()
         return self.progress
+
+    @contextmanager
+    def _threads(self) -> Generator[None]:
+        """With lanes, whatever is left to this thread is small, and sums in one order only if nobody helps it."""
+        before = torch.get_num_threads()
+        if isinstance(self.engine, Lanes):
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def resume(self) -> None:
         """Go back to the newest checkpoint of the folder, on disk and in memory."""

@@ -1,0 +1,217 @@
+"""The loop's promises: exact resume, averages, early stopping, rescue from divergence, the head alone."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitrail.errors import VitrailError
+from vitrail.train import Listener, checkpoint, train
+from vitrail.train.checkpoint import list_checkpoints
+from vitrail.train.curves import Row
+from vitrail.train.loop import Trainer
+from vitrail.train.ranks import Ranks
+from vitrail.weights.pretrained import open_checkpoint
+
+from .conftest import quick_config
+
+# A run that kills itself without a word at the given step (0: never).
+VICTIM = """
+import os, signal, sys
+from vitrail.train import Listener, TrainConfig, train
+from vitrail.schema import from_dict
+import json, torch
+torch.set_num_threads(int(sys.argv[4]))
+
+class Killer(Listener):
+    def stepped(self, step, loss, images_per_second):
+        if step == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    train(from_dict(TrainConfig, json.loads(sys.argv[1])), sys.argv[2], Killer())
+"""
+
+
+def run_victim(folder: Path, kill_at: int, *, threads: int = 1, **changes: object) -> int:
+    from vitrail.schema import to_dict
+
+    config = json.dumps(to_dict(quick_config(**changes)))
+    command = [sys.executable, "-c", VICTIM, config, str(folder), str(kill_at), str(threads)]
+    return subprocess.run(command, capture_output=True, check=False).returncode
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest = list_checkpoints(folder / "weights" / "last")[-1]
+    return load_file(next(newest.glob("*.safetensors")))
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    a, b = final_weights(one), final_weights(other)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    best = [load_file(folder / "weights" / "best.safetensors") for folder in (one, other)]
+    assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
+    columns = [
+        [[row[name] for name in ("epoch", "step", "lr", "train_loss", "val_loss", "val_accuracy")] for row in rows]
+        for rows in (list(csv.DictReader((folder / "results.csv").read_text().splitlines())) for folder in (one, other))
+    ]
+    assert columns[0] == columns[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "threads"),
+    [
+        ({"ema": 0.9, "save_minutes": 1e-4}, 2),  # lanes, a checkpoint at every step
+        ({"drop_path": 0.2, "dropout": 0.1, "optimizer": "adamw", "save_minutes": 0.002}, 1),  # random numbers
+        ({"optimizer": "sgd", "mixup": 0.8, "save_minutes": 60.0}, 1),  # back to the last epoch's checkpoint
+    ],
+    ids=["lanes", "dropout", "sgd"],
+)
+def test_killed_and_resumed_equals_uninterrupted(changes, threads: int, tmp_path: Path) -> None:
+    assert run_victim(tmp_path / "whole", 0, threads=threads, **changes) == 0
+    for kill_at in (5, 19, 30):  # in the first epoch, at its end, in the second; each time in the same folder
+        assert run_victim(tmp_path / "parts", kill_at, threads=threads, **changes) == -signal.SIGKILL
+    assert run_victim(tmp_path / "parts", 0, threads=threads, **changes) == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_killed_while_writing_a_checkpoint(make_trainer: Callable[..., Trainer], monkeypatch) -> None:
+    """Whatever is half-written is not taken for a checkpoint, and swept away by the next one."""
+    trainer = make_trainer()
+    trainer.save()
+    monkeypatch.setattr(checkpoint, "_finish", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    trainer.progress.step = 9
+    with pytest.raises(KeyboardInterrupt):
+        trainer.save()
+    monkeypatch.undo()
+    folder = trainer.folder / "weights" / "last"
+    assert [path.name for path in list_checkpoints(folder)] == ["step-000000000"]
+    trainer.save()
+    assert {path.name for path in folder.iterdir()} == {"step-000000000", "step-000000009"}
+
+
+def test_result_does_not_depend_on_threads(tmp_path: Path) -> None:
+    for threads in (1, 2):
+        assert run_victim(tmp_path / str(threads), 0, threads=threads, micro_batch=16, epochs=1) == 0
+    assert_same_run(tmp_path / "1", tmp_path / "2")
+
+
+def test_average_is_what_it_says(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(ema=0.5, epochs=1)
+    expected = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    seen: list[int] = []
+
+    class Watch(Listener):
+        def stepped(self, step: int, loss: float, images_per_second: float) -> None:
+            seen.append(step)
+            decay = min(0.5, step / (9 + step))  # before the step was counted: (1 + t) / (10 + t)
+            for name, tensor in trainer.model.state_dict().items():
+                expected[name].mul_(decay).add_(tensor, alpha=1 - decay)
+
+    trainer.listener = Watch()
+    trainer.run()
+    assert seen == [1, 2, 3, 4]
+    assert trainer.average is not None
+    for name, tensor in trainer.average.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
+    kept = open_checkpoint(trainer.folder).tensors
+    assert all(torch.equal(kept[name], tensor) for name, tensor in trainer.average.items())
+
+
+def test_early_stopping(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(lr=0.0, muon_lr=0.0, epochs=50, patience=2, ema=None)
+    progress = trainer.run()
+    assert (progress.best_epoch, progress.epoch) == (1, 3)
+
+
+class Notes(Listener):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.rows: list[Row] = []
+
+    def said(self, message: str) -> None:
+        self.notes.append(message)
+
+    def finished_epoch(self, row: Row, is_best: bool) -> None:
+        self.rows.append(row)
+
+
+def test_divergence_is_rescued_or_given_up_with_a_reason(make_trainer: Callable[..., Trainer]) -> None:
+    """A learning rate that overflows float32: half of it still does, so in the end the run gives up."""
+    trainer = make_trainer(optimizer="sgd", lr=1e38 / 1e36, clip=None, epochs=4, ema=None, momentum=0.99)
+    trainer.setup = replace(trainer.setup)
+    trainer.listener = notes = Notes()
+    for group in trainer.optimizers[0].param_groups:
+        group["peak_lr"] = 1e30
+    with pytest.raises(VitrailError, match="diverges again and again"):
+        trainer.run()
+    assert len(notes.notes) == 3
+    assert "not finite" in notes.notes[0]
+    assert "learning rate at 0.5" in notes.notes[0]
+    assert list_checkpoints(trainer.folder / "weights" / "last"), "the last good state is still there"
+
+
+def test_divergence_once_is_survived(make_trainer: Callable[..., Trainer], monkeypatch) -> None:
+    trainer = make_trainer(epochs=2)
+    trainer.listener = notes = Notes()
+    accumulate, calls = trainer.engine.accumulate, 0
+
+    def poisoned(*arguments):
+        nonlocal calls
+        calls += 1
+        loss = accumulate(*arguments)
+        if calls == 6:  # in the second epoch
+            trainer.optimizers[0].param_groups[0]["params"][0].grad.fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(trainer.engine, "accumulate", poisoned)
+    progress = trainer.run()
+    assert progress.epoch == 2
+    assert (progress.rescues, progress.lr_scale) == (1, 0.5)
+    assert notes.notes == [
+        "step 6: the gradient is not finite; back to step 4 with the learning rate at 0.5 of the plan"
+    ]
+    assert all(torch.isfinite(tensor).all() for tensor in trainer.model.state_dict().values())
+    assert [row.epoch for row in notes.rows] == [1, 2]
+
+
+def test_the_head_alone_learns_on_cached_features(tmp_path: Path) -> None:
+    train(quick_config(epochs=4), tmp_path / "first")
+    before = open_checkpoint(tmp_path / "first")
+    config = replace(
+        quick_config(epochs=30, optimizer="adamw", ema=None),
+        start=replace(quick_config().start, model=None, weights=str(tmp_path / "first"), train="head"),
+    )
+    outcome = train(config, tmp_path / "second")
+    after = open_checkpoint(tmp_path / "second")
+    changed = {name for name in after.tensors if not torch.equal(after.tensors[name], before.tensors[name])}
+    assert changed == {"head.weight", "head.bias"}
+    first = json.loads((tmp_path / "first" / "metrics.json").read_text())
+    assert outcome.val is not None
+    assert outcome.val.accuracy > first["val"]["accuracy"]
+
+
+def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
+    config = quick_config(ema=None)
+    from vitrail.train.setup import prepare_run
+
+    from .conftest import part_of_digits
+
+    dataset = part_of_digits(config)
+    dataset = replace(dataset, splits={"train": dataset.split("train")})
+    trainer = Trainer(prepare_run(config, dataset), Ranks(), tmp_path)
+    progress = trainer.run()
+    assert progress.best_epoch == 2
+    kept = open_checkpoint(tmp_path).tensors
+    assert all(torch.equal(kept[name], tensor) for name, tensor in trainer.model.state_dict().items())
