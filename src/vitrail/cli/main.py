@@ -17,6 +17,8 @@ from vitrail.errors import VitrailError
 VERBS = {
     "convert": "Convert a checkpoint to another format, and prove that it computes the same.",
     "data": "Check a data set, show what the model sees of it, or write it as shards.",
+    "explain": "Show which parts of pictures a checkpoint decides by, and how far to believe it.",
+    "figures": "Draw the paper's figures for a checkpoint: filters, positions, attention distance, attention.",
     "inspect": "Show what a checkpoint is, and what may be wrong with it.",
     "models": "List the model variants: patch, layers, width, heads, parameters, GMACs.",
     "summary": "Show a model step by step: the shape after each, parameters and MACs.",
