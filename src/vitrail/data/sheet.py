@@ -68,10 +68,12 @@ def _draw_row(
         else:
             small = _shrink(tile.image, smooth, side)
             sheet.paste(small, (left + (side - small.width) // 2, top + (side - small.height) // 2))
-        small_print = font_of(11 if side < 2 * TILE else 13)
+        large = side >= 2 * TILE
+        small_print = font_of(13 if large else 11)
         for line, text in enumerate(tile.caption.splitlines()):
             place = (left, top + side + 1 + line * (CAPTION - 2))
-            pen.text(place, _shorten(text, side, small_print), FAINT, font=small_print)
+            ink = INK if large and line == 0 else FAINT
+            pen.text(place, _shorten(text, side, small_print), ink, font=small_print)
 
 
 def _shrink(image: Image.Image, smooth: bool, side: int) -> Image.Image:

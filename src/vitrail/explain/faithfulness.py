@@ -32,7 +32,7 @@ class Faithfulness:
 
     @property
     def score(self) -> float:
-        """Higher is better; about 0 for a map that knows nothing."""
+        """Higher is better; how much a map without knowledge scores depends on the picture: see `random_map`."""
         return self.insertion - self.deletion
 
 

@@ -31,14 +31,18 @@ class Mix(Protocol):
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor: ...
 
 
-def run(model: ViT, images: Tensor, mix: Mix) -> Tensor:
-    """Logits (B, classes) of prepared pictures, as `model(images)` computes them, attention done by `mix`."""
+def run(model: ViT, images: Tensor, mix: Mix, *, all_queries: bool = False) -> Tensor:
+    """Logits (B, classes) of prepared pictures, as `model(images)` computes them, attention done by `mix`.
+
+    `all_queries` computes every token of the last layer too, for those who want to see them look.
+    """
     if model.training:
         raise ConfigError("a model is explained as it predicts, without dropout; call model.eval() first.")
     tokens, _ = model.embed_images(images, None)
     for layer in range(model.config.depth):
         block = cast("Block", model.blocks[layer])
-        keep = 1 if model.config.pooling == "cls" and layer == model.config.depth - 1 else None
+        read_alone = model.config.pooling == "cls" and layer == model.config.depth - 1 and not all_queries
+        keep = 1 if read_alone else None
         query, key, value = block.attention.split(block.norm1(tokens))  # each (B, H, N, K)
         mixed = mix(layer, query[:, :, :keep], key, value, block.attention.scale)
         tokens = block.branch1(block.attention.proj(mixed.transpose(1, 2).flatten(2)), tokens[:, :keep])

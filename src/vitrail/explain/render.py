@@ -116,7 +116,7 @@ def _pair(drawn: Drawn) -> tuple[Tile, Tile]:
 
 def heads_sheet(heading: str, subject: Subject, attention: AttentionMaps, heads: Sequence[int]) -> Image.Image:
     """Each head of each layer on what the model saw."""
-    seen = _seen_part(subject)
+    seen = seen_part(subject)
     rows: list[Row] = []
     for name, maps in zip(attention.names, attention.maps[0], strict=True):
         tiles = [
@@ -128,7 +128,7 @@ def heads_sheet(heading: str, subject: Subject, attention: AttentionMaps, heads:
 
 def layers_sheet(heading: str, subject: Subject, attention: AttentionMaps) -> Image.Image:
     """The mean of the heads of each layer on what the model saw, from the first layer to the last."""
-    seen = _seen_part(subject)
+    seen = seen_part(subject)
     means = attention.maps[0].mean(dim=1)  # (layers, h, w)
     tiles = [
         Tile(image=overlay(seen, cells), caption=_layer(name))
@@ -154,10 +154,10 @@ def _shrink(image: Image.Image, side: int) -> Image.Image:
     return small
 
 
-def _seen_part(subject: Subject) -> Subject:
-    """What the model saw, as a small picture of its own."""
+def seen_part(subject: Subject, side: int = SMALLEST) -> Subject:
+    """What the model saw, as a picture of its own, no longer than `side`."""
     top, left, bottom, right = subject.view.seen
-    part = _shrink(picture_of(subject).crop((left, top, right, bottom)), SMALLEST)
+    part = _shrink(picture_of(subject).crop((left, top, right, bottom)), side)
     whole = View(picture=(part.height, part.width), top=0, left=0, height=part.height, width=part.width)
     return replace(subject, pixels=to_tensor(part), view=whole)
 
