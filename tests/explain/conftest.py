@@ -51,7 +51,9 @@ def make_loaded(make_model: Callable[..., ViT]) -> Callable[..., Fake]:
         model = make_model(**changes)
         names = tuple("abcdefgh"[: model.config.num_classes]) or None
         channels = model.config.channels
-        spec = Preprocess(size=model.config.image_size, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
+        spec = Preprocess(
+            size=model.config.image_size, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels
+        )
         return Fake(model=model, preprocess=spec, classes=names)
 
     return make

@@ -46,7 +46,9 @@ def test_layers_and_heads_are_averaged(make_loaded) -> None:
     single = [explain(loaded, picture(1), "attention", layers=(layer,), heads=(2,)).map for layer in (0, 1)]
     both = explain(loaded, picture(1), "attention", layers=(0, 1), heads=(2,)).map
     assert torch.allclose(both, (single[0] + single[1]) / 2)
-    assert torch.equal(explain(loaded, picture(1), "attention").map, explain(loaded, picture(1), "attention", layers=(-1,)).map)
+    assert torch.equal(
+        explain(loaded, picture(1), "attention").map, explain(loaded, picture(1), "attention", layers=(-1,)).map
+    )
 
 
 def test_damaged_weights_are_an_error(make_loaded) -> None:

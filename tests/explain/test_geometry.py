@@ -8,9 +8,9 @@ from PIL import Image
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import fit_tensor
+from vitrail.explain.explanation import Subject, open_subject
 from vitrail.explain.geometry import spread, view_of
 from vitrail.explain.render import enlarge, overlay
-from vitrail.explain.explanation import Subject, open_subject
 
 SPECS = st.builds(
     lambda size, resize, crop, kernel, anchor: Preprocess(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -258,7 +259,7 @@ def _as_json(work: Work, choice: "Choice | None") -> dict[str, Any]:
 
 def _number(value: float) -> float | None:
     """JSON has no NaN."""
-    return value if value == value else None  # noqa: PLR0124
+    return None if isnan(value) else value
 
 
 def _numbers(score: "Faithfulness") -> dict[str, float]:
@@ -273,7 +274,7 @@ def _print(work: Work, choice: "Choice | None", model: str, first: Path) -> None
             table.add_column(column, justify="right")
     for drawn, score in zip(work.drawn, work.scores, strict=True):
         found = drawn.explanation
-        shares = [f"{share:.1%}" if share == share else "" for share in (found.confidence, found.probability)]
+        shares = ["" if isnan(share) else f"{share:.1%}" for share in (found.confidence, found.probability)]
         numbers = [] if score is None else [f"{score.deletion:.3f}", f"{score.insertion:.3f}"]
         table.add_row(Text(drawn.name), Text(found.predicted), shares[0], Text(found.label), shares[1], *numbers)
     console.print(table)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from vitrail.data.transform import Picture
 from vitrail.errors import ExplanationError
@@ -27,7 +28,7 @@ class Choice:
 def explain(
     loaded: Loaded,
     picture: Picture,
-    method: Method | str = "auto",
+    method: Method | Literal["auto"] = "auto",
     target: int | str | None = None,
     layers: tuple[int, ...] | None = None,
     heads: tuple[int, ...] | None = None,
@@ -40,7 +41,7 @@ def explain(
     subject = open_subject(picture, loaded.preprocess)
     if method == "auto":
         method = choose(loaded, [subject], target).method
-    return explain_by(loaded, subject, method, target, layers, heads)  # pyright: ignore[reportArgumentType]
+    return explain_by(loaded, subject, method, target, layers, heads)
 
 
 def choose(
@@ -71,7 +72,8 @@ def choose(
     if progress:
         progress(1)
     scores = {method: mean_of(results) for method, results in each.items()}
-    best = max((method for method in candidates if method in each), key=lambda method: scores[method].score)
+    usable: list[Method] = [method for method in candidates if method not in failures]
+    best = max(usable, key=lambda method: scores[method].score)
     return Choice(method=best, reason=_reason(best, scores, len(subjects)), scores=scores, each=each, failures=failures)
 
 

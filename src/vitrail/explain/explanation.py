@@ -1,4 +1,4 @@
-"""`explain`: a picture and a checkpoint in, a map out that says which patches counted, or an error that says why not."""
+"""One picture explained by one method: a map that says which patches counted, or an error that says why not."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,12 +57,12 @@ class Explanation:
 
     map: Tensor  # (h, w), float, on the CPU; higher counted more
     method: Method
-    target: int | None  # the class that is explained; None for a model without classes
-    label: str  # its name
-    probability: float  # its probability; NaN without classes
-    predicted: str  # the name of the class that the model would say
-    confidence: float  # and its probability
-    view: View
+    view: View  # where the map lies in the picture
+    target: int | None = None  # the class that is explained; None for a model without classes
+    label: str = ""  # its name
+    probability: float = torch.nan
+    predicted: str = ""  # the name of the class that the model would say
+    confidence: float = torch.nan  # and its probability
 
     @property
     def grid(self) -> Pair:
@@ -120,8 +120,7 @@ def _describe(
         )
     if not loaded.model.config.num_classes:
         check_map(cells, subject.name, method, "the picture")
-        facts = {"target": None, "label": "", "probability": torch.nan, "predicted": "", "confidence": torch.nan}
-        return Explanation(map=cells, method=method, view=subject.view, **facts)
+        return Explanation(map=cells, method=method, view=subject.view)
     shares = logits.softmax(dim=0)
     predicted = int(logits.argmax())
     target = predicted if wanted is None else wanted
@@ -130,12 +129,12 @@ def _describe(
     return Explanation(
         map=cells,
         method=method,
+        view=subject.view,
         target=target,
         label=label,
         probability=shares[target].item(),
         predicted=label_of(loaded, predicted),
         confidence=shares[predicted].item(),
-        view=subject.view,
     )
 
 

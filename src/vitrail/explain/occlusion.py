@@ -1,7 +1,7 @@
 """Occlusion: cover one patch at a time and see what the class loses. No theory, many forward passes: a plain check.
 
-A patch is covered with the picture's own mean colour. What counts is the target's log-odds, log p / (1 − p), because the
-probability of a confident model hardly moves.
+A patch is covered with the picture's own mean colour. What counts is the target's log-odds, log p / (1 − p), because
+the probability of a confident model hardly moves.
 """
 
 import torch

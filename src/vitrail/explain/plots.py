@@ -16,7 +16,7 @@ from vitrail.explain.geometry import spread
 from vitrail.explain.render import enlarge, picture_of, scale_map, seen_part
 from vitrail.model.config import Pair
 
-STYLE = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "axes.titlesize": 10.0,
