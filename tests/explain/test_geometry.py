@@ -95,7 +95,8 @@ def test_a_single_row_of_patches() -> None:
 
 def test_the_overlay_has_the_pictures_size_and_hides_the_unseen() -> None:
     spec = Preprocess(size=(32, 32), resize="shortest", crop=0.5)
-    subject = open_subject(torch.full((3, 300, 500), 120, dtype=torch.uint8), spec)
+    green = torch.tensor([20, 200, 60], dtype=torch.uint8)[:, None, None].expand(3, 300, 500)
+    subject = open_subject(green, spec)
     cells = torch.zeros(4, 4)
     cells[0, 3] = 1.0
     drawn = np.array(overlay(subject, cells)).astype(int)
