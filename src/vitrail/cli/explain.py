@@ -73,7 +73,7 @@ def explain(
             except VitrailError as error:
                 work.failures[str(path)] = str(error)
             advance(1)
-    if not work.drawn:
+    if not work.found:
         raise ConfigError("no picture could be explained: " + " ".join(dict.fromkeys(work.failures.values())))
     work.finish(folder, f"{Path(model).name}: why?", choice.reason if choice else f"method {method}")
     if as_json:
@@ -97,15 +97,15 @@ class Work:
     ) -> None:
         self.loaded, self.method, self.target = loaded, method, target
         self.layers, self.heads, self.score = layers, heads, score
-        self.drawn: list[Drawn] = []
-        self.scores: list[Faithfulness | None] = []
+        self.found: list[tuple[str, Explanation, Faithfulness | None]] = []  # name, what counted, how faithful
+        self.drawn: list[Drawn] = []  # for the sheet, which has room for so many
         self.written: list[Path] = []
         self.failures: dict[str, str] = {}
 
     def add(self, folder: Path, name: str, subject: "Subject") -> None:
         """Explain one picture and write its overlay, heads, layers and raw maps."""
         from vitrail.explain import attention_maps, explain_by, measure
-        from vitrail.explain.render import draw, heads_sheet, layers_sheet, overlay
+        from vitrail.explain.render import MOST_ON_SHEET, draw, heads_sheet, layers_sheet, overlay
 
         found = explain_by(self.loaded, subject, self.method, self.target, self.layers, self.heads)
         score = None
@@ -125,13 +125,16 @@ class Work:
             picture.save(folder / f"{name}-{kind}.png")
         _write_maps(folder / f"{name}.npz", found, attention)
         self.written += [*(folder / f"{name}-{kind}.png" for kind in pictures), folder / f"{name}.npz"]
-        self.drawn.append(draw(subject, found, full))
-        self.scores.append(score)
+        self.found.append((subject.name, found, score))
+        if len(self.drawn) < MOST_ON_SHEET:
+            self.drawn.append(draw(subject, found, full))
 
     def finish(self, folder: Path, heading: str, note: str) -> None:
-        """Write the sheet of all pictures."""
+        """Write the sheet of all pictures, or of the first ones if there are many."""
         from vitrail.explain.render import explanation_sheet
 
+        if len(self.drawn) < len(self.found):
+            note = f"the first {len(self.drawn)} of {len(self.found)} pictures; {note}"
         explanation_sheet(heading, note, self.drawn).save(folder / "sheet.png")
         self.written.insert(0, folder / "sheet.png")
 
@@ -243,14 +246,14 @@ def _as_json(work: Work, choice: "Choice | None") -> dict[str, Any]:
         "method_failures": {} if choice is None else choice.failures,
         "pictures": [
             {
-                "name": drawn.name,
-                "predicted": drawn.explanation.predicted,
-                "confidence": _number(drawn.explanation.confidence),
-                "target": drawn.explanation.label,
-                "probability": _number(drawn.explanation.probability),
+                "name": name,
+                "predicted": found.predicted,
+                "confidence": _number(found.confidence),
+                "target": found.label,
+                "probability": _number(found.probability),
                 "faithfulness": None if score is None else _numbers(score),
             }
-            for drawn, score in zip(work.drawn, work.scores, strict=True)
+            for name, found, score in work.found
         ],
         "failures": work.failures,
         "written": [str(path) for path in work.written],
@@ -268,15 +271,16 @@ def _numbers(score: "Faithfulness") -> dict[str, float]:
 
 def _print(work: Work, choice: "Choice | None", model: str, first: Path) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    table = Table("picture", "predicted", "", "explained", "", box=None, pad_edge=False)
-    if any(work.scores):
-        for column in ("deletion ↓", "insertion ↑"):
-            table.add_column(column, justify="right")
-    for drawn, score in zip(work.drawn, work.scores, strict=True):
-        found = drawn.explanation
-        shares = ["" if isnan(share) else f"{share:.1%}" for share in (found.confidence, found.probability)]
-        numbers = [] if score is None else [f"{score.deletion:.3f}", f"{score.insertion:.3f}"]
-        table.add_row(Text(drawn.name), Text(found.predicted), shares[0], Text(found.label), shares[1], *numbers)
+    asked, scored = work.target is not None, any(score for _, _, score in work.found)
+    names = ["picture", "predicted", "", *(["explained", ""] if asked else [])]
+    table = Table(*names, box=None, pad_edge=False)
+    for column in ("deletion ↓", "insertion ↑") if scored else ():
+        table.add_column(column, justify="right")
+    for name, found, score in work.found:
+        cells = [Text(name), Text(found.predicted), _percent(found.confidence)]
+        cells += [Text(found.label), _percent(found.probability)] if asked else []
+        cells += [] if score is None else [f"{score.deletion:.3f}", f"{score.insertion:.3f}"]
+        table.add_row(*cells)
     console.print(table)
     if choice is not None:
         _print_choice(console, choice)
@@ -287,6 +291,10 @@ def _print(work: Work, choice: "Choice | None", model: str, first: Path) -> None
     rest = len(work.written) - 1
     console.print(f"\nwrote {work.written[0]} and {rest} files beside it: overlays, heads, layers, raw maps (npz)")
     console.print(f"next: vitrail figures {model} {first}")
+
+
+def _percent(share: float) -> str:
+    return "" if isnan(share) else f"{share:.1%}"
 
 
 def _print_choice(console: Console, choice: "Choice") -> None:

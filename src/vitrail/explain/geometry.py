@@ -44,15 +44,17 @@ def view_of(spec: Preprocess, picture: Pair) -> View:
     )
 
 
-def spread(cells: Tensor, view: View, how: Literal["smooth", "blocks"] = "smooth") -> Tensor:
+def spread(cells: Tensor, view: View, how: Literal["smooth", "blocks"] = "smooth", rows: Pair | None = None) -> Tensor:
     """A map over the patches (h, w) → over the `view.seen` pixels of the picture, each patch where the model saw it.
 
-    "smooth" is linear between the centres of the patches; "blocks" shows the patches themselves.
+    "smooth" is linear between the centres of the patches; "blocks" shows the patches themselves. `rows` asks for those
+    rows of the picture alone.
     """
     top, left, bottom, right = view.seen
-    rows = _weights(cells.shape[0], top, bottom, view.top, view.height, how).to(cells)
+    top, bottom = (top, bottom) if rows is None else rows
+    shares = _weights(cells.shape[0], top, bottom, view.top, view.height, how).to(cells)
     columns = _weights(cells.shape[1], left, right, view.left, view.width, how).to(cells)
-    return rows @ cells @ columns.T
+    return shares @ cells @ columns.T
 
 
 def _weights(count: int, start: int, end: int, origin: float, length: float, how: str) -> Tensor:

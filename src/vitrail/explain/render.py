@@ -29,6 +29,7 @@ GREY = 0.5  # how far the picture below the colours is desaturated
 FAINTEST, STRONGEST = 0.35, 0.8  # share of the colour where the map is lowest and highest
 SHEET_TILE, STRIP_TILE = 240, 132
 PAIRS = 3  # pictures beside one another on a sheet
+MOST_ON_SHEET = 60
 PER_ROW = 8  # heads or layers beside one another
 
 
@@ -47,14 +48,17 @@ def overlay(subject: Subject, cells: Tensor) -> Image.Image:
     subject = enlarge(subject)
     canvas = np.array(picture_of(subject))  # (H, W, 3)
     top, left, bottom, right = subject.view.seen
-    levels = (spread(scale_map(cells), subject.view).clamp(0, 1) * 255).round().byte().numpy()
+    strength = scale_map(cells)
     table = np.array(matplotlib.colormaps[COLOURS](np.arange(256))[:, :3] * 255, dtype=np.float32)
     step = max(1, SLAB // canvas.shape[1])
-    for start in range(0, bottom - top, step):
-        some = levels[start : start + step]
-        place = (slice(top + start, top + start + len(some)), slice(left, right))
-        share = FAINTEST + (STRONGEST - FAINTEST) * some[..., None].astype(np.float32) / 255
-        canvas[place] = ((1 - share) * _faded(canvas[place], GREY) + share * table[some]).round()
+    for start in range(top, bottom, step):
+        end = min(start + step, bottom)
+        values = spread(strength, subject.view, rows=(start, end)).clamp(0, 1).numpy()
+        share = (FAINTEST + (STRONGEST - FAINTEST) * values)[..., None]
+        faded = _faded(canvas[start:end, left:right], GREY)
+        canvas[start:end, left:right] = (
+            (1 - share) * faded + share * table[(values * 255).round().astype(int)]
+        ).round()
     _hide_unseen(canvas, subject.view)
     return Image.fromarray(canvas)
 
