@@ -12,6 +12,7 @@ from vitrail.explain.faithfulness import STEPS, Faithfulness, measure, random_ma
 # What `auto` chooses from. Not occlusion: it costs a forward pass per patch, and covers patches just as the judge does.
 CANDIDATES: tuple[Method, ...] = ("relevance", "gradient-rollout", "rollout", "attention")
 JUDGED = 4  # pictures that `auto` judges by, at most
+MARGIN = 0.01  # by which a score must exceed the random map's to mean anything
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,6 @@ def _reason(best: str, scores: dict[str, Faithfulness], count: int) -> str:
     on = "1 picture" if count == 1 else f"{count} pictures"
     found, floor = scores[best].score, scores["random"].score
     numbers = f"insertion − deletion {found:.3f} on {on}, random {floor:.3f}"
-    if found <= floor:
+    if found < floor + MARGIN:
         return f"{best}, the best of them ({numbers}); but none beats a random map, so believe none on these pictures"
     return f"{best}, the most faithful ({numbers})"

@@ -29,8 +29,10 @@ STYLE: Any = {
     "pdf.fonttype": 42,  # text stays text: journals ask for it, and it can be searched
     "savefig.dpi": 300,
 }
+FILTER_SIDE = 0.72  # inches of one filter
 EXAMPLES = 6  # pictures in the attention figure
-PRINTED = 512  # pixels of one of them
+EXAMPLE_SIDE = 1.25  # inches of one of them
+PRINTED = 512  # and its pixels
 DARKEST, GAMMA = 0.12, 0.6  # how a map becomes light: eyes see half the light as more than half as bright
 MOST_TICKS = 12
 
@@ -49,10 +51,15 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
 def plot_filters(filters: Filters) -> Figure:
     """Each filter or component as a small picture, on its own scale."""
     count, channels = filters.pictures.shape[:2]
-    columns = 7 if filters.explained is not None else 16
-    columns = min(columns, count)
+    columns = min(7 if filters.explained is not None else 8, count)
     rows = -(-count // columns)
-    figure = _figure(0.72 * columns, 0.72 * rows + 0.4)
+    title = filters.what[0].upper() + filters.what[1:]
+    if filters.explained is not None:
+        title += f"\n{count} components hold {filters.explained.sum():.0%} of the variance"
+    if channels not in (1, 3):
+        title += f"\n(mean of {channels} channels)"
+    height, head = FILTER_SIDE * rows, 0.18 * (title.count("\n") + 1) + 0.08
+    figure = _figure(FILTER_SIDE * columns, height + head)
     for index, picture in enumerate(filters.pictures):
         axes = figure.add_subplot(rows, columns, index + 1)
         low, high = picture.min(), picture.max()
@@ -61,12 +68,7 @@ def plot_filters(filters: Filters) -> Figure:
         axes.imshow(shown, cmap=None if channels == 3 else "gray", interpolation="nearest")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(visible=True, linewidth=0.4, color="#bbbbbb")
-    title = filters.what[0].upper() + filters.what[1:]
-    if filters.explained is not None:
-        title += f"\n{count} components hold {filters.explained.sum():.0%} of the variance"
-    if channels not in (1, 3):
-        title += f" (mean of {channels} channels)"
-    figure.subplots_adjust(wspace=0.08, hspace=0.08, top=1 - 0.42 / (0.72 * rows + 0.4), bottom=0, left=0, right=1)
+    figure.subplots_adjust(wspace=0.08, hspace=0.08, left=0, right=1, bottom=0, top=height / (height + head))
     figure.suptitle(title, fontsize=10, y=1.0, va="top")
     return figure
 
@@ -82,7 +84,9 @@ def plot_positions(similarity: Tensor, kind: str) -> Figure:
             top, left = row * (rows + 1), column * (columns + 1)
             mosaic[top : top + rows, left : left + columns] = similarity[row, column].numpy()
     mosaic = mosaic[:-1, :-1]
-    figure = _figure(4.6 * min(columns / rows, 2.0) + 0.8, 4.6 * min(1.0, 2.0 * rows / columns) + 0.4)
+    shape = mosaic.shape[0] / mosaic.shape[1]
+    width = min(4.6, 4.6 / shape)
+    figure = _figure(width + 1.2, width * shape + 0.8)
     axes = figure.add_subplot()
     # A cosine of 1 with itself is in every tile: the scale starts where the others are.
     shown = axes.imshow(mosaic, cmap="viridis", vmin=float(similarity.min()), vmax=1.0, interpolation="nearest")
@@ -93,7 +97,7 @@ def plot_positions(similarity: Tensor, kind: str) -> Figure:
     axes.set_xlabel("input patch column")
     axes.set_ylabel("input patch row")
     axes.set_title(f"Position embedding similarity ({kind})")
-    bar = figure.colorbar(shown, ax=axes, fraction=0.046, pad=0.03)
+    bar = figure.colorbar(shown, cax=axes.inset_axes((1.0 + 0.12 / width, 0, 0.14 / width, 1)))
     bar.set_label("cosine similarity")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return figure
@@ -131,10 +135,12 @@ def plot_attention(found: Sequence[tuple[Subject, Explanation]], who: str) -> Fi
     """Each picture, and beside it the same picture lit by the attention that reaches it (the paper's figure 6)."""
     columns = min(3, len(found))
     rows = -(-len(found) // columns)
-    figure = _figure(2.5 * columns, 1.45 * rows + 0.45)
-    for index, (subject, explanation) in enumerate(found):
-        seen, lit = _lit(subject, explanation)
-        for offset, image in enumerate((seen, lit)):
+    pictures = [_lit(subject, explanation) for subject, explanation in found]
+    tallest = max(seen.shape[0] / seen.shape[1] for seen, _ in pictures)
+    height, head = (EXAMPLE_SIDE * min(tallest, 2.0) + 0.2) * rows, 0.3
+    figure = _figure(2 * EXAMPLE_SIDE * columns, height + head)
+    for index, ((_, explanation), pair) in enumerate(zip(found, pictures, strict=True)):
+        for offset, image in enumerate(pair):
             axes = figure.add_subplot(rows, 2 * columns, 2 * index + offset + 1)
             axes.imshow(image, interpolation="nearest")
             axes.set_axis_off()
@@ -142,9 +148,9 @@ def plot_attention(found: Sequence[tuple[Subject, Explanation]], who: str) -> Fi
                 axes.set_title(f"{explanation.predicted} {explanation.confidence:.0%}", fontsize=8, pad=3)
             elif offset == 0:
                 axes.set_title("input", fontsize=8, pad=3, color="#777777")
-    height = 1.45 * rows + 0.45
-    figure.subplots_adjust(wspace=0.05, hspace=0.22, left=0, right=1, bottom=0, top=1 - 0.42 / height)
-    figure.suptitle(f"Attention rollout from {who} to the input", fontsize=10, y=1.0, va="top")
+    top = (height - 0.2) / (height + head)  # the first row's titles stand above it
+    figure.subplots_adjust(wspace=0.05, hspace=0.22, left=0, right=1, bottom=0, top=top)
+    figure.suptitle(f"Attention rollout from {who}", fontsize=10, y=1.0, va="top")
     return figure
 
 

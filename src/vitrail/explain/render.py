@@ -30,6 +30,7 @@ FAINTEST, STRONGEST = 0.35, 0.8  # share of the colour where the map is lowest a
 SHEET_TILE, STRIP_TILE = 240, 132
 PAIRS = 3  # pictures beside one another on a sheet
 MOST_ON_SHEET = 60
+BAR, LINE = 120, 20  # pixels of the colour bar, and of one line below a sheet
 PER_ROW = 8  # heads or layers beside one another
 
 
@@ -192,20 +193,34 @@ def _hide_unseen(canvas: Array, view: View) -> None:
 
 
 def _with_legend(sheet: Image.Image, note: str) -> Image.Image:
-    """The sheet with a line below it: what was done, and what the colours mean."""
-    font = font_of(13)
-    strip = Image.new("RGB", (sheet.width, sheet.height + 34), PAPER)
-    strip.paste(sheet, (0, 0))
-    pen, top = ImageDraw.Draw(strip), sheet.height - 4
-    bar = Image.fromarray(np.array(matplotlib.colormaps[COLOURS](np.linspace(0, 1, 120))[None, :, :3] * 255, np.uint8))
-    right = sheet.width - MARGIN
-    high, low = "counts most", "least"
-    left = right - int(font.getlength(high)) - GAP - 120
-    pen.text((left - GAP - font.getlength(low), top), low, FAINT, font=font)
-    strip.paste(bar.resize((120, 12)), (left, top + 2))
-    pen.text((left + 120 + GAP, top), high, FAINT, font=font)
-    room = left - 2 * GAP - font.getlength(low) - MARGIN
-    while note and font.getlength(note) > room:
-        note = note[:-2].rstrip(" …") + "…" if len(note) > 2 else ""
-    pen.text((MARGIN, top), note, INK, font=font)
-    return strip
+    """The sheet with lines below it: what was done, and what the colours mean."""
+    font, low, high = font_of(13), "least", "counts most"
+    legend = int(font.getlength(low) + font.getlength(high)) + BAR + 2 * GAP
+    lines = _lines(note, sheet.width - 2 * MARGIN)
+    apart = len(lines) > 1 or font.getlength(note) + legend + 3 * MARGIN > sheet.width
+    height = LINE * (len(lines) + apart)
+    extended = Image.new("RGB", (sheet.width, sheet.height + height + 12), PAPER)
+    extended.paste(sheet, (0, 0))
+    pen, top = ImageDraw.Draw(extended), sheet.height - 4
+    for number, line in enumerate(lines):
+        pen.text((MARGIN, top + number * LINE), line, INK, font=font)
+    top += height - LINE
+    left = MARGIN if apart else sheet.width - MARGIN - legend
+    pen.text((left, top), low, FAINT, font=font)
+    left += int(font.getlength(low)) + GAP
+    bar = Image.fromarray(np.array(matplotlib.colormaps[COLOURS](np.linspace(0, 1, BAR))[None, :, :3] * 255, np.uint8))
+    extended.paste(bar.resize((BAR, 12)), (left, top + 2))
+    pen.text((left + BAR + GAP, top), high, FAINT, font=font)
+    return extended
+
+
+def _lines(text: str, width: float) -> list[str]:
+    """A text broken between words, so that each line fits."""
+    font, lines = font_of(13), [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if font.getlength(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
