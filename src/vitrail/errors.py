@@ -5,6 +5,7 @@ VitrailError                     caught by the command line: one message, exit c
 ├── InputError                   a picture, tensor or mask of the wrong kind or shape
 ├── DataError                    a data set that is missing, broken or inconsistent
 ├── WeightsError                 a checkpoint that is damaged, unknown or does not fit
+├── ExplanationError             an explanation that would say nothing: empty, constant or not a number
 └── MissingExtraError            an optional dependency is needed and not installed
 
 A message says what must hold, what we got, and what to do. Our own broken invariants are `assert`s, not these.
@@ -32,6 +33,10 @@ class DataError(VitrailError):
 
 class WeightsError(VitrailError):
     """A checkpoint that is damaged, of an unknown kind, or does not fit the model."""
+
+
+class ExplanationError(VitrailError):
+    """An explanation that would say nothing: empty, constant or not a number."""
 
 
 class MissingExtraError(VitrailError):

@@ -32,54 +32,59 @@ class Row:
     note: str = ""  # beside the title, fainter
 
 
-def draw_sheet(heading: str, rows: Sequence[Row], *, smooth: bool = True) -> Image.Image:
-    """All rows below one another; small pictures keep their pixels visible unless `smooth`."""
+def draw_sheet(heading: str, rows: Sequence[Row], *, smooth: bool = True, tile: int = TILE) -> Image.Image:
+    """All rows below one another, tiles of `tile` pixels; small pictures keep their pixels visible unless `smooth`."""
     columns = max((len(row.tiles) for row in rows), default=1)
-    heights = [_row_height(row) for row in rows]
-    width = max(2 * MARGIN + columns * (TILE + GAP) - GAP, 480)
+    heights = [_row_height(row, tile) for row in rows]
+    width = max(2 * MARGIN + columns * (tile + GAP) - GAP, 480)
     sheet = Image.new("RGB", (width, 2 * MARGIN + TITLE + sum(heights)), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.text((MARGIN, MARGIN), _shorten(heading, width - 2 * MARGIN, _font(17)), INK, font=_font(17))
+    pen.text((MARGIN, MARGIN), _shorten(heading, width - 2 * MARGIN, font_of(17)), INK, font=font_of(17))
     top = MARGIN + TITLE + 4
     for row, height in zip(rows, heights, strict=True):
-        _draw_row(sheet, pen, row, top, width, smooth)
+        _draw_row(sheet, pen, row, top, width, smooth, tile)
         top += height
     return sheet
 
 
-def _row_height(row: Row) -> int:
+def _row_height(row: Row, side: int) -> int:
     lines = max((len(tile.caption.splitlines()) for tile in row.tiles), default=0)
-    return (TITLE - 6 if row.title else 0) + TILE + CAPTION * lines + GAP + 4
+    return (TITLE - 6 if row.title else 0) + side + CAPTION * lines + GAP + 4
 
 
-def _draw_row(sheet: Image.Image, pen: ImageDraw.ImageDraw, row: Row, top: int, width: int, smooth: bool) -> None:
+def _draw_row(
+    sheet: Image.Image, pen: ImageDraw.ImageDraw, row: Row, top: int, width: int, smooth: bool, side: int
+) -> None:
     if row.title:
-        bold = _font(13, bold=True)
+        bold = font_of(13, bold=True)
         title = _shorten(row.title, width // 2, bold)
         pen.text((MARGIN, top), title, INK, font=bold)
-        pen.text((MARGIN + bold.getlength(title) + 10, top), row.note, FAINT, font=_font(13))
+        pen.text((MARGIN + bold.getlength(title) + 10, top), row.note, FAINT, font=font_of(13))
         top += TITLE - 6
     for column, tile in enumerate(row.tiles):
-        left = MARGIN + column * (TILE + GAP)
+        left = MARGIN + column * (side + GAP)
         if tile.image is None:
-            pen.rectangle((left, top, left + TILE - 1, top + TILE - 1), EMPTY)
+            pen.rectangle((left, top, left + side - 1, top + side - 1), EMPTY)
         else:
-            small = _shrink(tile.image, smooth)
-            sheet.paste(small, (left + (TILE - small.width) // 2, top + (TILE - small.height) // 2))
+            small = _shrink(tile.image, smooth, side)
+            sheet.paste(small, (left + (side - small.width) // 2, top + (side - small.height) // 2))
+        large = side >= 2 * TILE
+        small_print = font_of(13 if large else 11)
         for line, text in enumerate(tile.caption.splitlines()):
-            place = (left, top + TILE + 1 + line * (CAPTION - 2))
-            pen.text(place, _shorten(text, TILE, _font(11)), FAINT, font=_font(11))
+            place = (left, top + side + 1 + line * (CAPTION - 2))
+            ink = INK if large and line == 0 else FAINT
+            pen.text(place, _shorten(text, side, small_print), ink, font=small_print)
 
 
-def _shrink(image: Image.Image, smooth: bool) -> Image.Image:
+def _shrink(image: Image.Image, smooth: bool, side: int) -> Image.Image:
     image = image.convert("RGB")
-    scale = TILE / max(image.size)
+    scale = side / max(image.size)
     size = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
     enlarged = scale > 1 and not smooth
     return image.resize(size, Image.Resampling.NEAREST if enlarged else Image.Resampling.BICUBIC)
 
 
-def _font(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
+def font_of(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
     """matplotlib's font, which has more scripts than Pillow's."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, size)

@@ -1,0 +1,312 @@
+"""`vitrail explain`: which parts of pictures a checkpoint decides by, and how far to believe the answer."""
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from vitrail.cli.options import Json
+from vitrail.cli.runs import new_run_folder
+from vitrail.errors import ConfigError, VitrailError
+
+if TYPE_CHECKING:
+    from vitrail.explain import AttentionMaps, Choice, Explanation, Faithfulness, Loaded, Subject
+    from vitrail.explain.render import Drawn
+
+BROKEN = 1
+
+
+def explain(
+    model: str,
+    *pictures: str,
+    method: Literal["auto", "attention", "rollout", "gradient-rollout", "relevance", "occlusion"] = "auto",
+    target: str | None = None,
+    layers: str | None = None,
+    heads: str | None = None,
+    score: Annotated[bool, Parameter(negative=())] = False,
+    out: Path | None = None,
+    as_json: Json = False,
+) -> int:
+    """Show which parts of pictures a checkpoint decides by: overlays, heads, layers, and one sheet of all.
+
+    Exit code 1: some pictures could not be explained; the others were.
+
+    Parameters
+    ----------
+    model
+        A checkpoint: a file, a run folder, hf://owner/name or google://NAME.
+    pictures
+        Picture files, folders of them, or patterns such as "photos/*.jpg".
+    method
+        How to explain; auto judges all but occlusion on the pictures (four of them at most) and takes the best.
+    target
+        The class to explain, by name or number [default: the predicted one].
+    layers
+        Layers for method attention and for the picture of the heads, from 0, such as 0,5,-1 [default: the last look].
+    heads
+        Heads for the same, such as 0,3 [default: all].
+    score
+        Also measure deletion and insertion of the method on every picture.
+    out
+        The folder to write to [default: runs/explain-N].
+    """
+    from vitrail.explain import open_subject
+
+    chosen_layers, chosen_heads = parse_numbers("layers", layers), parse_numbers("heads", heads)
+    loaded = open_model(model)
+    paths = find_pictures(pictures)
+    choice = _choose(loaded, paths, target) if method == "auto" else None
+    work = Work(loaded, choice.method if choice else method, target, chosen_layers, chosen_heads, score)
+    folder = new_run_folder("explain", out)
+    with _progress("explaining", len(paths)) as advance:
+        for name, path in zip(unique_names(paths), paths, strict=True):
+            try:
+                work.add(folder, name, open_subject(path, loaded.preprocess, path.name))
+            except VitrailError as error:
+                work.failures[str(path)] = str(error)
+            advance(1)
+    if not work.found:
+        raise ConfigError("no picture could be explained: " + " ".join(dict.fromkeys(work.failures.values())))
+    work.finish(folder, f"{Path(model).name}: why?", choice.reason if choice else f"method {method}")
+    if as_json:
+        print(json.dumps(_as_json(work, choice), indent=2, ensure_ascii=False))
+    else:
+        _print(work, choice, model, paths[0])
+    return BROKEN if work.failures else 0
+
+
+class Work:
+    """The pictures that have been explained, what was written, and what went wrong."""
+
+    def __init__(
+        self,
+        loaded: "Loaded",
+        method: Any,
+        target: str | None,
+        layers: tuple[int, ...] | None,
+        heads: tuple[int, ...] | None,
+        score: bool,
+    ) -> None:
+        self.loaded, self.method, self.target = loaded, method, target
+        self.layers, self.heads, self.score = layers, heads, score
+        self.found: list[tuple[str, Explanation, Faithfulness | None]] = []  # name, what counted, how faithful
+        self.drawn: list[Drawn] = []  # for the sheet, which has room for so many
+        self.written: list[Path] = []
+        self.failures: dict[str, str] = {}
+
+    def add(self, folder: Path, name: str, subject: "Subject") -> None:
+        """Explain one picture and write its overlay, heads, layers and raw maps."""
+        from vitrail.explain import attention_maps, explain_by, measure
+        from vitrail.explain.render import MOST_ON_SHEET, draw, heads_sheet, layers_sheet, overlay
+
+        found = explain_by(self.loaded, subject, self.method, self.target, self.layers, self.heads)
+        score = None
+        if self.score and found.target is not None:
+            score = measure(self.loaded.model, subject.image, found.target, found.map)
+        attention = attention_maps(self.loaded.model, subject.image[None])
+        shown = attention.select(self.layers, self.heads)
+        numbers = [head % attention.maps.shape[2] for head in self.heads or range(attention.maps.shape[2])]
+        full = overlay(subject, found.map)
+        title = f"{subject.name}: attention"
+        pictures = {
+            "overlay": full,
+            "heads": heads_sheet(f"{title}, head by head", subject, shown, numbers),
+            "layers": layers_sheet(f"{title}, layer by layer", subject, attention),
+        }
+        for kind, picture in pictures.items():
+            picture.save(folder / f"{name}-{kind}.png")
+        _write_maps(folder / f"{name}.npz", found, attention)
+        self.written += [*(folder / f"{name}-{kind}.png" for kind in pictures), folder / f"{name}.npz"]
+        self.found.append((subject.name, found, score))
+        if len(self.drawn) < MOST_ON_SHEET:
+            self.drawn.append(draw(subject, found, full))
+
+    def finish(self, folder: Path, heading: str, note: str) -> None:
+        """Write the sheet of all pictures, or of the first ones if there are many."""
+        from vitrail.explain.render import explanation_sheet
+
+        if len(self.drawn) < len(self.found):
+            note = f"the first {len(self.drawn)} of {len(self.found)} pictures; {note}"
+        explanation_sheet(heading, note, self.drawn).save(folder / "sheet.png")
+        self.written.insert(0, folder / "sheet.png")
+
+
+def open_model(model: str) -> "Loaded":
+    """The checkpoint that the first argument names."""
+    from vitrail.data.picture import EXTENSIONS
+    from vitrail.weights.pretrained import load
+
+    if Path(model).suffix.lower() in EXTENSIONS:
+        raise ConfigError(f"the first argument must be a checkpoint, then come the pictures; got the picture {model}.")
+    return load(model)
+
+
+def find_pictures(patterns: tuple[str, ...]) -> list[Path]:
+    """The files that paths, folders and patterns name, each once, in order."""
+    import glob
+
+    from vitrail.data.picture import EXTENSIONS
+
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern)
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+        elif path.exists() or not glob.has_magic(pattern):
+            inside = [path]
+        else:
+            inside = sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207 (patterns may be absolute)
+        if not inside:
+            raise ConfigError(f"{pattern} names no picture.")
+        found.update(dict.fromkeys(inside))
+    if not found:
+        raise ConfigError("give at least one picture: vitrail explain MODEL PICTURES…")
+    return list(found)
+
+
+def unique_names(paths: list[Path]) -> list[str]:
+    """A name for each file's results: its own, with a number where two files share one."""
+    names: dict[str, None] = {}
+    for path in paths:
+        name, number = path.stem, 2
+        while name in names:
+            name, number = f"{path.stem}-{number}", number + 1
+        names[name] = None
+    return list(names)
+
+
+def parse_numbers(what: str, text: str | None) -> tuple[int, ...] | None:
+    """The whole numbers in a text such as 0,5,-1."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{what} must be whole numbers with commas between, such as 0,5,-1; got {text!r}.") from None
+
+
+def _choose(loaded: "Loaded", paths: list[Path], target: str | None) -> "Choice":
+    """Judge the methods on a few pictures, spread evenly over those given; broken files are passed over here."""
+    from vitrail.explain import choose, open_subject
+    from vitrail.explain.choice import CANDIDATES, JUDGED
+
+    spread = [paths[index * len(paths) // JUDGED] for index in range(JUDGED)] if len(paths) > JUDGED else paths
+    subjects: list[Subject] = []
+    errors: list[str] = []
+    for path in spread:
+        try:
+            subjects.append(open_subject(path, loaded.preprocess, path.name))
+        except VitrailError as error:
+            errors.append(str(error))
+    if not subjects:
+        raise ConfigError("no picture to judge the methods by: " + " ".join(errors))
+    with _progress("judging methods", len(CANDIDATES) + 1) as advance:
+        return choose(loaded, subjects, target, progress=advance)
+
+
+def _write_maps(path: Path, found: "Explanation", attention: "AttentionMaps") -> None:
+    """The raw numbers: `map` (h, w), `attention` (layers, heads, h, w), and where the map lies in the picture."""
+    import numpy as np
+
+    view = found.view
+    np.savez_compressed(
+        path,
+        map=found.map.numpy(),
+        attention=attention.maps[0].float().cpu().numpy(),
+        layers=np.array(attention.names),
+        method=np.array(found.method),
+        target=np.array(-1 if found.target is None else found.target),
+        label=np.array(found.label),
+        picture=np.array(view.picture),
+        view=np.array([view.top, view.left, view.height, view.width]),
+    )
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Generator[Callable[[int], None]]:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _as_json(work: Work, choice: "Choice | None") -> dict[str, Any]:
+    return {
+        "method": work.method,
+        "reason": choice.reason if choice else "as asked",
+        "methods": {} if choice is None else {name: _numbers(score) for name, score in choice.scores.items()},
+        "method_failures": {} if choice is None else choice.failures,
+        "pictures": [
+            {
+                "name": name,
+                "predicted": found.predicted,
+                "confidence": _number(found.confidence),
+                "target": found.label,
+                "probability": _number(found.probability),
+                "faithfulness": None if score is None else _numbers(score),
+            }
+            for name, found, score in work.found
+        ],
+        "failures": work.failures,
+        "written": [str(path) for path in work.written],
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if isnan(value) else value
+
+
+def _numbers(score: "Faithfulness") -> dict[str, float]:
+    return {"deletion": score.deletion, "insertion": score.insertion, "score": score.score}
+
+
+def _print(work: Work, choice: "Choice | None", model: str, first: Path) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    asked, scored = work.target is not None, any(score for _, _, score in work.found)
+    names = ["picture", "predicted", "", *(["explained", ""] if asked else [])]
+    table = Table(*names, box=None, pad_edge=False)
+    for column in ("deletion ↓", "insertion ↑") if scored else ():
+        table.add_column(column, justify="right")
+    for name, found, score in work.found:
+        cells = [Text(name), Text(found.predicted), _percent(found.confidence)]
+        cells += [Text(found.label), _percent(found.probability)] if asked else []
+        cells += [] if score is None else [f"{score.deletion:.3f}", f"{score.insertion:.3f}"]
+        table.add_row(*cells)
+    console.print(table)
+    if choice is not None:
+        _print_choice(console, choice)
+    else:
+        console.print(f"\nmethod {work.method}")
+    for path, why in work.failures.items():
+        console.print(Text("not explained ", style="yellow") + Text(why if path in why else f"{path}: {why}"))
+    rest = len(work.written) - 1
+    console.print(f"\nwrote {work.written[0]} and {rest} files beside it: overlays, heads, layers, raw maps (npz)")
+    console.print(f"next: vitrail figures {model} {first}")
+
+
+def _percent(share: float) -> str:
+    return "" if isnan(share) else f"{share:.1%}"
+
+
+def _print_choice(console: Console, choice: "Choice") -> None:
+    if choice.scores:
+        table = Table("method", box=None, pad_edge=False)
+        for column in ("deletion ↓", "insertion ↑", "score"):
+            table.add_column(column, justify="right")
+        for name, score in sorted(choice.scores.items(), key=lambda item: -item[1].score):
+            style = "bold" if name == choice.method else "dim" if name == "random" else ""
+            table.add_row(name, f"{score.deletion:.3f}", f"{score.insertion:.3f}", f"{score.score:.3f}", style=style)
+        console.print()
+        console.print(table)
+    for name, why in choice.failures.items():
+        console.print(Text("left out ", style="yellow") + Text(f"{name}: {why}"))
+    console.print(f"\nauto took {choice.reason}")

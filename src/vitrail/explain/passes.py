@@ -1,0 +1,96 @@
+"""A forward pass through the model's own weights that lets somebody else do the mixing.
+
+`run` hands the queries, keys and values of each layer to a `Mix`, which returns softmax(Q Kᵀ · scale) V in whatever way
+it likes: fused while it looks at the queries and keys, or with probabilities that gradients can flow to. The model
+itself stays as it is, so a pass here and a prediction elsewhere never disturb each other.
+"""
+
+from collections.abc import Generator
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import ConfigError
+from vitrail.model import ViT
+from vitrail.model.block import Block
+from vitrail.model.config import Pair
+from vitrail.model.pool import AttentionPool
+
+CHUNK = 1 << 22  # probabilities held at once where heads are taken one after the other
+
+
+class Mix(Protocol):
+    """Layers are counted from 0; attention pooling counts as one more, whose only query is the probe.
+
+    Attention pooling looks at the patches alone: its keys leave out [cls] and registers. Where [cls] is pooled, the
+    last layer's only query is [cls], because nobody reads the others.
+    """
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor: ...
+
+
+def run(model: ViT, images: Tensor, mix: Mix, *, all_queries: bool = False) -> Tensor:
+    """Logits (B, classes) of prepared pictures, as `model(images)` computes them, attention done by `mix`.
+
+    `all_queries` computes every token of the last layer too, for those who want to see them look.
+    """
+    if model.training:
+        raise ConfigError("a model is explained as it predicts, without dropout; call model.eval() first.")
+    tokens, _ = model.embed_images(images, None)
+    for layer in range(model.config.depth):
+        block = cast("Block", model.blocks[layer])
+        read_alone = model.config.pooling == "cls" and layer == model.config.depth - 1 and not all_queries
+        keep = 1 if read_alone else None
+        query, key, value = block.attention.split(block.norm1(tokens))  # each (B, H, N, K)
+        mixed = mix(layer, query[:, :, :keep], key, value, block.attention.scale)
+        tokens = block.branch1(block.attention.proj(mixed.transpose(1, 2).flatten(2)), tokens[:, :keep])
+        tokens = block.branch2(block.mlp(block.norm2(tokens)), tokens)
+    return model.classify(_summarize(model, tokens, mix))
+
+
+def _summarize(model: ViT, tokens: Tensor, mix: Mix) -> Tensor:  # (B, N, D) → (B, D)
+    pool = model.pool
+    if not isinstance(pool, AttentionPool):
+        return model.summarize(tokens)
+    query, key, value = pool.split(model.finish(tokens))
+    mixed = mix(model.config.depth, query, key, value, query.shape[-1] ** -0.5)
+    pooled = pool.proj(mixed.transpose(1, 2).flatten(2))
+    pooled = (pooled + pool.mlp(pool.norm(pooled)))[:, 0]
+    pooled = pooled if model.config.pool_norm == "before" else model.norm(pooled)
+    return pooled if model.representation is None else model.representation(pooled).tanh()
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """The kernel that the model itself takes."""
+    return F.scaled_dot_product_attention(query, key, value, scale=scale)
+
+
+def probabilities(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Softmax(Q Kᵀ · scale): (B, H, queries, keys)."""
+    scores = query @ key.transpose(-2, -1) * scale
+    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def head_chunks(query: Tensor, key: Tensor, scale: float) -> Generator[Tensor]:
+    """The probabilities of all heads, a few heads at a time, so that many tokens need no more memory than they must."""
+    step = max(1, CHUNK // (query.shape[0] * query.shape[2] * key.shape[2]))
+    for start in range(0, query.shape[1], step):
+        yield probabilities(query[:, start : start + step], key[:, start : start + step], scale)
+
+
+def head_mean(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """The probabilities averaged over the heads: (B, queries, keys)."""
+    sums = [chunk.sum(dim=1) for chunk in head_chunks(query, key, scale)]
+    return torch.stack(sums).sum(dim=0).div_(query.shape[1]) if len(sums) > 1 else sums[0].div_(query.shape[1])
+
+
+def grid_of(model: ViT, images: Tensor) -> Pair:
+    """Rows and columns of patches of prepared pictures."""
+    return model.config.grid_of((images.shape[-2], images.shape[-1]))
+
+
+def on_model(model: ViT, images: Tensor) -> Tensor:
+    """Prepared pictures on the model's device and in its type."""
+    return images.to(model.embed.patches.weight)

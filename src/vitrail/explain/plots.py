@@ -1,0 +1,173 @@
+"""Drawing the paper's figures: matplotlib figures that go into a paper or a talk as they are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitrail.explain.explanation import Explanation, Subject
+from vitrail.explain.figures import Filters
+from vitrail.explain.geometry import spread
+from vitrail.explain.render import enlarge, picture_of, scale_map, seen_part
+from vitrail.model.config import Pair
+
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.labelsize": 9.0,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "pdf.fonttype": 42,  # text stays text: journals ask for it, and it can be searched
+    "savefig.dpi": 300,
+}
+FILTER_SIDE = 0.72  # inches of one filter
+EXAMPLES = 6  # pictures in the attention figure
+EXAMPLE_SIDE = 1.25  # inches of one of them
+PRINTED = 512  # and its pixels
+DARKEST, GAMMA = 0.12, 0.6  # how a map becomes light: eyes see half the light as more than half as bright
+MOST_TICKS = 12
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """One PDF and one PNG."""
+    paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
+    with matplotlib.rc_context(STYLE):
+        for path in paths:
+            metadata: dict[str, Any] = {"CreationDate": None} if path.suffix == ".pdf" else {}
+            figure.savefig(path, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+    return paths
+
+
+@matplotlib.rc_context(STYLE)
+def plot_filters(filters: Filters) -> Figure:
+    """Each filter or component as a small picture, on its own scale."""
+    count, channels = filters.pictures.shape[:2]
+    columns = min(7 if filters.explained is not None else 8, count)
+    rows = -(-count // columns)
+    title = filters.what[0].upper() + filters.what[1:]
+    if filters.explained is not None:
+        title += f"\n{count} components hold {filters.explained.sum():.0%} of the variance"
+    if channels not in (1, 3):
+        title += f"\n(mean of {channels} channels)"
+    height, head = FILTER_SIDE * rows, 0.18 * (title.count("\n") + 1) + 0.08
+    figure = _figure(FILTER_SIDE * columns, height + head)
+    for index, picture in enumerate(filters.pictures):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        low, high = picture.min(), picture.max()
+        shown = ((picture - low) / (high - low).clamp(min=1e-12)).permute(1, 2, 0).numpy()
+        shown = shown if channels == 3 else shown.mean(axis=2)
+        axes.imshow(shown, cmap=None if channels == 3 else "gray", interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(visible=True, linewidth=0.4, color="#bbbbbb")
+    figure.subplots_adjust(wspace=0.08, hspace=0.08, left=0, right=1, bottom=0, top=height / (height + head))
+    figure.suptitle(title, fontsize=10, y=1.0, va="top")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def plot_positions(similarity: Tensor, kind: str) -> Figure:
+    """For each patch a tile: the cosine of its position with all positions."""
+    rows, columns = similarity.shape[:2]
+    tile = np.full((rows + 1, columns + 1), np.nan)  # a gap below and to the right
+    mosaic = np.tile(tile, (rows, columns))
+    for row in range(rows):
+        for column in range(columns):
+            top, left = row * (rows + 1), column * (columns + 1)
+            mosaic[top : top + rows, left : left + columns] = similarity[row, column].numpy()
+    mosaic = mosaic[:-1, :-1]
+    shape = mosaic.shape[0] / mosaic.shape[1]
+    width = min(4.6, 4.6 / shape)
+    figure = _figure(width + 1.2, width * shape + 0.8)
+    axes = figure.add_subplot()
+    # A cosine of 1 with itself is in every tile: the scale starts where the others are.
+    shown = axes.imshow(mosaic, cmap="viridis", vmin=float(similarity.min()), vmax=1.0, interpolation="nearest")
+    axes.set_xticks(*_tick_places(columns))
+    axes.set_yticks(*_tick_places(rows))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("input patch column")
+    axes.set_ylabel("input patch row")
+    axes.set_title(f"Position embedding similarity ({kind})")
+    bar = figure.colorbar(shown, cax=axes.inset_axes((1.0 + 0.12 / width, 0, 0.14 / width, 1)))
+    bar.set_label("cosine similarity")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return figure
+
+
+def _tick_places(count: int) -> tuple[list[float], list[str]]:
+    step = -(-count // MOST_TICKS)
+    numbers = range(0, count, step)
+    return [number * (count + 1) + (count - 1) / 2 for number in numbers], [str(number + 1) for number in numbers]
+
+
+@matplotlib.rc_context(STYLE)
+def plot_distance(distance: Tensor, pictures: int, longest: float) -> Figure:
+    """One dot per head and layer, and the layers' means as a line."""
+    layers, heads = distance.shape
+    figure = _figure(4.2, 3.0)
+    axes = figure.add_subplot()
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, heads))
+    for head in range(heads):
+        axes.scatter(range(layers), distance[:, head].numpy(), s=16, color=colours[head], linewidths=0, zorder=3)
+    axes.plot(range(layers), distance.mean(dim=1).numpy(), color="#555555", linewidth=1, zorder=2, label="mean")
+    axes.set_xlabel("network depth (layer)")
+    axes.set_ylabel("mean attention distance (pixels)")
+    axes.set_ylim(0, max(float(distance.max()) * 1.1, longest * 0.5))
+    axes.set_xticks(range(0, layers, -(-layers // MOST_TICKS)))
+    axes.grid(axis="y", linewidth=0.3, color="#cccccc")
+    on = "1 picture" if pictures == 1 else f"{pictures} pictures"
+    axes.set_title(f"How far each of {heads} heads looks, on {on}")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def plot_attention(found: Sequence[tuple[Subject, Explanation]], who: str) -> Figure:
+    """Each picture, and beside it the same picture lit by the attention that reaches it (the paper's figure 6)."""
+    columns = min(3, len(found))
+    rows = -(-len(found) // columns)
+    pictures = [_lit(subject, explanation) for subject, explanation in found]
+    tallest = max(seen.shape[0] / seen.shape[1] for seen, _ in pictures)
+    height, head = (EXAMPLE_SIDE * min(tallest, 2.0) + 0.2) * rows, 0.3
+    figure = _figure(2 * EXAMPLE_SIDE * columns, height + head)
+    for index, ((_, explanation), pair) in enumerate(zip(found, pictures, strict=True)):
+        for offset, image in enumerate(pair):
+            axes = figure.add_subplot(rows, 2 * columns, 2 * index + offset + 1)
+            axes.imshow(image, interpolation="nearest")
+            axes.set_axis_off()
+            if offset == 1 and explanation.predicted:
+                axes.set_title(f"{explanation.predicted} {explanation.confidence:.0%}", fontsize=8, pad=3)
+            elif offset == 0:
+                axes.set_title("input", fontsize=8, pad=3, color="#777777")
+    top = (height - 0.2) / (height + head)  # the first row's titles stand above it
+    figure.subplots_adjust(wspace=0.05, hspace=0.22, left=0, right=1, bottom=0, top=top)
+    figure.suptitle(f"Attention rollout from {who}", fontsize=10, y=1.0, va="top")
+    return figure
+
+
+def _lit(subject: Subject, explanation: Explanation) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    seen = enlarge(seen_part(subject, PRINTED))
+    pixels = np.asarray(picture_of(seen))
+    light = spread(scale_map(explanation.map), seen.view).clamp(0, 1).numpy()[..., None]
+    return pixels, (pixels * (DARKEST + (1 - DARKEST) * light**GAMMA)).astype(np.uint8)
+
+
+def longest_distance(size: Pair) -> float:
+    """The diagonal of a picture, which no attention can exceed."""
+    return float(np.hypot(*size))
+
+
+def _figure(width: float, height: float) -> Figure:
+    """A figure of its own, in inches: pyplot would keep it, and open windows."""
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure

@@ -1,0 +1,168 @@
+"""`vitrail explain` and `vitrail figures` from the outside."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.data.conftest import picture
+
+from vitrail.cli.explain import find_pictures, parse_numbers, unique_names
+from vitrail.cli.main import main
+from vitrail.data.preprocess import Preprocess
+from vitrail.model import ConvStem, PositionConfig, ViT
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.native import save_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def save(make_model) -> Any:
+    def save_model(name: str = "model.safetensors", spec: Preprocess | None = None, **changes: Any) -> str:
+        model: ViT = make_model(**changes)
+        classes = tuple(f"class [{index}]" for index in range(model.config.num_classes)) or None
+        spec = spec or Preprocess(size=model.config.image_size)
+        checkpoint = Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=spec, classes=classes)
+        save_checkpoint(checkpoint, name)
+        return name
+
+    return save_model
+
+
+@pytest.fixture
+def photos() -> Path:
+    for name, size in (("a/one.png", (300, 260)), ("b/one.png", (240, 400)), ("b/two.jpg", (64, 40))):
+        Path(name).parent.mkdir(exist_ok=True)
+        picture(len(name), size).save(name)
+    return Path()
+
+
+def test_explain_writes_all_pictures(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save(spec=Preprocess(size=(32, 32), resize="shortest", crop=0.9))
+    assert main(["explain", model, "a", "b/*.png", "b/two.jpg"]) == 0
+    printed = capsys.readouterr().out
+    for text in ("class [", "one.png", "two.jpg", "deletion", "random", "auto took ", "runs/explain-1/sheet.png"):
+        assert text in printed
+    assert "next: vitrail figures model.safetensors a/one.png" in printed
+    folder = Path("runs/explain-1")
+    kinds = ("-heads.png", "-layers.png", "-overlay.png", ".npz")
+    expected = {f"{name}{kind}" for name in ("one", "one-2", "two") for kind in kinds}
+    assert {path.name for path in folder.iterdir()} == expected | {"sheet.png"}
+    with Image.open(folder / "one-overlay.png") as image:
+        assert image.size == (300, 260)
+    with Image.open(folder / "one-2-overlay.png") as image:
+        assert image.size == (240, 400)
+    with Image.open(folder / "sheet.png") as image:
+        assert image.width > 1000
+    maps = np.load(folder / "one.npz")
+    assert maps["map"].shape == (4, 4)
+    assert maps["attention"].shape == (3, 4, 4, 4)
+    assert maps["picture"].tolist() == [260, 300]
+    assert maps["view"] == pytest.approx([13, 33, 234, 234], abs=9)
+
+
+def test_json_and_choices(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["explain", save(), "a/one.png", "--method", "attention", "--layers", "0,-1", "--heads", "3"]
+    assert main([*command, "--target", "class [2]", "--score", "--out", "here", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["method"] == "attention"
+    (entry,) = result["pictures"]
+    assert entry["target"] == "class [2]"
+    assert set(entry["faithfulness"]) == {"deletion", "insertion", "score"}
+    assert all(Path(path).is_file() for path in result["written"])
+    maps = np.load("here/one.npz")
+    assert np.allclose(maps["map"], maps["attention"][[0, 2], 3].mean(axis=0), atol=1e-6)
+    assert maps["target"] == 2
+
+
+def test_auto_in_json_lists_the_methods(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", save(), "a/one.png", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["methods"]) == {"attention", "rollout", "gradient-rollout", "relevance", "random"}
+    best = max(
+        (name for name in result["methods"] if name != "random"), key=lambda name: result["methods"][name]["score"]
+    )
+    assert result["method"] == best
+
+
+def test_a_broken_picture_does_not_cost_the_others(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a/broken.png").write_bytes(b"no picture")
+    assert main(["explain", save(), "a", "--method", "rollout"]) == 1
+    printed = capsys.readouterr().out
+    assert "not explained" in printed
+    assert "not a picture of a known format" in printed
+    assert Path("runs/explain-1/one-overlay.png").is_file()
+
+
+def test_explanations_that_say_nothing_are_no_pictures(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", save(image_size=(32, 32), patch_size=(32, 32)), "a", "--method", "rollout"]) == 2
+    assert "single patch" in capsys.readouterr().err
+    assert not list(Path("runs").rglob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a/one.png"], "give at least one picture"),
+        (["a/one.png", "nothing.jpg"], "no such file"),
+        (["a/one.png", "none*.jpg"], "names no picture"),
+        (["a/one.png", "a", "--layers", "x"], "layers must be whole numbers"),
+        (["a/one.png", "a", "--method", "attention", "--heads", "9"], "head must be between -4 and 3"),
+        (["a/one.png", "a", "--method", "rolout"], "rollout"),
+        (["a/one.png", "a", "--target", "dog"], "unknown class 'dog'"),
+    ],
+)
+def test_mistakes_exit_with_2(
+    arguments: list[str], message: str, save, photos, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", save(), *arguments[1:]]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_picture_in_the_models_place(photos, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "a/one.png", "b"]) == 2
+    assert "the first argument must be a checkpoint" in capsys.readouterr().err
+
+
+def test_figures(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figures", save(), "a", "b"]) == 0
+    printed = capsys.readouterr().out
+    assert "note" not in printed
+    assert "next: vitrail explain model.safetensors a b" in printed
+    written = {path.name for path in Path("runs/figures-1").iterdir()}
+    assert written == {
+        f"{name}.{kind}" for name in ("filters", "positions", "distance", "attention") for kind in ("pdf", "png")
+    }
+
+
+def test_figures_say_what_a_model_has_not(save, capsys: pytest.CaptureFixture[str]) -> None:
+    stem = ConvStem(widths=(8, 16), strides=(2, 2))
+    model = save(stem=stem, patch_size=(2, 2), positions=PositionConfig(kind="none"), pooling="map")
+    assert main(["figures", model, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    notes = " ".join(result["notes"])
+    for text in ("first 3×3 convolution of the conv stem", "this model has none", "two photographs"):
+        assert text in notes
+    assert {Path(path).stem for path in result["written"]} == {"filters", "distance", "attention"}
+
+
+def test_figures_of_many_channels_need_no_pictures(save, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = Preprocess(size=(32, 32), channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
+    assert main(["figures", save(channels=5, spec=spec), "--out", "f"]) == 0
+    assert "wants 5 channels" in capsys.readouterr().out
+    assert {path.stem for path in Path("f").iterdir()} == {"filters", "positions"}
+
+
+def test_small_parts(photos) -> None:
+    assert parse_numbers("layers", "0,5,-1") == (0, 5, -1)
+    assert parse_numbers("layers", None) is None
+    assert find_pictures(("b", "b/two.jpg")) == [Path("b/one.png"), Path("b/two.jpg")]
+    assert unique_names([Path("a/x.png"), Path("b/x.png"), Path("x-2.png")]) == ["x", "x-2", "x-2-2"]
+    assert torch.is_grad_enabled()
