@@ -181,7 +181,7 @@ def _brier(probabilities: Floats, truth: Integers) -> float:
     return float((distance**2).sum(axis=1).mean())
 
 
-def _divide(above: Floats, below: Any) -> Floats:
+def _divide(above: Any, below: Any) -> Floats:
     return np.divide(above, below, out=np.full(len(above), np.nan), where=np.asarray(below) > 0)
 
 
