@@ -17,8 +17,11 @@ from vitrail.errors import VitrailError
 VERBS = {
     "convert": "Convert a checkpoint to another format, and prove that it computes the same.",
     "data": "Check a data set, show what the model sees of it, or write it as shards.",
+    "embed": "Write what the model's head sees of pictures, and a map of it.",
+    "eval": "Measure a model on a data set: accuracy, calibration, confusion, the worst mistakes.",
     "inspect": "Show what a checkpoint is, and what may be wrong with it.",
     "models": "List the model variants: patch, layers, width, heads, parameters, GMACs.",
+    "predict": "Say what is on pictures: files, folders, patterns or standard input.",
     "summary": "Show a model step by step: the shape after each, parameters and MACs.",
 }
 

@@ -140,9 +140,9 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
     """For each class of the data, its place in the model's head; by name, never by position unless that is said."""
     known = predictor.classes
     if known is None:
-        width = predictor.model.config.num_classes
+        width = predictor.num_classes
         if by_position and width == len(classes):
-            return list(range(width))
+            return list(range(len(classes)))
         if by_position:
             raise DataError(f"the model has {width} classes and the data have {len(classes)}; they must be the same.")
         raise DataError(

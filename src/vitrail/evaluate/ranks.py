@@ -1,5 +1,8 @@
 """Dividing work over the processes of torch.distributed, and bringing the results together in order."""
 
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -32,3 +35,16 @@ class Ranks:
         everything: list[T | None] = [None] * self.world_size
         dist.all_gather_object(everything, own)
         return [item for item in everything if item is not None]
+
+
+@contextmanager
+def join_ranks() -> Generator[Ranks]:
+    """The ranks that torchrun started, together for as long as the block lasts; one alone without torchrun."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+        yield Ranks.current()
+        return
+    dist.init_process_group("gloo")  # what is gathered lies in main memory, whatever computes
+    try:
+        yield Ranks.current()
+    finally:
+        dist.destroy_process_group()

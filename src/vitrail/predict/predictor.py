@@ -45,6 +45,13 @@ class Predictor:
             raise InputError(f"this predictor runs on {type(self.runtime).__name__}, which has no torch model.")
         return self.runtime.model
 
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes the head has; None where only the runtime knows."""
+        if self.classes is not None:
+            return len(self.classes)
+        return self.model.config.num_classes if isinstance(self.runtime, TorchRuntime) else None
+
     def __call__(self, images: Tensor | Sequence[Tensor]) -> Tensor:
         """Logits of prepared pictures (B, C, H, W), without gradients; lists of several sizes need the torch model."""
         if isinstance(images, Tensor):
@@ -70,8 +77,14 @@ class Predictor:
             raise ConfigError(f"top_k must be at least 1; got {top_k}.")
         if _is_one(pictures):
             return self._prediction(*self._one(cast("Picture", pictures), self.runtime.logits), top_k)
-        named = name_pictures(cast("Iterable[Picture]", pictures))
-        return (self._prediction(name, value, top_k) for name, value in self.logits(named, batch_size))
+        return self.predict_named(name_pictures(cast("Iterable[Picture]", pictures)), top_k, batch_size)
+
+    def predict_named(
+        self, pictures: Iterable[Named], top_k: int = TOP_K, batch_size: int | None = None
+    ) -> Iterator[Prediction]:
+        """`predict` for pictures that have names of their own."""
+        self._require_classes()
+        return (self._prediction(name, value, top_k) for name, value in self.logits(pictures, batch_size))
 
     @overload
     def embed(self, pictures: Picture, *, batch_size: int | None = ...) -> Embedding: ...
@@ -145,7 +158,7 @@ class Predictor:
         return Prediction(picture=name, labels=labels, scores=tuple(float(score) for score in scores), indices=places)
 
     def _require_classes(self) -> None:
-        if isinstance(self.runtime, TorchRuntime) and not self.model.config.num_classes:
+        if self.num_classes == 0:
             raise WeightsError("this checkpoint has no classes to predict; use embed, or train a head for it.")
 
 
