@@ -22,7 +22,10 @@ Model = Annotated[
     str | None,
     Parameter(help="The checkpoint, so that every positional argument is a picture [default: the bundled cifar10]."),
 ]
-ListFile = Annotated[str | None, Parameter(name="--list", help="A file with one path per line; - for standard input.")]
+ListFile = Annotated[
+    str | None,
+    Parameter(name="--list", allow_leading_hyphen=True, help="A file with one path per line; - for standard input."),
+]
 
 
 def predict(

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import hsv_to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
 from vitrail.evaluate.metrics import Calibration, Integers
@@ -96,9 +97,9 @@ def reliability_figure(calibration: Calibration, title: str) -> Figure:
     above, below = figure.subplots(2, 1, height_ratios=(3.2, 1), sharex=True)
     filled = calibration.counts > 0
     hits, means = calibration.accuracy[filled], calibration.confidence[filled]
+    left, right = edges[:-1][filled] + 0.03 * width, edges[1:][filled] - 0.03 * width
     above.bar(centres[filled], hits, 0.94 * width, color=BLUE, label="accuracy")
-    low, high = np.minimum(hits, means), np.maximum(hits, means)
-    above.bar(centres[filled], high - low, 0.94 * width, bottom=low, color=RED, alpha=0.35, label="gap to confidence")
+    above.hlines(means, left, right, color=RED, linewidth=2.4, label="mean confidence")
     above.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1, label="perfect")
     above.set_ylim(0, 1.02)
     above.set_xlim(0, 1)
@@ -155,7 +156,7 @@ def _write_ends(axes: Axes, ends: list[tuple[float, str, str]], last: int) -> No
 def map_figure(points: np.ndarray[Any, Any], labels: Sequence[str] | None, title: str) -> Figure:
     """A 2-D map of features (N, 2), coloured by class."""
     figure, axes = new_figure(7.4, 6.0)
-    size = float(np.clip(4000 / len(points), 3, 40))
+    size = float(np.clip(24_000 / len(points), 5, 40))
     if labels is None:
         axes.scatter(points[:, 0], points[:, 1], s=size, color=BLUE, alpha=0.7, linewidths=0)
     else:
@@ -177,12 +178,11 @@ def _scatter_classes(axes: Axes, points: np.ndarray[Any, Any], labels: np.ndarra
         axes.scatter(own[:, 0], own[:, 1], s=size, color=color, alpha=0.75, linewidths=0, label=shorten(name, 18))
         if many:  # a legend of so many colours says nothing; the name stands where its class is
             middle = np.median(own, axis=0)
-            axes.annotate(shorten(name, 14), (middle[0], middle[1]), ha="center", va="center", fontsize=6.5, color=INK)
+            text = axes.annotate(shorten(name, 14), (middle[0], middle[1]), ha="center", va="center", fontsize=7)
+            text.set_path_effects([withStroke(linewidth=2, foreground="white")])
     if not many:
-        legend = axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        for handle in legend.legend_handles:
-            if handle is not None:
-                handle.set_alpha(1)
+        scale = (40 / size) ** 0.5
+        axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=scale)
 
 
 def _hue(number: int, count: int) -> tuple[float, float, float]:
