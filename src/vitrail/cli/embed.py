@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from vitrail.cli.options import Device
-from vitrail.cli.predict import ListFile, Model, gather, open_predictor, tell_apart
+from vitrail.cli.predict import ListFile, Model, Pictures, gather, open_predictor, tell_apart
 from vitrail.cli.printing import plain, print_end, progress_bar
 from vitrail.cli.rows import load_pyarrow
 from vitrail.cli.runs import new_run_folder
@@ -36,7 +36,7 @@ class _Table:
 
 
 def embed(
-    *pictures: str,
+    *pictures: Pictures,
     model: Model = None,
     data: str | None = None,
     split: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
@@ -72,7 +72,7 @@ def embed(
     """
     if form == "parquet":
         load_pyarrow("writing Parquet")
-    source, names = tell_apart(pictures, model)
+    source, names = tell_apart(pictures, model, embed)
     if data is not None and (names or list_file):
         raise ConfigError(f"give pictures or --data, not both; got --data {data} and {list_file or names[0]}.")
     if data is None:

@@ -1,9 +1,10 @@
 """`vitrail predict`: labels for pictures."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -28,8 +29,12 @@ ListFile = Annotated[
 ]
 
 
+# A lone hyphen is a value; every other one that cyclopts then lets pass is refused in `tell_apart`.
+Pictures = Annotated[str, Parameter(allow_leading_hyphen=True)]
+
+
 def predict(
-    *pictures: str,
+    *pictures: Pictures,
     model: Model = None,
     list_file: ListFile = None,
     top_k: int = 3,
@@ -60,7 +65,7 @@ def predict(
     if top_k < 1:
         raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
     chosen = choose_format(form, out)
-    source, names = tell_apart(pictures, model)
+    source, names = tell_apart(pictures, model, predict)
     stream = gather(names, list_file)
     predictor = open_predictor(source, device)
     top_k = min(top_k, predictor.num_classes or top_k)
@@ -78,8 +83,13 @@ def predict(
     return BROKEN if broken else 0
 
 
-def tell_apart(arguments: tuple[str, ...], model: str | None) -> tuple[str, tuple[str, ...]]:
+def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[..., int]) -> tuple[str, tuple[str, ...]]:
     """The model and the pictures among what was typed."""
+    for name in arguments:
+        if name.startswith("-") and name != "-":
+            near = get_close_matches(name, _options(verb), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"unknown option {name}; {hint}A picture of that name is ./{name}")
     from vitrail.weights.bundled import DEFAULT
     from vitrail.weights.pretrained import names_checkpoint
 
@@ -91,6 +101,16 @@ def tell_apart(arguments: tuple[str, ...], model: str | None) -> tuple[str, tupl
         if names_checkpoint(name) and not Path(name).is_dir():
             raise ConfigError(f"{name} is a checkpoint, not a picture; the model comes first, or as --model {name}.")
     return DEFAULT, arguments
+
+
+def _options(verb: Callable[..., int]) -> list[str]:
+    """The options of a verb, as they are typed."""
+    names: list[str] = []
+    for name, hint in get_type_hints(verb, include_extras=True).items():
+        told = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Parameter)]
+        written = [str(text) for texts in told for text in ([texts] if isinstance(texts, str) else texts or ())]
+        names += written or [f"--{name.replace('_', '-')}"]
+    return names
 
 
 def gather(names: tuple[str, ...], list_file: str | None) -> "Iterator[Named]":
