@@ -8,8 +8,9 @@ from torch import Tensor
 
 from vitrail.model import ViT
 
-# Activations of one call that stay near the processor: larger batches were no faster, and cost memory in every thread.
-ACTIVATION_BYTES = 40_000_000
+# Tokens of one call: enough rows for a matrix product to run at full speed on one core, and few enough that even some
+# dozens of pictures keep all cores busy and that every thread's activations stay small.
+TOKENS_PER_CALL = 4096
 LARGEST_BATCH = 64
 DEVICE_BATCH = 64  # on an accelerator, which wants more work per call
 
@@ -55,8 +56,7 @@ class TorchRuntime:
     def batch_size(self) -> int:
         if self.device.type != "cpu":
             return DEVICE_BATCH
-        config = self.model.config
-        return max(1, min(LARGEST_BATCH, ACTIVATION_BYTES // (4 * config.tokens * config.hidden_width)))
+        return max(1, min(LARGEST_BATCH, TOKENS_PER_CALL // self.model.config.tokens))
 
     @torch.inference_mode()
     def logits(self, images: Tensor | Sequence[Tensor]) -> Tensor:
