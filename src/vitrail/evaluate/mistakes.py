@@ -31,7 +31,7 @@ def mistakes_sheet(evaluation: Evaluation, dataset: Dataset) -> Image.Image:
     tiles = [
         Tile(
             image=_load(source, int(evaluation.samples[place])),
-            caption=f"{evaluation.classes[int(row.argmax())]} {share:.0%}\n"
+            caption=f"{share:.0%} {evaluation.classes[int(row.argmax())]}\n"
             f"is: {evaluation.classes[evaluation.targets[place]]}",
         )
         for place, row, share in zip(worst, logits, sure, strict=True)
