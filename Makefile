@@ -21,6 +21,7 @@ bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.model
 	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.data
+	$(BIN)/python -m benchmarks.predict
 
 lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock
 	echo '# Written by `make lock`; the Makefile installs with this file as a constraint.' > requirements.lock

@@ -1,8 +1,8 @@
 """The other libraries, importable on a machine whose torchvision has no matching binary (oracles and benchmarks only).
 
 torchvision's wheel may not load its compiled operators beside a CPU build of torch, and then fails at import while
-registering fakes for them; transformers in turn fails to import while such a torchvision is installed. ViTs need none
-of those operators, so they are ignored during that one import. Import the peers from here, never directly.
+registering fakes for them; transformers and torchmetrics in turn fail to import beside such a torchvision. ViTs need
+none of those operators, so they are ignored during that one import. Import the peers from here, never directly.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,7 @@ def _import_torchvision() -> Any:
 torchvision = _import_torchvision()
 
 import timm  # noqa: E402
+import torchmetrics.classification  # noqa: E402
 import transformers  # noqa: E402
 
-__all__ = ["timm", "torchvision", "transformers"]
+__all__ = ["timm", "torchmetrics", "torchvision", "transformers"]

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitrail.errors import VitrailError
     from vitrail.model import ViT, ViTConfig, create, variants
-    from vitrail.weights.pretrained import load
+    from vitrail.predict import Predictor, load
 
 __version__ = "0.1.0.dev0"
 
 # Public name → the module that defines it.
 _HOME = {
+    "Predictor": "vitrail.predict",
     "ViT": "vitrail.model",
     "ViTConfig": "vitrail.model",
     "VitrailError": "vitrail.errors",
     "create": "vitrail.model",
-    "load": "vitrail.weights.pretrained",
+    "load": "vitrail.predict",
     "variants": "vitrail.model",
 }
 
-__all__ = ["ViT", "ViTConfig", "VitrailError", "__version__", "create", "load", "variants"]
+__all__ = ["Predictor", "ViT", "ViTConfig", "VitrailError", "__version__", "create", "load", "variants"]
 
 
 def __getattr__(name: str) -> object:

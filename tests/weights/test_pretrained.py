@@ -9,6 +9,7 @@ import vitrail
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import write_checkpoint
+from vitrail.weights.pretrained import names_checkpoint
 
 
 def test_load_gives_the_model_and_what_belongs_to_it(
@@ -57,3 +58,16 @@ def test_bad_requests(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
     torch.save({}, tmp_path / "a.pth")
     with pytest.raises(WeightsError, match="vitrail convert"):
         vitrail.load(tmp_path / "a.pth")
+
+
+def test_what_looks_like_a_checkpoint(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "run-1" / "weights" / "best.safetensors")
+    (tmp_path / "pictures" / "cat").mkdir(parents=True)
+    (tmp_path / "cifar10").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for text in ("hf://a/b", "google://B_16", "cifar10", "a.npz", "missing.safetensors", "run-1"):
+        assert names_checkpoint(text), text
+    for text in ("pictures", "a.jpg", "./cifar10", "missing", "run-1/weights/none"):
+        assert not names_checkpoint(text), text

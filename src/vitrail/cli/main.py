@@ -18,12 +18,15 @@ VERBS = {
     "convert": "Convert a checkpoint to another format, and prove that it computes the same.",
     "data": "Check a data set, show what the model sees of it, or write it as shards.",
     "demo": "Train a small ViT on handwritten digits in under a minute, and show what it has learnt.",
+    "embed": "Write what the model's head sees of pictures, and a map of it.",
+    "eval": "Measure a model on a data set: accuracy, calibration, confusion, the worst mistakes.",
     "explain": "Show which parts of pictures a checkpoint decides by, and how far to believe it.",
     "figures": "Draw the paper's figures for a checkpoint: filters, positions, attention distance, attention.",
     "inspect": "Show what a checkpoint is, and what may be wrong with it.",
     "models": "List the model variants: patch, layers, width, heads, parameters, GMACs.",
-    "train": "Train or fine-tune on pictures; resumable, on one process or many.",
+    "predict": "Say what is on pictures: files, folders, patterns or standard input.",
     "summary": "Show a model step by step: the shape after each, parameters and MACs.",
+    "train": "Train or fine-tune on pictures; resumable, on one process or many.",
 }
 
 USER_ERROR = 2

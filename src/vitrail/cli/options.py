@@ -9,6 +9,7 @@ from vitrail.errors import ConfigError
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
 Size = Annotated[str | None, Parameter(help="Pixels: 384, or HEIGHTxWIDTH such as 224x320.")]
+Device = Annotated[str, Parameter(help="Where to compute: auto, cpu, cuda, cuda:1, mps, …")]
 
 # What a foreign checkpoint may not say, or what the user knows better.
 Heads = Annotated[int | None, Parameter(help="Number of heads, where the file does not tell.")]

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a path, a run folder, `hf://owner/name[@revision]`, or `google://NAME` of a Google release."""
+"""Where a checkpoint is: a path, a run folder, a bundled name, `hf://owner/name[@revision]`, or `google://NAME`."""
 
 import re
 from dataclasses import replace
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitrail.errors import WeightsError
 from vitrail.model import ResNetStem
+from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.hub_names import MIRRORS
 from vitrail.weights.infer import Hints
@@ -24,6 +25,8 @@ def fetch(source: str | Path, allow_pickle: bool = False) -> Path:
         return _download(text.removeprefix("hf://"), allow_pickle)
     if "://" in text:
         raise WeightsError(f"a checkpoint is a path, hf://owner/name or google://NAME; got {text}.")
+    if isinstance(source, str) and text in bundled.NAMES:  # a folder of that name is reached as ./cifar10
+        return bundled.bundled_path(text)
     path = Path(text).expanduser()
     if not path.exists():
         hint = f"; for a model of the hub write hf://{text}" if re.fullmatch(r"[\w.-]+/[\w.-]+", text) else ""

@@ -1,4 +1,4 @@
-"""`vitrail.load`: a checkpoint from anywhere as a model ready to use."""
+"""A checkpoint from anywhere as a model, adapted: what prediction and training start from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
+from vitrail.errors import WeightsError
 from vitrail.model import ViT
 from vitrail.model.config import Pair
+from vitrail.weights import bundled
 from vitrail.weights.adapt import Kernel, adapt
 from vitrail.weights.checkpoint import Checkpoint, FormatName, Origin
-from vitrail.weights.formats import read_checkpoint
+from vitrail.weights.formats import SUFFIXES, find_files, read_checkpoint
 from vitrail.weights.hub import fetch, settle_google
 from vitrail.weights.infer import Hints
+
+_SUFFIXES = {suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,16 @@ class Pretrained:
             return self.model(images)
 
 
+def names_checkpoint(text: str) -> bool:
+    """Whether a text is a checkpoint's by its looks: an address, a bundled name, a suffix, or a folder with weights."""
+    if text in bundled.NAMES or text.startswith(("hf://", "google://")) or Path(text).suffix.lower() in _SUFFIXES:
+        return True
+    try:
+        return Path(text).is_dir() and bool(find_files(Path(text)))
+    except (WeightsError, OSError):
+        return False
+
+
 def open_checkpoint(
     source: str | Path,
     *,
@@ -40,7 +54,7 @@ def open_checkpoint(
     allow_pickle: bool = False,
     verify: bool = True,
 ) -> Checkpoint:
-    """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`."""
+    """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`, or a bundled one by its name."""
     path = fetch(source, allow_pickle)
     checkpoint = read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify)
     return settle_google(source, checkpoint, hints)

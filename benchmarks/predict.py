@@ -1,0 +1,170 @@
+"""Pictures per second from files to labels, beside transformers' pipeline and a timm + DataLoader loop, same weights.
+
+    python -m benchmarks.predict [--pictures 2000] [--models vit-ti16 vit-b16] [--repeats 3] [--batch-size 16]
+
+JPEGs of 500×375 are stretches of scikit-learn's two photographs. Each contestant reads the same files, prepares them as
+its family does, and gives the best five classes of each; ours runs once with transformers' preprocessing and once with
+timm's, so that both compare like with like. Contestants take turns, and the best turn of each counts. `busy` is CPU
+time (with child processes) over wall time and cores, in that best turn. The labels of all must agree.
+"""
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from torch.utils.data import DataLoader, Dataset
+
+import vitrail
+from benchmarks.data import write_photographs
+from benchmarks.peers import timm, transformers
+from vitrail.data.preprocess import preset
+from vitrail.model import PositionConfig, ViT, variant
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.formats import write_checkpoint
+
+Run = Callable[[], list[int]]  # goes through all pictures and returns the best class of each
+TOP_K = 5
+PEER_WORKERS = os.cpu_count() or 1
+
+
+class Pictures(Dataset):
+    """Files as the usual loop reads them."""
+
+    def __init__(self, paths: list[Path], transform: Callable) -> None:
+        self.paths, self.transform = paths, transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(self.paths[index]) as image:
+            return self.transform(image.convert("RGB"))
+
+
+def make_checkpoint(name: str) -> Checkpoint:
+    """Random weights whose answers differ from picture to picture."""
+    torch.manual_seed(0)
+    config = variant(name, num_classes=1000, positions=PositionConfig(resample="timm"))
+    model = ViT(config)
+    torch.nn.init.normal_(model.head.weight, std=0.5)
+    return Checkpoint(config=config, tensors=model.state_dict(), preprocess=preset("timm", config.image_size))
+
+
+def our_run(checkpoint: Checkpoint, family: str, paths: list[Path], folder: Path) -> Run:
+    file = folder / f"{family}.safetensors"
+    write_checkpoint(replace(checkpoint, preprocess=preset(family, checkpoint.config.image_size)), file)
+    predictor = vitrail.load(file)
+    return lambda: [row.indices[0] for row in predictor.predict(paths, top_k=TOP_K)]
+
+
+def pipeline_run(checkpoint: Checkpoint, paths: list[Path], folder: Path, batch_size: int) -> Run:
+    target = folder / "hf"
+    if not target.exists():
+        spec = preset("hf", checkpoint.config.image_size)
+        config = replace(checkpoint.config, positions=PositionConfig(resample="hf"))
+        write_checkpoint(replace(checkpoint, config=config, preprocess=spec), target, "hf")
+    pipe = transformers.pipeline("image-classification", model=str(target), device="cpu")
+    names = [str(path) for path in paths]
+    places = pipe.model.config.label2id
+    return lambda: [places[row[0]["label"]] for row in pipe(names, top_k=TOP_K, batch_size=batch_size)]
+
+
+def timm_run(checkpoint: Checkpoint, paths: list[Path], folder: Path, batch_size: int) -> Run:
+    write_checkpoint(checkpoint, folder / "timm", "timm")
+    model = timm.create_model(f"local-dir:{folder / 'timm'}", pretrained=True).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    loader = DataLoader(Pictures(paths, transform), batch_size=batch_size, num_workers=PEER_WORKERS)
+
+    def run() -> list[int]:
+        found: list[int] = []
+        with torch.inference_mode():
+            for images in loader:
+                scores, places = model(images).softmax(1).topk(TOP_K)
+                assert scores.shape[1] == TOP_K
+                found += places[:, 0].tolist()
+        return found
+
+    return run
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def measure(runs: dict[str, Run], repeats: int) -> dict[str, tuple[float, float, list[int]]]:
+    """Best pictures per second, how busy the cores were then, and the answers."""
+    best: dict[str, tuple[float, float, list[int]]] = {}
+    for turn in range(repeats):
+        names = list(runs)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start, used = time.perf_counter(), cpu_seconds()
+            answers = runs[name]()
+            wall = time.perf_counter() - start
+            speed = len(answers) / wall
+            busy = (cpu_seconds() - used) / wall / (os.cpu_count() or 1)
+            if name not in best or speed > best[name][0]:
+                best[name] = (speed, busy, answers)
+    return best
+
+
+def compare(name: str, paths: list[Path], repeats: int, batch_size: int) -> dict[str, tuple[float, float, list[int]]]:
+    checkpoint = make_checkpoint(name)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        runs = {
+            "vitrail, as transformers": our_run(checkpoint, "hf", paths, place),
+            "transformers pipeline": pipeline_run(checkpoint, paths, place, 1),
+            f"transformers pipeline, batch {batch_size}": pipeline_run(checkpoint, paths, place, batch_size),
+            "vitrail, as timm": our_run(checkpoint, "timm", paths, place),
+            f"timm + DataLoader, batch {batch_size}": timm_run(checkpoint, paths, place, batch_size),
+        }
+        for run in runs.values():
+            assert len(run()) == len(paths)  # warms files, kernels and allocators
+        return measure(runs, repeats)
+
+
+def agreement(first: list[int], second: list[int]) -> float:
+    return sum(one == other for one, other in zip(first, second, strict=True)) / len(first)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=int, default=2000)
+    parser.add_argument("--models", nargs="+", default=["vit-ti16", "vit-s16", "vit-b16"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=16)
+    options = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    title = f"{options.pictures} JPEGs of 500×375 → labels, best of {options.repeats} interleaved turns"
+    table = Table("model", "contestant", "pictures/s", "busy", "ours / theirs", "same label", title=title)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    with tempfile.TemporaryDirectory() as folder:
+        write_photographs(Path(folder), options.pictures, 500, 375)
+        paths = sorted(Path(folder).rglob("*.jpg"))
+        for name in options.models:
+            ours: tuple[float, float, list[int]] = (0.0, 0.0, [])
+            for contestant, found in compare(name, paths, options.repeats, options.batch_size).items():
+                if contestant.startswith("vitrail"):
+                    ours = found
+                    ratio = same = ""
+                else:
+                    ratio, same = f"{ours[0] / found[0]:.2f}×", f"{agreement(ours[2], found[2]):.1%}"
+                table.add_row(name, contestant, f"{found[0]:,.1f}", f"{found[1]:.0%}", ratio, same)
+            table.add_section()
+    Console(highlight=False, width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""`vitrail embed`: features of pictures or of a data set, and a map of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from vitrail.cli.options import Device
+from vitrail.cli.predict import ListFile, Model, Pictures, gather, open_predictor, tell_apart
+from vitrail.cli.printing import plain, print_end, progress_bar
+from vitrail.cli.rows import load_pyarrow
+from vitrail.cli.runs import new_run_folder
+from vitrail.data.config import DataConfig
+from vitrail.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from vitrail.predict import Predictor
+
+BROKEN = 1
+MOST_POINTS = 5000  # on a map; t-SNE of more takes minutes and shows no more
+_PLAIN = DataConfig()
+
+
+@dataclass(kw_only=True)
+class _Table:
+    """What is written: a column each."""
+
+    pictures: list[str] = field(default_factory=list[str])
+    vectors: list[Any] = field(default_factory=list[Any])
+    labels: list[str] = field(default_factory=list[str])
+    splits: list[str] = field(default_factory=list[str])
+    broken: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def embed(
+    *pictures: Pictures,
+    model: Model = None,
+    data: str | None = None,
+    split: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    config: Annotated[DataConfig, Parameter(name="*")] = _PLAIN,
+    list_file: ListFile = None,
+    form: Annotated[Literal["npz", "parquet"], Parameter(name="--format")] = "npz",
+    draw: Annotated[Literal["pca", "tsne", "none"], Parameter(name="--map")] = "pca",
+    out: Path | None = None,
+    batch_size: int | None = None,
+    device: Device = "auto",
+) -> int:
+    """Write what the model's head sees: vitrail embed [MODEL] PICTURES… or vitrail embed [MODEL] --data DATA
+
+    What a model and a picture can be is said in `vitrail predict --help`. With a data set the labels and splits are
+    written too. A picture that cannot be read is left out and named, and the exit code is 1.
+
+    Parameters
+    ----------
+    pictures
+        [MODEL] PICTURES…, as for `vitrail predict`.
+    data
+        A data set instead of pictures: see `vitrail data --help`.
+    split
+        The splits of the data set [default: all].
+    form
+        The file to write.
+    draw
+        The 2-D map to draw of the features.
+    out
+        The folder to write to [default: runs/embed-N].
+    batch_size
+        Pictures per call of the model [default: what suits it].
+    """
+    if form == "parquet":
+        load_pyarrow("writing Parquet")
+    source, names = tell_apart(pictures, model, embed)
+    if data is not None and (names or list_file):
+        raise ConfigError(f"give pictures or --data, not both; got --data {data} and {list_file or names[0]}.")
+    if data is None:
+        if split:
+            raise ConfigError("--split goes with --data.")
+        stream = gather(names, list_file)
+        table = _embed_pictures(open_predictor(source, device), stream, batch_size)
+    else:
+        table = _embed_data(open_predictor(source, device), data, config, split)
+    if not table.vectors:
+        raise InputError(f"no picture could be read; the first: {next(iter(table.broken.values()), 'none given')}")
+    folder = new_run_folder("embed", out)
+    paths = [_write(table, folder, form)]
+    if draw != "none" and len(table.vectors) >= 3:
+        paths.append(_draw(table, folder, draw))
+    _print(table)
+    print_end(paths, f"vitrail eval {source} DATA --probe knn linear" if data is None else _next(source, data))
+    return BROKEN if table.broken else 0
+
+
+def _next(source: str, data: str) -> str:
+    return f"vitrail eval {source} {data} --probe knn linear"
+
+
+def _embed_pictures(predictor: "Predictor", stream: Any, batch_size: int | None) -> _Table:
+    table = _Table()
+    with progress_bar("pictures") as advance:
+        for name, value in predictor.features(stream, batch_size):
+            if isinstance(value, str):
+                table.broken[name] = value
+            else:
+                table.pictures.append(name)
+                table.vectors.append(value.numpy())
+            advance(1)
+    return table
+
+
+def _embed_data(predictor: "Predictor", where: str, config: DataConfig, splits: Sequence[str]) -> _Table:
+    from vitrail.data.opening import open_data
+
+    dataset = open_data(where, config)
+    chosen = splits or tuple(dataset.splits)
+    table = _Table()
+    with progress_bar("pictures", sum(len(dataset.split(name)) for name in chosen)) as advance:
+        for name in chosen:
+            source = dataset.split(name)
+            pictures = ((source.key(index), source.picture(index)) for index in range(len(source)))
+            for index, (key, value) in enumerate(predictor.features(pictures)):
+                if isinstance(value, str):
+                    table.broken[key] = value
+                else:
+                    table.pictures.append(key)
+                    table.vectors.append(value.numpy())
+                    table.labels.append(dataset.classes[source.labels[index]])
+                    table.splits.append(name)
+                advance(1)
+    return table
+
+
+def _write(table: _Table, folder: Path, form: str) -> Path:
+    import numpy as np
+
+    from vitrail.weights.files import atomic_path
+
+    path = folder / f"features.{form}"
+    vectors = np.stack(table.vectors)
+    columns = {"picture": table.pictures, "label": table.labels, "split": table.splits}
+    columns: dict[str, Any] = {name: values for name, values in columns.items() if values}
+    with atomic_path(path) as draft:
+        if form == "npz":
+            with draft.open("wb") as file:
+                np.savez(file, features=vectors, **columns)
+        else:
+            pa, pq = load_pyarrow("writing Parquet")
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+            pq.write_table(pa.table({**columns, "features": lists}), draft)
+    return path
+
+
+def _draw(table: _Table, folder: Path, method: Literal["pca", "tsne"]) -> Path:
+    import numpy as np
+
+    from vitrail.data.augment.draws import permutation
+    from vitrail.evaluate.plots import map_figure, save_figure
+    from vitrail.evaluate.projection import project
+
+    chosen = np.sort(permutation(0, 0, len(table.vectors), "map")[:MOST_POINTS])
+    points = project(np.stack([table.vectors[place] for place in chosen]), method)
+    labels = [table.labels[place] for place in chosen] if table.labels else None
+    shown = "" if len(chosen) == len(table.vectors) else f" of {len(table.vectors):,}"
+    title = f"{'t-SNE' if method == 'tsne' else 'PCA'} of {len(chosen):,}{shown} pictures"
+    path = folder / f"map_{method}.png"
+    save_figure(map_figure(points, labels, title), path)
+    return path
+
+
+def _print(table: _Table) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{len(table.vectors):,} pictures, {len(table.vectors[0])} features each")
+    for name, why in list(table.broken.items())[:10]:
+        console.print(plain(f"left out {name}: {why}"), style="yellow")
+    if len(table.broken) > 10:
+        console.print(f"… and {len(table.broken) - 10} more", style="yellow")

@@ -1,0 +1,118 @@
+"""What `vitrail eval` prints."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vitrail.cli.printing import plain
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.evaluation import Evaluation
+    from vitrail.evaluate.metrics import Rate
+
+MAX_CLASSES = 20
+
+
+def print_evaluation(title: str, found: "Evaluation", facts: dict[str, Any], note: str) -> None:
+    """The numbers, the classes and the mistakes."""
+    metrics = found.metrics
+    console = _begin(f"{title}: {len(found.targets):,} pictures", note)
+    rows = [("top-1", _describe(metrics.top1))]
+    rows += [("top-5", _describe(metrics.top5))] if metrics.top5 else []
+    rows += [
+        ("macro F1", f"{metrics.macro_f1:.3f}"),
+        ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
+        ("calibration error", f"{metrics.calibration.error:.2%}"),
+        ("NLL, Brier", f"{metrics.nll:.4f}, {metrics.brier:.4f}"),
+        ("throughput", f"{found.images_per_second:,.0f} pictures/s"),
+        *_extra_rows(facts),
+    ]
+    console.print(_number_table(rows))
+    console.print()
+    console.print(_class_table(found))
+    console.print()
+    _print_mistakes(console, found)
+
+
+def print_probes(title: str, facts: dict[str, Any], note: str) -> None:
+    """The probes alone, for a model whose head is not for these data."""
+    console = _begin(title, note)
+    console.print("the model has no head for these classes; its features were measured alone", style="dim")
+    console.print(_number_table(_extra_rows(facts)))
+
+
+def _begin(title: str, note: str) -> Console:
+    console = Console(highlight=False, markup=False)
+    console.print(plain(title), style="bold", soft_wrap=True)
+    if note:
+        console.print(plain(note), style="dim", soft_wrap=True)
+    return console
+
+
+def _number_table(rows: list[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False)
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), value)
+    return table
+
+
+def _extra_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    probes: dict[str, Any] = facts.get("probes", {})
+    if "knn" in probes:
+        rows.append(("kNN probe", _describe_facts(probes["knn"]["top1"]) + f", k = {probes['knn']['k']}"))
+    if "linear" in probes:
+        rows.append(("linear probe", _describe_facts(probes["linear"]["top1"]) + f", C = {probes['linear']['C']:g}"))
+    if "shots" in probes:
+        few = probes["shots"]
+        rows.append((f"{few['shots']}-shot probe", f"{few['mean']:.2%} ± {few['std']:.2%}, {len(few['trials'])} draws"))
+    if "robustness" in facts:
+        robust = facts["robustness"]
+        curves = ", ".join(f"{name} {_mean(curve):.1%}" for name, curve in robust["curves"].items())
+        rows.append(("corrupted", f"{robust['mean']:.1%} of {robust['pictures']:,} pictures; {curves}"))
+    return rows
+
+
+def _mean(curve: list[dict[str, float]]) -> float:
+    return sum(rate["value"] for rate in curve) / len(curve)
+
+
+def _describe(rate: "Rate") -> str:
+    return f"{rate.value:.2%}  (95 %: {rate.low:.2%} to {rate.high:.2%})"
+
+
+def _describe_facts(rate: dict[str, float]) -> str:
+    return f"{rate['value']:.2%}  (95 %: {rate['low']:.2%} to {rate['high']:.2%})"
+
+
+def _class_table(found: "Evaluation") -> Table:
+    """Every class, or the worst where there are many."""
+    scores = found.metrics.classes
+    places = list(range(len(found.classes)))
+    title = "class"
+    if len(places) > MAX_CLASSES:
+        places = sorted(places, key=lambda place: (scores.f1[place] != scores.f1[place], scores.f1[place]))[
+            :MAX_CLASSES
+        ]
+        title = f"the {MAX_CLASSES} worst of {len(found.classes)} classes"
+    table = Table(title, "precision", "recall", "F1", "pictures", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for place in places:
+        numbers = (scores.precision[place], scores.recall[place], scores.f1[place])
+        cells = ("–" if math.isnan(value) else f"{value:.3f}" for value in numbers)
+        table.add_row(Text(plain(found.classes[place])), *cells, f"{scores.support[place]:,}")
+    return table
+
+
+def _print_mistakes(console: Console, found: "Evaluation") -> None:
+    from vitrail.evaluate.records import confusions
+
+    worst = [f"{truth} → {said} {count}×" for truth, said, count in confusions(found, 5)]
+    if worst:
+        console.print(plain("most frequent mistakes (true → said): " + ", ".join(worst)), soft_wrap=True)
+    for key, why in list(found.broken.items())[:5]:
+        console.print(Text("left out ", style="yellow") + Text(plain(f"{key}: {why}")), soft_wrap=True)

@@ -1,0 +1,155 @@
+"""`vitrail predict`: labels for pictures."""
+
+import time
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_type_hints
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from vitrail.cli.options import Device
+from vitrail.cli.printing import print_end, progress_bar
+from vitrail.cli.rows import Format, choose_format, open_rows
+from vitrail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitrail.predict import Predictor
+    from vitrail.predict.predictor import Named
+
+BROKEN = 1
+Model = Annotated[
+    str | None,
+    Parameter(help="The checkpoint, so that every positional argument is a picture [default: the bundled cifar10]."),
+]
+ListFile = Annotated[
+    str | None,
+    Parameter(name="--list", allow_leading_hyphen=True, help="A file with one path per line; - for standard input."),
+]
+
+
+# A lone hyphen is a value; every other one that cyclopts then lets pass is refused in `tell_apart`.
+Pictures = Annotated[str, Parameter(allow_leading_hyphen=True)]
+
+
+def predict(
+    *pictures: Pictures,
+    model: Model = None,
+    list_file: ListFile = None,
+    top_k: int = 3,
+    form: Annotated[Format | None, Parameter(name="--format")] = None,
+    out: Path | None = None,
+    batch_size: int | None = None,
+    device: Device = "auto",
+) -> int:
+    """Say what is on pictures: vitrail predict [MODEL] PICTURES…
+
+    A picture that cannot be read becomes a row with its error, and the exit code is 1.
+
+    Parameters
+    ----------
+    pictures
+        [MODEL] PICTURES…: the first argument is the model if it is a .safetensors or .npz file, a run folder,
+        hf://owner/name, google://NAME or cifar10; else the bundled cifar10 is taken. A picture is a file, a folder with
+        all below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on standard input.
+    top_k
+        How many classes to name for each picture.
+    form
+        How to write the answers [default: a table, or what the name of --out says].
+    out
+        Write the answers to this .jsonl, .csv or .parquet file.
+    batch_size
+        Pictures per call of the model [default: what suits it].
+    """
+    if top_k < 1:
+        raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
+    chosen = choose_format(form, out)
+    source, names = tell_apart(pictures, model, predict)
+    stream = gather(names, list_file)
+    predictor = open_predictor(source, device)
+    top_k = min(top_k, predictor.num_classes or top_k)
+    count = broken = 0
+    start = time.perf_counter()
+    with progress_bar("pictures") as advance, open_rows(chosen, out, top_k) as write:
+        for row in predictor.predict_named(stream, top_k=top_k, batch_size=batch_size):
+            write(row)
+            count += 1
+            broken += row.error is not None
+            advance(1)
+    _report(count, broken, time.perf_counter() - start)
+    if out is not None:
+        print_end([out], f"vitrail embed {source} {' '.join(names)}".rstrip())
+    return BROKEN if broken else 0
+
+
+def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[..., int]) -> tuple[str, tuple[str, ...]]:
+    """The model and the pictures among what was typed."""
+    for name in arguments:
+        if name.startswith("-") and name != "-":
+            near = get_close_matches(name, _options(verb), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"unknown option {name}; {hint}A picture of that name is ./{name}")
+    from vitrail.weights.bundled import DEFAULT
+    from vitrail.weights.pretrained import names_checkpoint
+
+    if model is not None:
+        return model, arguments
+    if arguments and names_checkpoint(arguments[0]):
+        return arguments[0], arguments[1:]
+    for name in arguments[1:]:
+        if names_checkpoint(name) and not Path(name).is_dir():
+            raise ConfigError(f"{name} is a checkpoint, not a picture; the model comes first, or as --model {name}.")
+    return DEFAULT, arguments
+
+
+def _options(verb: Callable[..., int]) -> list[str]:
+    """The options of a verb, as they are typed."""
+    names: list[str] = []
+    for name, hint in get_type_hints(verb, include_extras=True).items():
+        told = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Parameter)]
+        written = [str(text) for texts in told for text in ([texts] if isinstance(texts, str) else texts or ())]
+        names += written or [f"--{name.replace('_', '-')}"]
+    return names
+
+
+def gather(names: tuple[str, ...], list_file: str | None) -> "Iterator[Named]":
+    """The pictures that were named, then those of the list."""
+    from vitrail.predict.pictures import STDIN, find_pictures, name_paths, read_list
+
+    if not names and list_file is None:
+        raise ConfigError("name at least one picture, folder or pattern; - is a picture on standard input.")
+    if names.count(STDIN) + (list_file == STDIN) > 1:
+        raise ConfigError("standard input can be read once: it is either one picture or a --list of paths.")
+    found = find_pictures(names)
+
+    def both() -> "Iterator[Named]":
+        yield from found
+        if list_file is not None:
+            yield from name_paths(read_list(list_file))
+
+    return both()
+
+
+def pick_device(device: str) -> str:
+    """`auto` is the first accelerator, or the processor."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def open_predictor(source: str, device: str) -> "Predictor":
+    """A checkpoint on a device."""
+    from vitrail.predict import load
+
+    return load(source, device=pick_device(device))
+
+
+def _report(count: int, broken: int, seconds: float) -> None:
+    """On the error stream, so that the answers can be piped."""
+    text = f"{count:,} pictures in {seconds:.1f} s, {count / seconds:,.0f} per second"
+    if broken:
+        text += f"; {broken:,} could not be read"
+    Console(stderr=True, highlight=False).print(text, style="yellow" if broken else "dim")

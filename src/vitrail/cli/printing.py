@@ -1,0 +1,35 @@
+"""What the verbs print alike: names from the disk as plain text, a progress bar, how a command ends."""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+
+def plain(text: str) -> str:
+    """A name from the disk that cannot send codes to the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def print_end(paths: Iterable[Path], following: str) -> None:
+    """The paths written and the next command to try."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    written = [plain(str(path)) for path in paths]
+    if written:
+        console.print("\nwrote " + ", ".join(written))
+    console.print(f"next: {plain(following)}")
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None = None, *, speaks: bool = True) -> Generator[Callable[[int], None]]:
+    """A bar on a terminal, nothing in a pipe; without a total, a count."""
+    console = Console(stderr=True)
+    columns: Sequence[SpinnerColumn | TextColumn] = (
+        () if total is not None else (SpinnerColumn(), TextColumn("{task.description} {task.completed:,}"))
+    )
+    enabled = speaks and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not enabled) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)

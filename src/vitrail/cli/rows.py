@@ -1,0 +1,144 @@
+"""Predictions as rows: a table that grows line by line, JSON lines, CSV or Parquet."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
+
+from rich.console import Console
+from rich.text import Text
+
+from vitrail.cli.printing import plain
+from vitrail.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from vitrail.predict import Prediction
+
+Format = Literal["table", "jsonl", "csv", "parquet"]
+Write = Callable[["Prediction"], None]
+SUFFIXES: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+GROUP = 4096  # rows of a Parquet file that are written together
+NAME_WIDTH = 44
+LABEL_WIDTH = 22
+
+
+def choose_format(asked: Format | None, out: Path | None) -> Format:
+    """What was asked for, or what the file's name says."""
+    if out is None:
+        if asked == "parquet":
+            raise ConfigError("--format parquet needs --out FILE.parquet: it cannot be printed.")
+        return asked or "table"
+    found = asked or SUFFIXES.get(out.suffix.lower())
+    if found is None:
+        raise ConfigError(f"--out {out} must end in {', '.join(SUFFIXES)}, or say --format.")
+    if found == "table":
+        raise ConfigError("--out writes jsonl, csv or parquet; a table is for the terminal.")
+    return found
+
+
+@contextmanager
+def open_rows(form: Format, out: Path | None, top_k: int) -> Generator[Write]:
+    """Where rows go, one at a time; a file appears under its name only when it is whole."""
+    if form == "table":
+        yield _Table(top_k).write
+        return
+    if out is None:
+        with _writer(form, sys.stdout, top_k) as write:
+            yield write
+        return
+    from vitrail.weights.files import atomic_path
+
+    with atomic_path(out) as draft:
+        if form == "parquet":
+            with _parquet_writer(draft) as write:
+                yield write
+            return
+        file = draft.open("w", encoding="utf-8", newline="", errors="surrogateescape")
+        with file, _writer(form, file, top_k) as write:
+            yield write
+
+
+@contextmanager
+def _writer(form: Format, file: IO[str], top_k: int) -> Generator[Write]:
+    if form == "jsonl":
+        yield lambda row: print(json.dumps(_fields(row)), file=file)
+        return
+    rows = csv.writer(file, lineterminator="\n")
+    pairs = [name for place in range(1, top_k + 1) for name in (f"label_{place}", f"score_{place}")]
+    rows.writerow(["picture", *pairs, "error"])
+
+    def write(row: "Prediction") -> None:
+        cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
+        rows.writerow([row.picture, *cells, *[""] * (2 * top_k - len(cells)), row.error or ""])
+
+    yield write
+
+
+def _fields(row: "Prediction") -> dict[str, Any]:
+    return {"picture": row.picture, "labels": row.labels, "scores": row.scores, "error": row.error}
+
+
+@contextmanager
+def _parquet_writer(path: Path) -> Generator[Write]:
+    pa, pq = load_pyarrow("writing Parquet")
+    schema = pa.schema(
+        {
+            "picture": pa.string(),
+            "labels": pa.list_(pa.string()),
+            "scores": pa.list_(pa.float64()),
+            "error": pa.string(),
+        }
+    )
+    waiting: list[dict[str, Any]] = []
+    with pq.ParquetWriter(path, schema) as file:
+
+        def flush() -> None:
+            file.write_table(pa.Table.from_pylist(waiting, schema))
+            waiting.clear()
+
+        def write(row: "Prediction") -> None:
+            waiting.append(_fields(row))
+            if len(waiting) >= GROUP:
+                flush()
+
+        yield write
+        flush()
+
+
+def load_pyarrow(what: str) -> tuple[Any, Any]:
+    """pyarrow and its Parquet part, or what to install."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MissingExtraError(what, "tables") from None
+    return cast("Any", pa), cast("Any", pq)
+
+
+class _Table:
+    """Columns of fixed widths, so that each row can be printed when it is there."""
+
+    def __init__(self, top_k: int) -> None:
+        self._console = Console(highlight=False, markup=False, soft_wrap=True)
+        self._shown = min(top_k, 5)
+
+    def write(self, row: "Prediction") -> None:
+        line = Text(_fit(plain(row.picture), NAME_WIDTH, keep="end") + "  ")
+        if row.error is not None:
+            self._console.print(line.append(f"error: {plain(row.error)}", style="red"))
+            return
+        pairs = list(zip(row.labels, row.scores, strict=True))[: self._shown]
+        for place, (label, score) in enumerate(pairs):
+            text = f"{score:6.1%} {plain(label)}"
+            last = place == len(pairs) - 1
+            line.append(text if last else _fit(text, LABEL_WIDTH) + "  ", style="bold" if place == 0 else "dim")
+        self._console.print(line)
+
+
+def _fit(text: str, width: int, keep: str = "start") -> str:
+    if len(text) <= width:
+        return text.ljust(width)
+    return "…" + text[-width + 1 :] if keep == "end" else text[: width - 1] + "…"

@@ -1,0 +1,218 @@
+"""`evaluate`: a predictor over one split. Ranks share the work and each ends with the whole result, exactly."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.augment.draws import Draws, Integers, permutation
+from vitrail.data.chunks import ChunkMaker
+from vitrail.data.source import Dataset, Source
+from vitrail.data.transform import Picture
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluate.metrics import Metrics, measure
+from vitrail.evaluate.ranks import Ranks
+from vitrail.evaluate.views import ViewName, views
+from vitrail.predict import Predictor
+from vitrail.predict.stream import map_in_order
+
+MAX_BROKEN_RATE = 0.01  # more pictures than that cannot be left out without changing what is measured
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Change = Callable[[Tensor, Integers], Tensor]  # prepared pictures (B, C, H, W) and their places in the split → others
+Compute = Callable[[Tensor], Tensor]
+Progress = Callable[[int], None]
+_Part = tuple[Integers, Floats, dict[str, str]]  # samples, numbers, what could not be read
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """What a model answered to every picture of a split."""
+
+    data: str
+    split: str
+    classes: tuple[str, ...]  # in the order of the logits and targets
+    samples: Integers  # (N,) places in the split, ascending
+    keys: tuple[str, ...]  # the names of these samples
+    logits: Floats  # (N, classes); with test-time augmentation, the logarithms of the mean probabilities
+    targets: Integers  # (N,)
+    broken: dict[str, str] = field(default_factory=dict[str, str])  # what could not be read, and why
+    seconds: float
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return measure(self.logits, self.targets)
+
+    @property
+    def images_per_second(self) -> float:
+        return len(self.samples) / self.seconds
+
+
+def evaluate(
+    predictor: Predictor,
+    dataset: Dataset,
+    split: str = "test",
+    *,
+    tta: ViewName | None = None,
+    change: Change | None = None,
+    limit: int | None = None,
+    by_position: bool = False,
+    progress: Progress = lambda _: None,
+) -> Evaluation:
+    """The answers to a split.
+
+    Args:
+        split: the name of one, or `all` for every picture of the data set.
+        tta: views whose probabilities are averaged.
+        change: what to do to the prepared pictures, such as a corruption.
+        limit: only so many samples, chosen evenly and always the same.
+        by_position: the checkpoint has no class names, and its classes are the data's in their order.
+    """
+    order = align_classes(predictor, dataset.classes, by_position=by_position)
+    source = pick_split(dataset, split)
+    samples = choose(len(source), limit)
+
+    def compute(images: Tensor) -> Tensor:
+        return _average([predictor.runtime.logits(view) for view in views(images, tta)])
+
+    start = time.perf_counter()
+    kept, logits, broken = run(predictor, source, samples, compute, change=change, progress=progress)
+    if len(broken) > MAX_BROKEN_RATE * len(samples):
+        raise_broken(broken, len(samples))
+    return Evaluation(
+        data=dataset.name,
+        split=split,
+        classes=dataset.classes,
+        samples=kept,
+        keys=tuple(source.key(int(sample)) for sample in kept),
+        logits=logits[:, order],
+        targets=source.labels[kept],
+        broken=broken,
+        seconds=time.perf_counter() - start,
+    )
+
+
+class _Joined(Source):
+    """Several sources, one after the other."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        super().__init__(np.concatenate([part.labels for part in parts]))
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def _place(self, index: int) -> tuple[Source, int]:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return self._parts[part], index - int(self._ends[part]) + len(self._parts[part])
+
+    def picture(self, index: int) -> Picture:
+        part, place = self._place(index)
+        return part.picture(place)
+
+    def key(self, index: int) -> str:
+        part, place = self._place(index)
+        return part.key(place)
+
+    def select(self, indices: Sequence[int] | Integers) -> Source:
+        raise NotImplementedError("nobody takes parts of it")
+
+
+def pick_split(dataset: Dataset, split: str) -> Source:
+    """One split, or all of them together."""
+    return _Joined(list(dataset.splits.values())) if split == "all" else dataset.split(split)
+
+
+def raise_broken(broken: dict[str, str], count: int) -> None:
+    """Too many to go on."""
+    some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
+    raise DataError(
+        f"{len(broken)} of {count} pictures cannot be read, more than {MAX_BROKEN_RATE:.0%}; "
+        f"run vitrail data check:{some}"
+    )
+
+
+def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: bool = False) -> list[int]:
+    """For each class of the data, its place in the model's head; by name, never by position unless that is said."""
+    known = predictor.classes
+    if known is None:
+        width = predictor.num_classes
+        if by_position and width == len(classes):
+            return list(range(len(classes)))
+        if by_position:
+            raise DataError(f"the model has {width} classes and the data have {len(classes)}; they must be the same.")
+        raise DataError(
+            f"the checkpoint has no class names, so nobody knows which of its {width} outputs is which; load it with "
+            f"classes=[…], or say that they are in the data's order ({', '.join(classes[:3])}, …) with --by-position."
+        )
+    missing = sorted(set(classes) - set(known))
+    extra = sorted(set(known) - set(classes))
+    if missing or extra:
+        parts = [f"the data have {_list(missing)}, which the model has not"] if missing else []
+        parts += [f"the model has {_list(extra)}, which the data have not"] if extra else []
+        raise DataError(f"the classes of model and data must be the same: {'; '.join(parts)}.")
+    return [known.index(name) for name in classes]
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def choose(count: int, limit: int | None) -> Integers:
+    """All samples, or `limit` of them: always the same ones, in ascending order."""
+    if limit is not None and limit < 1:
+        raise ConfigError(f"the number of pictures must be at least 1; got {limit}.")
+    if not count:
+        raise DataError("the split has no pictures.")
+    if limit is None or limit >= count:
+        return np.arange(count)
+    return np.sort(permutation(0, 0, count, "limit")[:limit])
+
+
+def run(
+    predictor: Predictor,
+    source: Source,
+    samples: Integers,
+    compute: Compute,
+    *,
+    change: Change | None = None,
+    progress: Progress = lambda _: None,
+) -> _Part:
+    """`compute` of the given samples, by all ranks together: (samples that could be read, their numbers, the others).
+
+    Ranks divide whole chunks, whose borders do not depend on the number of ranks: the results are the same bits.
+    """
+    ranks = Ranks.current()
+    size = predictor.runtime.batch_size
+    maker = ChunkMaker(source, predictor.preprocess, None, 0)
+
+    def work(number: int) -> _Part:
+        chosen = samples[number * size : (number + 1) * size]
+        images = torch.empty(len(chosen), maker.spec.channels, *maker.spec.size)
+        chunk = maker.make(chosen, Draws(0, 0, chosen), images, substitute=False)
+        images = images[: chunk.num_images]
+        if change is not None and len(images):
+            images = change(images, chunk.indices)
+        numbers = compute(images).numpy() if len(images) else np.zeros((0, 0), dtype=np.float32)
+        return chunk.indices, numbers, dict(chunk.broken)
+
+    parts: list[_Part] = []
+    for part in map_in_order(work, ranks.part(math.ceil(len(samples) / size)), predictor.runtime.threads):
+        parts.append(part)
+        progress((len(part[0]) + len(part[2])) * ranks.world_size)
+    everything = [part for own in ranks.gather(parts) for part in own]
+    numbers = [part[1] for part in everything if len(part[0])]
+    broken = {key: why for part in everything for key, why in part[2].items()}
+    if not numbers:
+        raise_broken(broken, len(samples))
+    return np.concatenate([part[0] for part in everything]), np.concatenate(numbers), broken
+
+
+def _average(logits: list[Tensor]) -> Tensor:
+    if len(logits) == 1:
+        return logits[0]
+    return torch.stack([item.log_softmax(dim=1) for item in logits]).logsumexp(dim=0) - math.log(len(logits))

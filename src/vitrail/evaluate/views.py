@@ -1,0 +1,29 @@
+"""Test-time augmentation: several views of each prepared picture, whose probabilities are averaged."""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import ConfigError
+
+ViewName = Literal["flip", "shift", "full"]
+SHIFT = 16  # a shift moves the picture by 1/16 of its side
+
+
+def views(images: Tensor, kind: ViewName | None) -> list[Tensor]:
+    """Views of (B, C, H, W), the picture as it is first: mirrored, moved towards four corners, or both."""
+    if kind is None:
+        return [images]
+    if kind not in ("flip", "shift", "full"):
+        raise ConfigError(f"test-time augmentation must be flip, shift or full; got {kind!r}.")
+    moved = [images] if kind == "flip" else [images, *_shifts(images)]
+    return moved if kind == "shift" else [*moved, *(view.flip(-1) for view in moved)]
+
+
+def _shifts(images: Tensor) -> list[Tensor]:
+    height, width = images.shape[-2:]
+    down, right = max(height // SHIFT, 1), max(width // SHIFT, 1)
+    padded = F.pad(images, (right, right, down, down), mode="replicate")
+    corners = [(top, left) for top in (0, 2 * down) for left in (0, 2 * right)]
+    return [padded[..., top : top + height, left : left + width] for top, left in corners]

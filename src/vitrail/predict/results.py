@@ -1,0 +1,38 @@
+"""What comes out of a `Predictor`, one per picture."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The most likely classes of one picture, best first; or why there are none."""
+
+    picture: str  # its path, or its place among the pictures given
+    labels: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()  # probabilities
+    indices: tuple[int, ...] = ()  # the places of these classes in the model's head
+    error: str | None = None
+
+    @property
+    def label(self) -> str | None:
+        """The most likely class."""
+        return self.labels[0] if self.labels else None
+
+    @property
+    def score(self) -> float | None:
+        """Its probability."""
+        return self.scores[0] if self.scores else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Embedding:
+    """What the head sees of one picture; or why there is nothing."""
+
+    picture: str
+    vector: Floats | None = None  # (D,)
+    error: str | None = None

@@ -1,0 +1,152 @@
+"""`vitrail eval` from the outside."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.evaluate.conftest import make_class_folders
+from tests.predict.conftest import CLASSES, write_tiny
+
+import vitrail
+from vitrail.cli.main import main
+from vitrail.data import open_data, write_split_file
+from vitrail.evaluate.evaluation import evaluate
+from vitrail.weights import bundled
+
+FILES = ["confusion_matrix.png", "metrics.json", "predictions.csv", "reliability.png", "top_losses.jpg"]
+DIGITS = tuple("9876543210")
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path / "digits.safetensors", DIGITS)
+    return tmp_path
+
+
+def test_it_prints_writes_and_ends_with_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "digits.safetensors", "digits"]) == 0
+    printed = capsys.readouterr().out
+    expected = evaluate(vitrail.load("digits.safetensors"), open_data("digits")).metrics
+    assert f"{expected.top1.value:.2%}  (95 %: {expected.top1.low:.2%} to {expected.top1.high:.2%})" in printed
+    for text in (
+        "digits, test: 269 pictures",
+        "macro F1",
+        "calibration error",
+        "most frequent",
+        "next: vitrail predict",
+    ):
+        assert text in printed
+    folder = Path("runs/eval-1")
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    facts = json.loads((folder / "metrics.json").read_text())
+    assert facts["top1"]["value"] == expected.top1.value
+    np.testing.assert_array_equal(facts["confusion"], expected.confusion)
+    with (folder / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 269
+    assert sum(int(row["correct"]) for row in rows) == expected.top1.correct
+    assert all((row["true"] == row["predicted"]) == (row["correct"] == "1") for row in rows)
+    for name in ("confusion_matrix.png", "reliability.png", "top_losses.jpg"):
+        with Image.open(folder / name) as image:
+            assert min(image.size) > 150
+
+
+def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--tta", "shift", "--robustness", "--robustness-pictures", "20", "--probe", "knn", "linear", "shots"]
+    assert main(["eval", "digits.safetensors", "digits", "--split", "val", *arguments, "--json", "--out", "x"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["split"] == "val"
+    assert facts["tta"] == "shift"
+    assert facts["probes"]["knn"]["top1"]["total"] == facts["pictures"]
+    assert set(facts["probes"]["linear"]) == {"top1", "C", "validation"}
+    assert len(facts["probes"]["shots"]["trials"]) == 3
+    assert facts["robustness"]["pictures"] == 20
+    assert {len(curve) for curve in facts["robustness"]["curves"].values()} == {5}
+    assert all(Path(path).is_file() for path in facts["written"])
+    assert "x/robustness.png" in facts["written"]
+
+
+def test_one_argument_is_the_data_for_the_bundled_model(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (inside / "digits.safetensors").rename(inside / "cifar10.safetensors")
+    assert main(["eval", "digits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "cifar10"
+
+
+def test_a_broken_picture_is_a_row_and_exit_1(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(inside / "animals.safetensors")
+    make_class_folders(inside / "animals")
+    assert main(["eval", "animals.safetensors", "animals"]) == 1
+    assert "left out test/cat/007.png: " in capsys.readouterr().out
+    last = Path("runs/eval-1/predictions.csv").read_text().splitlines()[-1]
+    assert last.startswith("test/cat/007.png,,,,,,")
+
+
+def test_a_model_for_other_classes_is_probed_alone(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(inside / "animals.safetensors")
+    assert main(["eval", "animals.safetensors", "digits", "--probe", "knn"]) == 0
+    printed = capsys.readouterr().out
+    assert "kNN probe" in printed
+    assert "its features were measured alone" in printed
+    assert [path.name for path in Path("runs/eval-1").iterdir()] == ["metrics.json"]
+    assert main(["eval", "animals.safetensors", "digits"]) == 2
+    assert "the data have 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, which the model has not" in capsys.readouterr().err
+
+
+def test_the_split_of_the_run_is_used(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(inside / "run" / "weights" / "best.safetensors", CLASSES)
+    flat = make_class_folders(inside / "animals").joinpath("test").rename(inside / "flat")
+    (flat / "cat" / "007.png").unlink()
+    data = open_data(flat, vitrail.data.DataConfig(split_seed=5, test_rate=0.3))
+    write_split_file(data, inside / "run" / "split.csv")
+    assert main(["eval", "run", "flat", "--out", "a"]) == 0
+    assert "split: run/split.csv" in capsys.readouterr().out
+    with Path("a/predictions.csv").open() as file:
+        keys = [row["picture"] for row in csv.DictReader(file)]
+    assert keys == [data.split("test").key(index) for index in range(len(data.split("test")))]
+    (flat / "cat" / "001.png").unlink()
+    assert main(["eval", "run", "flat", "--out", "b"]) == 0
+    assert "run/split.csv is of other pictures; a new split was made" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval", "nowhere.safetensors", "digits"], "there is no checkpoint"),
+        (["eval", "digits.safetensors", "nowhere"], "no such file or folder"),
+        (["eval", "digits.safetensors", "digits", "--split", "tset"], "has no split 'tset'"),
+        (["eval", "digits.safetensors", "digits", "--probe", "knn", "--split", "train"], "other than train"),
+        (["eval", "digits.safetensors", "digits", "--probe", "svm"], "knn"),
+        (["eval", "digits.safetensors", "digits", "--robustness", "--robustness-pictures", "0"], "at least 1; got 0"),
+        (["eval", "digits"], "the bundled model cifar10 is not in this installation"),
+    ],
+)
+def test_mistakes_exit_with_2_and_leave_nothing(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_under_torchrun_one_rank_speaks_and_the_result_is_the_same(inside: Path) -> None:
+    command = ["-m", "vitrail", "eval", "digits.safetensors", "digits", "--json", "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    alone = subprocess.run([sys.executable, *command, "one"], capture_output=True, text=True, env=environment)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ranks = subprocess.run([*launcher, *command, "two"], capture_output=True, text=True, env=environment)
+    assert ranks.returncode == alone.returncode == 0, ranks.stderr
+    first, second = json.loads(alone.stdout), json.loads(ranks.stdout)
+    for facts in (first, second):
+        facts.pop("images_per_second")
+        facts.pop("written")
+    assert first == second
+    assert Path("one/predictions.csv").read_bytes() == Path("two/predictions.csv").read_bytes()

@@ -1,0 +1,106 @@
+"""The figures: what they show, by what was drawn, and that they stay inside their own state."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.data import Dataset
+from vitrail.evaluate import plots
+from vitrail.evaluate.evaluation import Evaluation, evaluate
+from vitrail.evaluate.metrics import calibrate, rate
+from vitrail.evaluate.mistakes import mistakes_sheet, top_losses
+from vitrail.evaluate.robustness import Robustness
+from vitrail.predict import Predictor
+
+
+@pytest.mark.parametrize("count", [2, 30, 31, 100, 150])
+def test_confusion_of_few_and_many_classes(count: int, tmp_path: Path) -> None:
+    matrix = np.diag(np.arange(1, count + 1))
+    matrix[0, 1] = 3
+    figure = plots.confusion_figure(matrix, [f"class $ {label}" for label in range(count)], "a title")
+    plots.save_figure(figure, tmp_path / "a.png")
+    axes = figure.axes[0]
+    texts = {text.get_text() for text in axes.texts}
+    assert texts == ({str(number) for number in range(1, count + 1)} | {"3"} if count <= 30 else set())
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert (len(labels) == count and labels[1] == r"class \$ 1") == (count <= 100)
+    with Image.open(tmp_path / "a.png") as image:
+        assert min(image.size) > 500
+
+
+def test_reliability_bars_are_the_accuracy(tmp_path: Path) -> None:
+    calibration = calibrate(np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]]), [0, 1, 0])
+    figure = plots.reliability_figure(calibration, "a title")
+    plots.save_figure(figure, tmp_path / "a.png")
+    heights = sorted(bar.get_height() for bar in figure.axes[0].patches)
+    assert heights == [0.5, 1.0]
+    assert sum(bar.get_height() for bar in figure.axes[1].patches) == pytest.approx(1)
+    assert "calibration error" in figure.axes[0].get_title(loc="left")
+
+
+def test_robustness_curves(tmp_path: Path) -> None:
+    curves = {"blur": tuple(rate(90 - 10 * level, 100) for level in range(5)), "jpeg": (rate(50, 100),) * 5}
+    figure = plots.robustness_figure(Robustness(clean=rate(95, 100), curves=curves), "a title")
+    plots.save_figure(figure, tmp_path / "a.png")
+    lines = [list(line.get_ydata()) for line in figure.axes[0].lines]
+    assert lines[0] == [0.95, 0.9, 0.8, 0.7, 0.6, 0.5]
+    places = {text.get_text(): text.xy[1] for text in figure.axes[0].texts}
+    assert abs(places["blur"] - places["jpeg"]) > 0.05  # both end at 50 %, and the names do not overlap
+
+
+@pytest.mark.parametrize("classes", [0, 3, 30])
+def test_maps_colour_by_class(classes: int, tmp_path: Path) -> None:
+    points = np.random.default_rng(0).normal(size=(90, 2))
+    labels = [f"class {place % classes}" for place in range(90)] if classes else None
+    figure = plots.map_figure(points, labels, "a title")
+    plots.save_figure(figure, tmp_path / "a.png")
+    drawn = figure.axes[0].collections
+    assert len(drawn) == max(classes, 1)
+    assert len({tuple(item.get_facecolor()[0]) for item in drawn}) == len(drawn)
+    assert (figure.axes[0].get_legend() is not None) == (0 < classes <= 10)
+
+
+def test_drawing_does_not_touch_matplotlibs_state() -> None:
+    code = "import sys, vitrail.evaluate.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.fixture
+def answers() -> Evaluation:
+    logits = np.log([[0.7, 0.2, 0.1], [0.9, 0.09, 0.01], [0.1, 0.1, 0.8], [0.5, 0.4, 0.1]]).astype(np.float32)
+    return Evaluation(
+        data="arrays",
+        split="test",
+        classes=("a", "b", "c"),
+        samples=np.array([4, 5, 6, 8]),
+        keys=("k4", "k5", "k6", "k8"),
+        logits=logits,
+        targets=np.array([0, 2, 0, 1]),
+        seconds=2.0,
+    )
+
+
+def test_top_losses_are_mistakes_and_the_worst_first(answers: Evaluation) -> None:
+    assert top_losses(answers, 9).tolist() == [1, 2, 3]
+    assert top_losses(answers, 1).tolist() == [1]
+    assert answers.images_per_second == 2
+
+
+def test_the_sheet_shows_the_pictures_of_the_mistakes(predictor: Predictor, arrays: Dataset) -> None:
+    found = evaluate(predictor, arrays)
+    sheet = np.array(mistakes_sheet(found, arrays).convert("RGB"))
+    worst = arrays.split("test").picture(int(found.samples[top_losses(found, 1)[0]]))
+    # The first tile, 20×24 enlarged to a width of 112, begins at the margin, below the heading.
+    tile = sheet[50:162, 16:128]
+    rows = {tuple(pixel) for line in (9, 10) for pixel in worst[:, line].T.tolist()}  # the middle of the picture
+    assert {tuple(pixel) for pixel in tile[56].tolist()} <= rows
+
+
+def test_a_sheet_without_mistakes(answers: Evaluation, arrays: Dataset) -> None:
+    right = replace(answers, targets=answers.logits.argmax(axis=1))
+    assert mistakes_sheet(right, arrays).height < 150
