@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from vitrail.train.run import Outcome
     from vitrail.train.setup import Setup
 
-TrainFlags = optional_fields("TrainFlags", Start, Optim, Schedule, Machine, Augment, DataConfig)
-Flags = Annotated[TrainFlags, Parameter(name="*")]  # pyright: ignore[reportInvalidTypeForm]
-_NOTHING = TrainFlags()
+_Flags = optional_fields("TrainFlags", Start, Optim, Schedule, Machine, Augment, DataConfig)
+Flags = Annotated[_Flags, Parameter(name="*")] if not TYPE_CHECKING else Any
+_NOTHING = _Flags()
 PREFLIGHT_LIMIT = 20_000  # pictures: larger sets are looked at with `vitrail data check`
 
 
