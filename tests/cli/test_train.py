@@ -59,7 +59,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(here: Path, capsys: pytest.C
     assert main([*QUICK, "--lr", "0.5", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "lr: 0.5" in out
-    assert "102,666 parameters" in out
+    assert "91,818 parameters" in out
     assert "memory" in out
     assert list(here.iterdir()) == []
     assert main([*QUICK, "--dry-run", "--json"]) == 0
@@ -73,7 +73,7 @@ def test_flags_beat_the_file_which_beats_the_recipe(here: Path, capsys: pytest.C
     assert main(["train", "--config", "run.yaml", "--clip", "2", "--dry-run", "--json", "--no-check"]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["optim"]["lr"], config["optim"]["clip"], config["schedule"]["epochs"]) == (0.25, 2.0, 7)
-    assert config["start"]["model"] == "digits-tiny"
+    assert config["start"]["model"] == "compact-8"
 
 
 def test_a_time_budget_decides_the_epochs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
