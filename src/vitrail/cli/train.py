@@ -14,7 +14,7 @@ from vitrail.cli.options import Json, parse_size
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, VitrailError
 from vitrail.train.config import Machine, Optim, Schedule, Start
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def train(
     console = Console(stderr=as_json, highlight=False)
     folder = resume
     try:
+        if resume is not None and out is not None and out != resume:
+            raise ConfigError(f"--resume continues in {resume}; leave --out {out} away.")
         out = out if resume else _begun_before(ranks, out)
         if resume is None and out is not None and _can_continue(out):
             resume = folder = out
@@ -94,6 +96,13 @@ def train(
         if ranks.is_first:
             console.print(f"\nsaved; continue with: [bold]vitrail train --resume {shlex.quote(str(folder))}[/]")
         return stop.exit_code
+    except OSError as error:  # a full disk, most of the time
+        if folder is None:
+            raise
+        again = f"vitrail train --resume {shlex.quote(str(folder))}"
+        raise VitrailError(
+            f"{error}; the checkpoints before it are whole: make room and continue with {again}"
+        ) from error
     finally:
         leave_ranks()
     if ranks.is_first:

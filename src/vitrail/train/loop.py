@@ -6,6 +6,7 @@ with the same bits as one that was not.
 """
 
 import math
+import signal
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -32,7 +33,9 @@ from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.native import save_checkpoint
 
 MAX_RESCUES = 3
-AGREE_EVERY = {"cpu": 1, "mps": 8, "cuda": 16}  # steps between two questions to the other ranks: shall we stop or save?
+AGREE_EVERY = {
+    "cpu": 1
+}  # steps between two questions to the other ranks, stop or save? Elsewhere more: it costs a wait
 
 
 class Trainer:
@@ -174,14 +177,14 @@ class Trainer:
 
     def _agree(self, signals: Signals) -> None:
         """All ranks stop, or save, at the same step."""
-        if self.progress.step % AGREE_EVERY[self.ranks.device.type]:
+        if self.ranks.world_size > 1 and self.progress.step % AGREE_EVERY.get(self.ranks.device.type, 16):
             return
         late = time.monotonic() - self._saved_at > 60 * self.setup.config.machine.save_minutes
-        stop, save = self.ranks.sum([float(signals.received), float(late and self.ranks.is_first)])
+        stop, save = self.ranks.sum([float(signals.received > 0), float(late and self.ranks.is_first)])
         if stop or save:
             self.save()
         if stop:
-            raise InterruptedRunError(signals.received or round(stop))
+            raise InterruptedRunError(signals.received or signal.SIGTERM)
 
     def _end_epoch(self, images_per_second: float) -> None:
         progress, config = self.progress, self.setup.config

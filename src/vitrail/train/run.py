@@ -71,7 +71,8 @@ def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConf
         config = replace(config, start=replace(config.start, model=None))
     if name == "linear":
         config = replace(config, start=replace(config.start, train="head"))
-    return fit_batch_size(config, dataset, ranks.world_size), dataset
+    said = "batch_size" in changes
+    return config if said else fit_batch_size(config, dataset, ranks.world_size), dataset
 
 
 def in_turn(ranks: Ranks, make: Any) -> Any:

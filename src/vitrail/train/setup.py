@@ -126,17 +126,14 @@ def fit_batch_size(config: TrainConfig, dataset: Dataset, world_size: int) -> Tr
     if size == "auto":
         return config
     largest = max(len(dataset.split("train")) // LEAST_BATCHES, 1)
-    while size > largest and size // 2 >= 2 * world_size:
+    least = 2 * world_size  # even on each rank, so that pictures can be mixed
+    if len(dataset.split("train")) < least:
+        raise ConfigError(
+            f"{dataset.name} has {len(dataset.split('train'))} training pictures; training needs at least {least}."
+        )
+    while size > largest and size // 2 >= least:
         size //= 2
-    size = max(size // (2 * world_size), 1) * 2 * world_size  # even on each rank, so that pictures can be mixed
-    return replace(config, machine=replace(config.machine, batch_size=min(size, _most(dataset, world_size))))
-
-
-def _most(dataset: Dataset, world_size: int) -> int:
-    count = len(dataset.split("train"))
-    if count < 2 * world_size:
-        raise ConfigError(f"{dataset.name} has {count} training pictures; training needs at least {2 * world_size}.")
-    return count // (2 * world_size) * 2 * world_size
+    return replace(config, machine=replace(config.machine, batch_size=max(size // least, 1) * least))
 
 
 def num_threads() -> int:
