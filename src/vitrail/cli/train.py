@@ -100,9 +100,7 @@ def train(
         if folder is None:
             raise
         again = f"vitrail train --resume {shlex.quote(str(folder))}"
-        raise VitrailError(
-            f"{error}; the checkpoints before it are whole: make room and continue with {again}"
-        ) from error
+        raise VitrailError(f"{error}; what was saved before is whole: make room and continue with {again}") from error
     finally:
         leave_ranks()
     if ranks.is_first:
