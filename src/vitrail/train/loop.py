@@ -33,9 +33,7 @@ from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.native import save_checkpoint
 
 MAX_RESCUES = 3
-AGREE_EVERY = {
-    "cpu": 1
-}  # steps between two questions to the other ranks, stop or save? Elsewhere more: it costs a wait
+AGREE_EVERY = {"cpu": 1}  # steps between two questions to the other ranks (stop? save?); on GPUs that costs a wait
 
 
 class Trainer:
