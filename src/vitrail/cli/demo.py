@@ -23,7 +23,7 @@ def demo(*, out: Path | None = None) -> int:
     from vitrail.train.setup import open_training_data
     from vitrail.train.signals import InterruptedRunError
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     ranks = join_ranks("auto")
     config = recipe("digits")
     console.print("vitrail demo: a Vision Transformer learns handwritten digits, from scratch, on this machine.\n")

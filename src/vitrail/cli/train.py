@@ -73,7 +73,7 @@ def train(
 
     changes = _changes(config, flags)
     ranks = join_ranks(str(changes.get("device", "auto")))
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     folder = resume
     try:
         if resume is not None and out is not None and out != resume:
