@@ -2,11 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.printing import progress_bar
+from rich.console import Console
+
+from vitrail.cli.printing import plain, progress_bar
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -70,6 +73,16 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
     return [write_page(folder, story, predictor, dataset, found), *paths]
 
 
+def attempt(make: Callable[[], list[Path]], safe: str) -> list[Path]:
+    """The files that `make` writes; if it fails in any way, none, and a line that says why and what is `safe`."""
+    try:
+        return make()
+    except Exception as error:  # a report must never cost the work that it is about
+        why = " ".join(str(error).split()) or type(error).__name__
+        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"no report: {plain(why)} ({safe})")
+        return []
+
+
 def report_on_eval(
     folder: Path,
     predictor: "Predictor",
@@ -77,7 +90,6 @@ def report_on_eval(
     found: "Evaluation",
     curves: "Robustness | None",
     settings: dict[str, Any],
-    where: str,
 ) -> Path:
     """The report of `vitrail eval`; if the model is a run folder, with the curves of its training."""
     from vitrail.train.run import environment
@@ -87,7 +99,7 @@ def report_on_eval(
     again = _as_typed(told["command"], told["world_size"])
     story = Story(
         title=f"{source} on {dataset.name}",
-        commands={"measure it again": again, **_model_commands(source, where)},
+        commands={"measure it again": again, **_model_commands(source, shlex.quote(str(settings["data"])))},
         settings=settings,
         environment=told,
         run=Path(source) if (Path(source) / "results.csv").is_file() else None,
@@ -316,8 +328,8 @@ def _run_commands(folder: Path, data: str, data_dir: Path | None) -> dict[str, s
     commands = {"train it again, from the same config": shlex.join(again)}
     if told.get("command"):
         commands = {"what was typed": _as_typed(told["command"], told.get("world_size", 1)), **commands}
-    where = data if data_dir is None else f"{shlex.quote(data)} --data-dir {shlex.quote(str(data_dir))}"
-    return {**commands, **_model_commands(str(folder), where if data_dir else shlex.quote(data))}
+    where = [data] if data_dir is None else [data, "--data-dir", str(data_dir)]
+    return {**commands, **_model_commands(str(folder), shlex.join(where))}
 
 
 def _model_commands(source: str, where: str) -> dict[str, str]:

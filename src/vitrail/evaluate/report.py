@@ -5,7 +5,7 @@ A pure renderer: it is given texts, tables and encoded pictures. Whatever the te
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +21,7 @@ PHOTO_SIDE, FIGURE_SIDE = 320, 1400  # pixels, at most
 FIGURE_BYTES = 400_000  # a larger drawing becomes a JPEG
 TINY = 64  # pictures up to this side keep their very pixels
 DPI = 140
+SHARP = 1.5  # pixels of a drawing for each of the page's: many screens have two
 LONGEST = 200  # characters of one name
 STYLE = Path(__file__).with_name("report.css")
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -273,7 +274,8 @@ def _table(table: Table) -> str:
 
 def _drawing(picture: Picture, limit: int) -> str:
     caption = f"<figcaption>{_text(picture.caption, 600)}</figcaption>" if picture.caption else ""
-    return f'<figure class="figure framed">{_image(picture, limit)}{caption}</figure>'
+    shown = replace(picture, width=round(picture.width / SHARP), height=round(picture.height / SHARP))
+    return f'<figure class="figure framed">{_image(shown, limit)}{caption}</figure>'
 
 
 def _tile(tile: Tile, limit: int) -> str:

@@ -68,7 +68,6 @@ def result_section(found: Evaluation, curves: Robustness | None = None) -> Secti
     """The numbers, the classes, and what is taken for what."""
     metrics = found.metrics
     numbers = [
-        *headline(found),
         Fact(name="macro F1", value=_number(metrics.macro_f1)),
         Fact(name="balanced accuracy", value=_share(metrics.balanced_accuracy)),
         Fact(name="NLL", value=f"{metrics.nll:.4f}"),
