@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from vitrail.data.source import Dataset
     from vitrail.evaluate.evaluation import Evaluation
     from vitrail.evaluate.metrics import Integers
-    from vitrail.evaluate.report import Block, Fact, Picture, Section, Tile
+    from vitrail.evaluate.report import Block, Picture, Section, Tile
     from vitrail.evaluate.robustness import Robustness
     from vitrail.predict import Predictor
+    from vitrail.train.curves import Row
 
 REPORT = "report.html"
 MISTAKES, RIGHT = 12, 6  # pictures that are explained
@@ -29,11 +30,10 @@ LOOKED_AT = 16  # pictures that attention distance is averaged over
 class Story:
     """What a report is about, besides the numbers."""
 
-    title: str
+    model: str
     commands: dict[str, str]  # what for → the command
     settings: dict[str, Any]
     environment: dict[str, Any]
-    facts: "tuple[Fact, ...]" = ()
     run: Path | None = None  # the training run, whose curves are shown
 
 
@@ -45,7 +45,6 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
     from vitrail.cli.predict import open_predictor
     from vitrail.evaluate.evaluation import evaluate, pick_split
     from vitrail.evaluate.records import facts
-    from vitrail.evaluate.report import Fact
     from vitrail.schema import to_dict
     from vitrail.train.run import read_config
 
@@ -53,21 +52,18 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
     predictor = open_predictor(str(folder), device)
     split = next((name for name in ("test", "val") if name in dataset.splits), None)
     found, paths = None, list[Path]()
-    metrics_file = folder / "metrics.json"
-    outcome: dict[str, Any] = json.loads(metrics_file.read_text(encoding="utf-8")) if metrics_file.exists() else {}
     if split is not None:
         with progress_bar("evaluating", len(pick_split(dataset, split))) as advance:
             found = evaluate(predictor, dataset, split, progress=advance)
         paths = write_evaluation(folder, found, dataset)
-        metrics_file.write_text(json.dumps({**outcome, "evaluation": facts(found)}, indent=1), encoding="utf-8")
+        told = _read_json(folder / "metrics.json") | {"evaluation": facts(found)}
+        (folder / "metrics.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
     name = config.start.model or Path(config.start.weights or "").name
-    trained = (Fact(name="training", value=_duration(outcome["seconds"]), note=f"{outcome['epochs']} epochs"),)
     story = Story(
-        title=f"{name} on {dataset.name}",
+        model=name,
         commands=_run_commands(folder, config.data, config.source.data_dir),
         settings=to_dict(config),
-        environment=_read_environment(folder),
-        facts=trained if outcome else (),
+        environment=_read_json(folder / "env.json"),
         run=folder,
     )
     return [write_page(folder, story, predictor, dataset, found), *paths]
@@ -98,7 +94,7 @@ def report_on_eval(
     told = environment()
     again = _as_typed(told["command"], told["world_size"])
     story = Story(
-        title=f"{source} on {dataset.name}",
+        model=source,
         commands={"measure it again": again, **_model_commands(source, shlex.quote(str(settings["data"])))},
         settings=settings,
         environment=told,
@@ -134,49 +130,50 @@ def write_page(
     """report.html, from everything that is known."""
     from vitrail.evaluate.report import Fact, Report, write_report
     from vitrail.evaluate.sections import data_section, headline, result_section, verdict
+    from vitrail.train.curves import read_rows
 
+    predictor.model.cpu()  # what follows is a few pictures at a time, and drawn from main memory
     parameters = sum(parameter.numel() for parameter in predictor.model.parameters())
     height, width = predictor.preprocess.size
     model = Fact(name="model", value=_short_count(parameters), note=f"parameters, pictures of {width}×{height}")
+    facts = [*(headline(found) if found is not None else ()), model]
     sections = [data_section(dataset)]
-    if story.run is not None:
-        sections += _curve_sections(story.run)
+    rows = read_rows(story.run / "results.csv") if story.run is not None else []
+    if rows:
+        sections.append(_training_section(rows))
+        facts.append(Fact(name="training", value=_duration(rows[-1].seconds), note=_epochs(rows)))
     if found is not None:
         sections += [result_section(found, curves), *_picture_sections(predictor, dataset, found)]
     sections += [_attention_section(predictor, dataset, found), *_last_sections(story)]
     unknown = f"No pictures of {dataset.name} were held out, so nobody knows how good this model is."
     report = Report(
-        title=story.title,
-        verdict=verdict(found) if found is not None else unknown,
-        facts=[*(headline(found) if found is not None else ()), model, *story.facts],
+        title=f"{story.model} on {dataset.name}",
+        verdict=verdict(story.model, found) if found is not None else unknown,
+        facts=facts,
         sections=sections,
     )
     write_report(report, folder / REPORT)
     return folder / REPORT
 
 
-def _curve_sections(run: Path) -> "list[Section]":
+def _training_section(rows: "list[Row]") -> "Section":
     from vitrail.evaluate.curves import Curve, Plot
     from vitrail.evaluate.report import Paragraph, Plots, Section
-    from vitrail.train.curves import read_rows
 
-    rows = read_rows(run / "results.csv")
     judged = [(row.epoch, row.val_loss, row.val_accuracy) for row in rows]
     losses = [(epoch, loss) for epoch, loss, _ in judged if loss is not None]
     rights = [(epoch, right) for epoch, _, right in judged if right is not None]
-    if not rows:
-        return []
     curves = [Curve(name="training", points=[(row.epoch, row.train_loss) for row in rows])]
     curves += [Curve(name="validation", points=losses, style="second")] if losses else []
     plots = [Plot(title="Loss", curves=curves)]
-    said = f"{len(rows)} epochs in {_duration(rows[-1].seconds)}."
+    said = f"{_epochs(rows)} in {_duration(rows[-1].seconds)}."
     if rights:
         best = max(rights, key=lambda point: (point[1], -point[0]))
         curve = Curve(name="validation", points=rights, style="second", mark=best)
         plots.append(Plot(title="Validation accuracy", curves=[curve], percent=True))
         said += f" The best validation accuracy is {best[1]:.2%}, after epoch {best[0]}."
     plots.append(Plot(title="Learning rate", curves=[Curve(name="rate", points=[(row.epoch, row.lr) for row in rows])]))
-    return [Section(title="Training", blocks=[Paragraph(text=said), Plots(plots=plots)])]
+    return Section(title="Training", blocks=[Paragraph(text=said), Plots(plots=plots)])
 
 
 def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evaluation") -> "list[Section]":
@@ -323,7 +320,7 @@ def _last_sections(story: Story) -> "list[Section]":
 
 
 def _run_commands(folder: Path, data: str, data_dir: Path | None) -> dict[str, str]:
-    told = _read_environment(folder)
+    told = _read_json(folder / "env.json")
     again = ["vitrail", "train", "--config", str(folder / "config.yaml")]
     commands = {"train it again, from the same config": shlex.join(again)}
     if told.get("command"):
@@ -343,8 +340,7 @@ def _model_commands(source: str, where: str) -> dict[str, str]:
     }
 
 
-def _read_environment(folder: Path) -> dict[str, Any]:
-    file = folder / "env.json"
+def _read_json(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
@@ -352,6 +348,10 @@ def _as_typed(command: list[str], world_size: int) -> str:
     """The command line of a process, as a person would type it."""
     start = f"torchrun --nproc-per-node {world_size} -m vitrail" if world_size > 1 else "vitrail"
     return f"{start} {shlex.join(command[1:])}"
+
+
+def _epochs(rows: "list[Row]") -> str:
+    return "1 epoch" if rows[-1].epoch == 1 else f"{rows[-1].epoch} epochs"
 
 
 def _duration(seconds: float) -> str:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail.cli.flags import given, optional_fields
 from vitrail.cli.options import Json, parse_size
-from vitrail.cli.printing import print_end
+from vitrail.cli.printing import escape, print_end, progress_bar
 from vitrail.cli.report import attempt, report_on_run
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
@@ -138,7 +137,7 @@ def _check(dataset: "Dataset", console: Console, config: "TrainConfig") -> None:
     """Say what is wrong with the data before hours are spent on them."""
     import os
 
-    from vitrail.cli.data import STYLES, progress_bar
+    from vitrail.cli.data import STYLES
     from vitrail.data.check.report import check_data
 
     total = sum(len(source) for source in dataset.splits.values())

@@ -14,15 +14,16 @@ from vitrail.evaluate.report import Block, Drawings, Fact, Facts, Paragraph, Pic
 from vitrail.evaluate.robustness import Robustness
 
 MOST_CLASSES = 40  # rows of a table
+SPLITS = ("train", "val", "test")
 ORDERED = 12  # classes up to which a table keeps the data's order
 
 
-def verdict(found: Evaluation) -> str:
+def verdict(model: str, found: Evaluation) -> str:
     """The result in one line."""
     top1 = found.metrics.top1
     where = "pictures" if found.split == "all" else f"{found.split} pictures"
     return (
-        f"{top1.value:.2%} of {top1.total:,} {where} of {found.data} are named right "
+        f"{model} names {top1.value:.2%} of {top1.total:,} {where} of {found.data} right "
         f"(95 % interval: {top1.low:.2%} to {top1.high:.2%})."
     )
 
@@ -42,15 +43,16 @@ def _rate_fact(name: str, rate: Rate) -> Fact:
 
 def data_section(dataset: Dataset) -> Section:
     """How many pictures of which class are in which split."""
-    counts = {
-        split: np.bincount(source.labels, minlength=len(dataset.classes)) for split, source in dataset.splits.items()
-    }
+    splits = sorted(dataset.splits, key=lambda name: (*SPLITS, name).index(name))
+    counts = {name: np.bincount(dataset.split(name).labels, minlength=len(dataset.classes)) for name in splits}
     total = sum(int(count.sum()) for count in counts.values())
     shown = range(min(len(dataset.classes), MOST_CLASSES))
     rows = [(dataset.classes[place], *(f"{count[place]:,}" for count in counts.values())) for place in shown]
     rows.append(("all classes", *(f"{count.sum():,}" for count in counts.values())))
     hidden = len(dataset.classes) - len(shown)
-    made = " The splits were made by vitrail and are kept in split.csv." if dataset.made_split else ""
+    made = (
+        " Splits that the data did not have were made by vitrail, from names and a seed." if dataset.made_split else ""
+    )
     return Section(
         title="Data",
         blocks=[
