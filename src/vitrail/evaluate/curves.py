@@ -9,7 +9,7 @@ WIDTH, HEIGHT = 340, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 46, 30  # margins around the curves
 MOST_POINTS = 400
 TICKS = 4
-STYLES = ("first", "second")
+LONGEST = 200  # characters of one name
 
 Point = tuple[float, float]
 
@@ -32,6 +32,13 @@ class Plot:
     curves: Sequence[Curve]
     across: str = "epoch"
     percent: bool = False
+
+
+def harmless(text: str, longest: int = LONGEST) -> str:
+    """Any text as HTML that is nothing but text: no tags, no control or direction codes, no half characters."""
+    short = text if len(text) <= longest else text[: longest - 1] + "…"
+    safe = (char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in short)
+    return escape("".join(safe), quote=True)
 
 
 def draw_plot(plot: Plot) -> str:
@@ -62,7 +69,7 @@ def draw_plot(plot: Plot) -> str:
         if len(curves) > 1:
             parts.append(_text(at, 34, f"— {curve.name}", curve.style))
             at += 7 * len(curve.name) + 34
-    spoken = escape(f"{plot.title}; from {_number(ys[0], plot.percent)} to {_number(ys[-1], plot.percent)}", quote=True)
+    spoken = harmless(f"{plot.title}; from {_number(ys[0], plot.percent)} to {_number(ys[-1], plot.percent)}")
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{spoken}">{"".join(parts)}</svg>'
 
 
@@ -88,7 +95,7 @@ def _line(points: Sequence[Point], style: str) -> str:
 
 def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
     kind = f' class="{style}"' if style else ""
-    return f'<text{kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text{kind} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{harmless(text)}</text>'
 
 
 def _is_real(point: Point) -> bool:

@@ -65,7 +65,7 @@ def confusion_figure(confusion: Integers, classes: Sequence[str], title: str) ->
         axes.set_yticks(range(count), names, fontsize=size)
     if count <= MOST_NUMBERS:
         _write_counts(axes, confusion, shares, size)
-    else:
+    elif count <= MOST_NAMES:  # lines between more cells would cover them
         axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
         axes.grid(which="minor", color="#f1f1f5", linewidth=0.3)

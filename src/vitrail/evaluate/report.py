@@ -6,7 +6,6 @@ A pure renderer: it is given texts, tables and encoded pictures. Whatever the te
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from io import BytesIO
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vitrail import __version__
-from vitrail.evaluate.curves import Plot, draw_plot
+from vitrail.evaluate.curves import Plot, draw_plot, harmless
 
 MOST_BYTES = 5_000_000  # of the whole page
 PHOTO_SIDE, FIGURE_SIDE = 320, 1400  # pixels, at most
@@ -22,7 +21,6 @@ FIGURE_BYTES = 400_000  # a larger drawing becomes a JPEG
 TINY = 64  # pictures up to this side keep their very pixels
 DPI = 140
 SHARP = 1.9  # pixels of a drawing for each of the page's: many screens have two
-LONGEST = 200  # characters of one name
 STYLE = Path(__file__).with_name("report.css")
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -171,7 +169,7 @@ def render(report: Report) -> str:
     largest = sorted((len(picture.data) for picture in _all_pictures(report)), reverse=True)
     room = MOST_BYTES - len(_page(report, limit=-1).encode())
     while largest and sum(_grown(size) for size in largest) > room:
-        largest.pop(0)
+        largest = [size for size in largest if size < largest[0]]
     return _page(report, limit=largest[0] if largest else -1)
 
 
@@ -193,10 +191,10 @@ def _all_pictures(report: Report) -> list[Picture]:
 def _page(report: Report, limit: int) -> str:
     """The whole page, with pictures of at most `limit` bytes."""
     links = "".join(
-        f'<a href="#part-{number}">{_text(section.title)}</a>' for number, section in enumerate(report.sections)
+        f'<a href="#part-{number}">{harmless(section.title)}</a>' for number, section in enumerate(report.sections)
     )
     sections = "\n".join(
-        f'<section id="part-{number}"><h2>{_text(section.title)}</h2>\n'
+        f'<section id="part-{number}"><h2>{harmless(section.title)}</h2>\n'
         + "\n".join(_block(block, limit) for block in section.blocks)
         + "</section>"
         for number, section in enumerate(report.sections)
@@ -208,7 +206,7 @@ def _page(report: Report, limit: int) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="color-scheme" content="light dark">
-<title>{_text(report.title)}</title>
+<title>{harmless(report.title)}</title>
 <link rel="icon" href="data:,">
 <style>
 {STYLE.read_text(encoding="utf-8")}</style>
@@ -216,8 +214,8 @@ def _page(report: Report, limit: int) -> str:
 <body>
 <header>
 <p class="brand">vitrail report</p>
-<h1>{_text(report.title)}</h1>
-<p class="verdict">{_text(report.verdict)}</p>
+<h1>{harmless(report.title)}</h1>
+<p class="verdict">{harmless(report.verdict, 600)}</p>
 {_facts(report.facts)}
 </header>
 <nav aria-label="Sections">{links}</nav>
@@ -234,7 +232,7 @@ def _block(block: Block, limit: int) -> str:
     match block:
         case Paragraph():
             kind = ' class="quiet"' if block.quiet else ""
-            return f"<p{kind}>{_text(block.text, 2000)}</p>"
+            return f"<p{kind}>{harmless(block.text, 2000)}</p>"
         case Facts():
             return _facts(block.facts)
         case Table():
@@ -248,16 +246,16 @@ def _block(block: Block, limit: int) -> str:
             drawn = (draw_plot(plot) for plot in block.plots)
             return f'<div class="plots">{"".join(f"<figure>{svg}</figure>" for svg in drawn if svg)}</div>'
         case Listing():
-            text = f'<pre tabindex="0">{_text(block.text, 100_000)}</pre>'
-            return f"<details><summary>{_text(block.summary)}</summary>{text}</details>" if block.summary else text
+            text = f'<pre tabindex="0">{harmless(block.text, 100_000)}</pre>'
+            return f"<details><summary>{harmless(block.summary)}</summary>{text}</details>" if block.summary else text
 
 
 def _facts(facts: Sequence[Fact]) -> str:
     if not facts:
         return ""
     cells = (
-        f"<div><dt>{_text(fact.name)}</dt><dd>{_text(fact.value)}"
-        + (f"<small>{_text(fact.note)}</small>" if fact.note else "")
+        f"<div><dt>{harmless(fact.name)}</dt><dd>{harmless(fact.value)}"
+        + (f"<small>{harmless(fact.note)}</small>" if fact.note else "")
         + "</dd></div>"
         for fact in facts
     )
@@ -265,38 +263,31 @@ def _facts(facts: Sequence[Fact]) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in table.head)
-    rows = "\n".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    note = f'<p class="note">{_text(table.note)}</p>' if table.note else ""
+    head = "".join(f'<th scope="col">{harmless(name)}</th>' for name in table.head)
+    rows = "\n".join("<tr>" + "".join(f"<td>{harmless(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    note = f'<p class="note">{harmless(table.note)}</p>' if table.note else ""
     whole = f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{whole}</div>{note}'
 
 
 def _drawing(picture: Picture, limit: int) -> str:
-    caption = f"<figcaption>{_text(picture.caption, 600)}</figcaption>" if picture.caption else ""
+    caption = f"<figcaption>{harmless(picture.caption, 600)}</figcaption>" if picture.caption else ""
     shown = replace(picture, width=round(picture.width / SHARP), height=round(picture.height / SHARP))
     return f'<figure class="figure framed">{_image(shown, limit)}{caption}</figure>'
 
 
 def _tile(tile: Tile, limit: int) -> str:
     pictures = "".join(_image(picture, limit) for picture in tile.pictures)
-    note = f"<span>{_text(tile.note)}</span>" if tile.note else ""
-    caption = f"<figcaption><strong>{_text(tile.title)}</strong>{note}</figcaption>"
+    note = f"<span>{harmless(tile.note)}</span>" if tile.note else ""
+    caption = f"<figcaption><strong>{harmless(tile.title)}</strong>{note}</figcaption>"
     return f'<figure><div class="pair">{pictures}</div>{caption}</figure>'
 
 
 def _image(picture: Picture, limit: int) -> str:
     if len(picture.data) > limit:
-        return f'<p class="note">(left out to keep the page small: {_text(picture.alt)})</p>'
+        return f'<p class="note">(left out to keep the page small: {harmless(picture.alt)})</p>'
     kind = "png" if picture.data.startswith(b"\x89PNG") else "jpeg"
     tiny = ' class="small"' if picture.is_tiny else ""
     data = base64.b64encode(picture.data).decode()
     size = f'width="{picture.width}" height="{picture.height}"'
-    return f'<img{tiny} {size} alt="{_text(picture.alt)}" src="data:image/{kind};base64,{data}">'
-
-
-def _text(text: str, longest: int = LONGEST) -> str:
-    """Any text as harmless HTML: no tags, no control or direction codes, no half characters, not endless."""
-    short = text if len(text) <= longest else text[: longest - 1] + "…"
-    safe = (char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in short)
-    return escape("".join(safe), quote=True)
+    return f'<img{tiny} {size} alt="{harmless(picture.alt)}" src="data:image/{kind};base64,{data}">'
