@@ -1,6 +1,7 @@
 """`train` and `eval` end with a report; a report that fails costs nothing else."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from tests.evaluate.test_report import check_page
 
 from vitrail.cli import report
 from vitrail.cli.main import main
+from vitrail.data import open_data
 from vitrail.errors import DataError
+from vitrail.train.recipes import digits
 
 BESIDE = {"report.html", "confusion_matrix.png", "reliability.png", "top_losses.jpg", "predictions.csv", "metrics.json"}
 
@@ -64,6 +67,26 @@ def test_eval_of_a_run_has_its_curves_too(
     assert len(page.all("svg")) == 3
 
 
+def test_the_demo_shows_what_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = replace(digits(), schedule=replace(digits().schedule, epochs=1))
+    monkeypatch.setattr("vitrail.train.recipes.recipe", lambda _: quick)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo"]) == 0
+    printed = capsys.readouterr().out
+    for text in (
+        "val   accuracy",
+        "test  accuracy",
+        "wrote runs/demo-1/report.html, ",
+        "open runs/demo-1/report.html in a browser",
+        "vitrail predict runs/demo-1 PICTURES",
+        "vitrail eval runs/demo-1 digits --robustness",
+    ):
+        assert text in printed, text
+    check_page(read_page(Path("runs/demo-1")))
+
+
 def test_a_failed_report_does_not_cost_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,10 +122,6 @@ def test_large_photos_and_hostile_names(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from vitrail.data import open_data
-
     data = open_data("digits")
     (tmp_path / "run" / "weights").mkdir(parents=True)
     for name in ("config.yaml", "results.csv", "weights/best.safetensors"):

@@ -82,13 +82,17 @@ def result_section(found: Evaluation, curves: Robustness | None = None) -> Secti
         blocks.append(Paragraph(text="Most frequent mistakes (true → said): " + ", ".join(worst) + "."))
     if found.broken:
         blocks.append(Paragraph(text=f"{len(found.broken):,} pictures could not be read and were left out."))
-    blocks.append(Drawings(pictures=_drawings(found, curves)))
+    blocks.append(Drawings(pictures=_drawings(found)))
+    if curves is not None:
+        figure = plots.robustness_figure(curves, "accuracy under corruptions")
+        told = f"Accuracy against severity of {', '.join(curves.curves)}; mean {curves.mean:.1%}."
+        blocks.append(Drawings(pictures=[encode_figure(figure, told)]))
     return Section(title=f"Results on {found.split}", blocks=blocks)
 
 
-def _drawings(found: Evaluation, curves: Robustness | None) -> list[Picture]:
+def _drawings(found: Evaluation) -> list[Picture]:
     metrics = found.metrics
-    drawn = [
+    return [
         encode_figure(
             plots.confusion_figure(metrics.confusion, found.classes, "confusion matrix"),
             f"Confusion matrix of {len(found.classes)} classes; {metrics.top1.value:.1%} lie on the diagonal.",
@@ -100,12 +104,6 @@ def _drawings(found: Evaluation, curves: Robustness | None) -> list[Picture]:
             "Bars on the dashed line: the model is as sure as it is right.",
         ),
     ]
-    if curves is not None:
-        figure = plots.robustness_figure(curves, "accuracy under corruptions")
-        drawn.append(
-            encode_figure(figure, f"Accuracy against severity of {', '.join(curves.curves)}; mean {curves.mean:.1%}.")
-        )
-    return drawn
 
 
 def _class_table(found: Evaluation) -> Table:
