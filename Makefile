@@ -5,9 +5,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 .PHONY: demo test check bench lock clean
 
-demo: .venv/core.stamp  ## what vitrail knows and how a ViT is built, in two tables
-	$(BIN)/vitrail models
-	$(BIN)/vitrail summary vit-b16
+demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
+	$(BIN)/vitrail demo
 
 test: check  ## lint, types, then every test
 	$(BIN)/python -m pytest -n auto
@@ -21,6 +20,7 @@ bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.model
 	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.data
+	$(BIN)/python -m benchmarks.train
 	$(BIN)/python -m benchmarks.predict
 
 lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock

@@ -45,7 +45,7 @@ def test_parameter_counts_of_the_papers_table_1() -> None:
 def test_every_variant_builds_on_meta_and_gives_logits() -> None:
     for name, config in variants().items():
         with torch.device("meta"):
-            logits = create(name).eval()(torch.empty(1, 3, *config.image_size))
+            logits = create(name).eval()(torch.empty(1, config.channels, *config.image_size))
         assert logits.shape == (1, config.num_classes), name
 
 

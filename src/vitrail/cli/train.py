@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vitrail.train.setup import Setup
 
 _Flags = optional_fields("TrainFlags", Start, Optim, Schedule, Machine, Augment, DataConfig)
-Flags = Annotated[_Flags, Parameter(name="*")] if not TYPE_CHECKING else Any
+_FLAGS: Any = Annotated[_Flags, Parameter(name="*")]
 _NOTHING = _Flags()
 PREFLIGHT_LIMIT = 20_000  # pictures: larger sets are looked at with `vitrail data check`
 
@@ -44,7 +44,7 @@ def train(
     check: bool = True,
     track: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
-    flags: Flags = _NOTHING,
+    flags: _FLAGS = _NOTHING,  # pyright: ignore[reportInvalidTypeForm, reportUnknownParameterType]
 ) -> int:
     """Train or fine-tune on pictures. `vitrail train PICTURES` alone chooses a model and a recipe that suit them.
 

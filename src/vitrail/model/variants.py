@@ -43,19 +43,16 @@ CIFAR = {
     "cifar-base": (192, 6, 6, 768),
 }
 
-# For training from scratch on few or small pictures: side → the strides of a stem of three convolutions, which gives a
-# ViT what it otherwise learns from millions of pictures; then three blocks of width 128, and mean pooling.
+# For training from scratch on few or small pictures: side → the widths and strides of a stem of 3×3 convolutions, which
+# gives a ViT what it otherwise learns from millions of pictures; then width, depth, heads, MLP width; mean pooling.
 COMPACT = {
-    "compact-32": (32, (1, 2, 2)),
-    "compact-64": (64, (2, 2, 2)),
-    "compact-128": (128, (2, 2, 2)),
+    8: ((32, 64), (1, 2), (64, 2, 4, 128)),  # scikit-learn's digits
+    28: ((32, 64), (2, 2), (64, 3, 4, 128)),  # MNIST and the like
+    32: ((32, 64, 128), (1, 2, 2), (128, 3, 4, 256)),  # CIFAR
+    64: ((32, 64, 128), (2, 2, 2), (128, 3, 4, 256)),
+    128: ((32, 64, 128), (2, 2, 2), (128, 3, 4, 256)),
 }
-
-# For grey digits: side, patch, width, depth, heads, MLP width.
-GREY = {
-    "digits-tiny": (8, 2, 64, 3, 4, 128),  # scikit-learn's digits
-    "mnist-tiny": (28, 4, 64, 4, 4, 128),
-}
+GREY_SIDES = (8, 28)  # data sets of these sizes are grey
 
 
 def variants() -> dict[str, ViTConfig]:
@@ -65,17 +62,15 @@ def variants() -> dict[str, ViTConfig]:
         table[name] = dataclasses.replace(_sized(SIZES[size], patch), stem=ResNetStem(blocks=blocks))
     for name, numbers in CIFAR.items():
         table[name] = dataclasses.replace(_sized(numbers, 4, image_size=32), num_classes=10)
-    for name, (side, strides) in COMPACT.items():
-        table[name] = dataclasses.replace(
-            _sized((128, 3, 4, 256), 1, image_size=side),
+    for side, (widths, strides, numbers) in COMPACT.items():
+        table[f"compact-{side}"] = dataclasses.replace(
+            _sized(numbers, 1, image_size=side),
+            channels=1 if side in GREY_SIDES else 3,
             num_classes=10,
             class_token=False,
             pooling="mean",
-            stem=ConvStem(widths=(32, 64, 128), strides=strides, norm="group"),
+            stem=ConvStem(widths=widths, strides=strides, norm="group"),
         )
-    for name, (side, patch, *numbers) in GREY.items():
-        sizes = (numbers[0], numbers[1], numbers[2], numbers[3])
-        table[name] = dataclasses.replace(_sized(sizes, patch, image_size=side), num_classes=10, channels=1)
     return table
 
 

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vitrail.data import Batch
 from vitrail.errors import VitrailError
 from vitrail.train import checkpoint
 from vitrail.train.checkpoint import Progress
@@ -101,7 +100,7 @@ class Trainer:
             self.save()
         self.listener.began(self.total_steps, self.progress.step, config.schedule.epochs)
         try:
-            with Signals() as signals, self._threads():
+            with Signals() as signals, self.one_thread():
                 while self.progress.epoch < config.schedule.epochs and not self.progress.stopped_early:
                     self._train_epoch(signals)
         finally:
@@ -109,7 +108,7 @@ class Trainer:
         return self.progress
 
     @contextmanager
-    def _threads(self) -> Generator[None]:
+    def one_thread(self) -> Generator[None]:
         """With lanes, whatever is left to this thread is small, and sums in one order only if nobody helps it."""
         before = torch.get_num_threads()
         if isinstance(self.engine, Lanes):
@@ -137,7 +136,7 @@ class Trainer:
         self._clock = began = time.monotonic()
         images = 0
         for batch in self.loader:
-            loss, norm = self._step(batch)
+            loss, norm = self.step(batch.images, batch.targets)
             if not math.isfinite(norm):  # the same on all ranks, since they have added up their gradients
                 self._rescue("the gradient is not finite")
                 return
@@ -147,15 +146,15 @@ class Trainer:
         self._end_epoch(images / (time.monotonic() - began))
         self._agree(signals)
 
-    def _step(self, batch: Batch) -> tuple[float, float]:
+    def step(self, images: Tensor, targets: Tensor) -> tuple[float, float]:
         """One change of the weights: its loss (of this rank) and the norm of the gradient (of all)."""
         config, progress = self.setup.config, self.progress
         torch.manual_seed(_mix(config.machine.seed, progress.step, self.ranks.rank))
         factor = lr_factor(config.schedule, progress.step, self.total_steps) * progress.lr_scale
         set_learning_rate(self.optimizers, factor)
-        inputs = batch.images.to(self.ranks.device, non_blocking=True)
-        targets = batch.targets.to(self.ranks.device, non_blocking=True)
-        loss = float(self.engine.accumulate(inputs, targets, config.optim.label_smoothing))
+        images = images.to(self.ranks.device, non_blocking=True)
+        targets = targets.to(self.ranks.device, non_blocking=True)
+        loss = float(self.engine.accumulate(images, targets, config.optim.label_smoothing))
         norm = self._clip(config.optim.clip)
         if math.isfinite(norm):  # otherwise the weights stay as they were
             for optimizer in self.optimizers:

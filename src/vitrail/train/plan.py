@@ -1,5 +1,6 @@
 """What a run will take, measured on a few real batches before it begins: time, memory, batch size, torch.compile."""
 
+import copy
 import itertools
 import os
 import resource
@@ -7,14 +8,19 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from vitrail.errors import ConfigError
+from vitrail.train import checkpoint
+from vitrail.train.checkpoint import Progress
 from vitrail.train.config import TrainConfig
 from vitrail.train.gradients import Lanes, Plain
 from vitrail.train.loop import compiled, make_engine, pick_precision
+from vitrail.train.optim import build_optimizers, start_state
 from vitrail.train.ranks import Ranks
 from vitrail.train.recipes import RECIPES
 from vitrail.train.setup import Setup, training_loader
@@ -35,6 +41,7 @@ class Measured:
     seconds: float
     images: int
     peak_bytes: int
+    epoch_overhead: float = 0.0  # seconds for what happens once per epoch: writing checkpoints
 
     @property
     def images_per_second(self) -> float:
@@ -60,7 +67,30 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
     model.zero_grad(set_to_none=True)
     for name, buffer in model.named_buffers():
         buffer.copy_(states[name])
-    return Measured(seconds=min(times[WARM:] or times), images=images, peak_bytes=peak_memory(ranks.device))
+    update, overhead = _measure_rest(setup)
+    return Measured(
+        seconds=min(times[WARM:] or times) + update,
+        images=images,
+        peak_bytes=peak_memory(ranks.device),
+        epoch_overhead=overhead,
+    )
+
+
+def _measure_rest(setup: Setup) -> tuple[float, float]:
+    """Seconds that an optimiser's step and a checkpoint take, on a copy of the model."""
+    model = copy.deepcopy(setup.model)
+    optimizers = build_optimizers(model, setup.config.optim, model.config.depth)
+    start_state(optimizers)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    began = time.perf_counter()
+    for optimizer in optimizers:
+        optimizer.step()
+    update = time.perf_counter() - began
+    with TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        checkpoint.save(Path(folder), checkpoint.named_tensors(model, optimizers, None), Progress(), Ranks())
+        return update, 2 * (time.perf_counter() - began)  # the resumable one, and the best one
 
 
 def _finish(device: torch.device) -> None:
@@ -87,7 +117,7 @@ def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
     """One epoch with its evaluation, which costs about a third of a step per picture."""
     splits = setup.dataset.splits
     evaluated = len(splits["val"]) if "val" in splits else 0
-    return (len(splits["train"]) + evaluated / 3) / (measured.images_per_second * world_size)
+    return (len(splits["train"]) + evaluated / 3) / (measured.images_per_second * world_size) + measured.epoch_overhead
 
 
 def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> TrainConfig:

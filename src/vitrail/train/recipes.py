@@ -17,10 +17,10 @@ def digits() -> TrainConfig:
     return TrainConfig(
         data="digits",
         recipe="digits",
-        start=Start(model="digits-tiny"),
-        optim=Optim(optimizer="muon", lr=3e-3, weight_decay=0.05, label_smoothing=0.1, ema=0.98),
-        schedule=Schedule(epochs=40),
-        machine=Machine(batch_size=64),
+        start=Start(model="compact-8"),
+        optim=Optim(lr=3e-3, weight_decay=0.05, label_smoothing=0.1, ema=0.98),
+        schedule=Schedule(epochs=30),
+        machine=Machine(batch_size=32),
         augment=Augment(crop="pad", pad=1, flip_rate=0.0),
     )
 
@@ -30,7 +30,7 @@ def mnist() -> TrainConfig:
     return TrainConfig(
         data="mnist",
         recipe="mnist",
-        start=Start(model="mnist-tiny"),
+        start=Start(model="compact-28"),
         optim=Optim(optimizer="muon", lr=3e-3, weight_decay=0.05, ema=0.99),
         schedule=Schedule(epochs=10),
         machine=Machine(batch_size=256),

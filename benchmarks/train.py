@@ -1,0 +1,239 @@
+"""Training side by side: a whole epoch of the CIFAR exercise, and the memory of ViT-B/16.
+
+    python -m benchmarks.train [--cifar DIR] [--batches 40] [--rounds 3] [--no-memory]
+
+Epoch: images/s of data + augmentation (crop, flip) + step (AdamW) at batch 256, all cores, best of interleaved rounds:
+
+vitrail       our training loop as `vitrail train` runs it
+timm          timm's model in a plain loop: our loader (so that data cost nothing), forward, backward, AdamW
+transformers  the same with theirs
+script        the way of from-scratch write-ups: per-picture transforms in a DataLoader with 2 workers, and a model
+              whose heads are computed one after the other
+
+Memory: what one more picture costs in training with gradient checkpointing, from the peak of two batch sizes.
+"""
+
+import argparse
+import itertools
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.model import peer_models
+from benchmarks.peers import torchvision
+from benchmarks.timing import best_seconds, ratio_table
+from vitrail.data import DataConfig, Loader, LoaderConfig
+from vitrail.data.source import ArraySource
+from vitrail.model import variant
+from vitrail.train import recipe
+from vitrail.train.loop import Trainer
+from vitrail.train.ranks import Ranks
+from vitrail.train.setup import open_training_data, prepare_run
+
+BATCH = 256
+MEMORY_BATCHES = (4, 12)
+
+
+class HeadByHead(nn.Module):
+    """Attention as tutorials write it: a query, key and value layer for each head, one head after the other."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        size = width // heads
+        self.heads = nn.ModuleList(nn.ModuleList(nn.Linear(width, size) for _ in range(3)) for _ in range(heads))
+        self.out = nn.Linear(width, width)
+        self.scale = size**-0.5
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        answers: list[Tensor] = []
+        for head in self.heads:
+            query, key, value = (layer(tokens) for layer in head)
+            weights = torch.softmax(query @ key.transpose(-1, -2) * self.scale, dim=-1)
+            answers.append(weights @ value)
+        return self.out(torch.cat(answers, dim=-1))
+
+
+class ScriptBlock(nn.Module):
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = HeadByHead(width, heads)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.attention(self.norm1(tokens))
+        return tokens + self.mlp(self.norm2(tokens))
+
+
+class ScriptViT(nn.Module):
+    """The reference architecture in the style of from-scratch write-ups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 48, 4, 4)
+        self.cls = nn.Parameter(torch.zeros(1, 1, 48))
+        self.positions = nn.Parameter(torch.randn(1, 65, 48) * 0.02)
+        self.blocks = nn.Sequential(*(ScriptBlock(48, 4, 192) for _ in range(4)))
+        self.norm, self.head = nn.LayerNorm(48), nn.Linear(48, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls.expand(len(images), -1, -1), tokens], dim=1) + self.positions
+        return self.head(self.norm(self.blocks(tokens))[:, 0])
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """One picture at a time, through torchvision's transforms on PIL pictures."""
+
+    def __init__(self, source: ArraySource) -> None:
+        from PIL import Image
+
+        self.images = [Image.fromarray(image) for image in source.images.permute(0, 2, 3, 1).numpy()]
+        self.labels = source.labels.tolist()
+        v2 = torchvision.transforms
+        self.transform = v2.Compose(
+            [
+                v2.RandomCrop(32, padding=4),
+                v2.RandomHorizontalFlip(),
+                v2.ToTensor(),
+                v2.Normalize((0.5,) * 3, (0.5,) * 3),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(self.images[index]), self.labels[index]
+
+
+def plain_loop(model: nn.Module, batches: Iterator[Any], count: int) -> Callable[[], None]:
+    """The loop that everybody writes."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def run() -> None:
+        model.train()
+        for images, targets in itertools.islice(batches, count):
+            loss = F.cross_entropy(model(images), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return run
+
+
+def forever(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    for epoch in itertools.count():
+        if isinstance(loader, Loader):
+            loader.set_epoch(epoch)
+        for batch in loader:
+            yield batch[0], batch[1]
+
+
+def compare_epochs(cifar: Path | None, count: int, rounds: int) -> None:
+    config = recipe("cifar10-tiny")
+    optim = replace(config.optim, optimizer="adamw", ema=None)
+    config = replace(config, optim=optim, source=DataConfig(data_dir=cifar, val_rate=0.05))
+    dataset = open_training_data(config) if cifar else _noise()
+    setup = prepare_run(config, dataset)
+    contestants: dict[str, Callable[[], object]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(setup, Ranks(), Path(folder))
+        ours = forever(trainer.loader)
+
+        def run_ours() -> None:
+            trainer.module.train()
+            with trainer.one_thread():
+                for images, targets in itertools.islice(ours, count):
+                    trainer.step(images, targets)
+
+        contestants["vitrail"] = run_ours
+        peers = peer_models(variant("cifar-tiny"))
+        options = LoaderConfig(batch_size=BATCH)
+        for name in ("timm", "transformers"):
+            loader = Loader(dataset, "train", setup.preprocess, options, config.augment)
+            contestants[name] = plain_loop(peers[name], forever(loader), count)
+        source = dataset.split("train")
+        assert isinstance(source, ArraySource)
+        theirs = DataLoader(
+            Pictures(source), BATCH, shuffle=True, num_workers=2, drop_last=True, persistent_workers=True
+        )
+        contestants["script"] = plain_loop(ScriptViT(), forever(theirs), count)
+        seconds = best_seconds(contestants, rounds)
+    rates = {name: count * BATCH / time for name, time in seconds.items()}
+    ratio_table("whole training epoch, 119 k parameters, batch 256, images/s", {"all": rates})
+    line = ", ".join(f"{rates['vitrail'] / rate:.2f}× {name}" for name, rate in rates.items() if name != "vitrail")
+    print(f"vitrail is {line}")
+
+
+def _noise() -> Any:
+    from vitrail.data import Dataset as Data
+
+    images = torch.randint(0, 256, (20_000, 3, 32, 32), dtype=torch.uint8)
+    source = ArraySource(images, np.arange(20_000) % 10, "noise")
+    return Data(name="noise", classes=tuple("0123456789"), splits={"train": source})
+
+
+def measure_memory(name: str, batch: int) -> int:
+    """Peak bytes of one training step in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.train", "--one-step", name, str(batch)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def one_step(name: str, batch: int) -> None:
+    model: Any = peer_models(variant("vit-b16"))[name]
+    if name == "vitrail":
+        model.gradient_checkpointing = True
+    elif name == "timm":
+        model.set_grad_checkpointing(True)
+    else:
+        model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    images, labels = torch.randn(batch, 3, 224, 224), torch.zeros(batch, dtype=torch.long)
+    for _ in range(2):
+        F.cross_entropy(model(images), labels).backward()
+        model.zero_grad(set_to_none=True)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def compare_memory() -> None:
+    table = Table("library", "MB per picture", "MB at batch 12", title="ViT-B/16 training with gradient checkpointing")
+    few, many = MEMORY_BATCHES
+    for name in ("vitrail", "timm", "transformers"):
+        peaks = [measure_memory(name, batch) for batch in MEMORY_BATCHES]
+        each = (peaks[1] - peaks[0]) / (many - few) / 2**20
+        table.add_row(name, f"{each:.1f}", f"{peaks[1] / 2**20:,.0f}")
+    Console(highlight=False).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cifar", type=Path, help="folder of CIFAR-10; without it, noise of the same size")
+    parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--one-step", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one_step:
+        one_step(options.one_step[0], int(options.one_step[1]))
+        return
+    compare_epochs(options.cifar, options.batches, options.rounds)
+    if not options.no_memory:
+        compare_memory()
+
+
+if __name__ == "__main__":
+    main()

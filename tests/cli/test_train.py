@@ -1,0 +1,166 @@
+"""`vitrail train` and `demo` as their users meet them: plans, flags, files, mistakes, signals, resume."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from vitrail.cli.main import main
+from vitrail.weights.pretrained import open_checkpoint
+
+QUICK = ["train", "digits", "--epochs", "1", "--no-check"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def pictures(here: Path) -> Path:
+    """Two classes that anybody can tell apart: reddish and bluish squares."""
+    rng = np.random.default_rng(0)
+    for name, colour in (("red", (200, 40, 40)), ("blue", (40, 40, 200))):
+        (here / "pictures" / name).mkdir(parents=True)
+        for index in range(24):
+            noise = rng.integers(-30, 30, (40, 48, 3))
+            Image.fromarray((np.array(colour) + noise).clip(0, 255).astype(np.uint8)).save(
+                here / "pictures" / name / f"{index}.png"
+            )
+    return here / "pictures"
+
+
+def test_a_folder_alone_is_enough(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(pictures), "--epochs", "6", "--batch-size", "16"]) == 0
+    out = capsys.readouterr().out
+    run = Path("runs/train-1")
+    for name in ("config.yaml", "env.json", "split.csv", "results.csv", "results.png", "train_batch.jpg"):
+        assert (run / name).is_file(), name
+    assert f"{run}/weights/best.safetensors" in out
+    assert "recipe scratch" in out
+    assert "model   compact-64" in out
+    assert open_checkpoint(run).classes == ("blue", "red")
+    assert yaml.safe_load((run / "config.yaml").read_text())["schedule"]["epochs"] == 6
+    assert json.loads((run / "metrics.json").read_text())["test"]["accuracy"] == 1.0
+    with Image.open(run / "results.png") as curves:
+        assert curves.size[0] > 600
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--lr", "0.5", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "lr: 0.5" in out
+    assert "91,818 parameters" in out
+    assert "memory" in out
+    assert list(here.iterdir()) == []
+    assert main([*QUICK, "--dry-run", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["config"]["schedule"]["epochs"] == 1
+    assert facts["minutes"] >= 0
+
+
+def test_flags_beat_the_file_which_beats_the_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text("optim: {lr: 0.25, clip: 3}\nepochs: 7\nrecipe: digits\ndata: digits\n")
+    assert main(["train", "--config", "run.yaml", "--clip", "2", "--dry-run", "--json", "--no-check"]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["optim"]["lr"], config["optim"]["clip"], config["schedule"]["epochs"]) == (0.25, 2.0, 7)
+    assert config["start"]["model"] == "compact-8"
+
+
+def test_a_time_budget_decides_the_epochs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "digits", "--minutes", "0.05", "--no-check", "--json", "--out", "short"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["epochs"] < 20, "three seconds are not time for more"
+    assert yaml.safe_load(Path("short/config.yaml").read_text())["schedule"]["epochs"] == facts["epochs"]
+
+
+def test_batch_size_auto(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--batch-size", "auto", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "batch size" in out
+    assert "learning rate scaled by" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "say what to train on"),
+        (["train", "nowhere"], "no such file or folder"),
+        ([*QUICK, "--recipe", "digit"], "did you mean digits"),
+        ([*QUICK, "--model", "vit-b17"], "did you mean"),
+        ([*QUICK, "--warmup", "2"], "warmup must be between 0 and 1"),
+        ([*QUICK, "--minutes", "3"], "not both"),
+        ([*QUICK, "--weights", "no.safetensors"], "no checkpoint no.safetensors"),
+        (["train", "digits", "--recipe", "linear", "--no-check"], "--weights"),
+        ([*QUICK, "--device", "cuda:77"], "--device cpu"),
+        ([*QUICK, "--strategy", "fsdp"], "torchrun"),
+        ([*QUICK, "--config", "missing.yaml"], "cannot read the config file"),
+        (["train", "--resume", "nothing"], "not a training run"),
+    ],
+)
+def test_mistakes_are_explained(arguments, message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_unknown_field_of_a_file_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text("optim: {epochs: 3}\n")
+    assert main([*QUICK, "--config", "run.yaml"]) == 2
+    assert "optim has no field 'epochs'" in " ".join(capsys.readouterr().err.split())
+    Path("run.yaml").write_text("epoch: 3\n")
+    assert main([*QUICK, "--config", "run.yaml"]) == 2
+    assert "did you mean epochs" in " ".join(capsys.readouterr().err.split())
+
+
+def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--out", "run"]) == 0
+    before = (here / "run" / "weights" / "best.safetensors").read_bytes()
+    assert main(["train", "--resume", "run", "--lr", "0.7"]) == 2
+    assert "--lr 0.7 conflicts with the run" in " ".join(capsys.readouterr().err.split())
+    assert main([*QUICK, "--out", "run"]) == 2
+    assert "--resume run" in " ".join(capsys.readouterr().err.split())
+    assert main(["train", "digits", "--resume", "run", "--epochs", "1", "--workers", "0"]) == 0
+    assert (here / "run" / "weights" / "best.safetensors").read_bytes() == before
+    assert len((here / "run" / "results.csv").read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_save_and_say_how_to_go_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vitrail", "train", "digits", "--epochs", "4000", "--no-check", "--out", "run dir"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment)
+    rows = tmp_path / "run dir" / "results.csv"
+    deadline = time.monotonic() + 120
+    while not rows.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "vitrail train --resume 'run dir'" in " ".join(out.split())
+    states = sorted((tmp_path / "run dir" / "weights" / "last").glob("step-*/state.json"))
+    progress = json.loads(states[-1].read_text())["progress"]
+    assert progress["step"] >= 19
+
+
+def test_demo_learns_and_shows_what_is_next(here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from vitrail.train import recipes
+    from vitrail.train.choose import apply_changes
+
+    quick = apply_changes(recipes.digits(), {"epochs": 1})
+    monkeypatch.setitem(recipes.RECIPES, "digits", lambda: quick)
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert "test  accuracy" in out
+    assert "vitrail train PICTURES" in out
+    assert (here / "runs" / "demo-1" / "weights" / "best.safetensors").is_file()

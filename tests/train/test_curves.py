@@ -1,0 +1,59 @@
+"""results.csv and its picture."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vitrail.errors import DataError
+from vitrail.train.curves import Row, append_row, draw_curves, keep_rows, read_rows
+
+
+def row(epoch: int, *, judged: bool = True) -> Row:
+    return Row(
+        epoch=epoch,
+        step=10 * epoch,
+        lr=0.1 / epoch,
+        train_loss=1 / epoch,
+        val_loss=0.5 if judged else None,
+        val_accuracy=0.25 if judged else None,
+        images_per_second=100.0,
+        seconds=1.5 * epoch,
+    )
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    rows = [row(1), row(2, judged=False)]
+    for each in rows:
+        append_row(path, each)
+    assert read_rows(path) == rows
+    assert read_rows(tmp_path / "none.csv") == []
+
+
+def test_a_last_line_that_was_cut_off_is_dropped_and_a_broken_middle_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    for epoch in (1, 2):
+        append_row(path, row(epoch))
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    assert [each.epoch for each in read_rows(path)] == [1]
+    path.write_text(whole.replace("1,10,", "one,10,"))
+    with pytest.raises(DataError, match="damaged"):
+        read_rows(path)
+
+
+def test_resume_forgets_what_came_after(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    for epoch in (1, 2, 3):
+        append_row(path, row(epoch))
+    assert [each.epoch for each in keep_rows(path, 2)] == [1, 2]
+    assert [each.epoch for each in read_rows(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_the_picture(judged: bool, tmp_path: Path) -> None:
+    draw_curves([row(epoch, judged=judged) for epoch in range(1, 6)], tmp_path / "r.png", "a title")
+    with Image.open(tmp_path / "r.png") as picture:
+        assert picture.size[0] > 1000
+        assert len(set(picture.convert("L").get_flattened_data())) > 50
