@@ -36,7 +36,7 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
     facts = json.loads((run / "metrics.json").read_text())
     assert facts["evaluation"]["top1"]["value"] == pytest.approx(facts["test"]["accuracy"])
     for text in (
-        f"digits-tiny names {facts['test']['accuracy']:.2%} of 269 test pictures of digits right",
+        f"compact-8 names {facts['test']['accuracy']:.2%} of 269 test pictures of digits right",
         "1 epoch in",
         "Worst mistakes",
         "Right answers",
@@ -114,7 +114,7 @@ def test_large_photos_and_hostile_names(tmp_path: Path, monkeypatch: pytest.Monk
             place.mkdir(parents=True)
             for index in range(count):
                 picture(10 * label + index, (1600, 1200)).save(place / f"{index}<i>.jpg")
-    flags = ["--model", "digits-tiny", "--image-size", "32", "--epochs", "1", "--batch-size", "4", "--no-check"]
+    flags = ["--model", "compact-8", "--image-size", "32", "--epochs", "1", "--batch-size", "4", "--no-check"]
     assert main(["train", "data", "--recipe", "scratch", *flags, "--out", "run"]) == 0
     page = check_page(read_page(Path("run")))
     assert "of 8 val pictures" in " ".join(page.text)
@@ -130,3 +130,16 @@ def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None
     assert paths == [tmp_path / "run" / "report.html"]
     page = check_page(read_page(tmp_path / "run"))
     assert "nobody knows how good this model is" in " ".join(page.text)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "here", "start"),
+    [
+        (1, 1, "vitrail"),
+        (2, 2, "torchrun --nproc-per-node 2 -m vitrail"),
+        (8, 4, "torchrun --nnodes 2 --nproc-per-node 4 -m vitrail"),
+    ],
+)
+def test_commands_are_as_a_person_types_them(ranks: int, here: int, start: str) -> None:
+    told = {"command": ["/x/__main__.py", "train", "my pictures"], "world_size": ranks, "local_world_size": here}
+    assert report._as_typed(told) == f"{start} train 'my pictures'"

@@ -91,11 +91,11 @@ def report_on_eval(
     from vitrail.train.run import environment
 
     source = str(settings["model"])
+    where = _data_argument(str(settings["data"]), settings["source"]["data_dir"])
     told = environment()
-    again = _as_typed(told["command"], told["world_size"])
     story = Story(
         model=source,
-        commands={"measure it again": again, **_model_commands(source, shlex.quote(str(settings["data"])))},
+        commands={"measure it again": _as_typed(told), **_model_commands(source, where)},
         settings=settings,
         environment=told,
         run=Path(source) if (Path(source) / "results.csv").is_file() else None,
@@ -324,9 +324,12 @@ def _run_commands(folder: Path, data: str, data_dir: Path | None) -> dict[str, s
     again = ["vitrail", "train", "--config", str(folder / "config.yaml")]
     commands = {"train it again, from the same config": shlex.join(again)}
     if told.get("command"):
-        commands = {"what was typed": _as_typed(told["command"], told.get("world_size", 1)), **commands}
-    where = [data] if data_dir is None else [data, "--data-dir", str(data_dir)]
-    return {**commands, **_model_commands(str(folder), shlex.join(where))}
+        commands = {"what was typed": _as_typed(told), **commands}
+    return {**commands, **_model_commands(str(folder), _data_argument(data, data_dir))}
+
+
+def _data_argument(data: str, data_dir: Path | str | None) -> str:
+    return shlex.join([data] if data_dir is None else [data, "--data-dir", str(data_dir)])
 
 
 def _model_commands(source: str, where: str) -> dict[str, str]:
@@ -344,10 +347,12 @@ def _read_json(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
-def _as_typed(command: list[str], world_size: int) -> str:
-    """The command line of a process, as a person would type it."""
-    start = f"torchrun --nproc-per-node {world_size} -m vitrail" if world_size > 1 else "vitrail"
-    return f"{start} {shlex.join(command[1:])}"
+def _as_typed(told: dict[str, Any]) -> str:
+    """The command line that an environment tells of, as a person would type it."""
+    ranks, here = int(told.get("world_size", 1)), int(told.get("local_world_size", 1))
+    nodes = f"--nnodes {ranks // here} " if ranks > here else ""
+    start = f"torchrun {nodes}--nproc-per-node {here} -m vitrail" if ranks > 1 else "vitrail"
+    return f"{start} {shlex.join(told['command'][1:])}"
 
 
 def _epochs(rows: "list[Row]") -> str:
