@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.data.conftest import picture
@@ -11,8 +12,12 @@ from tests.evaluate.test_report import check_page
 from vitrail.cli import report
 from vitrail.cli.main import main
 from vitrail.data import open_data
+from vitrail.data.preprocess import Preprocess
 from vitrail.errors import DataError
+from vitrail.model import ConvStem, PositionConfig
 from vitrail.train.recipes import digits
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.native import save_checkpoint
 
 BESIDE = {"report.html", "confusion_matrix.png", "reliability.png", "top_losses.jpg", "predictions.csv", "metrics.json"}
 
@@ -143,3 +148,31 @@ def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None
 def test_commands_are_as_a_person_types_them(ranks: int, here: int, start: str) -> None:
     told = {"command": ["/x/__main__.py", "train", "my pictures"], "world_size": ranks, "local_world_size": here}
     assert report._as_typed(told) == f"{start} train 'my pictures'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"patch_size": (32, 32)}, "Not every picture could be explained: digits/"),
+        ({"pooling": "map", "positions": PositionConfig(kind="none")}, "which parts counted for the answer"),
+        (
+            {"stem": ConvStem(widths=(8, 16), strides=(2, 2)), "patch_size": (2, 2)},
+            "which parts counted for the answer",
+        ),
+    ],
+    ids=["one patch", "no positions", "conv stem"],
+)
+def test_every_kind_of_model_gets_a_page(
+    changes: dict[str, Any], text: str, make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = make_model(num_classes=10, **changes)
+    spec = Preprocess(size=model.config.image_size)
+    classes = tuple("0123456789")
+    save_checkpoint(
+        Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=spec, classes=classes), "m.safetensors"
+    )
+    assert main(["eval", "m.safetensors", "digits", "--out", "e"]) == 0
+    page = check_page(read_page(Path("e")))
+    assert text in " ".join(page.text)
+    assert not page.all("svg")  # no run, no curves

@@ -190,7 +190,7 @@ def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evalua
     sections: list[Section] = []
     beside = "The colours beside each picture show which parts counted for the answer"
     for title, places, said in (
-        ("Worst mistakes", worst, f"{wrong:,} pictures are named wrong; these cost most."),
+        ("Worst mistakes", worst, _count_wrong(wrong)),
         ("Right answers", right[first[:: max(1, len(first) // RIGHT)][:RIGHT]], "One picture each of some classes."),
     ):
         if not len(places):
@@ -204,6 +204,12 @@ def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evalua
             blocks.append(Paragraph(text=f"Not every picture could be explained: {failure}", quiet=True))
         sections.append(Section(title=title, blocks=blocks))
     return sections
+
+
+def _count_wrong(wrong: int) -> str:
+    if wrong == 1:
+        return "One picture is named wrong."
+    return f"{wrong:,} pictures are named wrong{'; these cost most' if wrong > MISTAKES else ''}."
 
 
 def _explain(

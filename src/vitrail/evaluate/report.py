@@ -246,7 +246,7 @@ def _block(block: Block, limit: int) -> str:
             drawn = (draw_plot(plot) for plot in block.plots)
             return f'<div class="plots">{"".join(f"<figure>{svg}</figure>" for svg in drawn if svg)}</div>'
         case Listing():
-            text = f'<pre tabindex="0">{harmless(block.text, 100_000)}</pre>'
+            text = f"<pre>{harmless(block.text, 100_000)}</pre>"
             return f"<details><summary>{harmless(block.summary)}</summary>{text}</details>" if block.summary else text
 
 
