@@ -77,7 +77,7 @@ def result_section(found: Evaluation, curves: Robustness | None = None) -> Secti
         Fact(name="throughput", value=f"{found.images_per_second:,.0f}", note="pictures per second, file to answer"),
     ]
     blocks: list[Block] = [Facts(facts=numbers), _class_table(found)]
-    worst = [f"{truth} → {said} ({count:,}×)" for truth, said, count in confusions(found, 5)]
+    worst = [f"{_brief(truth)} → {_brief(said)} ({count:,}×)" for truth, said, count in confusions(found, 5)]
     if worst:
         blocks.append(Paragraph(text="Most frequent mistakes (true → said): " + ", ".join(worst) + "."))
     if found.broken:
@@ -132,6 +132,10 @@ def _class_table(found: Evaluation) -> Table:
 def worst_first(values: Sequence[float]) -> list[int]:
     """The places of the values from the lowest to the highest, what is undefined last."""
     return sorted(range(len(values)), key=lambda place: (math.isnan(values[place]), values[place]))
+
+
+def _brief(name: str, length: int = 32) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def _number(value: float) -> str:
