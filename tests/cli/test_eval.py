@@ -19,7 +19,7 @@ from vitrail.data import open_data, write_split_file
 from vitrail.evaluate.evaluation import evaluate
 from vitrail.weights import bundled
 
-FILES = ["confusion_matrix.png", "metrics.json", "predictions.csv", "reliability.png", "top_losses.jpg"]
+FILES = ["confusion_matrix.png", "metrics.json", "predictions.csv", "reliability.png", "report.html", "top_losses.jpg"]
 DIGITS = tuple("9876543210")
 
 

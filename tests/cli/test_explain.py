@@ -1,5 +1,6 @@
 """`vitrail explain` and `vitrail figures` from the outside."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,18 @@ import torch
 from PIL import Image
 from tests.data.conftest import picture
 
-from vitrail.cli.explain import find_pictures, parse_numbers, unique_names
+from vitrail.cli.explain import parse_numbers, unique_names
 from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess
 from vitrail.model import ConvStem, PositionConfig, ViT
+from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
 
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
@@ -110,9 +113,9 @@ def test_explanations_that_say_nothing_are_no_pictures(save, photos, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a/one.png"], "give at least one picture"),
+        (["a/one.png"], "name at least one picture"),
         (["a/one.png", "nothing.jpg"], "no such file"),
-        (["a/one.png", "none*.jpg"], "names no picture"),
+        (["a/one.png", "none*.jpg"], "no picture matches this pattern"),
         (["a/one.png", "a", "--layers", "x"], "layers must be whole numbers"),
         (["a/one.png", "a", "--method", "attention", "--heads", "9"], "head must be between -4 and 3"),
         (["a/one.png", "a", "--method", "rolout"], "rollout"),
@@ -126,9 +129,22 @@ def test_mistakes_exit_with_2(
     assert message in capsys.readouterr().err
 
 
-def test_a_picture_in_the_models_place(photos, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "a/one.png", "b"]) == 2
-    assert "the first argument must be a checkpoint" in capsys.readouterr().err
+def test_without_a_model_it_is_the_bundled_one(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "a/one.png", "--method", "rollout"]) == 2
+    assert "the bundled model cifar10 is not in this installation" in capsys.readouterr().err
+    save("cifar10.safetensors")
+    assert main(["explain", "a/one.png", "b", "b/two.jpg", "--method", "rollout", "--json"]) == 0
+    names = [entry["name"] for entry in json.loads(capsys.readouterr().out)["pictures"]]
+    assert names == ["one.png", "one.png", "two.jpg"]  # two.jpg is named twice and explained once
+    assert main(["figures", "--out", "f"]) == 0
+    assert "next: vitrail explain cifar10 PICTURES" in capsys.readouterr().out
+
+
+def test_a_picture_on_standard_input(save, photos, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(Path("a/one.png").read_bytes()))
+    monkeypatch.setattr("sys.stdin", stream)
+    assert main(["explain", save(), "-", "--method", "rollout", "--out", "here"]) == 0
+    assert Path("here/stdin-overlay.png").is_file()
 
 
 def test_figures(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +179,5 @@ def test_figures_of_many_channels_need_no_pictures(save, capsys: pytest.CaptureF
 def test_small_parts(photos) -> None:
     assert parse_numbers("layers", "0,5,-1") == (0, 5, -1)
     assert parse_numbers("layers", None) is None
-    assert find_pictures(("b", "b/two.jpg")) == [Path("b/one.png"), Path("b/two.jpg")]
-    assert unique_names([Path("a/x.png"), Path("b/x.png"), Path("x-2.png")]) == ["x", "x-2", "x-2-2"]
+    assert unique_names(["a/x.png", "b/x.png", "x-2.png"]) == ["x", "x-2", "x-2-2"]
     assert torch.is_grad_enabled()

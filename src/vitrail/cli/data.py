@@ -2,17 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
-from rich import markup
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
+from vitrail.cli.printing import escape, print_end, progress_bar
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
@@ -81,7 +78,7 @@ def check(
         print(json.dumps(_as_json(report, paths), indent=2))
     else:
         _print_report(report)
-        _print_end(paths, f"vitrail data show {where}")
+        print_end(paths, f"vitrail data show {where}")
     return report.exit_code
 
 
@@ -125,7 +122,7 @@ def show(
     sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
     folder = new_run_folder("data-show", out)
     sheet.save(folder / "augmented.png")
-    _print_end([folder / "augmented.png"], f"vitrail data check {where}")
+    print_end([folder / "augmented.png"], f"vitrail data check {where}")
     return 0
 
 
@@ -158,22 +155,8 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
         console.print(f"[yellow]left out[/] {escape(key)}: {escape(why)}", soft_wrap=True)
     if len(written.skipped) > 10:
         console.print(f"… and {len(written.skipped) - 10} more")
-    _print_end([written.files[-1]], f"vitrail data check {out}")
+    print_end([written.files[-1]], f"vitrail data check {out}")
     return int(bool(written.skipped))
-
-
-def escape(text: str) -> str:
-    """A name from the disk as plain text: no markup, no codes for the terminal, no bytes that are not Unicode."""
-    safe = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return markup.escape("".join(safe))
-
-
-@contextmanager
-def progress_bar(what: str, total: int) -> Generator[Callable[[int], None]]:
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
 
 
 def _as_json(report: "Report", paths: list[Path]) -> dict[str, object]:
@@ -230,9 +213,3 @@ def _describe_sizes(report: "Report") -> str:
     names = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
     sizes = [f"{fact.width}×{fact.height}" for fact in (facts[0], facts[len(facts) // 2], facts[-1])]
     return f"\n{names}; sizes {sizes[0]} (smallest), {sizes[1]} (middle), {sizes[2]} (largest)"
-
-
-def _print_end(paths: list[Path], following: str) -> None:
-    console = Console(highlight=False)
-    console.print("\nwrote " + ", ".join(escape(str(path)) for path in paths), soft_wrap=True)
-    console.print(f"next: {escape(following)}", soft_wrap=True)

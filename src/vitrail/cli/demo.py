@@ -5,7 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vitrail.cli.train import carry_out_shown, make_folder, print_paths, print_plan, print_scores
+from vitrail.cli.printing import plain
+from vitrail.cli.train import carry_out_shown, make_folder, print_plan, print_scores, write_reports, written_paths
 
 
 def demo(*, out: Path | None = None) -> int:
@@ -37,12 +38,32 @@ def demo(*, out: Path | None = None) -> int:
         return stop.exit_code
     console.print()
     print_scores(outcome, console)
-    print_paths(outcome, console)
-    console.print("\nnext, on your own pictures (a folder with one folder per class):")
-    for command in (
+    pages = write_reports(outcome, setup, ranks)
+    wrote = written_paths(outcome, pages)
+    console.print("\nwrote " + ", ".join(plain(str(path)) for path in wrote), soft_wrap=True, markup=False)
+    if pages:
+        console.print(
+            f"\nopen {plain(str(pages[0]))} in a browser: the curves, the mistakes, what it looks at", soft_wrap=True
+        )
+    run = shlex.quote(str(folder))
+    _suggest(
+        console,
+        "try this model",
+        f"vitrail predict {run} PICTURES",
+        f"vitrail eval {run} digits --robustness",
+        f"vitrail figures {run}",
+    )
+    _suggest(
+        console,
+        "then your own pictures, in a folder with one folder per class",
         "vitrail data check PICTURES",
         "vitrail train PICTURES",
         "vitrail train PICTURES --weights hf://google/vit-base-patch16-224",
-    ):
-        console.print(f"  {command}")
-    return 0
+    )
+    return 0 if pages else 1
+
+
+def _suggest(console: Console, what: str, *commands: str) -> None:
+    console.print(f"\n{what}:")
+    for command in commands:
+        console.print(f"  {plain(command)}", soft_wrap=True, markup=False)

@@ -11,9 +11,11 @@ from vitrail.cli.eval_table import print_evaluation, print_probes
 from vitrail.cli.options import Device, Json
 from vitrail.cli.predict import pick_device
 from vitrail.cli.printing import print_end, progress_bar
+from vitrail.cli.report import attempt, report_on_eval, write_evaluation
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.config import DataConfig
 from vitrail.errors import DataError
+from vitrail.schema import to_dict
 
 if TYPE_CHECKING:
     from vitrail.data.source import Dataset
@@ -45,9 +47,10 @@ def eval(  # noqa: A001 - the verb's name
 ) -> int:
     """Measure a model on a data set: vitrail eval [MODEL] DATA
 
-    Writes predictions.csv, metrics.json, confusion_matrix.png, reliability.png and top_losses.jpg. Under torchrun the
-    ranks share the pictures, and the result is the same. With --probe, a model without a head, or with one for other
-    classes, is measured by its features alone. Exit code 1: some pictures could not be read.
+    Writes report.html, predictions.csv, metrics.json, confusion_matrix.png, reliability.png and top_losses.jpg. Under
+    torchrun the ranks share the pictures, and the result is the same. With --probe, a model without a head, or with one
+    for other classes, is measured by its features alone. Exit code 1: some pictures could not be read, or no report
+    could be made.
 
     Parameters
     ----------
@@ -101,6 +104,12 @@ def eval(  # noqa: A001 - the verb's name
             facts, paths = _write(folder, found, dataset, curves, extras)
         paths.insert(0, folder / "metrics.json")
         paths[0].write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    if found is not None:
+        told = {"model": source, "data": where, "split": name, "tta": tta, "source": to_dict(config)}
+        pages = attempt(
+            lambda: [report_on_eval(folder, predictor, dataset, found, curves, told)], "the numbers are written"
+        )
+        paths, code = [*pages, *paths], code if pages else BROKEN
     if as_json:
         print(json.dumps({**facts, "written": [str(path) for path in paths]}, indent=2))
         return code
@@ -183,20 +192,13 @@ def _write(
     folder: Path, found: "Evaluation", dataset: "Dataset", curves: "Robustness | None", extras: dict[str, Any]
 ) -> tuple[dict[str, Any], list[Path]]:
     from vitrail.evaluate import plots, records
-    from vitrail.evaluate.mistakes import mistakes_sheet
 
-    metrics = found.metrics
-    title = f"{found.data}, {found.split}: top-1 {metrics.top1.value:.1%} of {metrics.top1.total:,}"
     facts = {**extras, **records.facts(found)}
-    names = ["predictions.csv", "confusion_matrix.png", "reliability.png", "top_losses.jpg"]
-    records.write_predictions(found, folder / names[0])
-    plots.save_figure(plots.confusion_figure(metrics.confusion, found.classes, title), folder / names[1])
-    plots.save_figure(plots.reliability_figure(metrics.calibration, title), folder / names[2])
-    mistakes_sheet(found, dataset).save(folder / names[3], quality=92)
+    paths = write_evaluation(folder, found, dataset)
     if curves is not None:
-        names.append("robustness.png")
-        plots.save_figure(plots.robustness_figure(curves, f"{found.data}, {found.split}"), folder / names[-1])
+        paths.append(folder / "robustness.png")
+        plots.save_figure(plots.robustness_figure(curves, f"{found.data}, {found.split}"), paths[-1])
         rates = {kind: [records.rate_facts(rate) for rate in curve] for kind, curve in curves.curves.items()}
         clean = records.rate_facts(curves.clean)
         facts["robustness"] = {"pictures": curves.clean.total, "clean": clean, "mean": curves.mean, "curves": rates}
-    return facts, [folder / name for name in names]
+    return facts, paths

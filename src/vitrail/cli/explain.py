@@ -1,23 +1,24 @@
 """`vitrail explain`: which parts of pictures a checkpoint decides by, and how far to believe the answer."""
 
 import json
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from vitrail.cli.options import Json
+from vitrail.cli.predict import Model, Pictures, gather, open_predictor, tell_apart
+from vitrail.cli.printing import progress_bar
 from vitrail.cli.runs import new_run_folder
 from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:
+    from vitrail.data.transform import Picture
     from vitrail.explain import AttentionMaps, Choice, Explanation, Faithfulness, Loaded, Subject
     from vitrail.explain.render import Drawn
 
@@ -25,8 +26,8 @@ BROKEN = 1
 
 
 def explain(
-    model: str,
-    *pictures: str,
+    *pictures: Pictures,
+    model: Model = None,
     method: Literal["auto", "attention", "rollout", "gradient-rollout", "relevance", "occlusion"] = "auto",
     target: str | None = None,
     layers: str | None = None,
@@ -35,16 +36,15 @@ def explain(
     out: Path | None = None,
     as_json: Json = False,
 ) -> int:
-    """Show which parts of pictures a checkpoint decides by: overlays, heads, layers, and one sheet of all.
+    """Show which parts of pictures a checkpoint decides by: vitrail explain [MODEL] PICTURES…
 
-    Exit code 1: some pictures could not be explained; the others were.
+    Writes overlays, heads, layers, and one sheet of all. What a model and a picture can be is said in
+    `vitrail predict --help`. Exit code 1: some pictures could not be explained; the others were.
 
     Parameters
     ----------
-    model
-        A checkpoint: a file, a run folder, hf://owner/name or google://NAME.
     pictures
-        Picture files, folders of them, or patterns such as "photos/*.jpg".
+        [MODEL] PICTURES…, as for `vitrail predict`.
     method
         How to explain; auto judges all but occlusion on the pictures (four of them at most) and takes the best.
     target
@@ -61,25 +61,26 @@ def explain(
     from vitrail.explain import open_subject
 
     chosen_layers, chosen_heads = parse_numbers("layers", layers), parse_numbers("heads", heads)
-    loaded = open_model(model)
-    paths = find_pictures(pictures)
-    choice = _choose(loaded, paths, target) if method == "auto" else None
+    source, names = tell_apart(pictures, model, explain)
+    found = dict(gather(names, None))
+    loaded = open_predictor(source, "cpu")
+    choice = _choose(loaded, found, target) if method == "auto" else None
     work = Work(loaded, choice.method if choice else method, target, chosen_layers, chosen_heads, score)
     folder = new_run_folder("explain", out)
-    with _progress("explaining", len(paths)) as advance:
-        for name, path in zip(unique_names(paths), paths, strict=True):
+    with progress_bar("explaining", len(found)) as advance:
+        for name, (path, picture) in zip(unique_names(found), found.items(), strict=True):
             try:
-                work.add(folder, name, open_subject(path, loaded.preprocess, path.name))
+                work.add(folder, name, open_subject(picture, loaded.preprocess, Path(path).name))
             except VitrailError as error:
-                work.failures[str(path)] = str(error)
+                work.failures[path] = str(error)
             advance(1)
     if not work.found:
         raise ConfigError("no picture could be explained: " + " ".join(dict.fromkeys(work.failures.values())))
-    work.finish(folder, f"{Path(model).name}: why?", choice.reason if choice else f"method {method}")
+    work.finish(folder, f"{Path(source).name}: why?", choice.reason if choice else f"method {method}")
     if as_json:
         print(json.dumps(_as_json(work, choice), indent=2, ensure_ascii=False))
     else:
-        _print(work, choice, model, paths[0])
+        _print(work, choice, f"vitrail figures {source} {next(iter(found))}")
     return BROKEN if work.failures else 0
 
 
@@ -139,46 +140,16 @@ class Work:
         self.written.insert(0, folder / "sheet.png")
 
 
-def open_model(model: str) -> "Loaded":
-    """The checkpoint that the first argument names."""
-    from vitrail.data.picture import EXTENSIONS
-    from vitrail.weights.pretrained import load
+def unique_names(paths: Iterable[str]) -> list[str]:
+    """A name for each picture's results: its own, with a number where two share one."""
+    from vitrail.predict.pictures import STDIN
 
-    if Path(model).suffix.lower() in EXTENSIONS:
-        raise ConfigError(f"the first argument must be a checkpoint, then come the pictures; got the picture {model}.")
-    return load(model)
-
-
-def find_pictures(patterns: tuple[str, ...]) -> list[Path]:
-    """The files that paths, folders and patterns name, each once, in order."""
-    import glob
-
-    from vitrail.data.picture import EXTENSIONS
-
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        path = Path(pattern)
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
-        elif path.exists() or not glob.has_magic(pattern):
-            inside = [path]
-        else:
-            inside = sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207 (patterns may be absolute)
-        if not inside:
-            raise ConfigError(f"{pattern} names no picture.")
-        found.update(dict.fromkeys(inside))
-    if not found:
-        raise ConfigError("give at least one picture: vitrail explain MODEL PICTURES…")
-    return list(found)
-
-
-def unique_names(paths: list[Path]) -> list[str]:
-    """A name for each file's results: its own, with a number where two files share one."""
     names: dict[str, None] = {}
     for path in paths:
-        name, number = path.stem, 2
+        stem = "stdin" if path == STDIN else Path(path).stem
+        name, number = stem, 2
         while name in names:
-            name, number = f"{path.stem}-{number}", number + 1
+            name, number = f"{stem}-{number}", number + 1
         names[name] = None
     return list(names)
 
@@ -193,22 +164,23 @@ def parse_numbers(what: str, text: str | None) -> tuple[int, ...] | None:
         raise ConfigError(f"{what} must be whole numbers with commas between, such as 0,5,-1; got {text!r}.") from None
 
 
-def _choose(loaded: "Loaded", paths: list[Path], target: str | None) -> "Choice":
+def _choose(loaded: "Loaded", found: "dict[str, Picture]", target: str | None) -> "Choice":
     """Judge the methods on a few pictures, spread evenly over those given; broken files are passed over here."""
     from vitrail.explain import choose, open_subject
     from vitrail.explain.choice import CANDIDATES, JUDGED
 
-    spread = [paths[index * len(paths) // JUDGED] for index in range(JUDGED)] if len(paths) > JUDGED else paths
+    named = list(found.items())
+    spread = [named[index * len(named) // JUDGED] for index in range(JUDGED)] if len(named) > JUDGED else named
     subjects: list[Subject] = []
     errors: list[str] = []
-    for path in spread:
+    for path, picture in spread:
         try:
-            subjects.append(open_subject(path, loaded.preprocess, path.name))
+            subjects.append(open_subject(picture, loaded.preprocess, Path(path).name))
         except VitrailError as error:
             errors.append(str(error))
     if not subjects:
         raise ConfigError("no picture to judge the methods by: " + " ".join(errors))
-    with _progress("judging methods", len(CANDIDATES) + 1) as advance:
+    with progress_bar("judging methods", len(CANDIDATES) + 1) as advance:
         return choose(loaded, subjects, target, progress=advance)
 
 
@@ -228,14 +200,6 @@ def _write_maps(path: Path, found: "Explanation", attention: "AttentionMaps") ->
         picture=np.array(view.picture),
         view=np.array([view.top, view.left, view.height, view.width]),
     )
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Generator[Callable[[int], None]]:
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
 
 
 def _as_json(work: Work, choice: "Choice | None") -> dict[str, Any]:
@@ -269,7 +233,7 @@ def _numbers(score: "Faithfulness") -> dict[str, float]:
     return {"deletion": score.deletion, "insertion": score.insertion, "score": score.score}
 
 
-def _print(work: Work, choice: "Choice | None", model: str, first: Path) -> None:
+def _print(work: Work, choice: "Choice | None", following: str) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     asked, scored = work.target is not None, any(score for _, _, score in work.found)
     names = ["picture", "predicted", "", *(["explained", ""] if asked else [])]
@@ -290,7 +254,7 @@ def _print(work: Work, choice: "Choice | None", model: str, first: Path) -> None
         console.print(Text("not explained ", style="yellow") + Text(why if path in why else f"{path}: {why}"))
     rest = len(work.written) - 1
     console.print(f"\nwrote {work.written[0]} and {rest} files beside it: overlays, heads, layers, raw maps (npz)")
-    console.print(f"next: vitrail figures {model} {first}")
+    console.print(f"next: {following}")
 
 
 def _percent(share: float) -> str:

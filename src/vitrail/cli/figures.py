@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from vitrail.cli.explain import find_pictures, open_model
 from vitrail.cli.options import Json
+from vitrail.cli.predict import Model, Pictures, gather, open_predictor, tell_apart
 from vitrail.cli.runs import new_run_folder
 from vitrail.errors import VitrailError
 
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 MOST_PICTURES = 128  # that attention distance is averaged over, as in the paper
 
 
-def figures(model: str, *pictures: str, out: Path | None = None, as_json: Json = False) -> int:
-    """Draw the paper's figures for a checkpoint: filters, positions, attention distance, attention; PDF and PNG each.
+def figures(*pictures: Pictures, model: Model = None, out: Path | None = None, as_json: Json = False) -> int:
+    """Draw the paper's figures for a checkpoint: vitrail figures [MODEL] [PICTURES…]
+
+    Filters, positions, attention distance, attention; PDF and PNG each.
 
     Parameters
     ----------
-    model
-        A checkpoint: a file, a run folder, hf://owner/name or google://NAME.
     pictures
-        Examples: files, folders or patterns; without them, two photographs. Attention distance is averaged over the
-        first 128, and the first six are shown.
+        [MODEL] PICTURES…, as for `vitrail predict`; without pictures, two photographs. Attention distance is averaged
+        over the first 128, and the first six are shown.
     out
         The folder to write to [default: runs/figures-N].
     """
-    loaded = open_model(model)
-    subjects, notes = _open_examples(loaded, pictures)
+    source, names = tell_apart(pictures, model, figures)
+    loaded = open_predictor(source, "cpu")
+    subjects, notes = _open_examples(loaded, names)
     folder = new_run_folder("figures", out)
     written = _draw_weights(loaded, folder, notes)
     if subjects:
@@ -43,21 +44,21 @@ def figures(model: str, *pictures: str, out: Path | None = None, as_json: Json =
     for note in notes:
         console.print(f"note: {note}")
     console.print(f"wrote {', '.join(str(path) for path in written if path.suffix == '.png')} and a .pdf of each")
-    console.print(f"next: vitrail explain {model} {' '.join(pictures[:2]) or 'PICTURES'}")
+    console.print(f"next: vitrail explain {source} {' '.join(names[:2]) or 'PICTURES'}")
     return 0
 
 
-def _open_examples(loaded: "Loaded", pictures: tuple[str, ...]) -> tuple[list["Subject"], list[str]]:
+def _open_examples(loaded: "Loaded", names: tuple[str, ...]) -> tuple[list["Subject"], list[str]]:
     """The pictures asked for, or two photographs where the model takes photographs."""
     from vitrail.explain import open_subject
     from vitrail.weights.convert import sample_photos
 
     notes: list[str] = []
-    if pictures:
-        paths = find_pictures(pictures)
-        if len(paths) > MOST_PICTURES:
-            notes.append(f"the first {MOST_PICTURES} of {len(paths)} pictures are used")
-        return [open_subject(path, loaded.preprocess, path.name) for path in paths[:MOST_PICTURES]], notes
+    if names:
+        found = list(dict(gather(names, None)).items())
+        if len(found) > MOST_PICTURES:
+            notes.append(f"the first {MOST_PICTURES} of {len(found)} pictures are used")
+        return [open_subject(it, loaded.preprocess, Path(path).name) for path, it in found[:MOST_PICTURES]], notes
     if loaded.preprocess.channels not in (1, 3):
         notes.append(f"no attention figures: the model wants {loaded.preprocess.channels} channels, which no file has")
         return [], notes

@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich import markup
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
@@ -11,6 +12,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 def plain(text: str) -> str:
     """A name from the disk that cannot send codes to the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def escape(text: str) -> str:
+    """The same, for a text with markup."""
+    return markup.escape(plain(text))
 
 
 def print_end(paths: Iterable[Path], following: str) -> None:

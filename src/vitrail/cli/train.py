@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.markup import escape
 
 from vitrail.cli.flags import given, optional_fields
 from vitrail.cli.options import Json, parse_size
+from vitrail.cli.printing import escape, print_end, progress_bar
+from vitrail.cli.report import attempt, report_on_run
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
@@ -82,7 +83,8 @@ def train(
         if resume is None and out is not None and _can_continue(out):
             resume = folder = out
         if resume is not None:
-            outcome = _resume(resume, data, recipe, changes, ranks, console, track, as_json)
+            setup = _reopen(resume, data, recipe, changes, ranks)
+            outcome = carry_out_shown(setup, ranks, resume, console, track, as_json, resume=True)
         else:
             changes |= {"recipe": recipe} if recipe else {}
             setup, measured = _prepare(data, changes, ranks, console, check, as_json)
@@ -103,9 +105,7 @@ def train(
         raise VitrailError(f"{error}; what was saved before is whole: make room and continue with {again}") from error
     finally:
         leave_ranks()
-    if ranks.is_first:
-        print_end(outcome, console, as_json)
-    return 0
+    return end(outcome, setup, ranks, console, as_json) if ranks.is_first else 0
 
 
 def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _check(dataset: "Dataset", console: Console, config: "TrainConfig") -> None:
     """Say what is wrong with the data before hours are spent on them."""
     import os
 
-    from vitrail.cli.data import STYLES, progress_bar
+    from vitrail.cli.data import STYLES
     from vitrail.data.check.report import check_data
 
     total = sum(len(source) for source in dataset.splits.values())
@@ -198,24 +198,15 @@ def _can_continue(out: Path) -> bool:
     return was_restarted() and bool(list_checkpoints(out / "weights" / "last"))
 
 
-def _resume(
-    folder: Path,
-    data: str,
-    recipe: str | None,
-    changes: dict[str, Any],
-    ranks: "Ranks",
-    console: Console,
-    track: bool,
-    as_json: bool,
-) -> "Outcome":
+def _reopen(folder: Path, data: str, recipe: str | None, changes: dict[str, Any], ranks: "Ranks") -> "Setup":
+    """What a begun run trains, on what."""
     from vitrail.train.run import in_turn, read_config, refuse_conflicts
     from vitrail.train.setup import open_training_data, prepare_run
 
     changes |= {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
     config = refuse_conflicts(read_config(folder), changes)
     dataset = in_turn(ranks, lambda: open_training_data(config))
-    setup = prepare_run(config, dataset)
-    return carry_out_shown(setup, ranks, folder, console, track, as_json, resume=True)
+    return prepare_run(config, dataset)
 
 
 def carry_out_shown(
@@ -290,16 +281,27 @@ def print_plan(
         )
 
 
-def print_end(outcome: "Outcome", console: Console, as_json: bool) -> None:
-    judged = {name: it for name, it in (("val", outcome.val), ("test", outcome.test)) if it is not None}
+def end(outcome: "Outcome", setup: "Setup", ranks: "Ranks", console: Console, as_json: bool) -> int:
+    """Show what came out, with a report, which one process makes alone; without it the exit code is 1."""
+    if not as_json:
+        print_scores(outcome, console)
+    pages = write_reports(outcome, setup, ranks)
     if as_json:
+        judged = {name: it for name, it in (("val", outcome.val), ("test", outcome.test)) if it is not None}
         facts: dict[str, Any] = {"folder": str(outcome.folder), "weights": str(outcome.weights)}
         facts |= {"epochs": outcome.epochs, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
-        print(json.dumps(facts | {name: vars(it) for name, it in judged.items()}, indent=2))
-        return
-    print_scores(outcome, console)
-    print_paths(outcome, console)
-    console.print(f"next: vitrail inspect {shlex.quote(str(outcome.folder))}", soft_wrap=True)
+        facts |= {name: vars(it) for name, it in judged.items()}
+        print(json.dumps({**facts, "written": [str(path) for path in pages]}, indent=2))
+    else:
+        print_end(written_paths(outcome, pages), f"vitrail predict {shlex.quote(str(outcome.folder))} PICTURES")
+    return 0 if pages else 1
+
+
+def write_reports(outcome: "Outcome", setup: "Setup", ranks: "Ranks") -> list[Path]:
+    """The report of a finished run and the figures beside it; none if they cannot be made, which is then said."""
+    return attempt(
+        lambda: report_on_run(outcome.folder, setup.dataset, str(ranks.device)), f"the model is in {outcome.weights}"
+    )
 
 
 def print_scores(outcome: "Outcome", console: Console) -> None:
@@ -309,8 +311,7 @@ def print_scores(outcome: "Outcome", console: Console) -> None:
         console.print(f"{name:5} accuracy [bold]{it.accuracy:.2%}[/]  loss {it.loss:.4f}  ({it.count:,} pictures)")
 
 
-def print_paths(outcome: "Outcome", console: Console) -> None:
-    """The files that a person will want to open."""
+def written_paths(outcome: "Outcome", pages: list[Path]) -> list[Path]:
+    """The files that a person will want to open, the report first."""
     names = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")
-    wrote = [outcome.weights, *(outcome.folder / name for name in names)]
-    console.print("wrote " + ", ".join(escape(str(path)) for path in wrote), soft_wrap=True)
+    return [*pages[:1], outcome.weights, *pages[1:], *(outcome.folder / name for name in names)]

@@ -5,5 +5,6 @@ evaluation   `evaluate`: a predictor over one split, sharded over ranks, exact
 views        test-time augmentation; corruptions: what a camera, a network or a tilted phone does to pictures
 robustness   accuracy under each corruption and severity
 probe        kNN, linear and n-shot classifiers on frozen features
+report       report.html, a pure renderer; sections: its parts that need no other part of vitrail; curves: its SVG
 plots        the figures; projection: features as a map; mistakes: the top losses with their pictures
 """

@@ -50,7 +50,9 @@ def confusion_figure(confusion: Integers, classes: Sequence[str], title: str) ->
     """Rows are the truth, shaded by their share; the numbers are counts."""
     count = len(classes)
     side = float(np.clip(2.4 + 0.42 * count, 4.6, 15))
+    large = max(1.0, side / 7)  # a large figure is shown smaller, and its words must still be read
     figure, axes = new_figure(side + 0.9, side)
+    axes.tick_params(labelsize=9 * large)
     totals = confusion.sum(axis=1, keepdims=True)
     shares = np.divide(confusion, totals, out=np.zeros(confusion.shape), where=totals > 0)
     # The square root makes a rare mistake visible beside a diagonal of 99 %.
@@ -65,18 +67,18 @@ def confusion_figure(confusion: Integers, classes: Sequence[str], title: str) ->
         axes.set_yticks(range(count), names, fontsize=size)
     if count <= MOST_NUMBERS:
         _write_counts(axes, confusion, shares, size)
-    else:
+    elif count <= MOST_NAMES:  # lines between more cells would cover them
         axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
         axes.grid(which="minor", color="#f1f1f5", linewidth=0.3)
         axes.tick_params(which="minor", length=0)
-    axes.set_xlabel("predicted", color=INK)
-    axes.set_ylabel("true class", color=INK)
-    axes.set_title(shorten(title, 90), loc="left", fontsize=11, color=INK)
+    axes.set_xlabel("predicted", color=INK, fontsize=10 * large)
+    axes.set_ylabel("true class", color=INK, fontsize=10 * large)
+    axes.set_title(shorten(title, 90), loc="left", fontsize=11 * large, color=INK)
     ticks = (0, 0.01, 0.05, 0.2, 0.5, 1)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, ticks=[tick**0.5 for tick in ticks], pad=0.02)
-    bar.ax.set_yticklabels([f"{tick:.0%}" for tick in ticks], fontsize=8)
-    bar.set_label("share of the true class", fontsize=8, color=INK)
+    bar.ax.set_yticklabels([f"{tick:.0%}" for tick in ticks], fontsize=8 * large)
+    bar.set_label("share of the true class", fontsize=8 * large, color=INK)
     cast("Any", bar).outline.set_visible(False)
     return figure
 
@@ -105,7 +107,7 @@ def reliability_figure(calibration: Calibration, title: str) -> Figure:
     above.set_xlim(0, 1)
     above.set_ylabel("accuracy", color=INK)
     above.yaxis.set_major_formatter(PercentFormatter(1))
-    above.legend(frameon=False, fontsize=8.5, loc="upper left")
+    above.legend(framealpha=0.85, edgecolor="none", fontsize=8.5, loc="upper left")  # bars may stand behind it
     above.set_title(
         f"{shorten(title, 60)}\ncalibration error {calibration.error:.1%}", loc="left", fontsize=11, color=INK
     )

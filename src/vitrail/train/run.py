@@ -136,6 +136,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         "command": sys.argv,
     }
 

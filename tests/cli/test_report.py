@@ -1,0 +1,178 @@
+"""`train` and `eval` end with a report; a report that fails costs nothing else."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.data.conftest import picture
+from tests.evaluate.test_report import check_page
+
+from vitrail.cli import report
+from vitrail.cli.main import main
+from vitrail.data import open_data
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import DataError
+from vitrail.model import ConvStem, PositionConfig
+from vitrail.train.recipes import digits
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.native import save_checkpoint
+
+BESIDE = {"report.html", "confusion_matrix.png", "reliability.png", "top_losses.jpg", "predictions.csv", "metrics.json"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one epoch."""
+    folder = tmp_path_factory.mktemp("runs") / "a <b> run"
+    assert main(["train", "digits", "--epochs", "1", "--no-check", "--out", str(folder)]) == 0
+    return folder
+
+
+def read_page(folder: Path) -> str:
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_ends_with_a_report(run: Path) -> None:
+    assert {path.name for path in run.iterdir()} >= BESIDE | {"config.yaml", "results.png", "weights"}
+    page = check_page(read_page(run))
+    whole = " ".join(page.text)
+    facts = json.loads((run / "metrics.json").read_text())
+    assert facts["evaluation"]["top1"]["value"] == pytest.approx(facts["test"]["accuracy"])
+    for text in (
+        f"compact-8 names {facts['test']['accuracy']:.2%} of 269 test pictures of digits right",
+        "1 epoch in",
+        "Worst mistakes",
+        "Right answers",
+        "which parts counted for the answer (relevance)",
+        "pixels in the first layer",
+        f"vitrail train --config '{run}/config.yaml'",
+        f"vitrail predict '{run}' PICTURES",
+        "label_smoothing: 0.1",
+        "torch",
+    ):
+        assert text in whole, text
+    assert len(page.all("svg")) == 3
+    wrong = [row for row in (run / "predictions.csv").read_text().splitlines() if row.endswith(",0,")]
+    assert len(wrong) > report.MISTAKES
+    right = {row.split(",")[1] for row in (run / "predictions.csv").read_text().splitlines() if row.endswith(",1,")}
+    drawings, pairs = 5, report.MISTAKES + min(len(right), report.RIGHT)
+    assert len(page.all("img")) == drawings + 2 * pairs
+
+
+def test_eval_of_a_run_has_its_curves_too(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", str(run), "digits", "--split", "val"]) == 0
+    assert "wrote runs/eval-1/report.html, " in capsys.readouterr().out
+    page = check_page(read_page(Path("runs/eval-1")))
+    assert "of 269 val pictures of digits right" in " ".join(page.text)
+    assert len(page.all("svg")) == 3
+
+
+def test_the_demo_shows_what_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = replace(digits(), schedule=replace(digits().schedule, epochs=1))
+    monkeypatch.setattr("vitrail.train.recipes.recipe", lambda _: quick)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo"]) == 0
+    printed = capsys.readouterr().out
+    for text in (
+        "val   accuracy",
+        "test  accuracy",
+        "wrote runs/demo-1/report.html, ",
+        "open runs/demo-1/report.html in a browser",
+        "vitrail predict runs/demo-1 PICTURES",
+        "vitrail eval runs/demo-1 digits --robustness",
+    ):
+        assert text in printed, text
+    check_page(read_page(Path("runs/demo-1")))
+
+
+def test_a_failed_report_does_not_cost_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise DataError("the [disk]\nis gone")
+
+    monkeypatch.setattr(report, "write_page", fail)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "digits", "--epochs", "1", "--no-check", "--out", "run"]) == 1
+    printed = capsys.readouterr()
+    assert "no report: the [disk] is gone (the model is in run/weights/best.safetensors)" in printed.err
+    assert "next: vitrail predict run PICTURES" in printed.out
+    assert Path("run/weights/best.safetensors").is_file()
+    assert main(["eval", "run", "digits", "--json", "--out", "e"]) == 1
+    assert json.loads(capsys.readouterr().out)["pictures"] == 269
+    assert Path("e/metrics.json").is_file()
+
+
+def test_large_photos_and_hostile_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a test split, with names that would be markup, with pictures that must become thumbnails."""
+    monkeypatch.chdir(tmp_path)
+    for label, name in enumerate(("<img src=x onerror=alert(1)>", "b & 'c'")):
+        for split, count in (("train", 8), ("val", 4)):
+            place = Path("data") / split / name
+            place.mkdir(parents=True)
+            for index in range(count):
+                picture(10 * label + index, (1600, 1200)).save(place / f"{index}<i>.jpg")
+    flags = ["--model", "compact-8", "--image-size", "32", "--epochs", "1", "--batch-size", "4", "--no-check"]
+    assert main(["train", "data", "--recipe", "scratch", *flags, "--out", "run"]) == 0
+    page = check_page(read_page(Path("run")))
+    assert "of 8 val pictures" in " ".join(page.text)
+    assert (Path("run") / "report.html").stat().st_size < 1_500_000
+
+
+def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None:
+    data = open_data("digits")
+    (tmp_path / "run" / "weights").mkdir(parents=True)
+    for name in ("config.yaml", "results.csv", "weights/best.safetensors"):
+        (tmp_path / "run" / name).write_bytes((run / name).read_bytes())
+    paths = report.report_on_run(tmp_path / "run", replace(data, splits={"train": data.split("train")}))
+    assert paths == [tmp_path / "run" / "report.html"]
+    page = check_page(read_page(tmp_path / "run"))
+    assert "nobody knows how good this model is" in " ".join(page.text)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "here", "start"),
+    [
+        (1, 1, "vitrail"),
+        (2, 2, "torchrun --nproc-per-node 2 -m vitrail"),
+        (8, 4, "torchrun --nnodes 2 --nproc-per-node 4 -m vitrail"),
+    ],
+)
+def test_commands_are_as_a_person_types_them(ranks: int, here: int, start: str) -> None:
+    told = {"command": ["/x/__main__.py", "train", "my pictures"], "world_size": ranks, "local_world_size": here}
+    assert report._as_typed(told) == f"{start} train 'my pictures'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"patch_size": (32, 32)}, "Not every picture could be explained: digits/"),
+        ({"pooling": "map", "positions": PositionConfig(kind="none")}, "which parts counted for the answer"),
+        (
+            {"stem": ConvStem(widths=(8, 16), strides=(2, 2)), "patch_size": (2, 2)},
+            "which parts counted for the answer",
+        ),
+    ],
+    ids=["one patch", "no positions", "conv stem"],
+)
+def test_every_kind_of_model_gets_a_page(
+    changes: dict[str, Any], text: str, make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = make_model(num_classes=10, **changes)
+    spec = Preprocess(size=model.config.image_size)
+    classes = tuple("0123456789")
+    save_checkpoint(
+        Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=spec, classes=classes), "m.safetensors"
+    )
+    assert main(["eval", "m.safetensors", "digits", "--out", "e"]) == 0
+    page = check_page(read_page(Path("e")))
+    assert text in " ".join(page.text)
+    assert not page.all("svg")  # no run, no curves
