@@ -58,7 +58,7 @@ def test_a_folder_alone_is_enough(pictures: Path, capsys: pytest.CaptureFixture[
 def test_dry_run_prints_the_plan_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--lr", "0.5", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "lr: 0.5" in out
+    assert yaml.safe_load(out[: out.index("data    ")])["optim"]["lr"] == 0.5
     assert "91,818 parameters" in out
     assert "memory" in out
     assert list(here.iterdir()) == []
@@ -105,11 +105,36 @@ def test_batch_size_auto(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([*QUICK, "--strategy", "fsdp"], "torchrun"),
         ([*QUICK, "--config", "missing.yaml"], "cannot read the config file"),
         (["train", "--resume", "nothing"], "not a training run"),
+        (["train", "digits", "--recipe", "finetune", "--no-check"], "--weights"),
+        ([*QUICK, "--batch-size", "5000"], "more than the 1259 pictures"),
     ],
 )
 def test_mistakes_are_explained(arguments, message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_none_turns_things_off(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--clip", "none", "--ema", "none", "--dry-run", "--json"]) == 0
+    optim = json.loads(capsys.readouterr().out)["config"]["optim"]
+    assert (optim["clip"], optim["ema"]) == (None, None)
+
+
+def test_the_config_of_a_run_makes_the_same_run_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--out", "one"]) == 0
+    assert main(["train", "--config", "one/config.yaml", "--out", "two", "--no-check"]) == 0
+    assert (here / "one" / "config.yaml").read_text() == (here / "two" / "config.yaml").read_text()
+    weights = [(here / name / "weights" / "best.safetensors").read_bytes() for name in ("one", "two")]
+    assert weights[0] == weights[1]
+    capsys.readouterr()
+    assert main(["train", "--config", "one/config.yaml", "--minutes", "0.02", "--dry-run", "--no-check"]) == 0
+
+
+def test_a_recipe_with_a_model_takes_weights_instead(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--out", "first"]) == 0
+    assert main([*QUICK, "--recipe", "digits", "--weights", "first", "--out", "second"]) == 0
+    config = yaml.safe_load((here / "second" / "config.yaml").read_text())
+    assert (config["start"]["model"], config["start"]["weights"]) == (None, "first")
 
 
 def test_an_unknown_field_of_a_file_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +153,8 @@ def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytes
     assert "--lr 0.7 conflicts with the run" in " ".join(capsys.readouterr().err.split())
     assert main([*QUICK, "--out", "run"]) == 2
     assert "--resume run" in " ".join(capsys.readouterr().err.split())
-    assert main(["train", "digits", "--resume", "run", "--epochs", "1", "--workers", "0"]) == 0
+    assert main(["train", "--resume", "run", "--dry-run"]) == 2
+    assert main(["train", "digits", "--resume", "run", "--epochs", "1", "--workers", "0", "--minutes", "9"]) == 0
     assert (here / "run" / "weights" / "best.safetensors").read_bytes() == before
     assert len((here / "run" / "results.csv").read_text().splitlines()) == 2
 

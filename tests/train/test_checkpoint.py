@@ -44,12 +44,33 @@ def test_two_are_kept_and_drafts_are_swept(tmp_path: Path) -> None:
         checkpoint.save(tmp_path, tensors(step), Progress(step=step), ALONE)
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-000000003", "step-000000004"]
     assert not list(tmp_path.glob(".*"))
-    assert checkpoint.newest(tmp_path).name == "step-000000004"
 
 
-def test_nothing_to_resume_from(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="no checkpoint to resume from"):
-        checkpoint.newest(tmp_path)
+def test_the_last_epochs_end_is_kept_too(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        progress = Progress(step=step, loss_count=0 if step == 2 else 1)
+        checkpoint.save(tmp_path, tensors(step), progress, ALONE)
+    names = [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)]
+    assert names == ["2", "4", "5"]
+    assert str(checkpoint.pick(tmp_path, set(), whole_epochs=True)).endswith("2")
+    assert str(checkpoint.pick(tmp_path, {"step-000000005"}, whole_epochs=False)).endswith("4")
+    assert checkpoint.pick(tmp_path / "nothing", set(), whole_epochs=False) is None
+
+
+def test_the_same_step_again_replaces_it_without_a_gap(tmp_path: Path, monkeypatch) -> None:
+    """Killed between the two renames, the run still has what it needs under one of the names."""
+    checkpoint.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
+    checkpoint.save(tmp_path, tensors(2.0), Progress(step=1, epoch=1), ALONE)
+    assert checkpoint.read_progress(tmp_path / "step-000000001").epoch == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_what_was_half_removed_does_not_count_and_is_swept(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
+    (path / "state.json").unlink()
+    assert checkpoint.list_checkpoints(tmp_path) == []
+    checkpoint.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
+    assert [each.name for each in tmp_path.iterdir()] == ["step-000000002"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "version"])

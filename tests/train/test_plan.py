@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from vitrail.errors import ConfigError
 from vitrail.train import plan
 from vitrail.train.plan import Measured, epoch_seconds, find_batch_size, fit_minutes, measure, settle_compile
 from vitrail.train.ranks import Ranks
@@ -38,7 +39,7 @@ def test_minutes_become_epochs(make_setup: Callable[..., Setup]) -> None:
     assert schedule.minutes is None
     slow = replace(measured, seconds=600.0)
     assert fit_minutes(setup, slow, ALONE, said.append).schedule.epochs == 1
-    assert "more than the 2 asked for" in said[-1]
+    assert "more than the 2 minutes asked for" in said[-1]
 
 
 def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callable[..., Setup], monkeypatch) -> None:
@@ -56,14 +57,14 @@ def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callabl
     chosen = find_batch_size(make_setup(batch_size="auto"), ALONE, said.append)
     assert tried == [16, 32]  # 256 pictures: a larger batch would leave fewer than eight steps
     assert chosen.machine.batch_size == 32
-    assert chosen.optim.lr == pytest.approx(make_setup().config.optim.lr)  # the recipe's own batch
+    assert chosen.optim.lr == pytest.approx(make_setup().config.optim.lr)  # the recipe's own batch of 32
     assert "batch size 32" in said[0]
 
 
 def test_memory_that_runs_out_ends_the_search(make_setup: Callable[..., Setup], monkeypatch) -> None:
     def fake(setup: Setup, _: Ranks) -> Measured:
         if setup.config.machine.batch_size == 32:
-            raise torch.OutOfMemoryError("out of memory")
+            raise ConfigError("does not fit into the memory")
         return Measured(seconds=1.0, images=16, peak_bytes=0)
 
     monkeypatch.setattr(plan, "measure", fake)

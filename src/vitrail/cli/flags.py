@@ -8,9 +8,11 @@ from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
+UNSAID: Any = object()  # None is something that a person can say: --clip none
+
 
 def optional_fields(name: str, *configs: type[Any], skip: tuple[str, ...] = ()) -> type[Any]:
-    """A dataclass with every field of the configs, all of them None by default, helped by the configs' own texts."""
+    """A dataclass with every field of the configs, unsaid by default, helped by the configs' own texts."""
     fields: list[tuple[str, Any, Any]] = []
     for config in configs:
         hints, texts = get_type_hints(config), field_texts(config)
@@ -21,8 +23,8 @@ def optional_fields(name: str, *configs: type[Any], skip: tuple[str, ...] = ()) 
             text = texts.get(field.name, "")
             known = "[default:" in text or not shown
             help_text = text if known else f"{text.removesuffix('.')} [default: the recipe's, else {shown}]."
-            hint = Annotated[_flag_type(hints[field.name]) | None, Parameter(help=help_text, negative=())]
-            fields.append((field.name, hint, dataclasses.field(default=None)))
+            hint = Annotated[_flag_type(hints[field.name]) | None, Parameter(help=help_text, show_default=False)]
+            fields.append((field.name, hint, dataclasses.field(default=UNSAID)))
     made = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
     made.__module__ = __name__  # without a home of its own, cyclopts would not look into it
     return made
@@ -56,4 +58,4 @@ def field_texts(config: type[Any]) -> dict[str, str]:
 def given(flags: Any) -> dict[str, Any]:
     """The fields that were really given."""
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not UNSAID}

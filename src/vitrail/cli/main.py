@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VitrailError as error:
         if debug:
             traceback.print_exc()
-        _print_error(errors, error)
+        if not getattr(error, "told", False):  # by another process of the same run
+            _print_error(errors, error)
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED

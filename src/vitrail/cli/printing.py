@@ -1,5 +1,6 @@
 """What the verbs print alike: names from the disk as plain text, a progress bar, how a command ends."""
 
+import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,6 +8,14 @@ from pathlib import Path
 from rich import markup
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
+
+
+class SteadyConsole(Console):
+    """A console whose reader may go away (`| head`, a lost connection) without ending the work."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 def plain(text: str) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from vitrail.cli.flags import given, optional_fields
 from vitrail.cli.options import Json, parse_size
-from vitrail.cli.printing import escape, print_end, progress_bar
+from vitrail.cli.printing import SteadyConsole, escape, print_end, progress_bar
 from vitrail.cli.report import attempt, report_on_run
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
@@ -70,23 +70,28 @@ def train(
         Write TensorBoard's files too.
     """
     from vitrail.train.ranks import join_ranks, leave_ranks
+    from vitrail.train.run import find_begun, read_config
     from vitrail.train.signals import InterruptedRunError
+    from vitrail.train.tensorboard import require_tensorboard
 
     changes = _changes(config, flags)
+    if resume is not None:
+        _refuse_with_resume(resume, out, dry_run)
+        changes.setdefault("device", read_config(resume).machine.device)
+    if track:
+        require_tensorboard()
     ranks = join_ranks(str(changes.get("device", "auto")))
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = SteadyConsole(stderr=as_json, highlight=False, soft_wrap=True)
     folder = resume
     try:
-        if resume is not None and out is not None and out != resume:
-            raise ConfigError(f"--resume continues in {resume}; leave --out {out} away.")
-        out = out if resume else _begun_before(ranks, out)
-        if resume is None and out is not None and _can_continue(out):
-            resume = folder = out
+        if resume is None and (begun := find_begun(out, Path("runs"), ranks)) is not None:
+            resume, folder, changes = begun, begun, {}  # the same command as before, so the same run
         if resume is not None:
             setup = _reopen(resume, data, recipe, changes, ranks)
             outcome = carry_out_shown(setup, ranks, resume, console, track, as_json, resume=True)
         else:
             changes |= {"recipe": recipe} if recipe else {}
+            ranks.from_first(lambda: _refuse_begun(out))
             setup, measured = _prepare(data, changes, ranks, console, check, as_json)
             if ranks.is_first and (dry_run or not as_json):
                 print_plan(setup, measured, ranks, console, dry_run, as_json)
@@ -97,15 +102,16 @@ def train(
     except InterruptedRunError as stop:
         if ranks.is_first:
             console.print(f"\nsaved; continue with: [bold]vitrail train --resume {shlex.quote(str(folder))}[/]")
+        leave_ranks()
         return stop.exit_code
-    except OSError as error:  # a full disk, most of the time
-        if folder is None:
+    except OSError as error:
+        if folder is None or "No space left" not in str(error):
             raise
         again = f"vitrail train --resume {shlex.quote(str(folder))}"
         raise VitrailError(f"{error}; what was saved before is whole: make room and continue with {again}") from error
-    finally:
-        leave_ranks()
-    return end(outcome, setup, ranks, console, as_json) if ranks.is_first else 0
+    leave_ranks()  # not after an error: other ranks may be waiting, and torchrun ends them when this one ends
+    code = end(outcome, setup, ranks, console, as_json) if ranks.is_first else 0
+    return code if ranks.world_size == 1 else 0  # a run that has ended must not be started again for its report
 
 
 def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
@@ -121,7 +127,11 @@ def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"cannot read the config file {config}: {error}") from error
         changes = flatten(settings, str(config))
-    changes |= given(flags)
+    said = given(flags)
+    for one, other in (("minutes", "epochs"), ("epochs", "minutes")):  # of which a flag replaces the file's
+        if one in said:
+            changes.pop(other, None)
+    changes |= said
     if isinstance(changes.get("image_size"), str):
         changes["image_size"] = parse_size(changes["image_size"])
     return changes
@@ -135,12 +145,12 @@ def _prepare(
 
     display = Display(console, silent=as_json or not ranks.is_first)
     config, dataset = resolve(data, changes, ranks)
-    if check and ranks.is_first and not as_json:
-        _check(dataset, console, config)
+    if check:
+        ranks.from_first(lambda: _check(dataset, console, config, silent=as_json))
     return settle(config, dataset, ranks, display)
 
 
-def _check(dataset: "Dataset", console: Console, config: "TrainConfig") -> None:
+def _check(dataset: "Dataset", console: Console, config: "TrainConfig", *, silent: bool) -> None:
     """Say what is wrong with the data before hours are spent on them."""
     import os
 
@@ -149,11 +159,13 @@ def _check(dataset: "Dataset", console: Console, config: "TrainConfig") -> None:
 
     total = sum(len(source) for source in dataset.splits.values())
     if total > PREFLIGHT_LIMIT:
+        if silent:
+            return
         console.print(f"[dim]{total:,} pictures are not checked one by one; vitrail data check {config.data} does.[/]")
         return
     with progress_bar("checking pictures", total) as advance:
         report = check_data(dataset, os.cpu_count() or 1, advance)
-    serious = [(item, count) for item, count in report.summary() if item.severity != "note"]
+    serious = [(item, count) for item, count in report.summary() if item.severity != "note" and not silent]
     for item, count in serious:
         example = escape(item.key)
         console.print(f"[{STYLES[item.severity]}]{item.severity}[/] {item.what}: {count:,}, for example {example}")
@@ -165,47 +177,36 @@ def _check(dataset: "Dataset", console: Console, config: "TrainConfig") -> None:
 
 def make_folder(setup: "Setup", out: Path | None, name: str = "train") -> Path:
     """A new run folder with what the run is."""
-    from vitrail.train.ranks import elastic_marker
-    from vitrail.train.run import CONFIG, begin
+    from vitrail.train.run import begin
 
-    if out is not None and (out / CONFIG).exists():
-        raise ConfigError(f"{out} holds a run already; continue it with --resume {out}, or choose another --out.")
+    _refuse_begun(out)
     folder = new_run_folder(name, out)
     begin(setup, folder)
-    elastic_marker(folder.parent).write_text(folder.name, encoding="utf-8")
     return folder
 
 
-def _begun_before(ranks: "Ranks", out: Path | None) -> Path | None:
-    """The folder that these processes had before torchrun started them again."""
-    from vitrail.train.ranks import elastic_marker, was_restarted
+def _refuse_begun(out: Path | None) -> None:
+    from vitrail.train.run import CONFIG
 
-    if out is not None or not was_restarted():
-        return out
-
-    def find() -> Path | None:
-        marker = elastic_marker(Path("runs"))
-        return Path("runs") / marker.read_text(encoding="utf-8") if marker.exists() else None
-
-    return ranks.from_first(find)
+    if out is not None and (out / CONFIG).exists():
+        raise ConfigError(f"{out} holds a run already; continue it with --resume {out}, or choose another --out.")
 
 
-def _can_continue(out: Path) -> bool:
-    """After an elastic restart, a run continues by itself; otherwise a person must say so."""
-    from vitrail.train.checkpoint import list_checkpoints
-    from vitrail.train.ranks import was_restarted
-
-    return was_restarted() and bool(list_checkpoints(out / "weights" / "last"))
+def _refuse_with_resume(resume: Path, out: Path | None, dry_run: bool) -> None:
+    if out is not None and out != resume:
+        raise ConfigError(f"--resume continues in {resume}; leave --out {out} away.")
+    if dry_run:
+        raise ConfigError("--dry-run shows what a new run would do; leave --resume away.")
 
 
 def _reopen(folder: Path, data: str, recipe: str | None, changes: dict[str, Any], ranks: "Ranks") -> "Setup":
     """What a begun run trains, on what."""
-    from vitrail.train.run import in_turn, read_config, refuse_conflicts
+    from vitrail.train.run import read_config, refuse_conflicts
     from vitrail.train.setup import open_training_data, prepare_run
 
     changes |= {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
     config = refuse_conflicts(read_config(folder), changes)
-    dataset = in_turn(ranks, lambda: open_training_data(config))
+    dataset = ranks.in_turn(lambda: open_training_data(config))
     return prepare_run(config, dataset)
 
 
@@ -265,7 +266,7 @@ def print_plan(
     if whole:
         import yaml
 
-        console.print(escape(yaml.safe_dump(facts["config"], sort_keys=False, allow_unicode=True)), end="")
+        console.print(yaml.safe_dump(facts["config"], sort_keys=False, allow_unicode=True), end="", markup=False)
     counts = ", ".join(f"{name} {count:,}" for name, count in facts["pictures"].items())
     console.print(f"data    {escape(setup.dataset.name)}: {facts['classes']} classes; {counts}")
     height, width = facts["image_size"]

@@ -1,4 +1,4 @@
-"""Resumable checkpoints: `weights/last/step-N/`, the last two kept, each complete or absent.
+"""Resumable checkpoints: `weights/last/step-N/`, each complete or absent; the last two and the last epoch's are kept.
 
 Tensors (weights, averages, the optimisers' memory) are safetensors written by `torch.distributed.checkpoint`, every
 rank its part, so that a run may continue on another number of ranks; everything else is in `state.json`. No pickle.
@@ -51,11 +51,17 @@ class Progress:
 
 
 def named_tensors(
-    model: nn.Module, optimizers: list[Optimizer], average: Mapping[str, Tensor] | None
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    average: Mapping[str, Tensor] | None,
+    *,
+    only_trained: bool = False,
 ) -> dict[str, Tensor]:
-    """Every tensor of a run under a name that does not depend on the ranks."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"average.{name}": tensor for name, tensor in (average or {}).items()}
+    """Every tensor of a run under a name that does not depend on the ranks; or of its trained parameters alone."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = {name: tensor for name, tensor in model.state_dict().items() if name in trained or not only_trained}
+    tensors = {f"model.{name}": tensor for name, tensor in kept.items()}
+    tensors |= {f"average.{name}": tensor for name, tensor in (average or {}).items() if name in kept}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for optimizer in optimizers:
         for parameter, memory in optimizer.state.items():
@@ -90,7 +96,8 @@ def save(folder: Path, tensors: Mapping[str, Tensor], progress: Progress, ranks:
 
 def _prepare(draft: Path) -> None:
     draft.parent.mkdir(parents=True, exist_ok=True)
-    for old in draft.parent.glob(".step-*.draft"):  # of a run that was killed while it wrote
+    unfinished = [path for path in draft.parent.glob("step-*") if not (path / STATE).is_file()]
+    for old in (*draft.parent.glob(".step-*.draft"), *unfinished):  # of a run that was killed while it wrote or removed
         shutil.rmtree(old, ignore_errors=True)
     draft.mkdir()
 
@@ -102,13 +109,16 @@ def _finish(draft: Path, target: Path, progress: Progress, world_size: int) -> N
         for path in (*draft.iterdir(), draft):
             _flush(path)
         if target.exists():  # the same step again: after a signal at the end of an epoch
-            shutil.rmtree(target)
+            target.rename(target.with_name(f".{target.name}.old.draft"))
         draft.rename(target)
         _flush(target.parent)
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    for old in list_checkpoints(target.parent)[:-KEPT]:
+    found = list_checkpoints(target.parent)
+    last_epoch = pick(target.parent, set(), whole_epochs=True)
+    for old in (*target.parent.glob(".step-*.draft"), *(path for path in found[:-KEPT] if path != last_epoch)):
+        (old / STATE).unlink(missing_ok=True)  # first, so that it never looks whole while it goes
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -131,12 +141,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / STATE).is_file())
 
 
-def newest(folder: Path) -> Path:
-    """The checkpoint to continue from."""
-    found = list_checkpoints(folder)
-    if not found:
-        raise WeightsError(f"{folder} holds no checkpoint to resume from; start again without --resume.")
-    return found[-1]
+def pick(folder: Path, bad: set[str], *, whole_epochs: bool) -> Path | None:
+    """The newest checkpoint that is not known to be bad, if asked so at the end of an epoch."""
+    for path in reversed(list_checkpoints(folder)):
+        if path.name not in bad and not (whole_epochs and read_progress(path).loss_count):
+            return path
+    return None
 
 
 def read_progress(path: Path) -> Progress:

@@ -76,7 +76,7 @@ def apply_changes(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
         mine = {name: value for name, value in changes.items() if homes.get(name) == part}
         if mine:
             config = replace(config, **{part: replace(getattr(config, part), **mine)})
-    if "minutes" in changes and "epochs" in changes:
+    if changes.get("minutes") is not None and changes.get("epochs") is not None:
         raise ConfigError("give --epochs or --minutes, not both: minutes decide how many epochs there are.")
     return config
 

@@ -74,7 +74,7 @@ class Optim:
         _require(self, "layer_decay", 1e-6, 1)
         _require(self, "label_smoothing", 0, 0.99)
         if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"clip must be above 0; got {self.clip}; leave it out for no clipping.")
+            raise ConfigError(f"clip must be above 0; got {self.clip}; --clip none turns it off.")
         if self.ema is not None:
             _require(self, "ema", 0, 0.999999)
 

@@ -43,14 +43,14 @@ def read_rows(path: Path) -> list[Row]:
     """All whole rows; the last one may have been cut off by a crash."""
     if not path.exists():
         return []
+    text = path.read_text(encoding="utf-8")
+    lines = text[: text.rfind("\n") + 1].splitlines()  # a number that was cut off may look like one
     rows: list[Row] = []
-    with path.open(newline="", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            try:
-                rows.append(_row(line))
-            except (TypeError, ValueError):
-                if any(True for _ in file):
-                    raise DataError(f"{path} is damaged at epoch {len(rows) + 1}.") from None
+    for line in csv.DictReader(lines):
+        try:
+            rows.append(_row(line))
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"{path} is damaged at epoch {len(rows) + 1}.") from None
     return rows
 
 
@@ -66,9 +66,14 @@ def _row(line: dict[str, str]) -> Row:
 def keep_rows(path: Path, epochs: int) -> list[Row]:
     """Forget what came after the checkpoint that a run continues from."""
     kept = [row for row in read_rows(path) if row.epoch <= epochs]
-    path.unlink(missing_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    draft.unlink(missing_ok=True)
     for row in kept:
-        append_row(path, row)
+        append_row(draft, row)
+    if kept:
+        draft.replace(path)
+    else:
+        path.unlink(missing_ok=True)
     return kept
 
 

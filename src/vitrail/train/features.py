@@ -19,19 +19,22 @@ class FeatureLoader:
     def __init__(
         self, features: Tensor, targets: Tensor, batch_size: int, seed: int, ranks: Ranks, *, shuffled: bool
     ) -> None:
+        if shuffled and batch_size > len(features):
+            raise ConfigError(f"batch_size {batch_size} is more than the {len(features)} pictures; lower it.")
+        if batch_size % ranks.world_size:
+            raise ConfigError(f"batch_size must be a multiple of the {ranks.world_size} ranks; got {batch_size}.")
         self.features = features
         self.targets = targets
         self.batch_size = batch_size
         self.seed = seed
         self.ranks = ranks
         self.shuffled = shuffled
-        self.broken: dict[str, str] = {}
         self._epoch = 0
         self._batch = 0
 
     def __len__(self) -> int:
         count = len(self.features)
-        return max(count // self.batch_size, 1) if self.shuffled else -(-count // self.batch_size)
+        return count // self.batch_size if self.shuffled else -(-count // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -61,11 +64,10 @@ class FeatureLoader:
         self._epoch, self._batch = state["epoch"], state["batch"]
 
 
-def compute_features(loader: Loader, features_of: Callable[[Tensor], Tensor], advance: Callable[[int], None]) -> Batch:
+def compute_features(loader: Loader, features_of: Callable[[Tensor], Tensor]) -> Batch:
     """The features and labels of a whole split, in its order."""
     parts: list[Batch] = []
     for batch in loader:
         with torch.no_grad():
             parts.append(Batch(features_of(batch.images).float().cpu(), batch.targets, batch.indices))
-        advance(len(batch.images))
     return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))

@@ -18,6 +18,7 @@ from vitrail.model import ViT
 from vitrail.train.ranks import without_sync
 
 LANE_TOKENS = 2048  # per micro-batch on a CPU: the activations of a small ViT stay in the cache
+CPU_TOKENS = 4096  # per micro-batch of larger models
 LANE_WIDTH = 256  # wider models keep all cores busy with one operation
 
 Forward = Callable[[Tensor], Tensor]
@@ -126,6 +127,13 @@ def suits_lanes(model: ViT, device: torch.device) -> bool:
 def lane_batch(model: ViT) -> int:
     """Pictures per micro-batch: few enough for the cache, enough for each operation to be worth its call."""
     return max(8 * round(LANE_TOKENS / model.config.tokens / 8), 8)
+
+
+def default_micro_batch(model: ViT, device: torch.device) -> int | None:
+    """On a CPU, few enough pictures for its memory; the whole batch elsewhere, and where its statistics count."""
+    if device.type != "cpu" or any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+        return None
+    return max(8 * round(CPU_TOKENS / model.config.tokens / 8), 8)
 
 
 def split(inputs: Tensor, targets: Tensor, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:

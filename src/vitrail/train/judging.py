@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.errors import DataError
 from vitrail.train.gradients import Scores
 from vitrail.train.ranks import Ranks
 
@@ -35,4 +36,6 @@ def judge(
     for _ in range(len(loader) - batches):
         take_part()
     total_loss, total_correct, total = ranks.sum([loss, correct, count])
+    if not total:
+        raise DataError("no picture of the split could be read; run vitrail data check.")
     return Judgement(loss=total_loss / total, accuracy=total_correct / total, count=round(total))

@@ -9,7 +9,7 @@ import math
 import signal
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 from vitrail.train import checkpoint
+from vitrail.train.averaging import Average
 from vitrail.train.checkpoint import Progress
 from vitrail.train.curves import Row, append_row, keep_rows
 from vitrail.train.features import FeatureLoader, compute_features
-from vitrail.train.gradients import Forward, Lanes, Plain, lane_batch, suits_lanes
+from vitrail.train.gradients import Forward, Lanes, Plain, default_micro_batch, lane_batch, suits_lanes
 from vitrail.train.judging import Judgement, judge
 from vitrail.train.listener import Listener
 from vitrail.train.optim import build_optimizers, set_learning_rate, start_state
@@ -58,13 +59,13 @@ class Trainer:
         self.val_loader: Any = None
         self._make_loaders()
         self.total_steps = config.schedule.epochs * len(self.loader)
-        self.average = self._copy_weights() if config.optim.ema is not None else None
-        current = self.model.state_dict()
-        self._averaged = [(_local(mean), _local(current[name])) for name, mean in (self.average or {}).items()]
+        self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
         start_state(self.optimizers)
         self.progress = Progress()
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
+        self._restored = ""  # the checkpoint that we went back to, until a step from there has worked
+        self._bad = set[str]()  # checkpoints that led nowhere
 
     def _make_loaders(self) -> None:
         if not self.only_head:
@@ -84,7 +85,7 @@ class Trainer:
             return self.model.features(images.to(self.ranks.device))
 
         self.listener.said(f"computing the features of {len(self.setup.dataset.split(split)):,} {split} pictures, once")
-        found = compute_features(plain_loader(self.setup, split, alone), features_of, lambda _: None)
+        found = compute_features(plain_loader(self.setup, split, alone), features_of)
         size = self.setup.config.machine.batch_size
         assert isinstance(size, int)
         training = split == "train"
@@ -97,7 +98,7 @@ class Trainer:
     def run(self) -> Progress:
         """From wherever the run is to its end; raises `InterruptedRunError` after saving if a signal asks for that."""
         config = self.setup.config
-        if self.progress.step == 0:
+        if self.progress.step == 0 and not checkpoint.list_checkpoints(self.folder / "weights" / "last"):
             self.save()
         self.listener.began(self.total_steps, self.progress.step, config.schedule.epochs)
         try:
@@ -120,12 +121,13 @@ class Trainer:
             torch.set_num_threads(before)
 
     def resume(self) -> None:
-        """Go back to the newest checkpoint of the folder, on disk and in memory."""
-        self._restore()
+        """Go back to the newest checkpoint of the folder, on disk and in memory; without one, to the beginning."""
+        found = self.ranks.from_first(lambda: checkpoint.list_checkpoints(self.folder / "weights" / "last"))
+        if found:
+            self._restore(found[-1])
         self.ranks.from_first(lambda: keep_rows(self.folder / "results.csv", self.progress.epoch))
 
-    def _restore(self) -> None:
-        path = self.ranks.from_first(lambda: checkpoint.newest(self.folder / "weights" / "last"))
+    def _restore(self, path: Path) -> None:
         self.progress = checkpoint.restore(path, self._tensors(), self.ranks)
         if self.progress.loader:
             self.loader.load_state_dict(self.progress.loader)
@@ -141,6 +143,7 @@ class Trainer:
             if not math.isfinite(norm):  # the same on all ranks, since they have added up their gradients
                 self._rescue("the gradient is not finite")
                 return
+            self._restored = ""
             images += len(batch.images) * self.ranks.world_size
             self.listener.stepped(self.progress.step, loss, images / (time.monotonic() - began))
             self._agree(signals)
@@ -160,7 +163,8 @@ class Trainer:
         if math.isfinite(norm):  # otherwise the weights stay as they were
             for optimizer in self.optimizers:
                 optimizer.step()
-            self._update_average()
+            if self.average is not None:
+                self.average.update(progress.step)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         progress.step += 1
@@ -190,13 +194,16 @@ class Trainer:
         train_loss = loss_sum / count
         chance = math.log(len(self.setup.dataset.classes))
         if not train_loss <= max(2 * progress.lowest_train_loss, 1.5 * chance):  # so that NaN counts too
-            self._rescue(f"the training loss has risen to {train_loss:.3g}")
+            self._rescue(f"the training loss has risen to {train_loss:.3g}", whole_epochs=True)
             return
-        progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
-        progress.epoch += 1
-        progress.loss_sum, progress.loss_count = 0.0, 0
         with self.best_weights():
             judged = self.judge(self.val_loader) if self.val_loader is not None else None
+            if judged is not None and not math.isfinite(judged.loss):
+                self._rescue("the validation loss is not finite", whole_epochs=True)
+                return
+            progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
+            progress.epoch += 1
+            progress.loss_sum, progress.loss_count, progress.rescues = 0.0, 0, 0
             is_best = self._is_best(judged)
             if is_best:
                 self._save_best()
@@ -211,8 +218,7 @@ class Trainer:
             images_per_second=images_per_second,
             seconds=progress.seconds,
         )
-        if self.ranks.is_first:
-            append_row(self.folder / "results.csv", row)
+        self.ranks.from_first(lambda: append_row(self.folder / "results.csv", row))
         patience = config.schedule.patience
         progress.stopped_early = patience is not None and progress.epoch - progress.best_epoch >= patience
         self.save()
@@ -229,17 +235,26 @@ class Trainer:
         progress.best_epoch = progress.epoch
         return True
 
-    def _rescue(self, reason: str) -> None:
-        """Go back to the last checkpoint with half the learning rate; give up if that has not helped before."""
+    def _rescue(self, reason: str, *, whole_epochs: bool = False) -> None:
+        """Go back to a good checkpoint with half the learning rate; give up if that has not helped before.
+
+        A loss that has run away may have done so before the newest checkpoint was written, so `whole_epochs` goes back
+        to the end of an epoch, which was evaluated. A checkpoint whose first step fails is not tried again.
+        """
         step, rescues = self.progress.step, self.progress.rescues + 1
         scale = self.progress.lr_scale / 2
-        if rescues > MAX_RESCUES:
+        if self._restored:
+            self._bad.add(self._restored)
+        folder = self.folder / "weights" / "last"
+        path = self.ranks.from_first(lambda: checkpoint.pick(folder, self._bad, whole_epochs=whole_epochs))
+        if rescues > MAX_RESCUES or path is None:
             raise VitrailError(
                 f"training diverges again and again (step {step}: {reason}), even with the learning rate at "
                 f"{self.progress.lr_scale:g} of what was asked; lower --lr, raise --warmup, or check the data. "
-                f"The last good checkpoint is in {self.folder / 'weights' / 'last'}."
+                f"The checkpoints are in {folder}."
             )
-        self._restore()
+        self._restore(path)
+        self._restored = path.name
         self.progress.rescues, self.progress.lr_scale = rescues, scale
         self.listener.said(
             f"step {step}: {reason}; back to step {self.progress.step} with the learning rate at {scale:g} of the plan"
@@ -253,7 +268,10 @@ class Trainer:
         if self.sharded:  # whole batches: every rank must gather the weights equally often
             plain = Plain(self.module, self.module, None, self.precision)
             shape = (1, self.model.config.channels, *self.model.config.image_size)
-            nothing = torch.zeros(shape, device=self.ranks.device), torch.zeros(1, dtype=torch.long)
+            nothing = (
+                torch.zeros(shape, device=self.ranks.device),
+                torch.zeros(1, dtype=torch.long, device=self.ranks.device),
+            )
             found = judge(plain.score, loader, self.ranks, lambda: _ignore(plain.score(*nothing)))
         elif isinstance(self.engine, Plain):  # not through DDP, whose forward talks to the other ranks
             forward = self.model.classify if self.only_head else self.model
@@ -265,46 +283,18 @@ class Trainer:
         self.module.train()
         return found
 
-    def _copy_weights(self) -> dict[str, Tensor]:
-        return {
-            name: tensor.detach().clone()
-            for name, tensor in self.model.state_dict().items()
-            if tensor.is_floating_point()
-        }
-
-    @torch.no_grad()
-    def _update_average(self) -> None:
-        if self.average is None:
-            return
-        assert self.setup.config.optim.ema is not None
-        decay = min(self.setup.config.optim.ema, (1 + self.progress.step) / (10 + self.progress.step))
-        for mean, weight in self._averaged:
-            mean.lerp_(weight, 1 - decay)
-
-    @contextmanager
-    def best_weights(self) -> Generator[None]:
+    def best_weights(self) -> AbstractContextManager[None]:
         """With the averaged weights in the model, where there are some."""
-        if self.average is None:
-            yield
-            return
-        current = self.model.state_dict()
-        backup = self._copy_weights()
-        with torch.no_grad():
-            for name, tensor in self.average.items():
-                current[name].copy_(tensor)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, tensor in backup.items():
-                    current[name].copy_(tensor)
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def _tensors(self) -> dict[str, Tensor]:
-        return checkpoint.named_tensors(self.model, self.optimizers, self.average)
+        average = None if self.average is None else self.average.tensors
+        return checkpoint.named_tensors(self.model, self.optimizers, average, only_trained=self.only_head)
 
     def save(self) -> None:
         """Write a resumable checkpoint."""
         self._count_seconds()
+        self.progress.loss_sum = self.ranks.sum([self.progress.loss_sum])[0] / self.ranks.world_size
         self.progress.loader = self.loader.state_dict()
         path = checkpoint.save(self.folder / "weights" / "last", self._tensors(), self.progress, self.ranks)
         self._saved_at = time.monotonic()
@@ -318,8 +308,6 @@ class Trainer:
     def _save_best(self) -> None:
         """The model as others use it: one file that says everything about itself."""
         tensors = {name: whole(tensor).detach().cpu() for name, tensor in self.model.state_dict().items()}
-        if not self.ranks.is_first:
-            return
         setup = self.setup
         finished = Checkpoint(
             config=self.model.config,
@@ -328,7 +316,7 @@ class Trainer:
             classes=setup.dataset.classes,
             origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
         )
-        save_checkpoint(finished, self.folder / "weights" / "best.safetensors")
+        self.ranks.from_first(lambda: save_checkpoint(finished, self.folder / "weights" / "best.safetensors"))
 
 
 def make_engine(setup: Setup, module: nn.Module, ranks: Ranks) -> Plain | Lanes:
@@ -336,11 +324,12 @@ def make_engine(setup: Setup, module: nn.Module, ranks: Ranks) -> Plain | Lanes:
     machine = setup.config.machine
     precision = pick_precision(machine.precision, ranks.device)
     if machine.compile == "on":
-        return Plain(module, compiled(module), machine.micro_batch, precision)
+        micro = machine.micro_batch or default_micro_batch(setup.model, ranks.device)
+        return Plain(module, compiled(module), micro, precision)
     alone = ranks.world_size == 1 and module is setup.model and precision == "float32"
     if alone and suits_lanes(setup.model, ranks.device):
         return Lanes(module, module, machine.micro_batch or lane_batch(setup.model), num_threads())
-    return Plain(module, module, machine.micro_batch, precision)
+    return Plain(module, module, machine.micro_batch or default_micro_batch(setup.model, ranks.device), precision)
 
 
 def compiled(module: nn.Module) -> Forward:
@@ -357,12 +346,6 @@ def pick_precision(asked: str, device: torch.device) -> str:
 
 def _ignore(_: object) -> None:
     pass
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

@@ -8,15 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from vitrail.errors import ConfigError
-from vitrail.train import checkpoint
-from vitrail.train.checkpoint import Progress
 from vitrail.train.config import TrainConfig
 from vitrail.train.gradients import Lanes, Plain
 from vitrail.train.loop import compiled, make_engine, pick_precision
@@ -29,6 +25,9 @@ WARM, TIMED = 1, 3  # batches
 SMALLEST, LARGEST = 16, 1024  # of the batch sizes that are tried
 WORTH = 1.05  # a choice must be this much faster to be made
 MEMORY_SHARE = 0.7
+MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
+PATIENCE = 10.0  # seconds after which no further batch is timed
+SAVE_SECONDS, DISK_SPEED = 0.05, 300e6  # of writing a checkpoint: at least, and bytes per second
 BUDGET_SHARE = 0.95  # of the minutes that are planned for
 
 Say = Callable[[str], None]
@@ -49,35 +48,47 @@ class Measured:
 
 
 def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> Measured:
-    """Time real batches through the gradient, and leave everything as it was."""
+    """Time this rank's part of a few real batches through the gradient, and leave everything as it was."""
     model = setup.model.to(ranks.device)
     model.train()
-    engine = engine or make_engine(setup, model, Ranks(device=ranks.device))
-    loader = training_loader(setup, Ranks(device=ranks.device))
+    engine = engine or make_engine(setup, model, ranks)
+    size = setup.config.machine.batch_size
+    assert isinstance(size, int)
+    part = replace(setup, config=_with_batch(setup.config, max(size // ranks.world_size, 1)))
     states = {name: buffer.clone() for name, buffer in model.named_buffers()}
     times: list[float] = []
     images = 0
     began = time.perf_counter()
-    for batch in itertools.islice(loader, WARM + TIMED):
-        engine.accumulate(batch.images.to(ranks.device), batch.targets.to(ranks.device), 0.0)
-        _finish(ranks.device)
-        now = time.perf_counter()
-        times.append(now - began)
-        began, images = now, len(batch.images)
-    model.zero_grad(set_to_none=True)
-    for name, buffer in model.named_buffers():
-        buffer.copy_(states[name])
-    update, overhead = _measure_rest(setup)
+    try:
+        for batch in itertools.islice(training_loader(part, Ranks(device=ranks.device)), WARM + TIMED):
+            images = min(len(batch.images), MOST_TIMED) if ranks.device.type == "cpu" else len(batch.images)
+            some, labels = batch.images[:images].to(ranks.device), batch.targets[:images].to(ranks.device)
+            engine.accumulate(some, labels, 0.0)
+            _finish(ranks.device)
+            now = time.perf_counter()
+            times.append(now - began)
+            began = now
+            if sum(times) > PATIENCE:
+                break
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a batch of {size} does not fit into the memory of {ranks.device}; lower --micro-batch (or --batch-size), "
+            "or use --recompute."
+        ) from error
+    finally:
+        model.zero_grad(set_to_none=True)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(states[name])
     return Measured(
-        seconds=min(times[WARM:] or times) + update,
+        seconds=min(times[WARM:] or times) + _measure_update(setup) * images * ranks.world_size / size,
         images=images,
         peak_bytes=peak_memory(ranks.device),
-        epoch_overhead=overhead,
+        epoch_overhead=_estimate_saving(setup),
     )
 
 
-def _measure_rest(setup: Setup) -> tuple[float, float]:
-    """Seconds that an optimiser's step and a checkpoint take, on a copy of the model."""
+def _measure_update(setup: Setup) -> float:
+    """Seconds of an optimiser's step, on a copy of the model."""
     model = copy.deepcopy(setup.model)
     optimizers = build_optimizers(model, setup.config.optim, model.config.depth)
     start_state(optimizers)
@@ -86,11 +97,13 @@ def _measure_rest(setup: Setup) -> tuple[float, float]:
     began = time.perf_counter()
     for optimizer in optimizers:
         optimizer.step()
-    update = time.perf_counter() - began
-    with TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        checkpoint.save(Path(folder), checkpoint.named_tensors(model, optimizers, None), Progress(), Ranks())
-        return update, 2 * (time.perf_counter() - began)  # the resumable one, and the best one
+    return time.perf_counter() - began
+
+
+def _estimate_saving(setup: Setup) -> float:
+    """Seconds that an epoch's checkpoints take: weights, two moments and perhaps an average; and the best weights."""
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in setup.model.parameters())
+    return SAVE_SECONDS + 5 * weights / DISK_SPEED
 
 
 def _finish(device: torch.device) -> None:
@@ -129,7 +142,7 @@ def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> Tra
     each = epoch_seconds(setup, measured, ranks.world_size)
     epochs = int(60 * minutes * BUDGET_SHARE / each)
     if epochs < 1:
-        say(f"one epoch takes about {each / 60:.1f} minutes, more than the {minutes:g} asked for; it is the least")
+        say(f"one epoch takes about {each:.1f} s, more than the {minutes:g} minutes asked for; it is the least")
     else:
         say(f"{minutes:g} minutes are time for about {epochs} epochs of {each:.1f} s")
     schedule = replace(config.schedule, epochs=max(epochs, 1), minutes=None)
@@ -140,15 +153,15 @@ def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
     """The smallest of the fastest batch sizes that fit; learning rates follow it."""
     config = setup.config
     usual = _recipe_batch(config)
-    limit = min(LARGEST, max(len(setup.dataset.split("train")) // 8, 2))
+    limit = min(LARGEST, max(len(setup.dataset.split("train")) // ranks.world_size // 8, 2)) // 2 * 2
     best: tuple[int, float] | None = None
     size = min(SMALLEST, limit)
     memory = total_memory(ranks.device) * MEMORY_SHARE
     while size <= limit:
-        tried = replace(setup, config=_with_batch(config, size))
+        tried = replace(setup, config=_with_batch(config, size * ranks.world_size))
         try:
             measured = measure(tried, ranks)
-        except torch.OutOfMemoryError:
+        except ConfigError:  # it does not fit
             break
         if best is None or measured.images_per_second > WORTH * best[1]:
             best = (size, measured.images_per_second)
@@ -185,6 +198,8 @@ def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
         module: nn.Module = setup.model
         engine = Plain(module, compiled(module), machine.micro_batch, precision)
         with_compile = measure(plain, ranks, engine)
+    except ConfigError:
+        raise
     except Exception as error:  # the compiler needs a toolchain, and has many ways to fail
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         say(f"torch.compile does not work here ({first_line}); going on without it")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -61,8 +61,16 @@ class Ranks:
                 box[1] = error
         dist.broadcast_object_list(box, src=0)
         if box[1] is not None:
-            raise box[1]
+            error: Any = box[1]
+            error.told = not self.is_first  # the first rank speaks for all
+            raise error
         return box[0]
+
+    def in_turn(self, make: Callable[[], T]) -> T:
+        """First on the first rank, which may have to download; then on the others."""
+        made: list[T] = []
+        self.from_first(lambda: made.append(make()))
+        return made[0] if made else make()
 
     def wait(self) -> None:
         """Until all ranks are here."""
@@ -98,8 +106,42 @@ def join_ranks(device_name: str) -> Ranks:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        _meet("nccl" if device.type == "cuda" else "gloo")
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
+
+
+def _meet(backend: str) -> None:
+    """Start the process group under a name that only this round of processes knows.
+
+    After a lost worker, torchrun's store still holds the addresses of the dead; whoever read those would wait in vain.
+    """
+    store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
+    board: Any = dist.PrefixStore("vitrail", store)
+    if rank == 0:
+        name = uuid4().hex
+        board.set("round", name)
+        board.wait([f"{name}/{other}" for other in range(1, world_size)], TIMEOUT)
+        board.set(f"{name}/go", "")
+    else:
+        name = _answer(board, rank)
+    dist.init_process_group(
+        backend, store=dist.PrefixStore(name, store), rank=rank, world_size=world_size, timeout=TIMEOUT
+    )
+    if rank == 0:
+        board.delete_key("round")
+
+
+def _answer(board: Any, rank: int) -> str:
+    """Answer the first rank's call until it says go; a call that nobody follows up was an older one."""
+    while True:
+        board.wait(["round"], TIMEOUT)
+        name = board.get("round").decode()
+        board.set(f"{name}/{rank}", "")
+        try:
+            board.wait([f"{name}/go"], timedelta(seconds=2))
+        except dist.DistStoreError:
+            continue
+        return name
 
 
 def leave_ranks() -> None:
@@ -109,14 +151,16 @@ def leave_ranks() -> None:
 
 
 def was_restarted() -> bool:
-    """Whether torchrun has started these processes again after one was lost."""
+    """Whether torchrun has started this process again after one was lost; on other nodes it may not say so."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def elastic_marker(folder: Path) -> Path:
-    """The file in which the first rank remembers its run folder, for the processes that torchrun may start after it."""
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return folder / f".elastic-{run_id}-{socket.gethostname()}-{os.getppid()}"
+def elastic_id() -> str | None:
+    """What stays the same when torchrun starts processes again; None without torchrun."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run_id == "none":  # nobody has named the job: the launcher on this machine is its name
+        return f"{socket.gethostname()}-{os.getppid()}"
+    return run_id
 
 
 def spread(model: ViT, ranks: Ranks, strategy: str) -> nn.Module:

@@ -27,13 +27,23 @@ from vitrail.train.judging import Judgement, judge
 from vitrail.train.listener import Listener
 from vitrail.train.loop import Trainer, make_engine
 from vitrail.train.plan import Measured, measure
-from vitrail.train.ranks import Ranks, join_ranks
+from vitrail.train.ranks import Ranks, elastic_id, join_ranks, was_restarted
 from vitrail.train.recipes import recipe
-from vitrail.train.setup import Setup, fit_batch_size, open_training_data, plain_loader, prepare_run
+from vitrail.train.setup import (
+    Setup,
+    add_validation,
+    fit_batch_size,
+    open_training_data,
+    plain_loader,
+    prepare_run,
+)
 from vitrail.weights.native import read_native
 
 CONFIG = "config.yaml"
-CHANGEABLE = ("workers", "save_minutes", "device")  # what a resumed run may do otherwise
+ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
+# What a resumed run may do otherwise: how it is carried out, and where things are now.
+CHANGEABLE = ("workers", "save_minutes", "device", "strategy", "recompute", "data", "data_dir", "split_file", "weights")
+SETTLED = {"minutes", "batch_size", "compile"}  # what was asked for here, the run has decided by measuring
 SPARE_BYTES = 200 * 2**20
 
 
@@ -56,37 +66,34 @@ class Outcome:
 def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConfig, Dataset]:
     """The whole config from what was said: a recipe, named or chosen from the data, and then the changes."""
     changes = dict(changes)
-    name, data = changes.pop("recipe", None), data or changes.pop("data", "")
-    changes.pop("data", None)
-    config = recipe(name) if name else TrainConfig(data=data)
+    name, said_data = changes.pop("recipe", None), changes.pop("data", "")
+    config = recipe(name) if name else TrainConfig()
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
-    config = apply_changes(replace(config, data=data or config.data), sources)
-    dataset = in_turn(ranks, lambda: open_training_data(config))
+    config = apply_changes(replace(config, data=data or said_data or config.data), sources)
+    dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
     if not name:
         chosen = choose(dataset, changes.get("weights"))
-        rates = {"val_rate": chosen.source.val_rate} if "val_rate" not in changes and not dataset.made_split else {}
-        config = replace(chosen, data=config.data, source=replace(config.source, **rates))
-    config = apply_changes(config, changes)
-    if config.start.model is not None and config.start.weights is not None and "model" not in changes:
-        config = replace(config, start=replace(config.start, model=None))
+        source = config.source
+        if not dataset.made_split and "val_rate" not in changes:
+            source = replace(source, val_rate=chosen.source.val_rate)
+        config = replace(chosen, data=config.data, source=source)
+    if changes.get("weights") is not None and "model" not in changes:
+        config = replace(config, start=replace(config.start, model=None))  # weights bring their own
     if name == "linear":
-        config = replace(config, start=replace(config.start, train="head"))
-    said = "batch_size" in changes
-    return config if said else fit_batch_size(config, dataset, ranks.world_size), dataset
-
-
-def in_turn(ranks: Ranks, make: Any) -> Any:
-    """First on the first rank, which may have to download; then on the others."""
-    result = make() if ranks.is_first else None
-    ranks.wait()
-    return make() if result is None else result
+        changes["train"] = "head"
+    config = apply_changes(config, changes)
+    if "batch_size" not in changes:
+        config = fit_batch_size(config, dataset, ranks.world_size)
+    return config, add_validation(dataset, config)
 
 
 def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listener) -> tuple[Setup, Measured]:
     """Decide what is decided by measuring: batch size, torch.compile, the epochs of a time budget."""
     setup = prepare_run(config, dataset)
     if config.start.train == "head":
-        return setup, Measured(seconds=1e-3, images=1, peak_bytes=plan.peak_memory(ranks.device))
+        if config.machine.batch_size == "auto" or config.schedule.minutes is not None:
+            raise ConfigError("training the head alone takes a moment: say --batch-size and --epochs as numbers.")
+        return setup, Measured(seconds=0.0, images=1, peak_bytes=plan.peak_memory(ranks.device))
 
     def decide(make: Any) -> None:
         nonlocal setup
@@ -154,14 +161,12 @@ def read_config(folder: Path) -> TrainConfig:
 def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     """A resumed run is the same run: flags may repeat what it has, and change only how it is carried out."""
     allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
+    config = replace(config, data=allowed.pop("data", config.data))
     for name, value in changes.items():
-        if name in CHANGEABLE:
+        if name in CHANGEABLE or (name in SETTLED and (name == "minutes" or isinstance(value, str))):
             continue
-        if name in ("data", "recipe"):
-            old, same = getattr(config, name), value == getattr(config, name)
-        else:
-            old = _find(config, name)
-            same = _find(apply_changes(config, {name: value}), name) == old
+        old = config.recipe if name == "recipe" else _find(config, name)
+        same = value == old if name == "recipe" else _find(apply_changes(config, {name: value}), name) == old
         if not same:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(
@@ -193,7 +198,7 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
     resume = (folder / CONFIG).exists()
     if resume:
         config = read_config(folder)
-    dataset = in_turn(ranks, lambda: open_training_data(config))
+    dataset = ranks.in_turn(lambda: open_training_data(config))
     if resume:
         setup = prepare_run(config, dataset)
     else:
@@ -207,6 +212,28 @@ def begin(setup: Setup, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     check_space(folder, setup)
     write_start(setup, folder)
+    if (name := elastic_id()) is not None:
+        (folder / ELASTIC).write_text(name, encoding="utf-8")
+
+
+def find_begun(out: Path | None, parent: Path, ranks: Ranks) -> Path | None:
+    """The run that these processes had before torchrun started them again: by the job's name, or in `out` itself."""
+    restarted = ranks.any(was_restarted())
+
+    def find() -> Path | None:
+        name = elastic_id()
+        if name is None:
+            return None
+        if out is not None:
+            return out if (out / CONFIG).exists() and (restarted or _marked(out, name)) else None
+        return next((path.parent for path in sorted(parent.glob(f"*/{ELASTIC}")) if _marked(path.parent, name)), None)
+
+    return ranks.from_first(find)
+
+
+def _marked(folder: Path, name: str) -> bool:
+    marker = folder / ELASTIC
+    return marker.is_file() and marker.read_text(encoding="utf-8") == name
 
 
 def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> Outcome:
@@ -235,6 +262,7 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
         facts = {"epochs": outcome.epochs, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
         facts |= {name: None if it is None else vars(it) for name, it in (("val", val), ("test", test))}
         (folder / "metrics.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        (folder / ELASTIC).unlink(missing_ok=True)
     return outcome
 
 

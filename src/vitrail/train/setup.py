@@ -33,14 +33,19 @@ class Setup:
 
     @property
     def has_validation(self) -> bool:
-        return "val" in self.dataset.splits
+        return "val" in self.dataset.splits and len(self.dataset.splits["val"]) > 0
 
 
-def open_training_data(config: TrainConfig) -> Dataset:
-    """The data with a validation split: its own, or a part of the training pictures."""
+def open_training_data(config: TrainConfig, *, validation: bool = True) -> Dataset:
+    """The data, with a validation split if asked for."""
     if not config.data:
         raise ConfigError("say what to train on: a folder of class folders, a table, or a name such as digits.")
     dataset = open_data(config.data, config.source)
+    return add_validation(dataset, config) if validation else dataset
+
+
+def add_validation(dataset: Dataset, config: TrainConfig) -> Dataset:
+    """The data with a validation split: their own, or a part of the training pictures."""
     if "val" in dataset.splits or not config.source.val_rate:
         return dataset
     return dataset.with_validation(config.source.val_rate, config.source.split_seed)
@@ -53,7 +58,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
     if start.weights is not None:
         return _from_weights(config, dataset)
     if start.model is None:
-        raise ConfigError("a recipe must name a model, or weights to start from.")
+        raise ConfigError(f"the recipe {config.recipe!r} starts from weights; name them with --weights.")
     source = dataset.split("train")
     channels = source.images.shape[1] if isinstance(source, ArraySource) else 3
     model_config = variant(start.model, num_classes=len(dataset.classes), channels=channels)

@@ -9,14 +9,19 @@ from vitrail.train.curves import Row
 from vitrail.train.listener import Listener
 
 
+def require_tensorboard() -> Any:
+    """torch's writer, or a word on how to get it."""
+    try:
+        return cast("Any", import_module("torch.utils.tensorboard"))
+    except ImportError as error:
+        raise MissingExtraError("--track", "track") from error
+
+
 class TensorBoard(Listener):
     """Writes to `tensorboard/` in the run folder; a resumed run replaces what came after its checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            self._module = cast("Any", import_module("torch.utils.tensorboard"))
-        except ImportError as error:
-            raise MissingExtraError("--track", "track") from error
+        self._module = require_tensorboard()
         self._folder = folder / "tensorboard"
         self._writer: Any = None
 
