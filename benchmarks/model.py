@@ -23,6 +23,11 @@ SETTINGS = [("vit-b16", 1), ("vit-b16", 8), ("vit-ti16", 1), ("vit-ti16", 8), ("
 
 def peer_models(config: ViTConfig) -> dict[str, nn.Module]:
     """The same architecture in each library."""
+    return {name: make() for name, make in model_makers(config).items()}
+
+
+def model_makers(config: ViTConfig) -> dict[str, Callable[[], nn.Module]]:
+    """The same architecture in each library, not built yet."""
     size, patch = config.image_size[0], config.patch_size[0]
     hf_config = transformers.ViTConfig(
         image_size=size,
@@ -35,8 +40,8 @@ def peer_models(config: ViTConfig) -> dict[str, nn.Module]:
         attn_implementation="sdpa",
     )
     return {
-        "vitrail": create(config),
-        "timm": timm.models.vision_transformer.VisionTransformer(
+        "vitrail": lambda: create(config),
+        "timm": lambda: timm.models.vision_transformer.VisionTransformer(
             img_size=size,
             patch_size=patch,
             embed_dim=config.width,
@@ -45,8 +50,8 @@ def peer_models(config: ViTConfig) -> dict[str, nn.Module]:
             mlp_ratio=config.hidden_width / config.width,
             num_classes=config.num_classes,
         ),
-        "transformers": Logits(transformers.ViTForImageClassification(hf_config)),
-        "torchvision": torchvision.models.VisionTransformer(
+        "transformers": lambda: Logits(transformers.ViTForImageClassification(hf_config)),
+        "torchvision": lambda: torchvision.models.VisionTransformer(
             image_size=size,
             patch_size=patch,
             num_layers=config.depth,

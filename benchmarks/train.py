@@ -32,7 +32,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.model import peer_models
+from benchmarks.model import model_makers, peer_models
 from benchmarks.peers import torchvision
 from benchmarks.timing import best_seconds, ratio_table
 from vitrail.data import DataConfig, Loader, LoaderConfig
@@ -194,7 +194,7 @@ def measure_memory(name: str, batch: int) -> int:
 
 
 def one_step(name: str, batch: int) -> None:
-    model: Any = peer_models(variant("vit-b16"))[name]
+    model: Any = model_makers(variant("vit-b16"))[name]()
     if name == "vitrail":
         model.gradient_checkpointing = True
     elif name == "timm":

@@ -12,8 +12,10 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import ConfigError
@@ -115,8 +117,8 @@ def _meet(backend: str) -> None:
 
     After a lost worker, torchrun's store still holds the addresses of the dead; whoever read those would wait in vain.
     """
-    store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
-    board: Any = dist.PrefixStore("vitrail", store)
+    store, rank, world_size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    board: Any = PrefixStore("vitrail", store)
     if rank == 0:
         name = uuid4().hex
         board.set("round", name)
@@ -124,9 +126,7 @@ def _meet(backend: str) -> None:
         board.set(f"{name}/go", "")
     else:
         name = _answer(board, rank)
-    dist.init_process_group(
-        backend, store=dist.PrefixStore(name, store), rank=rank, world_size=world_size, timeout=TIMEOUT
-    )
+    dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size, timeout=TIMEOUT)
     if rank == 0:
         board.delete_key("round")
 
