@@ -49,7 +49,7 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
         "pixels in the first layer",
         f"vitrail train --config '{run}/config.yaml'",
         f"vitrail predict '{run}' PICTURES",
-        "label_smoothing: 0.1",
+        "weight_decay: 0.05",
         "torch",
     ):
         assert text in whole, text
