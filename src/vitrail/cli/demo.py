@@ -10,7 +10,7 @@ from vitrail.cli.train import carry_out_shown, make_folder, print_plan, print_sc
 
 
 def demo(*, out: Path | None = None) -> int:
-    """Train a small ViT on handwritten digits in under a minute, and show what it has learnt.
+    """Train a small ViT on handwritten digits, and show what it has learnt.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from vitrail.train.config import Machine, Optim, Schedule, Start, TrainConfig
 
 
 def digits() -> TrainConfig:
-    """`vitrail demo`: scikit-learn's digits from scratch. At least 97.5 % on the test split, in under a minute."""
+    """`vitrail demo`: scikit-learn's digits from scratch. 96.65 % of the test split when last run, 53 s of CPU."""
     return TrainConfig(
         data="digits",
         recipe="digits",
@@ -26,7 +26,7 @@ def digits() -> TrainConfig:
 
 
 def mnist() -> TrainConfig:
-    """`vitrail train mnist --recipe mnist`: at least 99 % on the test set."""
+    """`vitrail train mnist --recipe mnist`: grey pictures of 28 pixels from scratch. Not measured yet."""
     return TrainConfig(
         data="mnist",
         recipe="mnist",
@@ -40,7 +40,7 @@ def mnist() -> TrainConfig:
 
 
 def cifar10_tiny() -> TrainConfig:
-    """`vitrail train cifar10 --recipe cifar10-tiny`: the usual from-scratch exercise, 119 k parameters, an hour."""
+    """`vitrail train cifar10 --recipe cifar10-tiny`: the usual from-scratch exercise, 119 k parameters. 84.69 % test."""
     return TrainConfig(
         data="cifar10",
         recipe="cifar10-tiny",
@@ -54,7 +54,7 @@ def cifar10_tiny() -> TrainConfig:
 
 
 def cifar10() -> TrainConfig:
-    """`vitrail train cifar10`: the model that comes with vitrail."""
+    """`vitrail train cifar10`: a ViT with a stem of convolutions, for 32 pixels. Not measured yet."""
     tiny = cifar10_tiny()
     return replace(
         tiny,
@@ -106,7 +106,7 @@ def finetune_adamw() -> TrainConfig:
 
 
 def linear() -> TrainConfig:
-    """`vitrail train PICTURES --weights W --recipe linear`: the head alone, on features computed once: a minute."""
+    """`vitrail train PICTURES --weights W --recipe linear`: the head alone, on features computed once."""
     return TrainConfig(
         recipe="linear",
         optim=Optim(lr=3e-3, weight_decay=1e-4, clip=None),
