@@ -2,7 +2,8 @@
 
     python -m benchmarks.train [--cifar DIR] [--batches 40] [--rounds 3] [--no-memory]
 
-Epoch: images/s of data + augmentation (crop, flip) + step (AdamW) at batch 256, all cores, best of interleaved rounds:
+Epoch: images/s of data + augmentation (crop, flip) + step (AdamW) at batch 256, all cores, best of interleaved rounds,
+each contestant in a process of its own:
 
 vitrail       our training loop as `vitrail train` runs it
 timm          timm's model in a plain loop: our loader (so that data cost nothing), forward, backward, AdamW
@@ -32,7 +33,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.model import model_makers, peer_models
+from benchmarks.model import model_makers
 from benchmarks.peers import torchvision
 from benchmarks.timing import best_seconds, ratio_table
 from vitrail.data import DataConfig, Loader, LoaderConfig
@@ -45,6 +46,7 @@ from vitrail.train.setup import open_training_data, prepare_run
 
 BATCH = 256
 MEMORY_BATCHES = (4, 12)
+CONTESTANTS = ("vitrail", "timm", "transformers", "script")
 
 
 class HeadByHead(nn.Module):
@@ -143,36 +145,74 @@ def forever(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
             yield batch[0], batch[1]
 
 
-def compare_epochs(cifar: Path | None, count: int, rounds: int) -> None:
+def build(name: str, cifar: Path | None, count: int) -> Callable[[], object]:
+    """One contestant: what trains on `count` batches."""
     config = recipe("cifar10-tiny")
     optim = replace(config.optim, optimizer="adamw", ema=None)
     config = replace(config, optim=optim, source=DataConfig(data_dir=cifar, val_rate=0.05))
     dataset = open_training_data(config) if cifar else _noise()
     setup = prepare_run(config, dataset)
-    contestants: dict[str, Callable[[], object]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(setup, Ranks(), Path(folder))
-        ours = forever(trainer.loader)
-
-        def run_ours() -> None:
-            trainer.module.train()
-            with trainer.one_thread():
-                for images, targets in itertools.islice(ours, count):
-                    trainer.step(images, targets)
-
-        contestants["vitrail"] = run_ours
-        peers = peer_models(variant("cifar-tiny"))
-        options = LoaderConfig(batch_size=BATCH)
-        for name in ("timm", "transformers"):
-            loader = Loader(dataset, "train", setup.preprocess, options, config.augment)
-            contestants[name] = plain_loop(peers[name], forever(loader), count)
+    if name == "vitrail":
+        trainer = Trainer(setup, Ranks(), Path(tempfile.mkdtemp()))  # it writes only what `fit` asks it to
+        return our_loop(trainer, forever(trainer.loader), count)
+    if name == "script":
         source = dataset.split("train")
         assert isinstance(source, ArraySource)
         theirs = DataLoader(
             Pictures(source), BATCH, shuffle=True, num_workers=2, drop_last=True, persistent_workers=True
         )
-        contestants["script"] = plain_loop(ScriptViT(), forever(theirs), count)
-        seconds = best_seconds(contestants, rounds)
+        return plain_loop(ScriptViT(), forever(theirs), count)
+    options = LoaderConfig(batch_size=BATCH, workers=0)  # further threads would slow their operations down
+    loader = Loader(dataset, "train", setup.preprocess, options, config.augment)
+    return plain_loop(model_makers(variant("cifar-tiny"))[name](), forever(loader), count)
+
+
+def our_loop(trainer: Trainer, batches: Iterator[Any], count: int) -> Callable[[], None]:
+    """An epoch of `vitrail train`."""
+
+    def run() -> None:
+        trainer.module.train()
+        with trainer.one_thread():
+            for images, targets in itertools.islice(batches, count):
+                trainer.step(images, targets)
+
+    return run
+
+
+def take_turns(run: Callable[[], object]) -> None:
+    """The child's side: one turn for each line that arrives, answered when it is over."""
+    for _ in sys.stdin:
+        run()
+        print("done", flush=True)
+
+
+def turn_of(child: subprocess.Popen[str]) -> Callable[[], None]:
+    """The parent's side of a turn."""
+    assert child.stdin
+    assert child.stdout
+    questions, answers = child.stdin, child.stdout
+
+    def run() -> None:
+        questions.write("go\n")
+        questions.flush()
+        if answers.readline() != "done\n":
+            raise RuntimeError(f"a contestant ended with exit code {child.wait()}")
+
+    return run
+
+
+def compare_epochs(cifar: Path | None, count: int, rounds: int) -> None:
+    """Each contestant in a process of its own, so that nobody's threads are in another's way."""
+    data = ["--cifar", str(cifar)] if cifar else []
+    children: dict[str, subprocess.Popen[str]] = {}
+    for name in CONTESTANTS:
+        command = [sys.executable, "-m", "benchmarks.train", *data, "--batches", str(count), "--contestant", name]
+        children[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        seconds = best_seconds({name: turn_of(child) for name, child in children.items()}, rounds)
+    finally:
+        for child in children.values():
+            child.communicate()
     rates = {name: count * BATCH / time for name, time in seconds.items()}
     ratio_table("whole training epoch, 119 k parameters, batch 256, images/s", {"all": rates})
     line = ", ".join(f"{rates['vitrail'] / rate:.2f}× {name}" for name, rate in rates.items() if name != "vitrail")
@@ -225,10 +265,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--one-step", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one_step:
         one_step(options.one_step[0], int(options.one_step[1]))
+        return
+    if options.contestant:
+        take_turns(build(options.contestant, options.cifar, options.batches))
         return
     compare_epochs(options.cifar, options.batches, options.rounds)
     if not options.no_memory:

@@ -21,6 +21,7 @@ from vitrail.data import (
     open_data,
     preset,
 )
+from vitrail.data.loader import start_workers
 from vitrail.errors import ConfigError, DataError
 
 SPEC = Preprocess(size=(16, 16))
@@ -222,6 +223,16 @@ def test_worker_threads_leave_torchs_own_alone(folder: Dataset) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(torch.get_num_threads).result() == before
+
+
+def test_worker_threads_keep_to_one_core() -> None:
+    torch.set_num_threads(2)
+    try:
+        pool = start_workers(1)
+        pool.submit(torch.ones(100_000).exp).result()  # a first operation asks for the common number of threads
+        assert pool.submit(torch.get_num_threads).result() == 1
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(

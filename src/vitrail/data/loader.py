@@ -233,6 +233,7 @@ def start_workers(count: int) -> ThreadPoolExecutor:
     own = torch.get_num_threads()
 
     def begin() -> None:
+        torch.get_num_threads()  # a thread's first use takes over the common number: let it be before ours
         torch.set_num_threads(1)  # holds for this thread, and for threads that start from now on …
         started.wait()
 

@@ -61,7 +61,7 @@ def cifar10() -> TrainConfig:
         recipe="cifar10",
         start=Start(model="compact-32"),
         optim=replace(tiny.optim, label_smoothing=0.05),
-        schedule=Schedule(epochs=50),
+        schedule=Schedule(epochs=40),
         augment=replace(tiny.augment, policy="rand", num_ops=1, magnitude=9),
     )
 
