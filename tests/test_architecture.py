@@ -10,12 +10,13 @@ import pytest
 import vitrail
 
 ROOT = Path(vitrail.__file__).parent
-FOUNDATION = {"errors", "schema"}
+FOUNDATION = {"errors", "schema", "device"}
 
 # Part → the parts that it may import. `cli` joins them all, and nothing imports `cli`.
 MAY_IMPORT = {
     "errors": set[str](),
     "schema": {"errors"},
+    "device": {"errors"},
     "model": FOUNDATION,
     "data": FOUNDATION,
     "weights": FOUNDATION | {"model", "data"},

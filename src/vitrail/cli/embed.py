@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from vitrail.cli.options import Device
-from vitrail.cli.predict import ListFile, Model, Pictures, gather, open_predictor, tell_apart
+from vitrail.cli.predict import ListFile, Model, Pictures, gather, tell_apart
 from vitrail.cli.printing import plain, print_end, progress_bar
 from vitrail.cli.rows import load_pyarrow
 from vitrail.cli.runs import new_run_folder
@@ -70,6 +70,8 @@ def embed(
     batch_size
         Pictures per call of the model [default: what suits it].
     """
+    from vitrail.predict import load
+
     if form == "parquet":
         load_pyarrow("writing Parquet")
     source, names = tell_apart(pictures, model, embed)
@@ -79,9 +81,9 @@ def embed(
         if split:
             raise ConfigError("--split goes with --data.")
         stream = gather(names, list_file)
-        table = _embed_pictures(open_predictor(source, device), stream, batch_size)
+        table = _embed_pictures(load(source, device=device), stream, batch_size)
     else:
-        table = _embed_data(open_predictor(source, device), data, config, split)
+        table = _embed_data(load(source, device=device), data, config, split)
     if not table.vectors:
         raise InputError(f"no picture could be read; the first: {next(iter(table.broken.values()), 'none given')}")
     folder = new_run_folder("embed", out)

@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from vitrail.cli.eval_table import print_evaluation, print_probes
 from vitrail.cli.options import Device, Json
-from vitrail.cli.predict import pick_device
 from vitrail.cli.printing import print_end, progress_bar
 from vitrail.cli.report import attempt, report_on_eval, write_evaluation
 from vitrail.cli.runs import new_run_folder
@@ -20,8 +19,8 @@ from vitrail.schema import to_dict
 if TYPE_CHECKING:
     from vitrail.data.source import Dataset
     from vitrail.evaluate.evaluation import Evaluation
-    from vitrail.evaluate.ranks import Ranks
     from vitrail.evaluate.robustness import Robustness
+    from vitrail.evaluate.sharing import Share
     from vitrail.predict import Predictor
 
 Probe = Literal["knn", "linear", "shots"]
@@ -77,26 +76,26 @@ def eval(  # noqa: A001 - the verb's name
         The folder to write to [default: runs/eval-N].
     """
     from vitrail.evaluate.evaluation import evaluate
-    from vitrail.evaluate.ranks import join_ranks
+    from vitrail.evaluate.sharing import share_work
     from vitrail.predict import load
     from vitrail.weights.bundled import DEFAULT
 
     source, where = (DEFAULT, model) if data is None else (model, data)
-    with join_ranks() as ranks:
-        predictor = load(source, device=pick_device(device))
+    with share_work() as share:
+        predictor = load(source, device=device)
         dataset, note = _open(where, config, source)
         name = split or _default_split(dataset)
         extras: dict[str, Any] = {"model": source, "tta": tta}
         if probe:
-            extras["probes"] = _run_probes(predictor, dataset, name, probe, shots, ranks)
+            extras["probes"] = _run_probes(predictor, dataset, name, probe, shots, share)
         found = curves = None
         if not probe or by_position or set(predictor.classes or ()) == set(dataset.classes):
-            with _bar("evaluating", dataset, name, ranks) as advance:
+            with _bar("evaluating", dataset, name, share) as advance:
                 found = evaluate(predictor, dataset, name, tta=tta, by_position=by_position, progress=advance)
         if robustness and found is not None:
-            curves = _measure_robustness(predictor, dataset, name, robustness_pictures, by_position, ranks)
+            curves = _measure_robustness(predictor, dataset, name, robustness_pictures, by_position, share)
         code = BROKEN if found is not None and found.broken else 0
-        if ranks.rank:
+        if share.rank:
             return code
         folder = new_run_folder("eval", out)
         facts, paths = extras, list[Path]()
@@ -145,14 +144,14 @@ def _default_split(dataset: "Dataset") -> str:
     )
 
 
-def _bar(what: str, dataset: "Dataset", split: str, ranks: "Ranks", times: int = 1) -> Any:
+def _bar(what: str, dataset: "Dataset", split: str, share: "Share", times: int = 1) -> Any:
     from vitrail.evaluate.evaluation import pick_split
 
-    return progress_bar(what, times * len(pick_split(dataset, split)), speaks=ranks.rank == 0)
+    return progress_bar(what, times * len(pick_split(dataset, split)), speaks=share.rank == 0)
 
 
 def _measure_robustness(
-    predictor: "Predictor", dataset: "Dataset", split: str, limit: int, by_position: bool, ranks: "Ranks"
+    predictor: "Predictor", dataset: "Dataset", split: str, limit: int, by_position: bool, share: "Share"
 ) -> "Robustness":
     from vitrail.evaluate.corruptions import SEVERITIES, STRENGTHS
     from vitrail.evaluate.evaluation import choose, pick_split
@@ -160,12 +159,12 @@ def _measure_robustness(
 
     passes = 1 + len(STRENGTHS) * len(SEVERITIES)
     count = len(choose(len(pick_split(dataset, split)), limit))
-    with progress_bar("corrupting", passes * count, speaks=ranks.rank == 0) as advance:
+    with progress_bar("corrupting", passes * count, speaks=share.rank == 0) as advance:
         return measure_robustness(predictor, dataset, split, limit=limit, by_position=by_position, progress=advance)
 
 
 def _run_probes(
-    predictor: "Predictor", dataset: "Dataset", split: str, kinds: tuple[Probe, ...], shots: int, ranks: "Ranks"
+    predictor: "Predictor", dataset: "Dataset", split: str, kinds: tuple[Probe, ...], shots: int, share: "Share"
 ) -> dict[str, Any]:
     """Every probe on features that are computed once."""
     from vitrail.evaluate import probe
@@ -174,7 +173,7 @@ def _run_probes(
     dataset = dataset.with_validation()
     names = probe.require_splits(dataset, split)
     total = sum(len(dataset.split(name)) for name in names)
-    with progress_bar("features", total, speaks=ranks.rank == 0) as advance:
+    with progress_bar("features", total, speaks=share.rank == 0) as advance:
         train, val, test = (probe.extract(predictor, dataset, name, advance) for name in names)
     results: dict[str, Any] = {}
     if "knn" in kinds:

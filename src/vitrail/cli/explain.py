@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitrail.cli.options import Json
-from vitrail.cli.predict import Model, Pictures, gather, open_predictor, tell_apart
+from vitrail.cli.predict import Model, Pictures, gather, tell_apart
 from vitrail.cli.printing import progress_bar
 from vitrail.cli.runs import new_run_folder
 from vitrail.errors import ConfigError, VitrailError
@@ -59,11 +59,12 @@ def explain(
         The folder to write to [default: runs/explain-N].
     """
     from vitrail.explain import open_subject
+    from vitrail.predict import load
 
     chosen_layers, chosen_heads = parse_numbers("layers", layers), parse_numbers("heads", heads)
     source, names = tell_apart(pictures, model, explain)
     found = dict(gather(names, None))
-    loaded = open_predictor(source, "cpu")
+    loaded = load(source)
     choice = _choose(loaded, found, target) if method == "auto" else None
     work = Work(loaded, choice.method if choice else method, target, chosen_layers, chosen_heads, score)
     folder = new_run_folder("explain", out)

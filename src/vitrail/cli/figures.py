@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from vitrail.cli.options import Json
-from vitrail.cli.predict import Model, Pictures, gather, open_predictor, tell_apart
+from vitrail.cli.predict import Model, Pictures, gather, tell_apart
 from vitrail.cli.runs import new_run_folder
 from vitrail.errors import VitrailError
 
@@ -30,8 +30,10 @@ def figures(*pictures: Pictures, model: Model = None, out: Path | None = None, a
     out
         The folder to write to [default: runs/figures-N].
     """
+    from vitrail.predict import load
+
     source, names = tell_apart(pictures, model, figures)
-    loaded = open_predictor(source, "cpu")
+    loaded = load(source)
     subjects, notes = _open_examples(loaded, names)
     folder = new_run_folder("figures", out)
     written = _draw_weights(loaded, folder, notes)

@@ -15,7 +15,6 @@ from vitrail.cli.rows import Format, choose_format, open_rows
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vitrail.predict import Predictor
     from vitrail.predict.predictor import Named
 
 BROKEN = 1
@@ -62,12 +61,14 @@ def predict(
     batch_size
         Pictures per call of the model [default: what suits it].
     """
+    from vitrail.predict import load
+
     if top_k < 1:
         raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
     chosen = choose_format(form, out)
     source, names = tell_apart(pictures, model, predict)
     stream = gather(names, list_file)
-    predictor = open_predictor(source, device)
+    predictor = load(source, device=device)
     top_k = min(top_k, predictor.num_classes or top_k)
     count = broken = 0
     start = time.perf_counter()
@@ -129,22 +130,6 @@ def gather(names: tuple[str, ...], list_file: str | None) -> "Iterator[Named]":
             yield from name_paths(read_list(list_file))
 
     return both()
-
-
-def pick_device(device: str) -> str:
-    """`auto` is the first accelerator, or the processor."""
-    if device != "auto":
-        return device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def open_predictor(source: str, device: str) -> "Predictor":
-    """A checkpoint on a device."""
-    from vitrail.predict import load
-
-    return load(source, device=pick_device(device))
 
 
 def _report(count: int, broken: int, seconds: float) -> None:

@@ -42,14 +42,14 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
 
     One process does this alone, after the ranks have parted.
     """
-    from vitrail.cli.predict import open_predictor
     from vitrail.evaluate.evaluation import evaluate, pick_split
     from vitrail.evaluate.records import facts
+    from vitrail.predict import load
     from vitrail.schema import to_dict
     from vitrail.train.run import read_config
 
     config = read_config(folder)
-    predictor = open_predictor(str(folder), device)
+    predictor = load(folder, device=device)
     split = next((name for name in ("test", "val") if name in dataset.splits), None)
     found, paths = None, list[Path]()
     if split is not None:

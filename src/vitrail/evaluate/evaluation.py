@@ -17,7 +17,7 @@ from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import Picture
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluate.metrics import Metrics, measure
-from vitrail.evaluate.ranks import Ranks
+from vitrail.evaluate.sharing import Share
 from vitrail.evaluate.views import ViewName, views
 from vitrail.predict import Predictor
 from vitrail.predict.stream import map_in_order
@@ -186,7 +186,7 @@ def run(
 
     Ranks divide whole chunks, whose borders do not depend on the number of ranks: the results are the same bits.
     """
-    ranks = Ranks.current()
+    share = Share.current()
     size = predictor.runtime.batch_size
     maker = ChunkMaker(source, predictor.preprocess, None, 0)
 
@@ -201,10 +201,10 @@ def run(
         return chunk.indices, numbers, dict(chunk.broken)
 
     parts: list[_Part] = []
-    for part in map_in_order(work, ranks.part(math.ceil(len(samples) / size)), predictor.runtime.threads):
+    for part in map_in_order(work, share.part(math.ceil(len(samples) / size)), predictor.runtime.threads):
         parts.append(part)
-        progress((len(part[0]) + len(part[2])) * ranks.world_size)
-    everything = [part for own in ranks.gather(parts) for part in own]
+        progress((len(part[0]) + len(part[2])) * share.world_size)
+    everything = [part for own in share.gather(parts) for part in own]
     numbers = [part[1] for part in everything if len(part[0])]
     broken = {key: why for part in everything for key, why in part[2].items()}
     if not numbers:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import Picture, fit, normalize
+from vitrail.device import pick_device
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.model import ViT
 from vitrail.model.config import Pair
@@ -194,18 +195,11 @@ def load(
         verify=verify,
     )
     return Predictor(
-        runtime=TorchRuntime(_place(loaded.model, device)),
+        runtime=TorchRuntime(loaded.model.to(pick_device(device))),
         preprocess=loaded.preprocess,
         classes=loaded.classes,
         origin=loaded.origin,
     )
-
-
-def _place(model: ViT, device: str | torch.device) -> ViT:
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:

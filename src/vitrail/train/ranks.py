@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from vitrail.device import pick_device
 from vitrail.errors import ConfigError
 from vitrail.model import ViT
 
@@ -80,32 +81,13 @@ class Ranks:
             dist.barrier()
 
 
-def pick_device(name: str) -> torch.device:
-    """The device that a name means; auto is the best there is."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            name = "cuda"
-        elif torch.backends.mps.is_available():
-            name = "mps"
-        else:
-            name = "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first_line = str(error).splitlines()[0]
-        raise ConfigError(f"the device {name!r} cannot be used: {first_line}; try --device cpu.") from error
-    return device
-
-
 def join_ranks(device_name: str) -> Ranks:
     """This process's place; under torchrun it meets the others first."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size == 1:
-        return Ranks(device=pick_device(device_name))
     device = pick_device(device_name)
+    if world_size == 1:
+        return Ranks(device=device)
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         _meet("nccl" if device.type == "cuda" else "gloo")

@@ -18,10 +18,10 @@ def digits() -> TrainConfig:
         data="digits",
         recipe="digits",
         start=Start(model="compact-8"),
-        optim=Optim(lr=3e-3, weight_decay=0.05, ema=0.98),
-        schedule=Schedule(epochs=50),
-        machine=Machine(batch_size=32),
-        augment=Augment(crop="pad", pad=1, flip_rate=0.0, cutmix=1.0, mix_rate=0.5),
+        optim=Optim(optimizer="muon", lr=5e-3, muon_lr=0.03, weight_decay=0.05, label_smoothing=0.1, ema=0.99),
+        schedule=Schedule(epochs=60),
+        machine=Machine(batch_size=128),
+        augment=Augment(crop="pad", pad=1, flip_rate=0.0),
     )
 
 

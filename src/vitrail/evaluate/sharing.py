@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class Share:
     """Which process this is, of how many; one of one without torch.distributed."""
 
     rank: int = 0
     world_size: int = 1
 
     @classmethod
-    def current(cls) -> "Ranks":
+    def current(cls) -> "Share":
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(rank=dist.get_rank(), world_size=dist.get_world_size())
@@ -38,13 +38,13 @@ class Ranks:
 
 
 @contextmanager
-def join_ranks() -> Generator[Ranks]:
+def share_work() -> Generator[Share]:
     """The ranks that torchrun started, together for as long as the block lasts; one alone without torchrun."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
-        yield Ranks.current()
+        yield Share.current()
         return
     dist.init_process_group("gloo")  # what is gathered lies in main memory, whatever computes
     try:
-        yield Ranks.current()
+        yield Share.current()
     finally:
         dist.destroy_process_group()
