@@ -153,6 +153,32 @@ def test_a_tolerance_of_nan_accepts_nothing(tmp_path: Path, make_checkpoint: Cal
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", tolerance=float("nan"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("to", ["vitrail", "google", "hf"])
+def test_rounded_weights(
+    dtype: torch.dtype, to: FormatName, tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    checkpoint = make_checkpoint(**FITTING[to])
+    write_checkpoint(checkpoint, tmp_path / "a.safetensors")
+    target = tmp_path / ("b" if to == "hf" else "b.npz" if to == "google" else "b.safetensors")
+    agreement = convert(tmp_path / "a.safetensors", target, to, dtype=dtype).agreement
+    assert 0 < agreement.relative  # compared with the weights before they were rounded
+    written = read_checkpoint(target)
+    for name, tensor in checkpoint.tensors.items():
+        torch.testing.assert_close(written.tensors[name], tensor.to(dtype), rtol=0, atol=0)
+    with pytest.raises(WeightsError, match="Nothing was written"):
+        convert(tmp_path / "a.safetensors", tmp_path / "c.safetensors", dtype=dtype, tolerance=1e-7)
+
+
+def test_weights_that_half_precision_cannot_hold(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    checkpoint = make_checkpoint()
+    large = {**checkpoint.tensors, "head.bias": torch.full_like(checkpoint.tensors["head.bias"], 1e5)}
+    write_checkpoint(replace(checkpoint, tensors=large), tmp_path / "a.safetensors")
+    with pytest.raises(WeightsError, match="head.bias has numbers too large for float16: up to 100000"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", dtype=torch.float16)
+    assert not (tmp_path / "b.safetensors").exists()
+
+
 def test_the_target_never_swallows_its_source(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(), tmp_path / "model" / "model.safetensors")
     with pytest.raises(WeightsError, match="holds the source itself"):

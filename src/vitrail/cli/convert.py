@@ -35,7 +35,8 @@ def convert(
     drop_representation: bool = False,
     fold_class_position: bool = False,
     pictures: tuple[Path, ...] = (),
-    tolerance: float = 1e-5,
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+    tolerance: float | None = None,
     verify_with_peer: bool = False,
     overwrite: bool = False,
     as_json: Json = False,
@@ -68,13 +69,18 @@ def convert(
         Add the position of [cls] to its token, for formats that have none.
     pictures
         Pictures on which both must agree; without them, two photographs.
+    dtype
+        Write the weights with this many digits, instead of their own.
     tolerance
-        Largest difference of two logits, relative to the largest logit.
+        Largest difference of two logits, relative to the largest logit [default: 1e-5; 5e-3 with float16, 5e-2 with
+        bfloat16].
     verify_with_peer
         Also run the target's own library on what was written.
     overwrite
         Replace the target if it exists.
     """
+    import torch
+
     from vitrail.weights import adapt
     from vitrail.weights.convert import convert as run
     from vitrail.weights.infer import Hints
@@ -100,6 +106,7 @@ def convert(
         source_format=source_format,
         hints=hints,
         change=change,
+        dtype=None if dtype is None else getattr(torch, dtype),
         tolerance=tolerance,
         pictures=pictures,
         verify_with_peer=verify_with_peer,

@@ -1,7 +1,7 @@
 """A checkpoint in memory: weights under our own names, and everything needed to use them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -62,6 +62,17 @@ class Checkpoint:
         tensors = {name: _cast(tensor, dtype) for name, tensor in self.tensors.items()}
         model.load_state_dict(tensors, assign=True)
         return model.eval()
+
+    def rounded(self, dtype: torch.dtype) -> "Checkpoint":
+        """With weights of another type, which must be able to hold them."""
+        tensors = {name: _cast(tensor, dtype) for name, tensor in self.tensors.items()}
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not tensor.isfinite().all() and self.tensors[name].isfinite().all():
+                kind = str(dtype).removeprefix("torch.")
+                raise WeightsError(
+                    f"{name} has numbers too large for {kind}: up to {self.tensors[name].abs().max():g}."
+                )
+        return replace(self, tensors=tensors)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

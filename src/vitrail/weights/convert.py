@@ -29,6 +29,7 @@ from vitrail.weights.peers import peer_logits
 from vitrail.weights.pretrained import open_checkpoint
 
 TOLERANCE = 1e-5  # of the largest logit
+ROUNDED = {torch.float16: 5e-3, torch.bfloat16: 5e-2}  # the same where the weights are written with fewer digits
 What = Literal["logits", "features"]
 
 
@@ -67,12 +68,18 @@ def convert(
     source_format: FormatName | None = None,
     hints: Hints | None = None,
     change: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint,
-    tolerance: float = TOLERANCE,
+    dtype: torch.dtype | None = None,
+    tolerance: float | None = None,
     pictures: Sequence[Path] = (),
     verify_with_peer: bool = False,
     overwrite: bool = False,
 ) -> Conversion:
-    """Read, `change` (see `adapt`), write and check; nothing is left at `target` unless the check passes."""
+    """Read, `change` (see `adapt`), write and check; nothing is left at `target` unless the check passes.
+
+    With a `dtype`, the weights are rounded to it; the check compares with what they were.
+    """
+    if tolerance is None:
+        tolerance = TOLERANCE if dtype is None else ROUNDED.get(dtype, TOLERANCE)
     place = Path(target)
     if place.exists() and not overwrite:
         raise WeightsError(f"{place} exists; choose another name, or allow it with --overwrite.")
@@ -87,7 +94,7 @@ def convert(
         checkpoint, tensors=_no_numbers(checkpoint)
     )  # the facts, to compare with after the numbers are gone
     with atomic_path(place) as draft:
-        write_draft(checkpoint, draft, to)
+        write_draft(checkpoint if dtype is None else checkpoint.rounded(dtype), draft, to)
         del checkpoint  # makes room for what is read again
         _return_memory()
         written, unsaid = _read_again(draft, to, before)
