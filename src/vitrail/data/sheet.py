@@ -33,7 +33,7 @@ class Row:
 
 
 def draw_sheet(heading: str, rows: Sequence[Row], *, smooth: bool = True, tile: int = TILE) -> Image.Image:
-    """All rows below one another, tiles of `tile` pixels; small pictures keep their pixels visible unless `smooth`."""
+    """All rows below one another, tiles `tile` wide; small pictures keep their pixels visible unless `smooth`."""
     columns = max((len(row.tiles) for row in rows), default=1)
     heights = [_row_height(row, tile) for row in rows]
     width = max(2 * MARGIN + columns * (tile + GAP) - GAP, 480)
@@ -49,7 +49,12 @@ def draw_sheet(heading: str, rows: Sequence[Row], *, smooth: bool = True, tile: 
 
 def _row_height(row: Row, side: int) -> int:
     lines = max((len(tile.caption.splitlines()) for tile in row.tiles), default=0)
-    return (TITLE - 6 if row.title else 0) + side + CAPTION * lines + GAP + 4
+    return (TITLE - 6 if row.title else 0) + _picture_height(row, side) + CAPTION * lines + GAP + 4
+
+
+def _picture_height(row: Row, side: int) -> int:
+    """Of the row's tallest picture."""
+    return max((_size(tile.image, side)[1] if tile.image else side for tile in row.tiles), default=side)
 
 
 def _draw_row(
@@ -61,27 +66,32 @@ def _draw_row(
         pen.text((MARGIN, top), title, INK, font=bold)
         pen.text((MARGIN + bold.getlength(title) + 10, top), row.note, FAINT, font=font_of(13))
         top += TITLE - 6
+    height = _picture_height(row, side)
     for column, tile in enumerate(row.tiles):
         left = MARGIN + column * (side + GAP)
         if tile.image is None:
-            pen.rectangle((left, top, left + side - 1, top + side - 1), EMPTY)
+            pen.rectangle((left, top, left + side - 1, top + height - 1), EMPTY)
         else:
             small = _shrink(tile.image, smooth, side)
-            sheet.paste(small, (left + (side - small.width) // 2, top + (side - small.height) // 2))
+            sheet.paste(small, (left + (side - small.width) // 2, top + (height - small.height) // 2))
         large = side >= 2 * TILE
         small_print = font_of(13 if large else 11)
         for line, text in enumerate(tile.caption.splitlines()):
-            place = (left, top + side + 1 + line * (CAPTION - 2))
+            place = (left, top + height + 1 + line * (CAPTION - 2))
             ink = INK if large and line == 0 else FAINT
             pen.text(place, _shorten(text, side, small_print), ink, font=small_print)
 
 
 def _shrink(image: Image.Image, smooth: bool, side: int) -> Image.Image:
-    image = image.convert("RGB")
+    enlarged = max(image.size) < side and not smooth
+    kernel = Image.Resampling.NEAREST if enlarged else Image.Resampling.BICUBIC
+    return image.convert("RGB").resize(_size(image, side), kernel)
+
+
+def _size(image: Image.Image, side: int) -> tuple[int, int]:
+    """Width and height whose longer one is `side`."""
     scale = side / max(image.size)
-    size = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
-    enlarged = scale > 1 and not smooth
-    return image.resize(size, Image.Resampling.NEAREST if enlarged else Image.Resampling.BICUBIC)
+    return max(round(image.width * scale), 1), max(round(image.height * scale), 1)
 
 
 def font_of(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:

@@ -137,7 +137,7 @@ def plot_attention(found: Sequence[tuple[Subject, Explanation]], who: str) -> Fi
     rows = -(-len(found) // columns)
     pictures = [_lit(subject, explanation) for subject, explanation in found]
     tallest = max(seen.shape[0] / seen.shape[1] for seen, _ in pictures)
-    height, head = (EXAMPLE_SIDE * min(tallest, 2.0) + 0.2) * rows, 0.3
+    height, head = (EXAMPLE_SIDE * min(tallest, 2.0) + 0.2) * rows, 0.15
     figure = _figure(2 * EXAMPLE_SIDE * columns, height + head)
     for index, ((_, explanation), pair) in enumerate(zip(found, pictures, strict=True)):
         for offset, image in enumerate(pair):
