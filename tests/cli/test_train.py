@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 
 from vitrail.cli.main import main
-from vitrail.weights.pretrained import open_checkpoint
+from vitrail.weights.opening import open_checkpoint
 
 QUICK = ["train", "digits", "--epochs", "1", "--no-check"]
 

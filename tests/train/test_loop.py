@@ -21,7 +21,7 @@ from vitrail.train.checkpoint import list_checkpoints
 from vitrail.train.curves import Row
 from vitrail.train.loop import Trainer
 from vitrail.train.ranks import Ranks
-from vitrail.weights.pretrained import open_checkpoint
+from vitrail.weights.opening import open_checkpoint
 
 from .conftest import quick_config
 

@@ -43,7 +43,7 @@ def inspect(
     """
     from vitrail.weights.diagnose import diagnose
     from vitrail.weights.infer import Hints
-    from vitrail.weights.pretrained import open_checkpoint
+    from vitrail.weights.opening import open_checkpoint
 
     hints = Hints(
         heads=heads, image_size=parse_size(image_size), pooling=pooling, activation=activation, norm_eps=norm_eps

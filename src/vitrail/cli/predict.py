@@ -92,7 +92,7 @@ def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[...
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"unknown option {name}; {hint}A picture of that name is ./{name}")
     from vitrail.weights.bundled import DEFAULT
-    from vitrail.weights.pretrained import names_checkpoint
+    from vitrail.weights.opening import names_checkpoint
 
     if model is not None:
         return model, arguments

@@ -19,11 +19,11 @@ from vitrail.model.config import Pair
 from vitrail.predict.results import Embedding, Prediction
 from vitrail.predict.runtime import Runtime, TorchRuntime
 from vitrail.predict.stream import in_chunks, map_in_order
-from vitrail.weights import pretrained
-from vitrail.weights.adapt import Kernel
+from vitrail.weights.adapt import Kernel, adapt
 from vitrail.weights.bundled import DEFAULT
 from vitrail.weights.checkpoint import Origin
 from vitrail.weights.infer import Hints
+from vitrail.weights.opening import open_checkpoint
 
 TOP_K = 5
 Named = tuple[str, Picture]  # what to call a picture, and the picture
@@ -179,26 +179,29 @@ def load(
 ) -> Predictor:
     """The checkpoint of `source`, ready to take pictures; without a source, the bundled CIFAR-10 model.
 
-    A source is a file, a run folder, `hf://owner/name` or `google://NAME`. What the other arguments change is said in
-    `weights.pretrained.load` and `weights.adapt`.
+    A source is a file, a run folder, `hf://owner/name` or `google://NAME`; `adapt` says what changes with classes,
+    sizes and channels. A new head drops the representation layer too, as in the paper, unless `drop_representation` is
+    False. Pickles are refused: convert them once with `vitrail convert`. `verify=False` skips the checksums of a file
+    that you trust, and with them the reading of weights before they are used.
     """
-    loaded = pretrained.load(
-        source,
+    checkpoint = open_checkpoint(source, hints=hints, verify=verify)
+    new_head = (num_classes if classes is None else len(classes)) not in (None, checkpoint.config.num_classes)
+    if classes is not None and checkpoint.classes is not None:
+        new_head = set(classes) != set(checkpoint.classes)
+    checkpoint = adapt(
+        checkpoint,
         num_classes=num_classes,
         classes=classes,
         image_size=image_size,
         channels=channels,
-        drop_representation=drop_representation,
+        drop_representation=new_head if drop_representation is None else drop_representation,
         resample=resample,
-        hints=hints,
-        dtype=dtype,
-        verify=verify,
     )
     return Predictor(
-        runtime=TorchRuntime(loaded.model.to(pick_device(device))),
-        preprocess=loaded.preprocess,
-        classes=loaded.classes,
-        origin=loaded.origin,
+        runtime=TorchRuntime(checkpoint.build(dtype).to(pick_device(device))),
+        preprocess=checkpoint.preprocess,
+        classes=checkpoint.classes,
+        origin=checkpoint.origin,
     )
 
 

@@ -15,7 +15,7 @@ from vitrail.train.config import TrainConfig
 from vitrail.train.ranks import Ranks
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.pretrained import open_checkpoint
+from vitrail.weights.opening import open_checkpoint
 
 EVAL_BATCH = 256
 LEAST_BATCHES = 8  # per epoch: a batch size that leaves fewer is lowered

@@ -25,8 +25,8 @@ from vitrail.weights.formats import (
 )
 from vitrail.weights.hub import fetch
 from vitrail.weights.infer import Hints
+from vitrail.weights.opening import open_checkpoint
 from vitrail.weights.peers import peer_logits
-from vitrail.weights.pretrained import open_checkpoint
 
 TOLERANCE = 1e-5  # of the largest logit
 ROUNDED = {torch.float16: 5e-3, torch.bfloat16: 5e-2}  # the same where the weights are written with fewer digits

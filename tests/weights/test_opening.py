@@ -9,7 +9,7 @@ import vitrail
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import write_checkpoint
-from vitrail.weights.pretrained import names_checkpoint
+from vitrail.weights.opening import names_checkpoint
 
 
 def test_load_gives_the_model_and_what_belongs_to_it(
