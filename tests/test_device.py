@@ -22,7 +22,8 @@ def test_ranks_of_one_machine_take_their_own_gpu(monkeypatch: pytest.MonkeyPatch
     asked: list[torch.device] = []
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "empty", lambda _count, device: asked.append(device))
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda count, device: asked.append(device) or empty(count))
     assert pick_device("auto") == torch.device("cuda", 3)
     assert pick_device("cuda:1") == torch.device("cuda", 1)  # who names one has it
     assert asked == [torch.device("cuda", 3), torch.device("cuda", 1)]

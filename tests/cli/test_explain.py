@@ -129,6 +129,58 @@ def test_mistakes_exit_with_2(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [["--target", "dog"], ["--layers", "99"], ["--heads", "9"]])
+@pytest.mark.parametrize("method", ["auto", "rollout"])
+def test_mistakes_are_found_before_a_folder_is_made(more: list[str], method: str, save, photos) -> None:
+    assert main(["explain", save(), "a", "--method", method, "--out", "here", *more]) == 2
+    assert not Path("here").exists()
+
+
+def test_names_of_any_length_and_letters(save, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd").mkdir()
+    for name in ("long" * 60, "red\033[31m"):
+        picture(1, (40, 40)).save(f"odd/{name}.png")
+    assert main(["explain", save(), "odd", "--method", "rollout", "--out", "here"]) == 0
+    assert "\033" not in capsys.readouterr().out
+    assert len(list(Path("here").glob("long*-overlay.png"))) == 1
+    assert main(["figures", "model.safetensors", "odd", "--out", "there"]) == 0
+    assert "\033" not in capsys.readouterr().out
+
+
+def test_a_narrow_picture_is_not_blown_up(save) -> None:
+    Path("narrow").mkdir()
+    picture(1, (4000, 2)).save("narrow/line.png")
+    assert main(["explain", save(), "narrow", "--method", "rollout", "--out", "here"]) == 0
+    with Image.open("here/line-overlay.png") as image:
+        assert image.width * image.height <= 4_000_000
+        assert image.width % 4000 == 0
+
+
+def test_commands_to_go_on_with_can_be_pasted(save, capsys: pytest.CaptureFixture[str]) -> None:
+    picture(1, (40, 40)).save("my cat.png")
+    assert main(["explain", save(), "my cat.png", "--method", "rollout"]) == 0
+    assert "next: vitrail figures model.safetensors 'my cat.png'" in capsys.readouterr().out
+
+
+def test_figures_leave_broken_pictures_out(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("b/zz.png").write_text("junk")
+    assert main(["figures", save(), "b"]) == 1
+    assert "left out b/zz.png" in capsys.readouterr().out
+    assert Path("runs/figures-1/attention.png").is_file()
+    assert main(["figures", save(), "b/zz.png"]) == 2
+    assert "no picture could be read" in capsys.readouterr().err
+
+
+def test_figures_of_classes_with_dollars(make_model, photos) -> None:
+    model: ViT = make_model(num_classes=2)
+    spec = Preprocess(size=model.config.image_size)
+    names = ("$x_{$", "$5-$10")
+    save_checkpoint(
+        Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=spec, classes=names), "m.safetensors"
+    )
+    assert main(["figures", "m.safetensors", "a", "--out", "f"]) == 0
+
+
 def test_without_a_model_it_is_the_bundled_one(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a/one.png", "--method", "rollout"]) == 2
     assert "the bundled model cifar10 is not in this installation" in capsys.readouterr().err

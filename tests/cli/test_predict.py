@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,9 @@ def test_a_picture_or_a_list_on_standard_input(inside: Path, capsys: pytest.Capt
         (["predict", "tiny.safetensors", "photos", "--format", "parquet"], "needs --out"),
         (["predict", "tiny.safetensors", "photos", "--out", "a.txt"], "must end in .jsonl"),
         (["predict", "tiny.safetensors", "photos", "--out", "a.txt", "--format", "table"], "for the terminal"),
+        (["predict", "tiny.safetensors", "photos", "--out", "photos", "--format", "csv"], "photos is a folder"),
+        (["predict", "tiny.safetensors", ""], "a picture's name is empty"),
+        (["predict", "tiny.safetensors", "photos", "--device", "meta"], "device 'meta' cannot be used"),
         (["predict", "tiny.safetensors", "photos", "--tpo-k", "2"], "unknown option --tpo-k; did you mean --top-k?"),
         (["predict", "--formt", "csv", "photos"], "did you mean --format?"),
         (["embed", "tiny.safetensors", "photos", "--maps", "pca"], "did you mean --map?"),
@@ -132,6 +136,37 @@ def test_names_cannot_send_codes_to_the_terminal(inside: Path, capsys: pytest.Ca
     (inside / "photos/03.jpg").rename(inside / "photos/evil\x1b[31m.jpg")
     assert main(["predict", "tiny.safetensors", "photos"]) == 1
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_names_of_any_bytes(inside: Path) -> None:
+    odd = os.fsdecode(b"photos/\xff.jpg")
+    (inside / "photos/03.jpg").unlink()
+    (inside / "photos/00.jpg").rename(inside / odd)
+    assert main(["predict", "tiny.safetensors", "photos", "--out", "a.parquet"]) == 0
+    assert pq.read_table("a.parquet")["picture"].to_pylist()[-1] == "photos/\\udcff.jpg"
+    command = [sys.executable, "-m", "vitrail", "predict", "tiny.safetensors", "--list", "-", "--format", "csv"]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, input=os.fsencode(odd) + b"\n", capture_output=True, env=strict, check=True)
+    assert done.stdout.splitlines()[1].startswith(b"photos/\xff.jpg,")
+
+
+def test_closed_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["predict", "tiny.safetensors", "-"]) == 2
+    assert "standard input is closed" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error(inside: Path) -> None:
+    (inside / "photos/03.jpg").unlink()
+    names = "photos " * 300  # more than a pipe holds
+    command = f"{sys.executable} -m vitrail predict tiny.safetensors {names} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
+
+
+def test_a_pattern_gives_each_picture_once(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "tiny.safetensors", "**/**/00.jpg", "--format", "jsonl"]) == 0
+    assert [row["picture"] for row in rows_of(capsys)] == ["photos/00.jpg"]
 
 
 def test_embed_writes_features_and_a_map(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from tests.data.conftest import picture
 from tests.explain.conftest import SHAPES
 
 from vitrail.errors import ConfigError, ExplanationError
-from vitrail.explain import METHODS, choose, explain, open_subject
+from vitrail.explain import METHODS, choose, explain, explain_by, measure, open_subject
 from vitrail.explain.choice import CANDIDATES
 from vitrail.explain.explanation import check_map, target_index
 
@@ -83,6 +83,26 @@ def test_attention_that_is_the_same_everywhere_is_an_error(make_loaded) -> None:
     for method in ("attention", "rollout"):
         with pytest.raises(ExplanationError, match="attends to all patches alike"):
             explain(loaded, picture(1), method)
+
+
+def test_auto_needs_no_rollout(make_loaded) -> None:
+    loaded = make_loaded()
+    with torch.no_grad():
+        for block in loaded.model.blocks:
+            width = loaded.model.config.width
+            block.attention.qkv.weight[: 2 * width] = 0  # all tokens look everywhere alike
+            block.attention.qkv.bias[: 2 * width] = 0
+    choice = choose(loaded, [open_subject(picture(1), loaded.preprocess)])
+    assert set(choice.failures) == {"rollout", "attention"}
+    assert choice.method in ("relevance", "gradient-rollout")
+
+
+def test_auto_judges_what_is_drawn(make_loaded) -> None:
+    loaded = make_loaded()
+    subject = open_subject(picture(1), loaded.preprocess)
+    found = explain_by(loaded, subject, "attention", layers=(0,), heads=(1,))
+    choice = choose(loaded, [subject], layers=(0,), heads=(1,), candidates=("attention",))
+    assert choice.scores["attention"] == measure(loaded.model, subject.image, found.target, found.map)
 
 
 def test_one_patch_is_an_error(make_loaded) -> None:

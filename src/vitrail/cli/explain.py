@@ -1,6 +1,7 @@
 """`vitrail explain`: which parts of pictures a checkpoint decides by, and how far to believe the answer."""
 
 import json
+import shlex
 from collections.abc import Iterable
 from math import isnan
 from pathlib import Path
@@ -12,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vitrail.cli.options import Json
-from vitrail.cli.predict import Model, Pictures, gather, tell_apart
-from vitrail.cli.printing import progress_bar
+from vitrail.cli.predict import BROKEN, Model, Pictures, gather, tell_apart
+from vitrail.cli.printing import SteadyConsole, plain, progress_bar
 from vitrail.cli.runs import new_run_folder
 from vitrail.errors import ConfigError, VitrailError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from vitrail.explain import AttentionMaps, Choice, Explanation, Faithfulness, Loaded, Subject
     from vitrail.explain.render import Drawn
 
-BROKEN = 1
+LONGEST_STEM = 200  # bytes; on most disks a name with its ending has at most 255
 
 
 def explain(
@@ -59,20 +60,24 @@ def explain(
         The folder to write to [default: runs/explain-N].
     """
     from vitrail.explain import open_subject
+    from vitrail.explain.attention import check_choice
+    from vitrail.explain.explanation import target_index
     from vitrail.predict import load
 
     chosen_layers, chosen_heads = parse_numbers("layers", layers), parse_numbers("heads", heads)
     source, names = tell_apart(pictures, model, explain)
     found = dict(gather(names, None))
     loaded = load(source)
-    choice = _choose(loaded, found, target) if method == "auto" else None
+    target_index(loaded, target)
+    check_choice(loaded.model, chosen_layers, chosen_heads)
+    choice = _choose(loaded, found, target, chosen_layers, chosen_heads) if method == "auto" else None
     work = Work(loaded, choice.method if choice else method, target, chosen_layers, chosen_heads, score)
     folder = new_run_folder("explain", out)
     with progress_bar("explaining", len(found)) as advance:
         for name, (path, picture) in zip(unique_names(found), found.items(), strict=True):
             try:
                 work.add(folder, name, open_subject(picture, loaded.preprocess, Path(path).name))
-            except VitrailError as error:
+            except (VitrailError, OSError) as error:
                 work.failures[path] = str(error)
             advance(1)
     if not work.found:
@@ -81,7 +86,7 @@ def explain(
     if as_json:
         print(json.dumps(_as_json(work, choice), indent=2, ensure_ascii=False))
     else:
-        _print(work, choice, f"vitrail figures {source} {next(iter(found))}")
+        _print(work, choice, shlex.join(["vitrail", "figures", source, next(iter(found))]))
     return BROKEN if work.failures else 0
 
 
@@ -147,12 +152,17 @@ def unique_names(paths: Iterable[str]) -> list[str]:
 
     names: dict[str, None] = {}
     for path in paths:
-        stem = "stdin" if path == STDIN else Path(path).stem
+        stem = "stdin" if path == STDIN else _cut(Path(path).stem)
         name, number = stem, 2
         while name in names:
             name, number = f"{stem}-{number}", number + 1
         names[name] = None
     return list(names)
+
+
+def _cut(stem: str) -> str:
+    whole = stem.encode("utf-8", "surrogateescape")
+    return stem if len(whole) <= LONGEST_STEM else whole[:LONGEST_STEM].decode("utf-8", "ignore")
 
 
 def parse_numbers(what: str, text: str | None) -> tuple[int, ...] | None:
@@ -165,7 +175,13 @@ def parse_numbers(what: str, text: str | None) -> tuple[int, ...] | None:
         raise ConfigError(f"{what} must be whole numbers with commas between, such as 0,5,-1; got {text!r}.") from None
 
 
-def _choose(loaded: "Loaded", found: "dict[str, Picture]", target: str | None) -> "Choice":
+def _choose(
+    loaded: "Loaded",
+    found: "dict[str, Picture]",
+    target: str | None,
+    layers: tuple[int, ...] | None,
+    heads: tuple[int, ...] | None,
+) -> "Choice":
     """Judge the methods on a few pictures, spread evenly over those given; broken files are passed over here."""
     from vitrail.explain import choose, open_subject
     from vitrail.explain.choice import CANDIDATES, JUDGED
@@ -182,7 +198,7 @@ def _choose(loaded: "Loaded", found: "dict[str, Picture]", target: str | None) -
     if not subjects:
         raise ConfigError("no picture to judge the methods by: " + " ".join(errors))
     with progress_bar("judging methods", len(CANDIDATES) + 1) as advance:
-        return choose(loaded, subjects, target, progress=advance)
+        return choose(loaded, subjects, target, layers, heads, progress=advance)
 
 
 def _write_maps(path: Path, found: "Explanation", attention: "AttentionMaps") -> None:
@@ -235,15 +251,15 @@ def _numbers(score: "Faithfulness") -> dict[str, float]:
 
 
 def _print(work: Work, choice: "Choice | None", following: str) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     asked, scored = work.target is not None, any(score for _, _, score in work.found)
     names = ["picture", "predicted", "", *(["explained", ""] if asked else [])]
     table = Table(*names, box=None, pad_edge=False)
     for column in ("deletion ↓", "insertion ↑") if scored else ():
         table.add_column(column, justify="right")
     for name, found, score in work.found:
-        cells = [Text(name), Text(found.predicted), _percent(found.confidence)]
-        cells += [Text(found.label), _percent(found.probability)] if asked else []
+        cells = [Text(plain(name)), Text(plain(found.predicted)), _percent(found.confidence)]
+        cells += [Text(plain(found.label)), _percent(found.probability)] if asked else []
         cells += [] if score is None else [f"{score.deletion:.3f}", f"{score.insertion:.3f}"]
         table.add_row(*cells)
     console.print(table)
@@ -252,10 +268,12 @@ def _print(work: Work, choice: "Choice | None", following: str) -> None:
     else:
         console.print(f"\nmethod {work.method}")
     for path, why in work.failures.items():
-        console.print(Text("not explained ", style="yellow") + Text(why if path in why else f"{path}: {why}"))
+        console.print(Text("not explained ", style="yellow") + Text(plain(why if path in why else f"{path}: {why}")))
     rest = len(work.written) - 1
-    console.print(f"\nwrote {work.written[0]} and {rest} files beside it: overlays, heads, layers, raw maps (npz)")
-    console.print(f"next: {following}")
+    console.print(
+        f"\nwrote {plain(str(work.written[0]))} and {rest} files beside it: overlays, heads, layers, raw maps (npz)"
+    )
+    console.print(f"next: {plain(following)}")
 
 
 def _percent(share: float) -> str:
@@ -273,5 +291,5 @@ def _print_choice(console: Console, choice: "Choice") -> None:
         console.print()
         console.print(table)
     for name, why in choice.failures.items():
-        console.print(Text("left out ", style="yellow") + Text(f"{name}: {why}"))
+        console.print(Text("left out ", style="yellow") + Text(plain(f"{name}: {why}")))
     console.print(f"\nauto took {choice.reason}")

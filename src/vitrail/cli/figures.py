@@ -1,18 +1,22 @@
 """`vitrail figures`: the paper's figures 6 and 7 for a checkpoint."""
 
 import json
+import shlex
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from vitrail.cli.options import Json
-from vitrail.cli.predict import Model, Pictures, gather, tell_apart
+from vitrail.cli.predict import BROKEN, Model, Pictures, gather, tell_apart
+from vitrail.cli.printing import SteadyConsole, plain, progress_bar
 from vitrail.cli.runs import new_run_folder
-from vitrail.errors import VitrailError
+from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vitrail.explain import Loaded, Subject
+    from vitrail.predict.predictor import Named
 
 MOST_PICTURES = 128  # that attention distance is averaged over, as in the paper
 
@@ -26,7 +30,7 @@ def figures(*pictures: Pictures, model: Model = None, out: Path | None = None, a
     ----------
     pictures
         [MODEL] PICTURES…, as for `vitrail predict`; without pictures, two photographs. Attention distance is averaged
-        over the first 128, and the first six are shown.
+        over the first 128, and the first six are shown. Exit code 1: some could not be read.
     out
         The folder to write to [default: runs/figures-N].
     """
@@ -34,38 +38,70 @@ def figures(*pictures: Pictures, model: Model = None, out: Path | None = None, a
 
     source, names = tell_apart(pictures, model, figures)
     loaded = load(source)
-    subjects, notes = _open_examples(loaded, names)
+    examples, notes = _find_examples(loaded, names)
+    looks = _look(loaded, examples)
+    if names and not looks.shown:
+        raise ConfigError("no picture could be read: " + " ".join(looks.failures))
+    notes += [f"left out {why}" for why in looks.failures]
     folder = new_run_folder("figures", out)
     written = _draw_weights(loaded, folder, notes)
-    if subjects:
-        written += _draw_looks(loaded, subjects, folder, notes)
+    if looks.shown:
+        written += _draw_looks(loaded, looks, folder, notes)
+    code = BROKEN if looks.failures else 0
     if as_json:
         print(json.dumps({"written": [str(path) for path in written], "notes": notes}, indent=2, ensure_ascii=False))
-        return 0
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+        return code
+    console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     for note in notes:
-        console.print(f"note: {note}")
-    console.print(f"wrote {', '.join(str(path) for path in written if path.suffix == '.png')} and a .pdf of each")
-    console.print(f"next: vitrail explain {source} {' '.join(names[:2]) or 'PICTURES'}")
-    return 0
+        console.print(f"note: {plain(note)}")
+    drawn = ", ".join(plain(str(path)) for path in written if path.suffix == ".png")
+    console.print(f"wrote {drawn} and a .pdf of each")
+    following = shlex.join(["vitrail", "explain", source, *(names[:2] or ["PICTURES"])])
+    console.print(f"next: {plain(following)}")
+    return code
 
 
-def _open_examples(loaded: "Loaded", names: tuple[str, ...]) -> tuple[list["Subject"], list[str]]:
+def _find_examples(loaded: "Loaded", names: tuple[str, ...]) -> tuple[list["Named"], list[str]]:
     """The pictures asked for, or two photographs where the model takes photographs."""
-    from vitrail.explain import open_subject
     from vitrail.weights.convert import sample_photos
 
-    notes: list[str] = []
     if names:
         found = list(dict(gather(names, None)).items())
-        if len(found) > MOST_PICTURES:
-            notes.append(f"the first {MOST_PICTURES} of {len(found)} pictures are used")
-        return [open_subject(it, loaded.preprocess, Path(path).name) for path, it in found[:MOST_PICTURES]], notes
+        many = f"the first {MOST_PICTURES} of {len(found)} pictures are used"
+        return found[:MOST_PICTURES], [many] if len(found) > MOST_PICTURES else []
     if loaded.preprocess.channels not in (1, 3):
-        notes.append(f"no attention figures: the model wants {loaded.preprocess.channels} channels, which no file has")
-        return [], notes
-    notes.append("no pictures were given: attention is shown on two photographs that the model may know nothing about")
-    return [open_subject(path, loaded.preprocess, path.name) for path in sample_photos()], notes
+        return [], [f"no attention figures: the model wants {loaded.preprocess.channels} channels, which no file has"]
+    note = "no pictures were given: attention is shown on two photographs that the model may know nothing about"
+    return [(path.name, path) for path in sample_photos()], [note]
+
+
+@dataclass
+class _Looks:
+    """How far the heads look on each picture, and the pictures to show."""
+
+    distances: list["Tensor"] = field(default_factory=list["Tensor"])
+    shown: list["Subject"] = field(default_factory=list["Subject"])
+    failures: list[str] = field(default_factory=list[str])
+
+
+def _look(loaded: "Loaded", examples: "list[Named]") -> _Looks:
+    """One picture after the other; only those to show stay in memory."""
+    from vitrail.explain import open_subject
+    from vitrail.explain.figures import attention_distance
+    from vitrail.explain.plots import EXAMPLES
+
+    looks = _Looks()
+    with progress_bar("looking", len(examples)) as advance:
+        for path, picture in examples:
+            try:
+                subject = open_subject(picture, loaded.preprocess, Path(path).name)
+                looks.distances.append(attention_distance(loaded.model, subject.image[None]))
+            except (VitrailError, OSError) as error:
+                looks.failures.append(str(error))
+            else:
+                looks.shown += [subject] if len(looks.shown) < EXAMPLES else []
+            advance(1)
+    return looks
 
 
 def _draw_weights(loaded: "Loaded", folder: Path, notes: list[str]) -> list[Path]:
@@ -86,20 +122,18 @@ def _draw_weights(loaded: "Loaded", folder: Path, notes: list[str]) -> list[Path
     return written + save_figure(plot_positions(similarity, kind), folder, "positions")
 
 
-def _draw_looks(loaded: "Loaded", subjects: list["Subject"], folder: Path, notes: list[str]) -> list[Path]:
+def _draw_looks(loaded: "Loaded", looks: _Looks, folder: Path, notes: list[str]) -> list[Path]:
     """The figures that show the model looking at pictures."""
     import torch
 
     from vitrail.explain import explain_by
-    from vitrail.explain.figures import attention_distance
-    from vitrail.explain.plots import EXAMPLES, longest_distance, plot_attention, plot_distance, save_figure
+    from vitrail.explain.plots import longest_distance, plot_attention, plot_distance, save_figure
 
-    each = [attention_distance(loaded.model, subject.image[None]) for subject in subjects]
-    distance = torch.stack(each).mean(dim=0)
+    distance = torch.stack(looks.distances).mean(dim=0)
     longest = longest_distance(loaded.model.config.image_size)
-    written = save_figure(plot_distance(distance, len(subjects), longest), folder, "distance")
+    written = save_figure(plot_distance(distance, len(looks.distances), longest), folder, "distance")
     try:
-        found = [(subject, explain_by(loaded, subject, "rollout")) for subject in subjects[:EXAMPLES]]
+        found = [(subject, explain_by(loaded, subject, "rollout")) for subject in looks.shown]
     except VitrailError as error:
         notes.append(f"no figure of attention: {error}")
         return written

@@ -5,6 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 from rich.console import Console
@@ -92,6 +93,9 @@ def _print_error(console: Console, error: Exception) -> None:
 def entry() -> None:
     """The console script."""
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdin, sys.stdout):  # names of files may hold any bytes; they come and go as they are
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")
     sys.exit(main())
 
 

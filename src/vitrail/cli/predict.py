@@ -1,5 +1,6 @@
 """`vitrail predict`: labels for pictures."""
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -80,7 +81,7 @@ def predict(
             advance(1)
     _report(count, broken, time.perf_counter() - start)
     if out is not None:
-        print_end([out], f"vitrail embed {source} {' '.join(names)}".rstrip())
+        print_end([out], shlex.join(["vitrail", "embed", source, *names[:1]]))
     return BROKEN if broken else 0
 
 

@@ -32,6 +32,8 @@ def choose_format(asked: Format | None, out: Path | None) -> Format:
             raise ConfigError("--format parquet needs --out FILE.parquet: it cannot be printed.")
         return asked or "table"
     found = asked or SUFFIXES.get(out.suffix.lower())
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file, such as {out / 'labels.csv'}.")
     if found is None:
         raise ConfigError(f"--out {out} must end in {', '.join(SUFFIXES)}, or say --format.")
     if found == "table":
@@ -100,7 +102,8 @@ def _parquet_writer(path: Path) -> Generator[Write]:
             waiting.clear()
 
         def write(row: "Prediction") -> None:
-            waiting.append(_fields(row))
+            name = row.picture.encode("utf-8", "backslashreplace").decode()  # Parquet has no other letters
+            waiting.append({**_fields(row), "picture": name})
             if len(waiting) >= GROUP:
                 flush()
 
@@ -118,12 +121,19 @@ def load_pyarrow(what: str) -> tuple[Any, Any]:
     return cast("Any", pa), cast("Any", pq)
 
 
+class _Output(Console):
+    """A console whose reader may go away, which ends the work as it does for the other formats."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class _Table:
     """Columns of fixed widths, so that each row can be printed when it is there."""
 
     def __init__(self, top_k: int) -> None:
-        self._console = Console(highlight=False, markup=False, soft_wrap=True)
-        self._shown = min(top_k, 5)
+        self._console = _Output(highlight=False, markup=False, soft_wrap=True)
+        self._shown = top_k
 
     def write(self, row: "Prediction") -> None:
         line = Text(_fit(plain(row.picture), NAME_WIDTH, keep="end") + "  ")

@@ -18,6 +18,7 @@ from vitrail.errors import InputError
 # Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
 Picture = str | Path | bytes | Image.Image | np.ndarray[Any, Any] | Tensor
 
+PIXELS = "pixels must be bytes, 16-bit or floats in [0, 1]"
 SLAB = 1 << 18  # floats that stay in the processor's cache from one step to the next
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -144,16 +145,21 @@ def as_bytes(picture: np.ndarray[Any, Any] | Tensor, spec: Preprocess, name: str
 def _array_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array) if array.flags.writeable else array.copy()
-    if array.dtype == np.uint16:
+    if array.dtype.kind == "u" and array.dtype.itemsize == 2:  # in either order of bytes
         return sixteen_to_eight(array)
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        raise InputError(f"{name}: {PIXELS}; got {array.dtype}.")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return _tensor_bytes(torch.as_tensor(np.ascontiguousarray(array)), name).numpy()
 
 
 def _tensor_bytes(tensor: Tensor, name: str) -> Tensor:
     if tensor.dtype == torch.uint8:
         return tensor
+    if tensor.dtype == torch.uint16:
+        return torch.as_tensor(sixteen_to_eight(tensor.numpy()))
     if not tensor.is_floating_point():
-        raise InputError(f"{name}: pixels must be bytes, 16-bit or floats in [0, 1]; got {tensor.dtype}.")
+        raise InputError(f"{name}: {PIXELS}; got {tensor.dtype}.")
     low, high = tensor.min().item(), tensor.max().item()
     if not (low >= 0 and high <= 1):  # also refuses NaN
         raise InputError(f"{name}: float pixels must be in [0, 1]; got {low:.3g} to {high:.3g}.")

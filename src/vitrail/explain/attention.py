@@ -77,6 +77,14 @@ def _reading_weights(model: ViT, images: Tensor) -> Tensor:
     return weights[0]
 
 
+def check_choice(model: ViT, layers: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> None:
+    """Raise unless the model has these layers and heads."""
+    for layer in layers or ():
+        _index("layer", layer, model.config.depth)
+    for head in heads or ():
+        _index("head", head, model.config.heads)
+
+
 def _index(what: str, index: int, count: int) -> int:
     if not -count <= index < count:
         raise InputError(f"{what} must be between {-count} and {count - 1}; got {index}.")

@@ -4,10 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from vitrail.data.transform import Picture
 from vitrail.errors import ExplanationError
-from vitrail.explain.explanation import Explanation, Loaded, Method, Subject, explain_by, open_subject
+from vitrail.explain.explanation import Explanation, Loaded, Method, Subject, explain_by, open_subject, target_index
 from vitrail.explain.faithfulness import STEPS, Faithfulness, measure, random_map
+from vitrail.explain.passes import grid_of, on_model
 
 # What `auto` chooses from. Not occlusion: it costs a forward pass per patch, and covers patches just as the judge does.
 CANDIDATES: tuple[Method, ...] = ("relevance", "gradient-rollout", "rollout", "attention")
@@ -41,7 +44,7 @@ def explain(
     """
     subject = open_subject(picture, loaded.preprocess)
     if method == "auto":
-        method = choose(loaded, [subject], target).method
+        method = choose(loaded, [subject], target, layers, heads).method
     return explain_by(loaded, subject, method, target, layers, heads)
 
 
@@ -49,6 +52,8 @@ def choose(
     loaded: Loaded,
     subjects: Sequence[Subject],
     target: int | str | None = None,
+    layers: tuple[int, ...] | None = None,
+    heads: tuple[int, ...] | None = None,
     candidates: Sequence[Method] = CANDIDATES,
     steps: int = STEPS,
     progress: Callable[[int], None] | None = None,
@@ -61,9 +66,11 @@ def choose(
     failures: dict[str, str] = {}
     for method in candidates:
         try:
-            each[method] = [judge(loaded, subject, method, target, steps) for subject in subjects]
+            found = [explain_by(loaded, subject, method, target, layers, heads) for subject in subjects]
         except ExplanationError as error:
             failures[method] = str(error)
+        else:
+            each[method] = [judge(loaded, *pair, steps) for pair in zip(subjects, found, strict=True)]
         if progress:
             progress(1)
     if not each:
@@ -78,18 +85,20 @@ def choose(
     return Choice(method=best, reason=_reason(best, scores, len(subjects)), scores=scores, each=each, failures=failures)
 
 
-def judge(loaded: Loaded, subject: Subject, method: Method, target: int | str | None, steps: int) -> Faithfulness:
-    """Deletion and insertion of one method on one picture."""
-    explanation = explain_by(loaded, subject, method, target)
+def judge(loaded: Loaded, subject: Subject, explanation: Explanation, steps: int) -> Faithfulness:
+    """Deletion and insertion of one explanation."""
     assert explanation.target is not None
     return measure(loaded.model, subject.image, explanation.target, explanation.map, steps)
 
 
 def judge_random(loaded: Loaded, subject: Subject, target: int | str | None, seed: int, steps: int) -> Faithfulness:
     """Deletion and insertion of a random map, for the same class as the methods explain."""
-    explanation = explain_by(loaded, subject, "rollout", target)
-    assert explanation.target is not None
-    return measure(loaded.model, subject.image, explanation.target, random_map(explanation.grid, seed), steps)
+    model, batch = loaded.model, subject.image[None]
+    wanted = target_index(loaded, target)
+    if wanted is None:
+        with torch.inference_mode():
+            wanted = int(model(on_model(model, batch)).argmax())
+    return measure(model, subject.image, wanted, random_map(grid_of(model, batch), seed), steps)
 
 
 def mean_of(results: Sequence[Faithfulness]) -> Faithfulness:

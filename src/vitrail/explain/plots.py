@@ -145,7 +145,9 @@ def plot_attention(found: Sequence[tuple[Subject, Explanation]], who: str) -> Fi
             axes.imshow(image, interpolation="nearest")
             axes.set_axis_off()
             if offset == 1 and explanation.predicted:
-                axes.set_title(f"{explanation.predicted} {explanation.confidence:.0%}", fontsize=8, pad=3)
+                axes.set_title(
+                    f"{explanation.predicted} {explanation.confidence:.0%}", fontsize=8, pad=3, parse_math=False
+                )
             elif offset == 0:
                 axes.set_title("input", fontsize=8, pad=3, color="#777777")
     top = (height - 0.2) / (height + head)  # the first row's titles stand above it

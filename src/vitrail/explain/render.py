@@ -7,6 +7,7 @@ enlarged by a whole number, so that its pixels stay what they are and the map ca
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Any
 
 import matplotlib
@@ -28,6 +29,7 @@ SMALLEST = 224  # the shorter side of a drawn picture
 GREY = 0.5  # how far the picture below the colours is desaturated
 FAINTEST, STRONGEST = 0.35, 0.8  # share of the colour where the map is lowest and highest
 SHEET_TILE, STRIP_TILE = 320, 160
+MOST_PIXELS = 4_000_000  # of a picture that was enlarged
 PAIRS = 3  # pictures beside one another on a sheet
 MOST_ON_SHEET = 60
 BAR, LINE = 120, 20  # pixels of the colour bar, and of one line below a sheet
@@ -72,9 +74,9 @@ def scale_map(cells: Tensor) -> Tensor:
 
 
 def enlarge(subject: Subject) -> Subject:
-    """A small picture with each pixel as a square, so that its shorter side is at least `SMALLEST`."""
+    """A small picture with each pixel as a square, so that its shorter side is `SMALLEST`, unless it gets too large."""
     view = subject.view
-    factor = -(-SMALLEST // min(view.picture))
+    factor = min(-(-SMALLEST // min(view.picture)), isqrt(MOST_PIXELS // (view.picture[0] * view.picture[1])))
     if factor <= 1:
         return subject
     pixels = subject.pixels.repeat_interleave(factor, dim=-2).repeat_interleave(factor, dim=-1)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from glob import has_magic, iglob
 from pathlib import Path
+from typing import TextIO
 
 from vitrail.data.picture import EXTENSIONS
 from vitrail.data.sources.folder import walk_files
@@ -22,6 +23,8 @@ def find_pictures(names: Sequence[str]) -> Iterator[Named]:
     """
     for name in names:
         path = Path(name)
+        if not name:
+            raise InputError("a picture's name is empty; an unset variable? The current folder is called `.`")
         if name != STDIN and path.is_dir():
             if next(_in_folder(path), None) is None:
                 raise InputError(f"{name}: no pictures in this folder; known extensions: {' '.join(EXTENSIONS)}.")
@@ -33,7 +36,7 @@ def find_pictures(names: Sequence[str]) -> Iterator[Named]:
 def read_list(place: str) -> Iterator[str]:
     """The lines of a file, or of standard input for `-`: one path each."""
     if place == STDIN:
-        yield from _lines(sys.stdin)
+        yield from _lines(_standard_input())
         return
     try:
         with Path(place).open(encoding="utf-8", errors="surrogateescape") as file:
@@ -58,13 +61,19 @@ def _stream(names: Sequence[str]) -> Iterator[Named]:
     for name in names:
         path = Path(name)
         if name == STDIN:
-            yield STDIN, sys.stdin.buffer.read()
+            yield STDIN, _standard_input().buffer.read()
         elif path.is_dir():
             yield from ((str(file), file) for file in _in_folder(path))
         elif _is_pattern(name):
-            yield from ((str(file), file) for file in sorted(_matches(name)))
+            yield from ((str(file), file) for file in sorted(set(_matches(name))))
         else:
             yield name, path
+
+
+def _standard_input() -> TextIO:
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  # `<&-`, some services
+        raise InputError("standard input is closed, so there is no picture to read from it.")
+    return sys.stdin
 
 
 def _is_pattern(name: str) -> bool:
