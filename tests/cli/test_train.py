@@ -176,7 +176,22 @@ def test_signals_save_and_say_how_to_go_on(number: signal.Signals, code: int, tm
     assert "vitrail train --resume 'run dir'" in " ".join(out.split())
     states = sorted((tmp_path / "run dir" / "weights" / "last").glob("step-*/state.json"))
     progress = json.loads(states[-1].read_text())["progress"]
-    assert progress["step"] >= 19
+    assert progress["step"] >= 9
+
+
+@pytest.mark.parametrize("place", ["vitrail.train.run.judge_best", "vitrail.cli.train.write_reports"])
+def test_ctrl_c_after_the_last_step_says_how_to_go_on(
+    place: str, here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupt)
+    assert main(["train", "digits", "--epochs", "1", "--no-check", "--out", "run"]) == 130
+    assert "vitrail train --resume run" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert main(["train", "--resume", "run"]) == 0
 
 
 def test_demo_learns_and_shows_what_is_next(here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,14 @@ def test_two_ranks_equal_one(strategy: str, tmp_path: Path) -> None:
         assert two[split]["loss"] == pytest.approx(one[split]["loss"], rel=1e-3)
 
 
+def test_ranks_share_the_features_of_the_head_alone(tmp_path: Path) -> None:
+    train(quick_config(epochs=1), tmp_path / "first")
+    head = {"model": None, "weights": str(tmp_path / "first"), "train": "head", "optimizer": "sgd", "lr": 0.05}
+    train(quick_config(**head), tmp_path / "one")
+    torchrun(tmp_path, tmp_path / "two", **head)
+    assert_close(best(tmp_path / "one"), best(tmp_path / "two"))
+
+
 def test_a_run_continues_on_another_number_of_ranks(tmp_path: Path) -> None:
     """Two ranks with shards, stopped in the middle; then one process; against one process all the way."""
     settings = {"optimizer": "sgd", "lr": 0.05, "epochs": 2, "ema": 0.9}

@@ -193,7 +193,14 @@ def test_the_head_alone_learns_on_cached_features(tmp_path: Path) -> None:
         quick_config(epochs=30, optimizer="adamw", ema=None),
         start=replace(quick_config().start, model=None, weights=str(tmp_path / "first"), train="head"),
     )
-    outcome = train(config, tmp_path / "second")
+    told: list[tuple[str, int, int]] = []
+
+    class Watcher(Listener):
+        def prepared(self, what: str, done: int, total: int) -> None:
+            told.append((what, done, total))
+
+    outcome = train(config, tmp_path / "second", Watcher())
+    assert [what for what, done, total in told if done == total] == ["train features", "val features"]
     after = open_checkpoint(tmp_path / "second")
     changed = {name for name in after.tensors if not torch.equal(after.tensors[name], before.tensors[name])}
     assert changed == {"head.weight", "head.bias"}

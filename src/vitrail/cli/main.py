@@ -42,6 +42,7 @@ def build_app() -> App:
         help="One tool for the whole life of a Vision Transformer.",
         help_epilogue="Add --debug to any command to see the traceback of an error.",
         help_format="plaintext",
+        suppress_keyboard_interrupt=False,  # `main` gives the exit code
         version=__version__,
     )
     for verb, line in VERBS.items():

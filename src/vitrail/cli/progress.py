@@ -21,6 +21,23 @@ class Display(Listener):
         self._epochs = 0
         self._drawn = 0.0
 
+    def prepared(self, what: str, done: int, total: int) -> None:
+        if self.silent or not self.console.is_terminal:
+            return
+        if self._bar is None:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                console=self.console,
+                transient=True,
+            )
+            self._bar.add_task(what, total=total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], description=what, completed=done, total=total)
+        if done == total:
+            self.ended()
+
     def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
         self._epochs = epochs
         if self.silent or not self.console.is_terminal:

@@ -99,19 +99,26 @@ def train(
                 return 0
             folder = ranks.from_first(lambda: make_folder(setup, out))
             outcome = carry_out_shown(setup, ranks, folder, console, track, as_json)
+        leave_ranks()  # not after an error: other ranks may be waiting, and torchrun ends them when this one ends
+        code = end(outcome, setup, ranks, console, as_json) if ranks.is_first else 0
+        return code if ranks.world_size == 1 else 0  # a run that has ended must not be started again for its report
     except InterruptedRunError as stop:
-        if ranks.is_first:
-            console.print(f"\nsaved; continue with: [bold]vitrail train --resume {shlex.quote(str(folder))}[/]")
+        _tell_how_to_go_on(folder, ranks, console)
         leave_ranks()
         return stop.exit_code
+    except (KeyboardInterrupt, SystemExit):  # before the first step or after the last, where nobody waits for the loop
+        _tell_how_to_go_on(folder, ranks, console)
+        raise
     except OSError as error:
         if folder is None or "No space left" not in str(error):
             raise
         again = f"vitrail train --resume {shlex.quote(str(folder))}"
         raise VitrailError(f"{error}; what was saved before is whole: make room and continue with {again}") from error
-    leave_ranks()  # not after an error: other ranks may be waiting, and torchrun ends them when this one ends
-    code = end(outcome, setup, ranks, console, as_json) if ranks.is_first else 0
-    return code if ranks.world_size == 1 else 0  # a run that has ended must not be started again for its report
+
+
+def _tell_how_to_go_on(folder: Path | None, ranks: "Ranks", console: Console) -> None:
+    if ranks.is_first and folder is not None:
+        console.print(f"\nsaved; continue with: [bold]vitrail train --resume {shlex.quote(str(folder))}[/]")
 
 
 def _changes(config: Path | None, flags: Any) -> dict[str, Any]:

@@ -64,10 +64,16 @@ class FeatureLoader:
         self._epoch, self._batch = state["epoch"], state["batch"]
 
 
-def compute_features(loader: Loader, features_of: Callable[[Tensor], Tensor]) -> Batch:
-    """The features and labels of a whole split, in its order."""
+def compute_features(
+    loader: Loader, features_of: Callable[[Tensor], Tensor], ranks: Ranks, progress: Callable[[int, int], None]
+) -> Batch:
+    """The features and labels of a whole split in its order; each rank computes those of its own loader."""
     parts: list[Batch] = []
-    for batch in loader:
+    for number, batch in enumerate(loader, start=1):
         with torch.no_grad():
             parts.append(Batch(features_of(batch.images).float().cpu(), batch.targets, batch.indices))
-    return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        progress(number, len(loader))
+    everything = [part for own in ranks.gather(parts) for part in own]
+    features, targets, indices = (torch.cat(tensors) for tensors in zip(*everything, strict=True))
+    order = indices.argsort()
+    return Batch(features[order], targets[order], indices[order])

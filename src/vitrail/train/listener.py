@@ -9,6 +9,9 @@ from vitrail.train.curves import Row
 class Listener:
     """Hears everything and does nothing; override what matters."""
 
+    def prepared(self, what: str, done: int, total: int) -> None:
+        """A part of what comes before the first step, such as the features of pictures, is done."""
+
     def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
         """The loop is about to start, perhaps in the middle of a resumed run."""
 
@@ -33,6 +36,10 @@ class Listeners(Listener):
 
     def __init__(self, members: Iterable[Listener]) -> None:
         self.members = list(members)
+
+    def prepared(self, what: str, done: int, total: int) -> None:
+        for member in self.members:
+            member.prepared(what, done, total)
 
     def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
         for member in self.members:

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,14 +79,14 @@ class Trainer:
             self.val_loader = self._feature_loader("val")
 
     def _feature_loader(self, split: str) -> FeatureLoader:
-        alone = Ranks(device=self.ranks.device)
         self.model.eval()
 
         def features_of(images: Tensor) -> Tensor:
             return self.model.features(images.to(self.ranks.device))
 
         self.listener.said(f"computing the features of {len(self.setup.dataset.split(split)):,} {split} pictures, once")
-        found = compute_features(plain_loader(self.setup, split, alone), features_of)
+        loader = plain_loader(self.setup, split, self.ranks)
+        found = compute_features(loader, features_of, self.ranks, partial(self.listener.prepared, f"{split} features"))
         size = self.setup.config.machine.batch_size
         assert isinstance(size, int)
         training = split == "train"
