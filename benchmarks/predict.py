@@ -31,7 +31,8 @@ from vitrail.model import PositionConfig, ViT, variant
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import write_checkpoint
 
-Run = Callable[[], list[int]]  # goes through all pictures and returns the best class of each
+Run = Callable[[list[Path]], list[int]]  # goes through pictures and returns the best class of each
+WARM = 64  # pictures before the clock runs: kernels, allocators, threads
 TOP_K = 5
 PEER_WORKERS = os.cpu_count() or 1
 
@@ -59,32 +60,36 @@ def make_checkpoint(name: str) -> Checkpoint:
     return Checkpoint(config=config, tensors=model.state_dict(), preprocess=preset("timm", config.image_size))
 
 
-def our_run(checkpoint: Checkpoint, family: str, paths: list[Path], folder: Path) -> Run:
+def our_run(checkpoint: Checkpoint, family: str, folder: Path) -> Run:
     file = folder / f"{family}.safetensors"
     write_checkpoint(replace(checkpoint, preprocess=preset(family, checkpoint.config.image_size)), file)
     predictor = vitrail.load(file)
-    return lambda: [row.indices[0] for row in predictor.predict(paths, top_k=TOP_K)]
+    return lambda paths: [row.indices[0] for row in predictor.predict(paths, top_k=TOP_K)]
 
 
-def pipeline_run(checkpoint: Checkpoint, paths: list[Path], folder: Path, batch_size: int) -> Run:
+def pipeline_run(checkpoint: Checkpoint, folder: Path, batch_size: int) -> Run:
     target = folder / "hf"
     if not target.exists():
         spec = preset("hf", checkpoint.config.image_size)
         config = replace(checkpoint.config, positions=PositionConfig(resample="hf"))
         write_checkpoint(replace(checkpoint, config=config, preprocess=spec), target, "hf")
     pipe = transformers.pipeline("image-classification", model=str(target), device="cpu")
-    names = [str(path) for path in paths]
     places = pipe.model.config.label2id
-    return lambda: [places[row[0]["label"]] for row in pipe(names, top_k=TOP_K, batch_size=batch_size)]
+
+    def run(paths: list[Path]) -> list[int]:
+        rows = pipe([str(path) for path in paths], top_k=TOP_K, batch_size=batch_size)
+        return [places[row[0]["label"]] for row in rows]
+
+    return run
 
 
-def timm_run(checkpoint: Checkpoint, paths: list[Path], folder: Path, batch_size: int) -> Run:
+def timm_run(checkpoint: Checkpoint, folder: Path, batch_size: int) -> Run:
     write_checkpoint(checkpoint, folder / "timm", "timm")
     model = timm.create_model(f"local-dir:{folder / 'timm'}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-    loader = DataLoader(Pictures(paths, transform), batch_size=batch_size, num_workers=PEER_WORKERS)
 
-    def run() -> list[int]:
+    def run(paths: list[Path]) -> list[int]:
+        loader = DataLoader(Pictures(paths, transform), batch_size=batch_size, num_workers=PEER_WORKERS)
         found: list[int] = []
         with torch.inference_mode():
             for images in loader:
@@ -102,14 +107,14 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def measure(runs: dict[str, Run], repeats: int) -> dict[str, tuple[float, float, list[int]]]:
+def measure(runs: dict[str, Run], paths: list[Path], repeats: int) -> dict[str, tuple[float, float, list[int]]]:
     """Best pictures per second, how busy the cores were then, and the answers."""
     best: dict[str, tuple[float, float, list[int]]] = {}
     for turn in range(repeats):
         names = list(runs)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             start, used = time.perf_counter(), cpu_seconds()
-            answers = runs[name]()
+            answers = runs[name](paths)
             wall = time.perf_counter() - start
             speed = len(answers) / wall
             busy = (cpu_seconds() - used) / wall / (os.cpu_count() or 1)
@@ -123,15 +128,15 @@ def compare(name: str, paths: list[Path], repeats: int, batch_size: int) -> dict
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         runs = {
-            "vitrail, as transformers": our_run(checkpoint, "hf", paths, place),
-            "transformers pipeline": pipeline_run(checkpoint, paths, place, 1),
-            f"transformers pipeline, batch {batch_size}": pipeline_run(checkpoint, paths, place, batch_size),
-            "vitrail, as timm": our_run(checkpoint, "timm", paths, place),
-            f"timm + DataLoader, batch {batch_size}": timm_run(checkpoint, paths, place, batch_size),
+            "vitrail, as transformers": our_run(checkpoint, "hf", place),
+            "transformers pipeline": pipeline_run(checkpoint, place, 1),
+            f"transformers pipeline, batch {batch_size}": pipeline_run(checkpoint, place, batch_size),
+            "vitrail, as timm": our_run(checkpoint, "timm", place),
+            f"timm + DataLoader, batch {batch_size}": timm_run(checkpoint, place, batch_size),
         }
         for run in runs.values():
-            assert len(run()) == len(paths)  # warms files, kernels and allocators
-        return measure(runs, repeats)
+            assert len(run(paths[:WARM])) == min(WARM, len(paths))
+        return measure(runs, paths, repeats)
 
 
 def agreement(first: list[int], second: list[int]) -> float:

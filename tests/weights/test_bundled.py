@@ -1,0 +1,44 @@
+"""The model that comes with vitrail: it is there, small, and says what it is."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.data import open_data
+from vitrail.data.config import DataConfig
+from vitrail.evaluate.evaluation import evaluate
+from vitrail.weights import bundled
+from vitrail.weights.convert import sample_photos
+from vitrail.weights.native import read_native
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@pytest.mark.parametrize("name", bundled.NAMES)
+def test_file_and_card(name: str) -> None:
+    path = bundled.bundled_path(name)
+    assert path.stat().st_size < 8_000_000
+    checkpoint = read_native(path)
+    assert {tensor.dtype for tensor in checkpoint.tensors.values()} == {torch.float16}
+    card = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"{sum(tensor.numel() for tensor in checkpoint.tensors.values()):,} parameters" in card
+    for word in checkpoint.classes or ():
+        assert word in card
+
+
+def test_works_on_any_photograph() -> None:
+    predictor = vitrail.load()
+    assert predictor.classes == CLASSES
+    for found in predictor.predict(sample_photos(), top_k=10):
+        assert found.error is None
+        assert sum(found.scores) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.skipif("CIFAR10_DIR" not in os.environ, reason="CIFAR10_DIR names no folder with CIFAR-10's files")
+def test_is_as_good_as_its_card_says() -> None:
+    found = evaluate(vitrail.load(), open_data("cifar10", DataConfig(data_dir=Path(os.environ["CIFAR10_DIR"]))), "test")
+    card = bundled.bundled_path("cifar10").with_suffix(".md").read_text(encoding="utf-8")
+    assert f"**{found.metrics.top1.value:.2%}**".replace("%", " %") in card
