@@ -43,7 +43,7 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
     One process does this alone, after the ranks have parted.
     """
     from vitrail.evaluate.evaluation import evaluate, pick_split
-    from vitrail.evaluate.records import facts
+    from vitrail.evaluate.records import facts, write_facts
     from vitrail.predict import load
     from vitrail.schema import to_dict
     from vitrail.train.run import read_config
@@ -57,7 +57,7 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
             found = evaluate(predictor, dataset, split, progress=advance)
         paths = write_evaluation(folder, found, dataset)
         told = _read_json(folder / "metrics.json") | {"evaluation": facts(found)}
-        (folder / "metrics.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+        write_facts(told, folder / "metrics.json")
     name = config.start.model or Path(config.start.weights or "").name
     story = Story(
         model=name,
@@ -107,6 +107,7 @@ def write_evaluation(folder: Path, found: "Evaluation", dataset: "Dataset") -> l
     """Every answer as a CSV, and the figures, as files of their own."""
     from vitrail.evaluate import plots, records
     from vitrail.evaluate.mistakes import mistakes_sheet
+    from vitrail.weights.files import atomic_path
 
     metrics = found.metrics
     title = f"{found.data}, {found.split}: top-1 {metrics.top1.value:.1%} of {metrics.top1.total:,}"
@@ -115,7 +116,8 @@ def write_evaluation(folder: Path, found: "Evaluation", dataset: "Dataset") -> l
     records.write_predictions(found, paths[0])
     plots.save_figure(plots.confusion_figure(metrics.confusion, found.classes, title), paths[1])
     plots.save_figure(plots.reliability_figure(metrics.calibration, title), paths[2])
-    mistakes_sheet(found, dataset).save(paths[3], quality=92)
+    with atomic_path(paths[3]) as draft:
+        mistakes_sheet(found, dataset).save(draft, quality=92)
     return paths
 
 
