@@ -220,13 +220,14 @@ def _explain(
     """The pictures with their explanations, the methods that gave them, and why one could not be explained."""
     import numpy as np
 
-    from vitrail.evaluate.evaluation import pick_split
+    from vitrail.evaluate.evaluation import align_classes, pick_split
     from vitrail.evaluate.metrics import log_softmax
     from vitrail.evaluate.report import Tile, encode_photo
     from vitrail.explain import open_subject
     from vitrail.explain.render import enlarge, overlay, picture_of, seen_part
 
     source = pick_split(dataset, found.split)
+    order = align_classes(predictor, found.classes, by_position=predictor.classes is None)
     shares = np.exp(log_softmax(found.logits[places].astype(np.float64)))
     tiles: list[Tile] = []
     methods: dict[str, None] = {}
@@ -242,7 +243,7 @@ def _explain(
             subject = open_subject(source.picture(int(found.samples[place])), predictor.preprocess, key)
             seen = enlarge(seen_part(subject))
             pictures.append(encode_photo(picture_of(seen), f"{key}: {truth}"))
-            cells, method = _decide_by(predictor, subject)
+            cells, method = _decide_by(predictor, subject, order[said])
             methods[method] = None
             pictures.append(encode_photo(overlay(seen, cells), f"What counted for {answer}, by {method}"))
         except (VitrailError, OSError) as error:
@@ -251,15 +252,15 @@ def _explain(
     return tiles, list(methods), failure
 
 
-def _decide_by(predictor: "Predictor", subject: Any) -> tuple[Any, str]:
-    """What counted for the answer, by a cheap method that knows classes, or else by one that does not."""
+def _decide_by(predictor: "Predictor", subject: Any, target: int) -> tuple[Any, str]:
+    """What counted for the class that was said, by a cheap method that knows classes, or else by one that does not."""
     from vitrail.errors import ExplanationError
     from vitrail.explain import explain_by
 
     try:
-        return explain_by(predictor, subject, "relevance").map, "relevance"
+        return explain_by(predictor, subject, "relevance", target).map, "relevance"
     except ExplanationError:
-        return explain_by(predictor, subject, "rollout").map, "rollout"
+        return explain_by(predictor, subject, "rollout", target).map, "rollout"
 
 
 def _attention_section(predictor: "Predictor", dataset: "Dataset", found: "Evaluation | None") -> "Section":
