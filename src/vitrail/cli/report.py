@@ -35,6 +35,7 @@ class Story:
     settings: dict[str, Any]
     environment: dict[str, Any]
     run: Path | None = None  # the training run, whose curves are shown
+    split_from: str = ""  # where the splits are from, if the data have none
 
 
 def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> list[Path]:
@@ -99,6 +100,7 @@ def report_on_eval(
         settings=settings,
         environment=told,
         run=Path(source) if (Path(source) / "results.csv").is_file() else None,
+        split_from=str(settings["split_from"] or ""),
     )
     return write_page(folder, story, predictor, dataset, found, curves)
 
@@ -139,7 +141,7 @@ def write_page(
     height, width = predictor.preprocess.size
     model = Fact(name="model", value=_short_count(parameters), note=f"parameters, pictures of {width}×{height}")
     facts = [*(headline(found) if found is not None else ()), model]
-    sections = [data_section(dataset)]
+    sections = [data_section(dataset, story.split_from)]
     rows = read_rows(story.run / "results.csv") if story.run is not None else []
     if rows:
         sections.append(_training_section(rows))
