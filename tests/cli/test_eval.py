@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.data.conftest import picture
 from tests.evaluate.conftest import make_class_folders
 from tests.predict.conftest import CLASSES, write_tiny
 
 import vitrail
 from vitrail.cli.main import main
 from vitrail.data import open_data, write_split_file
+from vitrail.errors import DataError
 from vitrail.evaluate.evaluation import evaluate
 from vitrail.weights import bundled
 
@@ -106,14 +108,85 @@ def test_the_split_of_the_run_is_used(inside: Path, capsys: pytest.CaptureFixtur
     (flat / "cat" / "007.png").unlink()
     data = open_data(flat, vitrail.data.DataConfig(split_seed=5, test_rate=0.3))
     write_split_file(data, inside / "run" / "split.csv")
-    assert main(["eval", "run", "flat", "--out", "a"]) == 0
-    assert "split: run/split.csv" in capsys.readouterr().out
-    with Path("a/predictions.csv").open() as file:
-        keys = [row["picture"] for row in csv.DictReader(file)]
-    assert keys == [data.split("test").key(index) for index in range(len(data.split("test")))]
+    for source, out in (("run", "a"), ("run/weights/best.safetensors", "c")):
+        assert main(["eval", source, "flat", "--out", out]) == 0
+        assert "run/split.csv" in capsys.readouterr().out
+        with Path(out, "predictions.csv").open() as file:
+            keys = [row["picture"] for row in csv.DictReader(file)]
+        assert keys == [data.split("test").key(index) for index in range(len(data.split("test")))]
+        assert json.loads(Path(out, "metrics.json").read_text())["split_from"].endswith("run/split.csv")
     (flat / "cat" / "001.png").unlink()
     assert main(["eval", "run", "flat", "--out", "b"]) == 0
     assert "run/split.csv is of other pictures; a new split was made" in capsys.readouterr().out
+    assert "run/split.csv is of other pictures" in Path("b/report.html").read_text()
+
+
+def test_a_split_that_is_made_here_is_said_everywhere(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(inside / "my weights.safetensors", CLASSES)
+    flat = make_class_folders(inside / "animals", 10).joinpath("test").rename(inside / "flat")
+    (flat / "cat" / "007.png").unlink()
+    assert main(["eval", "my weights.safetensors", "flat", "--out", "a"]) == 0
+    printed = capsys.readouterr().out
+    assert "split: made here" in printed
+    assert "next: vitrail predict 'my weights.safetensors' PICTURES…" in printed
+    assert json.loads(Path("a/metrics.json").read_text())["split_from"].startswith("made here")
+    assert "Splits: made here" in Path("a/report.html").read_text()
+    assert main(["eval", "my weights.safetensors", "flat", "--by-position"]) == 2
+    assert "--by-position is for checkpoints without class names" in " ".join(capsys.readouterr().err.split())
+
+
+def test_probes_on_data_without_a_test_split(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(inside / "digits.safetensors", DIGITS)
+    for split, count in (("train", 4), ("val", 3)):
+        for name in ("a", "b"):
+            Path("my data", split, name).mkdir(parents=True)
+            for index in range(count):
+                picture(index).save(Path("my data", split, name, f"{index}.png"))
+    assert main(["eval", "digits.safetensors", "my data", "--probe", "knn", "linear", "shots", "--shots", "3"]) == 0
+    assert "next: vitrail embed digits.safetensors --data 'my data'" in capsys.readouterr().out
+    facts = json.loads(Path("runs/eval-1/metrics.json").read_text())
+    assert (facts["data"], facts["split"]) == ("my data", "val")
+    assert facts["probes"]["knn"]["k"] == 8  # all training pictures: the carved ones too
+    assert facts["probes"]["linear"]["top1"]["total"] == 6
+    assert facts["probes"]["shots"]["shots"] == 3
+    flags = ["--probe", "knn", "--tta", "full", "--robustness"]
+    assert main(["eval", "digits.safetensors", "my data", *flags]) == 2
+    assert "--tta and --robustness cannot be used here" in " ".join(capsys.readouterr().err.split())
+    assert not Path("runs/eval-2").exists()
+
+
+def test_what_is_measured_survives_what_fails_later(
+    inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **options: object) -> None:
+        assert options["tta"] == "flip"
+        raise DataError("the power is gone")
+
+    monkeypatch.setattr("vitrail.evaluate.robustness.measure_robustness", fail)
+    arguments = ["--tta", "flip", "--robustness", "--probe", "knn", "--out", "x"]
+    assert main(["eval", "digits.safetensors", "digits", *arguments]) == 2
+    assert "the power is gone" in capsys.readouterr().err
+    facts = json.loads(Path("x/metrics.json").read_text())
+    assert facts["pictures"] == facts["probes"]["knn"]["top1"]["total"] == 269
+    assert len(Path("x/predictions.csv").read_text().splitlines()) == 270
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "digits.safetensors"], "digits.safetensors must be a folder; it is a file"),
+        (["--out", "digits.safetensors/below"], "digits.safetensors is a file"),
+        (["--robustness", "--robustness-pictures", "0"], "--robustness-pictures must be at least 1; got 0"),
+        (["--robustness-pictures", "5"], "--robustness-pictures goes with --robustness"),
+        (["--probe", "shots", "--shots", "0"], "--shots must be at least 1; got 0"),
+        (["--probe", "knn", "--shots", "5"], "--shots goes with --probe shots"),
+    ],
+)
+def test_options_are_checked_before_anything_is_opened(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "nowhere.safetensors", "digits", *options]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -124,7 +197,8 @@ def test_the_split_of_the_run_is_used(inside: Path, capsys: pytest.CaptureFixtur
         (["eval", "digits.safetensors", "digits", "--split", "tset"], "has no split 'tset'"),
         (["eval", "digits.safetensors", "digits", "--probe", "knn", "--split", "train"], "other than train"),
         (["eval", "digits.safetensors", "digits", "--probe", "svm"], "knn"),
-        (["eval", "digits.safetensors", "digits", "--robustness", "--robustness-pictures", "0"], "at least 1; got 0"),
+        (["eval", "digits.safetensors", "digits", "--probe", "knn", "--split", "tset"], "has no split 'tset'"),
+        (["eval", "digits.safetensors", "digits", "--probe", "shots", "--shots", "999"], "shots must be from 1 to"),
         (["eval", "digits"], "the bundled model cifar10 is not in this installation"),
     ],
 )

@@ -5,15 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.data.conftest import picture
+from tests.evaluate.conftest import arrays  # noqa: F401
 from tests.evaluate.test_report import check_page
+from tests.predict.conftest import make_predictor
 
 from vitrail.cli import report
 from vitrail.cli.main import main
-from vitrail.data import open_data
+from vitrail.data import Dataset, open_data
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import DataError
+from vitrail.evaluate.evaluation import evaluate
+from vitrail.explain import explain_by
 from vitrail.model import ConvStem, PositionConfig
 from vitrail.train.recipes import digits
 from vitrail.weights.checkpoint import Checkpoint
@@ -124,6 +129,26 @@ def test_large_photos_and_hostile_names(tmp_path: Path, monkeypatch: pytest.Monk
     page = check_page(read_page(Path("run")))
     assert "of 8 val pictures" in " ".join(page.text)
     assert (Path("run") / "report.html").stat().st_size < 1_500_000
+
+
+def test_what_is_explained_is_what_was_said(arrays: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Averaged over views, the answer may be another than to the plain picture; and the data have another order."""
+    explained: list[str] = []
+
+    def spy(*arguments: Any) -> Any:
+        found = explain_by(*arguments)
+        explained.append(found.label or "")
+        return found
+
+    monkeypatch.setattr("vitrail.explain.explain_by", spy)
+    predictor = make_predictor()
+    found = evaluate(predictor, arrays, limit=3)
+    averaged = replace(found, logits=-found.logits)
+    tiles, _, failure = report._explain(predictor, arrays, averaged, np.arange(3))
+    said = [found.classes[int(row.argmax())] for row in averaged.logits]
+    assert not failure
+    assert explained == said
+    assert all(tile.title.startswith(f"said {name} ") for tile, name in zip(tiles, said, strict=True))
 
 
 def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None:

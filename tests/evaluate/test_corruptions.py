@@ -11,6 +11,7 @@ from vitrail.data import Dataset, preset
 from vitrail.data.augment.draws import Draws
 from vitrail.data.transform import normalize, to_tensor
 from vitrail.errors import ConfigError, InputError
+from vitrail.evaluate import robustness
 from vitrail.evaluate.corruptions import SEVERITIES, STRENGTHS, corrupt, corruption
 from vitrail.evaluate.robustness import measure_robustness
 from vitrail.predict import Predictor
@@ -105,3 +106,13 @@ def test_robustness_is_one_evaluation_for_each(predictor: Predictor, arrays: Dat
     rates = [rate.value for curve in found.curves.values() for rate in curve]
     assert found.mean == pytest.approx(np.mean(rates))
     assert len(set(rates)) > 1  # the pictures were changed, in different ways
+
+
+def test_views_are_averaged_under_corruption_too(
+    predictor: Predictor, arrays: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+    real = robustness.evaluate
+    monkeypatch.setattr(robustness, "evaluate", lambda *rest, **more: seen.append(more["tta"]) or real(*rest, **more))
+    measure_robustness(predictor, arrays, kinds=("blur",), tta="flip", limit=5)
+    assert seen == ["flip"] * 6

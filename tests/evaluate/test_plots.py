@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from vitrail.data import Dataset
-from vitrail.evaluate import plots
+from vitrail.evaluate import fonts, plots
 from vitrail.evaluate.evaluation import Evaluation, evaluate
 from vitrail.evaluate.metrics import calibrate, rate
 from vitrail.evaluate.mistakes import mistakes_sheet, top_losses
+from vitrail.evaluate.report import encode_figure
 from vitrail.evaluate.robustness import Robustness
 from vitrail.predict import Predictor
 
@@ -31,6 +32,15 @@ def test_confusion_of_few_and_many_classes(count: int, tmp_path: Path) -> None:
     assert (len(labels) == count and labels[1] == r"class \$ 1") == (count <= 100)
     with Image.open(tmp_path / "a.png") as image:
         assert min(image.size) > 500
+
+
+def test_names_of_any_script_are_drawn_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fonts, "_installed", lambda: ("DejaVu Serif",))
+    figure = plots.confusion_figure(np.eye(3, dtype=np.int64), ["日本", "中国", "a"], "한국")
+    plots.save_figure(figure, tmp_path / "a.png")
+    encode_figure(figure, "the same on a page")
+    families = {tuple(label.get_fontfamily()) for label in (*figure.axes[0].get_yticklabels(), figure.axes[0].title)}
+    assert families == {("sans-serif", "DejaVu Serif")}
 
 
 def test_reliability_bars_are_the_accuracy(tmp_path: Path) -> None:

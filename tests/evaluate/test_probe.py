@@ -43,8 +43,9 @@ def test_knn_equals_scikit_learns_with_dinos_weights(
     ).fit(train.vectors, train.labels)
     expected = (oracle.predict(test.vectors) == test.labels).mean()
     found = probe.knn(train, test, k=k, temperature=temperature)
-    assert found.value == pytest.approx(expected)
-    assert 0.5 < found.value < 1
+    assert found.top1.value == pytest.approx(expected)
+    assert 0.5 < found.top1.value < 1
+    assert found.k == min(k, 70)
 
 
 def test_linear_chooses_c_on_validation(parts: tuple[Features, ...]) -> None:
@@ -73,7 +74,7 @@ def test_few_shots_are_that_many_of_each_class(parts: tuple[Features, ...], monk
 
 
 def test_features_are_what_the_head_sees(predictor: Predictor, arrays: Dataset) -> None:
-    found = probe.extract(predictor, arrays, "test")
+    found = probe.extract(predictor, arrays.split("test"))
     image = prepare(arrays.split("test").picture(7), predictor.preprocess)
     with torch.inference_mode():
         np.testing.assert_allclose(found.vectors[7], predictor.model.features(image[None])[0], rtol=1e-4, atol=1e-4)
@@ -81,13 +82,35 @@ def test_features_are_what_the_head_sees(predictor: Predictor, arrays: Dataset) 
 
 
 def test_splits_of_a_probe_differ(arrays: Dataset) -> None:
-    with pytest.raises(DataError, match="has none beside test"):
-        probe.require_splits(arrays, "test")
-    three = replace(arrays, splits={**arrays.splits, "val": arrays.split("train")})
-    assert probe.require_splits(three, "test") == ("train", "val", "test")
-    assert probe.require_splits(three, "val") == ("train", "test", "val")
-    with pytest.raises(DataError, match="other than train"):
-        probe.require_splits(three, "train")
+    train, test, val = arrays.split("train"), arrays.split("test"), arrays.split("train").select(range(30))
+    three = replace(arrays, splits={**arrays.splits, "val": val})
+    assert probe.choose_parts(three, "test", selects=True).sources == (train, val, test)
+    assert probe.choose_parts(three, "val", selects=True).sources == (train, test, val)
+    for name in ("train", "all"):
+        with pytest.raises(DataError, match="other than train"):
+            probe.choose_parts(three, name, selects=True)
+    with pytest.raises(DataError, match="has no split 'tset'"):
+        probe.choose_parts(three, "tset", selects=False)
+
+
+@pytest.mark.parametrize("measured", ["test", "val"])
+def test_without_another_split_a_tenth_of_train_is_chosen_on(arrays: Dataset, measured: str) -> None:
+    train, held_out = arrays.split("train"), arrays.split("test")
+    data = replace(arrays, splits={"train": train, measured: held_out})
+    parts = probe.choose_parts(data, measured, selects=True)
+    assert parts.carved
+    assert parts.val is not None
+    assert parts.test is held_out
+    names = [{part.key(index) for index in range(len(part))} for part in (parts.train, parts.val)]
+    assert not names[0] & names[1]
+    assert len(names[0]) + len(names[1]) == len(train)
+    assert np.bincount(parts.val.labels).tolist() == [2] * 7
+    with pytest.raises(ConfigError, match="shots must be from 1 to 19"):
+        probe.check_shots(parts, 20)
+    assert probe.choose_parts(data, measured, selects=False).sources == (train, held_out)
+    few = replace(data, splits={"train": train.select(range(7)), measured: held_out})
+    with pytest.raises(DataError, match="one training picture of each class"):
+        probe.choose_parts(few, measured, selects=True)
 
 
 def test_maps(parts: tuple[Features, ...]) -> None:
@@ -99,3 +122,11 @@ def test_maps(parts: tuple[Features, ...]) -> None:
     np.testing.assert_array_equal(points, project(vectors, "tsne"))
     with pytest.raises(InputError, match="at least 3 pictures; got 2"):
         project(vectors[:2])
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_features_that_make_no_map_are_refused(method: str) -> None:
+    with pytest.raises(InputError, match="of all 20 are the same"):
+        project(np.full((20, 8), 0.3, dtype=np.float32), method)
+    with pytest.raises(InputError, match="NaN or infinite"):
+        project(np.array([[0.0, 1], [1, 0], [1, np.nan]]), method)

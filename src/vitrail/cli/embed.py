@@ -1,18 +1,18 @@
 """`vitrail embed`: features of pictures or of a data set, and a map of them."""
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from vitrail.cli.options import Device
 from vitrail.cli.predict import ListFile, Model, Pictures, gather, tell_apart
-from vitrail.cli.printing import plain, print_end, progress_bar
+from vitrail.cli.printing import SteadyConsole, plain, print_end, progress_bar
 from vitrail.cli.rows import load_pyarrow
-from vitrail.cli.runs import new_run_folder
+from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, InputError
 
@@ -74,29 +74,37 @@ def embed(
 
     if form == "parquet":
         load_pyarrow("writing Parquet")
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"--batch-size must be at least 1; got {batch_size}.")
+    check_run_folder(out)
     source, names = tell_apart(pictures, model, embed)
     if data is not None and (names or list_file):
         raise ConfigError(f"give pictures or --data, not both; got --data {data} and {list_file or names[0]}.")
     if data is None:
-        if split:
-            raise ConfigError("--split goes with --data.")
+        if given := [*(["--split"] if split else ()), *_data_options(config)]:
+            raise ConfigError(f"{', '.join(given)} {'goes' if len(given) == 1 else 'go'} with --data.")
         stream = gather(names, list_file)
         table = _embed_pictures(load(source, device=device), stream, batch_size)
     else:
-        table = _embed_data(load(source, device=device), data, config, split)
+        table = _embed_data(load(source, device=device), data, config, split, batch_size)
     if not table.vectors:
         raise InputError(f"no picture could be read; the first: {next(iter(table.broken.values()), 'none given')}")
     folder = new_run_folder("embed", out)
-    paths = [_write(table, folder, form)]
-    if draw != "none" and len(table.vectors) >= 3:
-        paths.append(_draw(table, folder, draw))
-    _print(table)
-    print_end(paths, f"vitrail eval {source} DATA --probe knn linear" if data is None else _next(source, data))
+    paths, note = [_write(table, folder, form)], ""
+    if draw != "none":
+        try:
+            paths.append(_draw(table, folder, draw))
+        except InputError as error:  # the features are what was asked for first
+            note = f"no map: {error}"
+    _print(table, note)
+    print_end(paths, shlex.join(["vitrail", "eval", source, data or "DATA", "--probe", "knn", "linear"]))
     return BROKEN if table.broken else 0
 
 
-def _next(source: str, data: str) -> str:
-    return f"vitrail eval {source} {data} --probe knn linear"
+def _data_options(config: DataConfig) -> list[str]:
+    """The options about data that were given."""
+    changed = (item.name for item in fields(config) if getattr(config, item.name) != getattr(_PLAIN, item.name))
+    return [f"--{name.replace('_', '-')}" for name in changed]
 
 
 def _embed_pictures(predictor: "Predictor", stream: Any, batch_size: int | None) -> _Table:
@@ -112,7 +120,9 @@ def _embed_pictures(predictor: "Predictor", stream: Any, batch_size: int | None)
     return table
 
 
-def _embed_data(predictor: "Predictor", where: str, config: DataConfig, splits: Sequence[str]) -> _Table:
+def _embed_data(
+    predictor: "Predictor", where: str, config: DataConfig, splits: Sequence[str], batch_size: int | None
+) -> _Table:
     from vitrail.data.opening import open_data
 
     dataset = open_data(where, config)
@@ -122,7 +132,7 @@ def _embed_data(predictor: "Predictor", where: str, config: DataConfig, splits: 
         for name in chosen:
             source = dataset.split(name)
             pictures = ((source.key(index), source.picture(index)) for index in range(len(source)))
-            for index, (key, value) in enumerate(predictor.features(pictures)):
+            for index, (key, value) in enumerate(predictor.features(pictures, batch_size)):
                 if isinstance(value, str):
                     table.broken[key] = value
                 else:
@@ -171,9 +181,11 @@ def _draw(table: _Table, folder: Path, method: Literal["pca", "tsne"]) -> Path:
     return path
 
 
-def _print(table: _Table) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+def _print(table: _Table, note: str) -> None:
+    console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{len(table.vectors):,} pictures, {len(table.vectors[0])} features each")
+    if note:
+        console.print(note, style="yellow")
     for name, why in list(table.broken.items())[:10]:
         console.print(plain(f"left out {name}: {why}"), style="yellow")
     if len(table.broken) > 10:

@@ -1,31 +1,57 @@
 """`vitrail eval`: how good a model is on a data set, and where it fails."""
 
 import json
-from dataclasses import replace
+import shlex
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitrail.cli.eval_probes import Probe, plan_probes, run_probes
 from vitrail.cli.eval_table import print_evaluation, print_probes
 from vitrail.cli.options import Device, Json
 from vitrail.cli.printing import print_end, progress_bar
 from vitrail.cli.report import attempt, report_on_eval, write_evaluation
-from vitrail.cli.runs import new_run_folder
+from vitrail.cli.runs import check_run_folder, new_run_folder, run_of
 from vitrail.data.config import DataConfig
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError
 from vitrail.schema import to_dict
 
 if TYPE_CHECKING:
     from vitrail.data.source import Dataset
     from vitrail.evaluate.evaluation import Evaluation
     from vitrail.evaluate.robustness import Robustness
-    from vitrail.evaluate.sharing import Share
+    from vitrail.evaluate.views import ViewName
     from vitrail.predict import Predictor
 
-Probe = Literal["knn", "linear", "shots"]
 BROKEN = 1
+SHOTS = 5
+ROBUSTNESS_PICTURES = 1000
 _PLAIN = DataConfig()
+
+
+@dataclass(kw_only=True)
+class _Results:
+    """What is known so far, written as soon as it is: work that fails later loses nothing."""
+
+    out: Path | None
+    writes: bool  # of several ranks, the first
+    facts: dict[str, Any]
+    folder: Path | None = None
+    paths: list[Path] = field(default_factory=list[Path])
+
+    def add(self, facts: dict[str, Any]) -> None:
+        """Write metrics.json with these facts too."""
+        from vitrail.evaluate.records import write_facts
+
+        self.facts.update(facts)
+        if not self.writes:
+            return
+        if self.folder is None:
+            self.folder = new_run_folder("eval", self.out)
+            self.paths.append(self.folder / "metrics.json")
+        write_facts(self.facts, self.folder / "metrics.json")
 
 
 def eval(  # noqa: A001 - the verb's name
@@ -36,9 +62,9 @@ def eval(  # noqa: A001 - the verb's name
     config: Annotated[DataConfig, Parameter(name="*")] = _PLAIN,
     tta: Literal["flip", "shift", "full"] | None = None,
     robustness: Annotated[bool, Parameter(negative=())] = False,
-    robustness_pictures: int = 1000,
+    robustness_pictures: int | None = None,
     probe: Annotated[tuple[Probe, ...], Parameter(consume_multiple=True, negative=())] = (),
-    shots: int = 5,
+    shots: int | None = None,
     by_position: Annotated[bool, Parameter(negative=())] = False,
     out: Path | None = None,
     device: Device = "auto",
@@ -65,11 +91,11 @@ def eval(  # noqa: A001 - the verb's name
     robustness
         Also measure under noise, blur, JPEG, brightness and rotation at five severities.
     robustness_pictures
-        How many pictures of the split are used for that.
+        How many pictures of the split are used for that [default: 1000].
     probe
         Also fit simple classifiers on the frozen features of the training split: knn, linear, shots.
     shots
-        The training pictures of each class for --probe shots.
+        The training pictures of each class for --probe shots [default: 5].
     by_position
         The checkpoint has no class names, and its classes are the data's in their order.
     out
@@ -80,59 +106,89 @@ def eval(  # noqa: A001 - the verb's name
     from vitrail.predict import load
     from vitrail.weights.bundled import DEFAULT
 
+    limit = _number("--robustness-pictures", robustness_pictures, ROBUSTNESS_PICTURES, "--robustness", robustness)
+    shots = _number("--shots", shots, SHOTS, "--probe shots", "shots" in probe)
+    check_run_folder(out)
     source, where = (DEFAULT, model) if data is None else (model, data)
     with share_work() as share:
+        first = share.rank == 0
         predictor = load(source, device=device)
-        dataset, note = _open(where, config, source)
+        dataset, split_from = _open(where, config, source)
         name = split or _default_split(dataset)
-        extras: dict[str, Any] = {"model": source, "tta": tta}
-        if probe:
-            extras["probes"] = _run_probes(predictor, dataset, name, probe, shots, share)
+        parts = plan_probes(dataset, name, probe, shots)
+        alone = parts is not None and not by_position and set(predictor.classes or ()) != set(dataset.classes)
+        if alone:
+            _refuse_for_features(source, {"--tta": tta, "--robustness": robustness})
+        told = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None, "tta": tta}
+        results = _Results(out=out, writes=first, facts=told)
         found = curves = None
-        if not probe or by_position or set(predictor.classes or ()) == set(dataset.classes):
-            with _bar("evaluating", dataset, name, share) as advance:
+        if not alone:
+            with progress_bar("evaluating", _count(dataset, name), speaks=first) as advance:
                 found = evaluate(predictor, dataset, name, tta=tta, by_position=by_position, progress=advance)
+            _add_evaluation(results, found, dataset)
+        if parts is not None:
+            results.add({"probes": run_probes(predictor, parts, probe, shots, speaks=first)})
         if robustness and found is not None:
-            curves = _measure_robustness(predictor, dataset, name, robustness_pictures, by_position, share)
-        code = BROKEN if found is not None and found.broken else 0
-        if share.rank:
-            return code
-        folder = new_run_folder("eval", out)
-        facts, paths = extras, list[Path]()
-        if found is not None:
-            facts, paths = _write(folder, found, dataset, curves, extras)
-        paths.insert(0, folder / "metrics.json")
-        paths[0].write_text(json.dumps(facts, indent=2), encoding="utf-8")
+            curves = _measure_robustness(predictor, dataset, name, limit, tta, by_position, speaks=first)
+            _add_robustness(results, curves, found)
+    code = BROKEN if found is not None and found.broken else 0
+    if results.folder is None:
+        return code
+    folder, paths = results.folder, results.paths
     if found is not None:
-        told = {"model": source, "data": where, "split": name, "tta": tta, "source": to_dict(config)}
+        settings = {**told, "data": where, "source": to_dict(config)}
         pages = attempt(
-            lambda: [report_on_eval(folder, predictor, dataset, found, curves, told)], "the numbers are written"
+            lambda: [report_on_eval(folder, predictor, dataset, found, curves, settings)], "the numbers are written"
         )
         paths, code = [*pages, *paths], code if pages else BROKEN
     if as_json:
-        print(json.dumps({**facts, "written": [str(path) for path in paths]}, indent=2))
+        print(json.dumps({**results.facts, "written": [str(path) for path in paths]}, indent=2), flush=True)
         return code
     title = f"{source} on {dataset.name}, {name}"
     if found is not None:
-        print_evaluation(title, found, facts, note)
+        print_evaluation(title, found, results.facts)
+        print_end(paths, f"vitrail predict {shlex.quote(source)} PICTURES…")
     else:
-        print_probes(title, facts, note)
-    print_end(paths, f"vitrail predict {source} PICTURES…" if found else f"vitrail embed {source} --data {where}")
+        print_probes(title, results.facts)
+        print_end(paths, shlex.join(["vitrail", "embed", source, "--data", where]))
     return code
 
 
+def _number(option: str, given: int | None, usual: int, other: str, has_other: bool) -> int:
+    """How many pictures an option says, which is nothing without the other one."""
+    if given is None:
+        return usual
+    if not has_other:
+        raise ConfigError(f"{option} goes with {other}; add that, or leave {option} out.")
+    if given < 1:
+        raise ConfigError(f"{option} must be at least 1; got {given}.")
+    return given
+
+
+def _refuse_for_features(source: str, options: dict[str, Any]) -> None:
+    """Where features are measured alone, there are no answers that these options could change."""
+    given = [option for option, value in options.items() if value]
+    if given:
+        raise ConfigError(
+            f"{' and '.join(given)} cannot be used here: {source} has no head for the classes of the data, so only its "
+            "features are measured, by --probe."
+        )
+
+
 def _open(where: str, config: DataConfig, source: str) -> "tuple[Dataset, str]":
-    """The data; those without splits of their own get the ones that the run was trained with, if it wrote them."""
+    """The data, and where their splits are from if they have none: those of the run, if it wrote them, or new ones."""
     from vitrail.data.opening import open_data
 
     dataset = open_data(where, config)
-    file = Path(source) / "split.csv"
-    if not dataset.made_split or not file.is_file():
-        return dataset, "note: the split was made here, by names and seed" if dataset.made_split else ""
+    if not dataset.made_split:
+        return dataset, ""
+    file = run_of(source) / "split.csv"
+    if not file.is_file():
+        return dataset, "made here, by names and seed; a model trained on these data may have seen what is measured"
     try:
-        return open_data(where, replace(config, split_file=file)), f"split: {file}"
+        return open_data(where, replace(config, split_file=file)), str(file)
     except DataError:
-        return dataset, f"note: {file} is of other pictures; a new split was made; --split all takes every picture"
+        return dataset, f"{file} is of other pictures; a new split was made; --split all takes every picture"
 
 
 def _default_split(dataset: "Dataset") -> str:
@@ -144,60 +200,46 @@ def _default_split(dataset: "Dataset") -> str:
     )
 
 
-def _bar(what: str, dataset: "Dataset", split: str, share: "Share", times: int = 1) -> Any:
+def _count(dataset: "Dataset", split: str) -> int:
     from vitrail.evaluate.evaluation import pick_split
 
-    return progress_bar(what, times * len(pick_split(dataset, split)), speaks=share.rank == 0)
+    return len(pick_split(dataset, split))
 
 
 def _measure_robustness(
-    predictor: "Predictor", dataset: "Dataset", split: str, limit: int, by_position: bool, share: "Share"
+    predictor: "Predictor",
+    dataset: "Dataset",
+    split: str,
+    limit: int,
+    tta: "ViewName | None",
+    by_position: bool,
+    *,
+    speaks: bool,
 ) -> "Robustness":
     from vitrail.evaluate.corruptions import SEVERITIES, STRENGTHS
-    from vitrail.evaluate.evaluation import choose, pick_split
     from vitrail.evaluate.robustness import measure_robustness
 
     passes = 1 + len(STRENGTHS) * len(SEVERITIES)
-    count = len(choose(len(pick_split(dataset, split)), limit))
-    with progress_bar("corrupting", passes * count, speaks=share.rank == 0) as advance:
-        return measure_robustness(predictor, dataset, split, limit=limit, by_position=by_position, progress=advance)
+    with progress_bar("corrupting", passes * min(limit, _count(dataset, split)), speaks=speaks) as advance:
+        return measure_robustness(
+            predictor, dataset, split, tta=tta, limit=limit, by_position=by_position, progress=advance
+        )
 
 
-def _run_probes(
-    predictor: "Predictor", dataset: "Dataset", split: str, kinds: tuple[Probe, ...], shots: int, share: "Share"
-) -> dict[str, Any]:
-    """Every probe on features that are computed once."""
-    from vitrail.evaluate import probe
-    from vitrail.evaluate.records import rate_facts
+def _add_evaluation(results: _Results, found: "Evaluation", dataset: "Dataset") -> None:
+    from vitrail.evaluate import records
 
-    dataset = dataset.with_validation()
-    names = probe.require_splits(dataset, split)
-    total = sum(len(dataset.split(name)) for name in names)
-    with progress_bar("features", total, speaks=share.rank == 0) as advance:
-        train, val, test = (probe.extract(predictor, dataset, name, advance) for name in names)
-    results: dict[str, Any] = {}
-    if "knn" in kinds:
-        results["knn"] = {"top1": rate_facts(probe.knn(train, test)), "k": probe.NEIGHBOURS}
-    if "linear" in kinds:
-        found = probe.linear(train, val, test)
-        results["linear"] = {"top1": rate_facts(found.top1), "C": found.best_c, "validation": found.validation}
-    if "shots" in kinds:
-        few = probe.few_shot(train, val, test, shots=shots)
-        results["shots"] = {"shots": few.shots, "mean": few.mean, "std": few.std, "trials": few.trials}
-    return results
+    results.add(records.facts(found))
+    if results.folder is not None:
+        results.paths += write_evaluation(results.folder, found, dataset)
 
 
-def _write(
-    folder: Path, found: "Evaluation", dataset: "Dataset", curves: "Robustness | None", extras: dict[str, Any]
-) -> tuple[dict[str, Any], list[Path]]:
+def _add_robustness(results: _Results, curves: "Robustness", found: "Evaluation") -> None:
     from vitrail.evaluate import plots, records
 
-    facts = {**extras, **records.facts(found)}
-    paths = write_evaluation(folder, found, dataset)
-    if curves is not None:
-        paths.append(folder / "robustness.png")
-        plots.save_figure(plots.robustness_figure(curves, f"{found.data}, {found.split}"), paths[-1])
-        rates = {kind: [records.rate_facts(rate) for rate in curve] for kind, curve in curves.curves.items()}
-        clean = records.rate_facts(curves.clean)
-        facts["robustness"] = {"pictures": curves.clean.total, "clean": clean, "mean": curves.mean, "curves": rates}
-    return facts, paths
+    rates = {kind: [records.rate_facts(rate) for rate in curve] for kind, curve in curves.curves.items()}
+    clean = records.rate_facts(curves.clean)
+    results.add({"robustness": {"pictures": curves.clean.total, "clean": clean, "mean": curves.mean, "curves": rates}})
+    if results.folder is not None:
+        results.paths.append(results.folder / "robustness.png")
+        plots.save_figure(plots.robustness_figure(curves, f"{found.data}, {found.split}"), results.paths[-1])

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.cli.printing import plain
+from vitrail.cli.printing import SteadyConsole, plain
 
 if TYPE_CHECKING:
     from vitrail.evaluate.evaluation import Evaluation
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 MAX_CLASSES = 20
 
 
-def print_evaluation(title: str, found: "Evaluation", facts: dict[str, Any], note: str) -> None:
+def print_evaluation(title: str, found: "Evaluation", facts: dict[str, Any]) -> None:
     """The numbers, the classes and the mistakes."""
     metrics = found.metrics
-    console = _begin(f"{title}: {len(found.targets):,} pictures", note)
+    console = _begin(f"{title}: {len(found.targets):,} pictures", facts)
     rows = [("top-1", _describe(metrics.top1))]
     rows += [("top-5", _describe(metrics.top5))] if metrics.top5 else []
     rows += [
@@ -37,18 +37,18 @@ def print_evaluation(title: str, found: "Evaluation", facts: dict[str, Any], not
     _print_mistakes(console, found)
 
 
-def print_probes(title: str, facts: dict[str, Any], note: str) -> None:
+def print_probes(title: str, facts: dict[str, Any]) -> None:
     """The probes alone, for a model whose head is not for these data."""
-    console = _begin(title, note)
+    console = _begin(title, facts)
     console.print("the model has no head for these classes; its features were measured alone", style="dim")
     console.print(_number_table(_extra_rows(facts)))
 
 
-def _begin(title: str, note: str) -> Console:
-    console = Console(highlight=False, markup=False)
+def _begin(title: str, facts: dict[str, Any]) -> Console:
+    console = SteadyConsole(highlight=False, markup=False)
     console.print(plain(title), style="bold", soft_wrap=True)
-    if note:
-        console.print(plain(note), style="dim", soft_wrap=True)
+    if facts["split_from"]:
+        console.print(plain(f"split: {facts['split_from']}"), style="dim", soft_wrap=True)
     return console
 
 

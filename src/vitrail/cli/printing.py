@@ -30,7 +30,7 @@ def escape(text: str) -> str:
 
 def print_end(paths: Iterable[Path], following: str) -> None:
     """The paths written and the next command to try."""
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     written = [plain(str(path)) for path in paths]
     if written:
         console.print("\nwrote " + ", ".join(written))

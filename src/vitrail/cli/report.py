@@ -35,6 +35,7 @@ class Story:
     settings: dict[str, Any]
     environment: dict[str, Any]
     run: Path | None = None  # the training run, whose curves are shown
+    split_from: str = ""  # where the splits are from, if the data have none
 
 
 def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> list[Path]:
@@ -43,7 +44,7 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
     One process does this alone, after the ranks have parted.
     """
     from vitrail.evaluate.evaluation import evaluate, pick_split
-    from vitrail.evaluate.records import facts
+    from vitrail.evaluate.records import facts, write_facts
     from vitrail.predict import load
     from vitrail.schema import to_dict
     from vitrail.train.run import read_config
@@ -57,7 +58,7 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
             found = evaluate(predictor, dataset, split, progress=advance)
         paths = write_evaluation(folder, found, dataset)
         told = _read_json(folder / "metrics.json") | {"evaluation": facts(found)}
-        (folder / "metrics.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+        write_facts(told, folder / "metrics.json")
     name = config.start.model or Path(config.start.weights or "").name
     story = Story(
         model=name,
@@ -99,6 +100,7 @@ def report_on_eval(
         settings=settings,
         environment=told,
         run=Path(source) if (Path(source) / "results.csv").is_file() else None,
+        split_from=str(settings["split_from"] or ""),
     )
     return write_page(folder, story, predictor, dataset, found, curves)
 
@@ -107,6 +109,7 @@ def write_evaluation(folder: Path, found: "Evaluation", dataset: "Dataset") -> l
     """Every answer as a CSV, and the figures, as files of their own."""
     from vitrail.evaluate import plots, records
     from vitrail.evaluate.mistakes import mistakes_sheet
+    from vitrail.weights.files import atomic_path
 
     metrics = found.metrics
     title = f"{found.data}, {found.split}: top-1 {metrics.top1.value:.1%} of {metrics.top1.total:,}"
@@ -115,7 +118,8 @@ def write_evaluation(folder: Path, found: "Evaluation", dataset: "Dataset") -> l
     records.write_predictions(found, paths[0])
     plots.save_figure(plots.confusion_figure(metrics.confusion, found.classes, title), paths[1])
     plots.save_figure(plots.reliability_figure(metrics.calibration, title), paths[2])
-    mistakes_sheet(found, dataset).save(paths[3], quality=92)
+    with atomic_path(paths[3]) as draft:
+        mistakes_sheet(found, dataset).save(draft, quality=92)
     return paths
 
 
@@ -137,7 +141,7 @@ def write_page(
     height, width = predictor.preprocess.size
     model = Fact(name="model", value=_short_count(parameters), note=f"parameters, pictures of {width}×{height}")
     facts = [*(headline(found) if found is not None else ()), model]
-    sections = [data_section(dataset)]
+    sections = [data_section(dataset, story.split_from)]
     rows = read_rows(story.run / "results.csv") if story.run is not None else []
     if rows:
         sections.append(_training_section(rows))
@@ -218,13 +222,14 @@ def _explain(
     """The pictures with their explanations, the methods that gave them, and why one could not be explained."""
     import numpy as np
 
-    from vitrail.evaluate.evaluation import pick_split
+    from vitrail.evaluate.evaluation import align_classes, pick_split
     from vitrail.evaluate.metrics import log_softmax
     from vitrail.evaluate.report import Tile, encode_photo
     from vitrail.explain import open_subject
     from vitrail.explain.render import enlarge, overlay, picture_of, seen_part
 
     source = pick_split(dataset, found.split)
+    order = align_classes(predictor, found.classes, by_position=predictor.classes is None)
     shares = np.exp(log_softmax(found.logits[places].astype(np.float64)))
     tiles: list[Tile] = []
     methods: dict[str, None] = {}
@@ -240,7 +245,7 @@ def _explain(
             subject = open_subject(source.picture(int(found.samples[place])), predictor.preprocess, key)
             seen = enlarge(seen_part(subject))
             pictures.append(encode_photo(picture_of(seen), f"{key}: {truth}"))
-            cells, method = _decide_by(predictor, subject)
+            cells, method = _decide_by(predictor, subject, order[said])
             methods[method] = None
             pictures.append(encode_photo(overlay(seen, cells), f"What counted for {answer}, by {method}"))
         except (VitrailError, OSError) as error:
@@ -249,15 +254,15 @@ def _explain(
     return tiles, list(methods), failure
 
 
-def _decide_by(predictor: "Predictor", subject: Any) -> tuple[Any, str]:
-    """What counted for the answer, by a cheap method that knows classes, or else by one that does not."""
+def _decide_by(predictor: "Predictor", subject: Any, target: int) -> tuple[Any, str]:
+    """What counted for the class that was said, by a cheap method that knows classes, or else by one that does not."""
     from vitrail.errors import ExplanationError
     from vitrail.explain import explain_by
 
     try:
-        return explain_by(predictor, subject, "relevance").map, "relevance"
+        return explain_by(predictor, subject, "relevance", target).map, "relevance"
     except ExplanationError:
-        return explain_by(predictor, subject, "rollout").map, "rollout"
+        return explain_by(predictor, subject, "rollout", target).map, "rollout"
 
 
 def _attention_section(predictor: "Predictor", dataset: "Dataset", found: "Evaluation | None") -> "Section":

@@ -6,5 +6,5 @@ views        test-time augmentation; corruptions: what a camera, a network or a 
 robustness   accuracy under each corruption and severity
 probe        kNN, linear and n-shot classifiers on frozen features
 report       report.html, a pure renderer; sections: its parts that need no other part of vitrail; curves: its SVG
-plots        the figures; projection: features as a map; mistakes: the top losses with their pictures
+plots        the figures; fonts: names of any script; projection: features as a map; mistakes: the top losses
 """

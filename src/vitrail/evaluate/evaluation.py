@@ -149,6 +149,11 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
             f"the checkpoint has no class names, so nobody knows which of its {width} outputs is which; load it with "
             f"classes=[…], or say that they are in the data's order ({', '.join(classes[:3])}, …) with --by-position."
         )
+    if by_position:
+        raise ConfigError(
+            f"--by-position is for checkpoints without class names; this one has them ({_list(list(known))}), and "
+            "classes align by name: leave it out."
+        )
     missing = sorted(set(classes) - set(known))
     extra = sorted(set(known) - set(classes))
     if missing or extra:

@@ -12,8 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
+from vitrail.evaluate.fonts import any_script
 from vitrail.evaluate.metrics import Calibration, Integers
 from vitrail.evaluate.robustness import Robustness
+from vitrail.weights.files import atomic_path
 
 INK, FAINT, BLUE, RED = "#1b1b1f", "#8a8a94", "#2f6db5", "#c4483a"
 COLORS = (BLUE, "#d98a29", "#3f9a5f", RED, "#7d5bb0", "#3aa6a6", "#b04f8c", "#7a6a53", "#5b6ee1", "#8aa62f")
@@ -37,7 +39,8 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG without the time and program, so that the same figure is the same file."""
-    figure.savefig(path, metadata={"Software": None})
+    with any_script(figure), atomic_path(path) as draft:
+        figure.savefig(draft, metadata={"Software": None})
 
 
 def shorten(name: str, length: int = 22) -> str:

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, cast
 
 import numpy as np
 
 from vitrail.data.augment.draws import permutation
-from vitrail.data.source import Dataset
+from vitrail.data.source import Dataset, Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluate.evaluation import MAX_BROKEN_RATE, choose, raise_broken, run
 from vitrail.evaluate.metrics import Integers, Rate, rate
@@ -34,6 +34,28 @@ class Features:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What probes fit on, choose on if they choose anything, and are measured on: no picture is in two of them."""
+
+    train: Source
+    val: Source | None
+    test: Source
+    carved: bool  # val was a part of the training pictures
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(source for source in (self.train, self.val, self.test) if source is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourResult:
+    """A kNN probe: its accuracy on the test split, and how many neighbours voted."""
+
+    top1: Rate
+    k: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinearResult:
     """A linear probe: its accuracy on the test split, and the sweep that chose C on the validation split."""
 
@@ -52,11 +74,41 @@ class ShotResult:
     trials: tuple[float, ...]
 
 
-def extract(
-    predictor: Predictor, dataset: Dataset, split: str, progress: Callable[[int], None] = lambda _: None
-) -> Features:
-    """The features of a split, in its order."""
-    source = dataset.split(split)
+def choose_parts(dataset: Dataset, measured: str, *, selects: bool) -> Parts:
+    """The pictures for probes that are measured on one split; with `selects`, some to choose a setting on.
+
+    Those are of another split, or else a tenth of the training pictures.
+    """
+    if measured in ("train", "all"):
+        raise DataError(f"a probe is measured on a split other than train; got {measured!r}.")
+    train, test = dataset.split("train"), dataset.split(measured)
+    if not selects:
+        return Parts(train=train, val=None, test=test, carved=False)
+    for name in ("val", "test"):
+        if name != measured and name in dataset.splits:
+            return Parts(train=train, val=dataset.split(name), test=test, carved=False)
+    divided = replace(dataset, splits={"train": train}).with_validation().splits
+    if "val" not in divided:
+        raise DataError(
+            f"a linear probe chooses C on pictures of their own, and {dataset.name} has one training picture of each "
+            "class; add some, or use --probe knn."
+        )
+    return Parts(train=divided["train"], val=divided["val"], test=test, carved=True)
+
+
+def check_shots(parts: Parts, shots: int) -> None:
+    """Refuse more training pictures of each class than there are."""
+    _check_shots(np.bincount(parts.train.labels), shots)
+
+
+def _check_shots(counts: Integers, shots: int) -> None:
+    fewest = int(counts[counts > 0].min())
+    if not 1 <= shots <= fewest:
+        raise ConfigError(f"shots must be from 1 to {fewest}, the pictures of the smallest class; got {shots}.")
+
+
+def extract(predictor: Predictor, source: Source, progress: Callable[[int], None] = lambda _: None) -> Features:
+    """The features of pictures, in their order."""
     samples = choose(len(source), None)
     kept, vectors, broken = run(predictor, source, samples, predictor.runtime.features, progress=progress)
     if len(broken) > MAX_BROKEN_RATE * len(samples):
@@ -65,7 +117,16 @@ def extract(
     return Features(vectors=vectors, labels=source.labels[kept], keys=keys)
 
 
-def knn(train: Features, test: Features, *, k: int = NEIGHBOURS, temperature: float = TEMPERATURE) -> Rate:
+def join(first: Features, second: Features) -> Features:
+    """Both, one after the other."""
+    return Features(
+        vectors=np.concatenate([first.vectors, second.vectors]),
+        labels=np.concatenate([first.labels, second.labels]),
+        keys=first.keys + second.keys,
+    )
+
+
+def knn(train: Features, test: Features, *, k: int = NEIGHBOURS, temperature: float = TEMPERATURE) -> NeighbourResult:
     """The k nearest by cosine vote, each with exp(similarity / temperature), as DINO does it."""
     if k < 1:
         raise ConfigError(f"the number of neighbours must be at least 1; got {k}.")
@@ -80,7 +141,7 @@ def knn(train: Features, test: Features, *, k: int = NEIGHBOURS, temperature: fl
         totals = np.zeros((len(nearest), num_classes))
         np.add.at(totals, (np.arange(len(nearest))[:, None], train.labels[nearest]), votes)
         correct += int((totals.argmax(axis=1) == test.labels[start : start + BLOCK]).sum())
-    return rate(correct, len(test.labels))
+    return NeighbourResult(top1=rate(correct, len(test.labels)), k=k)
 
 
 def linear(train: Features, val: Features, test: Features, *, sweep: Sequence[float] = SWEEP) -> LinearResult:
@@ -99,9 +160,7 @@ def few_shot(
 ) -> ShotResult:
     """Linear probes on `shots` training pictures of each class, drawn anew in each trial."""
     counts = np.bincount(train.labels)
-    fewest = int(counts[counts > 0].min())
-    if not 1 <= shots <= fewest:
-        raise ConfigError(f"shots must be from 1 to {fewest}, the pictures of the smallest class; got {shots}.")
+    _check_shots(counts, shots)
     rates: list[float] = []
     for trial in range(trials):
         order = permutation(trial, 0, len(train.labels), "shots")
@@ -109,16 +168,6 @@ def few_shot(
         few = Features(vectors=train.vectors[chosen], labels=train.labels[chosen])
         rates.append(linear(few, val, test, sweep=sweep).top1.value)
     return ShotResult(shots=shots, mean=float(np.mean(rates)), std=float(np.std(rates)), trials=tuple(rates))
-
-
-def require_splits(dataset: Dataset, test: str) -> tuple[str, str, str]:
-    """The names of the splits that a probe fits on, chooses on and is measured on, all different."""
-    if test == "train" or test not in dataset.splits:
-        raise DataError(f"a probe is measured on a split other than train; got {test!r}.")
-    others = [name for name in ("val", "test") if name in dataset.splits and name != test]
-    if not others:
-        raise DataError(f"a linear probe chooses C on a validation split, and {dataset.name} has none beside {test}.")
-    return "train", others[0], test
 
 
 def _unit(vectors: Floats) -> Floats:

@@ -15,6 +15,10 @@ def project(features: np.ndarray[Any, Any], method: Method = "pca", seed: int = 
     """(N, D) → (N, 2), the same every time."""
     if len(features) < 3:
         raise InputError(f"a map needs at least 3 pictures; got {len(features)}.")
+    if not np.isfinite(features).all():
+        raise InputError("a map needs numbers, and some features are NaN or infinite.")
+    if (features == features[0]).all():  # t-SNE would divide by their spread
+        raise InputError(f"a map needs pictures that differ, and the features of all {len(features):,} are the same.")
     decomposition = cast("Any", import_module("sklearn.decomposition"))
     width = 2 if method == "pca" else min(MOST_COMPONENTS, *features.shape)
     components = decomposition.PCA(width, svd_solver="full").fit_transform(np.asarray(features, dtype=np.float64))

@@ -1,6 +1,7 @@
 """What an evaluation leaves on disk: every answer as a CSV, and the numbers as JSON-ready facts."""
 
 import csv
+import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from vitrail.evaluate.evaluation import Evaluation
 from vitrail.evaluate.metrics import Rate, log_softmax
+from vitrail.weights.files import atomic_path
 
 COLUMNS = ("picture", "true", "predicted", "score", "true_score", "correct", "error")
 
@@ -17,7 +19,7 @@ COLUMNS = ("picture", "true", "predicted", "score", "true_score", "correct", "er
 def write_predictions(evaluation: Evaluation, path: Path) -> None:
     """One row per picture, in the order of the split; those that could not be read come last, with their error."""
     probabilities = np.exp(log_softmax(evaluation.logits.astype(np.float64)))
-    with path.open("w", encoding="utf-8", newline="", errors="surrogateescape") as file:
+    with atomic_path(path) as draft, draft.open("w", encoding="utf-8", newline="", errors="surrogateescape") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)
         for key, truth, row in zip(evaluation.keys, evaluation.targets, probabilities, strict=True):
@@ -26,6 +28,12 @@ def write_predictions(evaluation: Evaluation, path: Path) -> None:
             rows.writerow((key, *names, f"{row[best]:.6f}", f"{row[truth]:.6f}", int(best == truth), ""))
         for key, why in evaluation.broken.items():
             rows.writerow((key, "", "", "", "", "", why))
+
+
+def write_facts(told: dict[str, Any], path: Path) -> None:
+    """The numbers as JSON; a file that was there before stays whole until this one is."""
+    with atomic_path(path) as draft:
+        draft.write_text(json.dumps(told, indent=2), encoding="utf-8")
 
 
 def facts(evaluation: Evaluation) -> dict[str, Any]:

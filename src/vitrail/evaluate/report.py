@@ -14,6 +14,8 @@ from PIL import Image
 
 from vitrail import __version__
 from vitrail.evaluate.curves import Plot, draw_plot, harmless
+from vitrail.evaluate.fonts import any_script
+from vitrail.weights.files import atomic_path
 
 MOST_BYTES = 5_000_000  # of the whole page
 PHOTO_SIDE, FIGURE_SIDE = 320, 1400  # pixels, at most
@@ -148,7 +150,8 @@ def encode_photo(image: Image.Image, alt: str, caption: str = "") -> Picture:
 def encode_figure(figure: Figure, alt: str, caption: str = "") -> Picture:
     """A drawing as a PNG of few colours, or as a JPEG where that is still large."""
     buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.05, metadata={"Software": None})
+    with any_script(figure):
+        figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.05, metadata={"Software": None})
     image = Image.open(buffer).convert("RGB")
     image.thumbnail((FIGURE_SIDE, FIGURE_SIDE), Image.Resampling.LANCZOS)
     buffer = BytesIO()
@@ -161,7 +164,8 @@ def encode_figure(figure: Figure, alt: str, caption: str = "") -> Picture:
 
 def write_report(report: Report, path: Path) -> None:
     """Write the page."""
-    path.write_text(render(report), encoding="utf-8")
+    with atomic_path(path) as draft:
+        draft.write_text(render(report), encoding="utf-8")
 
 
 def render(report: Report) -> str:

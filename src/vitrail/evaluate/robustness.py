@@ -7,6 +7,7 @@ from vitrail.data.source import Dataset
 from vitrail.evaluate.corruptions import SEVERITIES, STRENGTHS, corruption
 from vitrail.evaluate.evaluation import evaluate
 from vitrail.evaluate.metrics import Rate
+from vitrail.evaluate.views import ViewName
 from vitrail.predict import Predictor
 
 
@@ -30,6 +31,7 @@ def measure_robustness(
     split: str = "test",
     *,
     kinds: Sequence[str] = tuple(STRENGTHS),
+    tta: ViewName | None = None,
     limit: int | None = None,
     by_position: bool = False,
     progress: Callable[[int], None] = lambda _: None,
@@ -42,6 +44,7 @@ def measure_robustness(
             predictor,
             dataset,
             split,
+            tta=tta,
             change=change,
             limit=limit,
             by_position=by_position,

@@ -41,8 +41,8 @@ def _rate_fact(name: str, rate: Rate) -> Fact:
     return Fact(name=name, value=f"{rate.value:.2%}", note=f"95 %: {rate.low:.2%} to {rate.high:.2%}")
 
 
-def data_section(dataset: Dataset) -> Section:
-    """How many pictures of which class are in which split."""
+def data_section(dataset: Dataset, split_from: str = "") -> Section:
+    """How many pictures of which class are in which split, and where the splits are from."""
     splits = sorted(dataset.splits, key=lambda name: (*SPLITS, name).index(name))
     counts = {name: np.bincount(dataset.split(name).labels, minlength=len(dataset.classes)) for name in splits}
     total = sum(int(count.sum()) for count in counts.values())
@@ -53,10 +53,11 @@ def data_section(dataset: Dataset) -> Section:
     made = (
         " Splits that the data did not have were made by vitrail, from names and a seed." if dataset.made_split else ""
     )
+    said = f" Splits: {split_from}." if split_from else made
     return Section(
         title="Data",
         blocks=[
-            Paragraph(text=f"{dataset.name}: {total:,} pictures, {len(dataset.classes):,} classes.{made}"),
+            Paragraph(text=f"{dataset.name}: {total:,} pictures, {len(dataset.classes):,} classes.{said}"),
             Table(
                 head=("class", *counts),
                 rows=rows,
