@@ -56,8 +56,10 @@ class Attention(nn.Module):
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of each head."""
-        qkv = self.qkv(tokens).unflatten(-1, (3, self.heads, -1))  # (B, N, 3, H, K)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, N, K)
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, N, D) → (B, H, N, K)
+            for part in self.qkv(tokens).chunk(3, dim=-1)
+        )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
