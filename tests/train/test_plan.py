@@ -57,7 +57,7 @@ def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callabl
     chosen = find_batch_size(make_setup(batch_size="auto"), ALONE, said.append)
     assert tried == [16, 32]  # 256 pictures: a larger batch would leave fewer than eight steps
     assert chosen.machine.batch_size == 32
-    assert chosen.optim.lr == pytest.approx(make_setup().config.optim.lr)  # the recipe's own batch of 32
+    assert chosen.optim.lr == pytest.approx(make_setup().config.optim.lr / 2)  # a quarter of the recipe's batch of 128
     assert "batch size 32" in said[0]
 
 
