@@ -32,7 +32,7 @@ def mnist() -> TrainConfig:
         recipe="mnist",
         start=Start(model="compact-28"),
         optim=Optim(optimizer="muon", lr=3e-3, weight_decay=0.05, ema=0.99),
-        schedule=Schedule(epochs=10),
+        schedule=Schedule(epochs=6),
         machine=Machine(batch_size=256),
         augment=Augment(crop="pad", pad=2, flip_rate=0.0),
         source=DataConfig(val_rate=0.05),
