@@ -54,7 +54,7 @@ def cifar10_tiny() -> TrainConfig:
 
 
 def cifar10() -> TrainConfig:
-    """`vitrail train cifar10`: a ViT with a stem of convolutions, for 32 pixels. Not measured yet."""
+    """`vitrail train cifar10`: a ViT with a stem of convolutions, for 32 pixels. 90.35 % test, 98 minutes."""
     tiny = cifar10_tiny()
     return replace(
         tiny,
