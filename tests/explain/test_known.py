@@ -119,7 +119,7 @@ def test_auto_takes_the_best_and_says_why() -> None:
     subjects = [open_subject(picture(red=place, green=14 - place), loaded.preprocess) for place in (1, 5)]
     choice = choose(loaded, subjects, target="red")
     assert choice.scores[choice.method].score == max(score.score for score in choice.scores.values())
-    assert choice.method in ("relevance", "gradient-rollout", "occlusion")  # the others cannot tell red from green
+    assert choice.method in ("relevance", "gradient-rollout")  # the others cannot tell red from green
     assert choice.scores[choice.method].score > choice.scores["random"].score + 0.05
     assert f"{choice.method}, the most faithful" in choice.reason
     assert "on 2 pictures" in choice.reason

@@ -47,8 +47,7 @@ def explain(
     pictures
         [MODEL] PICTURES…, as for `vitrail predict`.
     method
-        How to explain; auto judges all methods on the pictures (four of them at most) and takes the best. It leaves out
-        occlusion for models with more than 128 patches.
+        How to explain; auto judges all but occlusion on the pictures (four of them at most) and takes the best.
     target
         The class to explain, by name or number [default: the predicted one].
     layers
@@ -185,7 +184,7 @@ def _choose(
 ) -> "Choice":
     """Judge the methods on a few pictures, spread evenly over those given; broken files are passed over here."""
     from vitrail.explain import choose, open_subject
-    from vitrail.explain.choice import JUDGED, affordable
+    from vitrail.explain.choice import CANDIDATES, JUDGED
 
     named = list(found.items())
     spread = [named[index * len(named) // JUDGED] for index in range(JUDGED)] if len(named) > JUDGED else named
@@ -198,7 +197,7 @@ def _choose(
             errors.append(str(error))
     if not subjects:
         raise ConfigError("no picture to judge the methods by: " + " ".join(errors))
-    with progress_bar("judging methods", len(affordable(loaded)) + 1) as advance:
+    with progress_bar("judging methods", len(CANDIDATES) + 1) as advance:
         return choose(loaded, subjects, target, layers, heads, progress=advance)
 
 

@@ -12,8 +12,8 @@ from vitrail.explain.explanation import Explanation, Loaded, Method, Subject, ex
 from vitrail.explain.faithfulness import STEPS, Faithfulness, measure, random_map
 from vitrail.explain.passes import grid_of, on_model
 
+# What `auto` chooses from. Not occlusion: it costs a forward pass per patch, and covers patches just as the judge does.
 CANDIDATES: tuple[Method, ...] = ("relevance", "gradient-rollout", "rollout", "attention")
-MOST_COVERED = 128  # patches up to which `auto` tries occlusion too: no more passes than it spends on judging
 JUDGED = 4  # pictures that `auto` judges by, at most
 MARGIN = 0.01  # by which a score must exceed the random map's to mean anything
 
@@ -54,15 +54,14 @@ def choose(
     target: int | str | None = None,
     layers: tuple[int, ...] | None = None,
     heads: tuple[int, ...] | None = None,
-    candidates: Sequence[Method] | None = None,
+    candidates: Sequence[Method] = CANDIDATES,
     steps: int = STEPS,
     progress: Callable[[int], None] | None = None,
 ) -> Choice:
-    """Judge the candidates (None: see `affordable`) on the pictures and take the best; one that fails is out."""
+    """Judge the candidates on the pictures and take the best; one that fails on a picture is out."""
     if not loaded.model.config.num_classes:
         reason = "rollout, because a model without classes has no probability to judge by"
         return Choice(method="rollout", reason=reason, scores={}, each={}, failures={})
-    candidates = affordable(loaded) if candidates is None else candidates
     each: dict[str, list[Faithfulness]] = {}
     failures: dict[str, str] = {}
     for method in candidates:
@@ -84,12 +83,6 @@ def choose(
     usable: list[Method] = [method for method in candidates if method not in failures]
     best = max(usable, key=lambda method: scores[method].score)
     return Choice(method=best, reason=_reason(best, scores, len(subjects)), scores=scores, each=each, failures=failures)
-
-
-def affordable(loaded: Loaded) -> tuple[Method, ...]:
-    """What `auto` chooses from: occlusion, which needs a forward pass for each patch, where the patches are few."""
-    rows, columns = loaded.model.config.grid
-    return (*CANDIDATES, "occlusion") if rows * columns <= MOST_COVERED else CANDIDATES
 
 
 def judge(loaded: Loaded, subject: Subject, explanation: Explanation, steps: int) -> Faithfulness:
