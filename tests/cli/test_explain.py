@@ -14,7 +14,7 @@ from tests.data.conftest import picture
 from vitrail.cli.explain import parse_numbers, unique_names
 from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess
-from vitrail.explain import METHODS
+from vitrail.explain.choice import CANDIDATES
 from vitrail.model import ConvStem, PositionConfig, ViT
 from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint
@@ -89,7 +89,7 @@ def test_json_and_choices(save, photos, capsys: pytest.CaptureFixture[str]) -> N
 def test_auto_in_json_lists_the_methods(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", save(), "a/one.png", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result["methods"]) == {*METHODS, "random"}
+    assert set(result["methods"]) == {*CANDIDATES, "random"}
     best = max(
         (name for name in result["methods"] if name != "random"), key=lambda name: result["methods"][name]["score"]
     )

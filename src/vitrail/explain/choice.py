@@ -12,7 +12,7 @@ from vitrail.explain.explanation import Explanation, Loaded, Method, Subject, ex
 from vitrail.explain.faithfulness import STEPS, Faithfulness, measure, random_map
 from vitrail.explain.passes import grid_of, on_model
 
-# What `auto` chooses from. Not occlusion: it costs a forward pass per patch, and covers patches just as the judge does.
+# What `auto` chooses from. Not occlusion: it costs a forward pass per patch, and was no better where it was measured.
 CANDIDATES: tuple[Method, ...] = ("relevance", "gradient-rollout", "rollout", "attention")
 JUDGED = 4  # pictures that `auto` judges by, at most
 MARGIN = 0.01  # by which a score must exceed the random map's to mean anything

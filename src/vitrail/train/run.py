@@ -37,6 +37,7 @@ from vitrail.train.setup import (
     plain_loader,
     prepare_run,
 )
+from vitrail.weights.files import atomic_path
 from vitrail.weights.native import read_native
 
 CONFIG = "config.yaml"
@@ -261,7 +262,8 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     if ranks.is_first:
         facts = {"epochs": outcome.epochs, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
         facts |= {name: None if it is None else vars(it) for name, it in (("val", val), ("test", test))}
-        (folder / "metrics.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        with atomic_path(folder / "metrics.json") as draft:
+            draft.write_text(json.dumps(facts, indent=2), encoding="utf-8")
         (folder / ELASTIC).unlink(missing_ok=True)
     return outcome
 
