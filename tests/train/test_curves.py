@@ -1,12 +1,13 @@
 """results.csv and its picture."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from vitrail.errors import DataError
-from vitrail.train.curves import Row, append_row, draw_curves, keep_rows, read_rows
+from vitrail.train.curves import Row, append_row, best_row, draw_curves, keep_rows, read_rows
 
 
 def row(epoch: int, *, judged: bool = True) -> Row:
@@ -20,6 +21,11 @@ def row(epoch: int, *, judged: bool = True) -> Row:
         images_per_second=100.0,
         seconds=1.5 * epoch,
     )
+
+
+def test_the_best_epoch_is_the_one_whose_weights_are_kept() -> None:
+    rows = [row(1), replace(row(2), val_loss=0.4), replace(row(3), val_loss=0.4), replace(row(4), val_accuracy=0.2)]
+    assert best_row(rows).epoch == 2
 
 
 def test_rows_come_back(tmp_path: Path) -> None:

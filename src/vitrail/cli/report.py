@@ -163,6 +163,7 @@ def write_page(
 def _training_section(rows: "list[Row]") -> "Section":
     from vitrail.evaluate.curves import Curve, Plot
     from vitrail.evaluate.report import Paragraph, Plots, Section
+    from vitrail.train.curves import best_row
 
     judged = [(row.epoch, row.val_loss, row.val_accuracy) for row in rows]
     losses = [(epoch, loss) for epoch, loss, _ in judged if loss is not None]
@@ -172,7 +173,8 @@ def _training_section(rows: "list[Row]") -> "Section":
     plots = [Plot(title="Loss", curves=curves)]
     said = f"{_epochs(rows)} in {_duration(rows[-1].seconds)}."
     if rights:
-        best = max(rights, key=lambda point: (point[1], -point[0]))
+        kept = best_row([row for row in rows if row.val_accuracy is not None])
+        best = (kept.epoch, kept.val_accuracy or 0.0)
         curve = Curve(name="validation", points=rights, style="second", mark=best)
         plots.append(Plot(title="Validation accuracy", curves=[curve], percent=True))
         said += f" The best validation accuracy is {best[1]:.2%}, after epoch {best[0]}."

@@ -80,6 +80,11 @@ def keep_rows(path: Path, epochs: int) -> list[Row]:
 INK, QUIET, ACCENT = "#1b2a41", "#8d99ae", "#c8553d"
 
 
+def best_row(judged: Sequence[Row]) -> Row:
+    """The epoch whose weights are kept, of those with a validation: most right, then the lowest loss, then the first."""
+    return max(judged, key=lambda row: (row.val_accuracy or 0.0, -(row.val_loss or 0.0), -row.epoch))
+
+
 def draw_curves(rows: Sequence[Row], path: Path, title: str) -> None:
     """Loss, accuracy and learning rate over the epochs."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
@@ -89,7 +94,7 @@ def draw_curves(rows: Sequence[Row], path: Path, title: str) -> None:
     loss.plot(epochs, [row.train_loss for row in rows], color=INK, label="training")
     if judged:
         loss.plot([row.epoch for row in judged], [row.val_loss for row in judged], color=ACCENT, label="validation")
-        best = max(judged, key=lambda row: (row.val_accuracy or 0.0, -row.epoch))
+        best = best_row(judged)
         percent = [100 * (row.val_accuracy or 0.0) for row in judged]
         accuracy.plot([row.epoch for row in judged], percent, color=ACCENT)
         top = 100 * (best.val_accuracy or 0.0)
