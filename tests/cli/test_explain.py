@@ -121,6 +121,7 @@ def test_explanations_that_say_nothing_are_no_pictures(save, photos, capsys: pyt
         (["a/one.png", "a", "--method", "attention", "--heads", "9"], "head must be between -4 and 3"),
         (["a/one.png", "a", "--method", "rolout"], "rollout"),
         (["a/one.png", "a", "--target", "dog"], "unknown class 'dog'"),
+        (["a/one.png", "nothing.jpg", "--out", "a/one.png"], "must be a folder"),
     ],
 )
 def test_mistakes_exit_with_2(

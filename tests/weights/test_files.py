@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.files import write_pickle
+from vitrail.weights.files import atomic_path, write_pickle
 from vitrail.weights.formats import SUFFIXES, find_files, read_checkpoint, write_checkpoint
 from vitrail.weights.infer import Hints
 from weights_fixtures import FITTING
@@ -305,3 +305,12 @@ def test_a_pickle_of_a_view_does_not_bring_the_whole_along(tmp_path: Path) -> No
     state = torch.load(tmp_path / "a.pth", weights_only=True)
     assert torch.equal(state["part"], whole[:10])
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in state.values())
+
+
+def test_a_file_never_takes_the_place_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "keep" / "precious.txt").write_text("x")
+    with pytest.raises(IsADirectoryError), atomic_path(tmp_path / "keep") as draft:
+        draft.write_text("new")
+    assert (tmp_path / "keep" / "precious.txt").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["keep"]

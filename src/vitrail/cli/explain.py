@@ -15,7 +15,7 @@ from rich.text import Text
 from vitrail.cli.options import Json
 from vitrail.cli.predict import BROKEN, Model, Pictures, gather, tell_apart
 from vitrail.cli.printing import SteadyConsole, plain, progress_bar
-from vitrail.cli.runs import new_run_folder
+from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def explain(
     from vitrail.explain.explanation import target_index
     from vitrail.predict import load
 
+    check_run_folder(out)
     chosen_layers, chosen_heads = parse_numbers("layers", layers), parse_numbers("heads", heads)
     source, names = tell_apart(pictures, model, explain)
     found = dict(gather(names, None))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vitrail.cli.options import Json
 from vitrail.cli.predict import BROKEN, Model, Pictures, gather, tell_apart
 from vitrail.cli.printing import SteadyConsole, plain, progress_bar
-from vitrail.cli.runs import new_run_folder
+from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.errors import ConfigError, VitrailError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def figures(*pictures: Pictures, model: Model = None, out: Path | None = None, a
     """
     from vitrail.predict import load
 
+    check_run_folder(out)
     source, names = tell_apart(pictures, model, figures)
     loaded = load(source)
     examples, notes = _find_examples(loaded, names)

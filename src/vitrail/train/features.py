@@ -10,6 +10,7 @@ from vitrail.data import Batch
 from vitrail.data.augment.draws import permutation
 from vitrail.data.loader import Loader
 from vitrail.errors import ConfigError
+from vitrail.evaluate.sharing import Share
 from vitrail.train.ranks import Ranks
 
 
@@ -65,7 +66,7 @@ class FeatureLoader:
 
 
 def compute_features(
-    loader: Loader, features_of: Callable[[Tensor], Tensor], ranks: Ranks, progress: Callable[[int, int], None]
+    loader: Loader, features_of: Callable[[Tensor], Tensor], progress: Callable[[int, int], None]
 ) -> Batch:
     """The features and labels of a whole split in its order; each rank computes those of its own loader."""
     parts: list[Batch] = []
@@ -73,7 +74,7 @@ def compute_features(
         with torch.no_grad():
             parts.append(Batch(features_of(batch.images).float().cpu(), batch.targets, batch.indices))
         progress(number, len(loader))
-    everything = [part for own in ranks.gather(parts) for part in own]
+    everything = [part for own in Share.current().gather(parts) for part in own]
     features, targets, indices = (torch.cat(tensors) for tensors in zip(*everything, strict=True))
     order = indices.argsort()
     return Batch(features[order], targets[order], indices[order])

@@ -86,7 +86,7 @@ class Trainer:
 
         self.listener.said(f"computing the features of {len(self.setup.dataset.split(split)):,} {split} pictures, once")
         loader = plain_loader(self.setup, split, self.ranks)
-        found = compute_features(loader, features_of, self.ranks, partial(self.listener.prepared, f"{split} features"))
+        found = compute_features(loader, features_of, partial(self.listener.prepared, f"{split} features"))
         size = self.setup.config.machine.batch_size
         assert isinstance(size, int)
         training = split == "train"

@@ -69,14 +69,6 @@ class Ranks:
             raise error
         return box[0]
 
-    def gather(self, own: T) -> list[T]:
-        """What every rank has, in the order of the ranks, on all of them."""
-        if self.world_size == 1:
-            return [own]
-        everything: list[Any] = [None] * self.world_size
-        dist.all_gather_object(everything, own)
-        return everything
-
     def in_turn(self, make: Callable[[], T]) -> T:
         """First on the first rank, which may have to download; then on the others."""
         made: list[T] = []
