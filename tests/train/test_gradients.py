@@ -73,4 +73,9 @@ def test_models_with_a_state_are_not_shared_by_threads(make_model: Callable[...,
     assert not suits_lanes(make_model(rates=Rates(path=0.1)), cpu)
     assert not suits_lanes(make_model(stem=ConvStem(widths=(8,), strides=(1,))), cpu)
     assert not suits_lanes(make_model(width=512, heads=8), cpu)
-    assert lane_batch(make_model()) == 120
+
+
+def test_lanes_get_equal_shares(make_model: Callable[..., ViT]) -> None:
+    model = make_model()  # 17 tokens: 240 pictures fill the cache
+    assert [lane_batch(model, 128, lanes) for lanes in (1, 2, 3, 64)] == [128, 64, 43, 2]
+    assert [lane_batch(model, size, 2) for size in (1, 480, 500, 540, 2000)] == [1, 240, 250, 135, 200]

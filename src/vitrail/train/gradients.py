@@ -2,9 +2,10 @@
 
 On a CPU, a small ViT's operations are too short to be worth sharing between threads: threads that each work alone, on
 micro-batches which stay in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
-order of the micro-batches, so the result does not depend on the number of threads.
+order of the micro-batches: with the same micro-batches, the result does not depend on the number of threads.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ from vitrail.data.loader import start_workers
 from vitrail.model import ViT
 from vitrail.train.ranks import without_sync
 
-LANE_TOKENS = 2048  # per micro-batch on a CPU: the activations of a small ViT stay in the cache
+LANE_TOKENS = 4096  # per micro-batch of a lane: fewer, and Python gets in the way; more, and the cache is too small
+SLACK = 0.1  # of a turn: rather somewhat larger micro-batches than one turn more
 CPU_TOKENS = 4096  # per micro-batch of larger models
 LANE_WIDTH = 256  # wider models keep all cores busy with one operation
 
@@ -124,9 +126,11 @@ def suits_lanes(model: ViT, device: torch.device) -> bool:
     return device.type == "cpu" and model.config.width <= LANE_WIDTH and not draws and not stateful
 
 
-def lane_batch(model: ViT) -> int:
-    """Pictures per micro-batch: few enough for the cache, enough for each operation to be worth its call."""
-    return max(8 * round(LANE_TOKENS / model.config.tokens / 8), 8)
+def lane_batch(model: ViT, batch_size: int, num_lanes: int) -> int:
+    """Pictures per micro-batch: few enough for the cache, and as many micro-batches for each lane as for the others."""
+    fitting = max(LANE_TOKENS / model.config.tokens, 1)
+    turns = math.ceil(batch_size / (fitting * num_lanes) - SLACK)
+    return math.ceil(batch_size / (max(turns, 1) * num_lanes))
 
 
 def default_micro_batch(model: ViT, device: torch.device) -> int | None:

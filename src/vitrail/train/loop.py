@@ -329,7 +329,9 @@ def make_engine(setup: Setup, module: nn.Module, ranks: Ranks) -> Plain | Lanes:
         return Plain(module, compiled(module), micro, precision)
     alone = ranks.world_size == 1 and module is setup.model and precision == "float32"
     if alone and suits_lanes(setup.model, ranks.device):
-        return Lanes(module, module, machine.micro_batch or lane_batch(setup.model), num_threads())
+        lanes, size = num_threads(), machine.batch_size
+        assert isinstance(size, int)
+        return Lanes(module, module, machine.micro_batch or lane_batch(setup.model, size, lanes), lanes)
     return Plain(module, module, machine.micro_batch or default_micro_batch(setup.model, ranks.device), precision)
 
 
