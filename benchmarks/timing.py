@@ -8,9 +8,12 @@ from rich.table import Table
 
 
 def best_seconds(
-    contestants: Mapping[str, Callable[[], object]], rounds: int, at_least: float = 0.0
+    contestants: Mapping[str, Callable[[], object]], rounds: int, at_least: float = 0.0, rest: float = 0.0
 ) -> dict[str, float]:
-    """The shortest time of each contestant over at least `rounds` turns and `at_least` seconds, in rotating order."""
+    """The shortest time of each contestant over at least `rounds` turns and `at_least` seconds, in rotating order.
+
+    `rest` is a pause before each turn, for whatever the one before still does in the background.
+    """
     names = list(contestants)
     best = dict.fromkeys(names, float("inf"))
     for name in names:
@@ -19,6 +22,7 @@ def best_seconds(
     while turn < rounds or time.perf_counter() - start < at_least:
         for offset in range(len(names)):
             name = names[(turn + offset) % len(names)]
+            time.sleep(rest)
             began = time.perf_counter()
             contestants[name]()
             best[name] = min(best[name], time.perf_counter() - began)

@@ -5,11 +5,14 @@
 Epoch: images/s of data + augmentation (flip, random resized crop) + step (AdamW) at batch 256, all cores, best of
 interleaved rounds, each contestant in a process of its own:
 
-vitrail       our training loop as `vitrail train` runs it
-timm          timm's model in a plain loop: our loader (so that data cost nothing), forward, backward, AdamW
-transformers  the same with theirs
-script        the way of from-scratch write-ups: torchvision's transforms on one tensor at a time in a DataLoader with 2
-              workers, and a model whose heads are computed one after the other and whose GELU is spelled out
+vitrail              our training loop as `vitrail train` runs it
+script               the way of from-scratch write-ups: torchvision's transforms on one tensor at a time in a DataLoader
+                     with 2 workers, a plain loop (forward, backward, AdamW), and a model whose heads are computed one
+                     after the other and whose GELU is spelled out
+timm                 timm's model in the script's loop
+transformers         transformers' model in the script's loop
+timm+loader          timm's model in the plain loop, but fed by our loader, so that its data cost next to nothing
+transformers+loader  the same with transformers' model
 
 Memory: what one more picture costs in training with gradient checkpointing, from the peak of two batch sizes.
 """
@@ -47,7 +50,8 @@ from vitrail.train.setup import open_training_data, prepare_run
 BATCH = 256
 MEMORY_BATCHES = (4, 12)
 SCALE = (0.8, 1.0)  # of the random resized crop, for all
-CONTESTANTS = ("vitrail", "timm", "transformers", "script")
+REST = 2.0  # seconds, in which loaders that read ahead come to a stop
+CONTESTANTS = ("vitrail", "script", "timm", "transformers", "timm+loader", "transformers+loader")
 
 
 class HeadByHead(nn.Module):
@@ -108,9 +112,10 @@ class ScriptViT(nn.Module):
 class Pictures(Dataset[tuple[Tensor, int]]):
     """One picture at a time, through torchvision's transforms."""
 
-    def __init__(self, source: ArraySource) -> None:
+    def __init__(self, source: Any) -> None:
         from PIL import Image
 
+        assert isinstance(source, ArraySource)
         self.images = [Image.fromarray(image) for image in source.images.permute(0, 2, 3, 1).numpy()]
         self.labels = source.labels.tolist()
         v2 = torchvision.transforms
@@ -165,16 +170,15 @@ def build(name: str, cifar: Path | None, count: int) -> Callable[[], object]:
     if name == "vitrail":
         trainer = Trainer(setup, Ranks(), Path(tempfile.mkdtemp()))  # it writes only what `fit` asks it to
         return our_loop(trainer, forever(trainer.loader), count)
-    if name == "script":
-        source = dataset.split("train")
-        assert isinstance(source, ArraySource)
-        theirs = DataLoader(
-            Pictures(source), BATCH, shuffle=True, num_workers=2, drop_last=True, persistent_workers=True
-        )
-        return plain_loop(ScriptViT(), forever(theirs), count)
-    options = LoaderConfig(batch_size=BATCH, workers=0)  # further threads would slow their operations down
-    loader = Loader(dataset, "train", setup.preprocess, options, config.augment)
-    return plain_loop(model_makers(variant("cifar-tiny"))[name](), forever(loader), count)
+    peer, _, fed = name.partition("+")
+    model = ScriptViT() if peer == "script" else model_makers(variant("cifar-tiny"))[peer]()
+    if fed:
+        options = LoaderConfig(batch_size=BATCH, workers=0)  # further threads would slow their operations down
+        loader: Any = Loader(dataset, "train", setup.preprocess, options, config.augment)
+    else:
+        pictures = Pictures(dataset.split("train"))
+        loader = DataLoader(pictures, BATCH, shuffle=True, num_workers=2, drop_last=True, persistent_workers=True)
+    return plain_loop(model, forever(loader), count)
 
 
 def our_loop(trainer: Trainer, batches: Iterator[Any], count: int) -> Callable[[], None]:
@@ -219,7 +223,7 @@ def compare_epochs(cifar: Path | None, count: int, rounds: int) -> None:
         command = [sys.executable, "-m", "benchmarks.train", *data, "--batches", str(count), "--contestant", name]
         children[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        seconds = best_seconds({name: turn_of(child) for name, child in children.items()}, rounds)
+        seconds = best_seconds({name: turn_of(child) for name, child in children.items()}, rounds, rest=REST)
     finally:
         for child in children.values():
             child.communicate()

@@ -55,6 +55,16 @@ def test_a_folder_alone_is_enough(pictures: Path, capsys: pytest.CaptureFixture[
         assert curves.size[0] > 600
 
 
+def test_the_head_alone_is_planned_and_trained(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", str(pictures), "--weights", "cifar10", "--recipe", "linear", "--epochs", "20"]
+    assert main([*arguments, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["minutes"] >= 0
+    assert main([*arguments, "--out", "head"]) == 0
+    out = capsys.readouterr().out
+    assert "features once, in about" in out
+    assert json.loads(Path("head/metrics.json").read_text())["test"]["accuracy"] == 1.0
+
+
 def test_dry_run_prints_the_plan_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--lr", "0.5", "--dry-run"]) == 0
     out = capsys.readouterr().out

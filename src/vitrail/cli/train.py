@@ -247,11 +247,11 @@ def print_plan(
 ) -> None:
     """The facts that a person wants to see before hours of work; all of them for a dry run."""
     from vitrail.schema import to_dict
-    from vitrail.train.plan import epoch_seconds
+    from vitrail.train.plan import run_seconds
 
     config, splits = setup.config, setup.dataset.splits
     parameters = sum(parameter.numel() for parameter in setup.model.parameters())
-    epoch = epoch_seconds(setup, measured, ranks.world_size)
+    seconds = run_seconds(setup, measured, ranks.world_size)
     facts: dict[str, Any] = {
         "data": setup.dataset.name,
         "classes": len(setup.dataset.classes),
@@ -263,7 +263,7 @@ def print_plan(
         "device": str(ranks.device),
         "ranks": ranks.world_size,
         "epochs": config.schedule.epochs,
-        "minutes": round(epoch * config.schedule.epochs / 60, 1),
+        "minutes": round(seconds / 60, 1),
         "memory_mb": round(measured.peak_bytes / 2**20),
         "config": to_dict(config),
     }
@@ -281,12 +281,14 @@ def print_plan(
         f"model   {escape(str(facts['model']))}: {parameters:,} parameters, pictures of {width}×{height}, "
         f"recipe {config.recipe}"
     )
-    if config.start.train == "all":
-        console.print(
-            f"plan    {config.schedule.epochs} epochs of about {epoch:.1f} s ({facts['minutes']:g} minutes) on "
-            f"{ranks.device} × {ranks.world_size}, batch {config.machine.batch_size}, "
-            f"memory {facts['memory_mb']:,} MB"
-        )
+    epochs = config.schedule.epochs
+    what = f"{epochs} epochs of about {seconds / epochs:.1f} s ({facts['minutes']:g} minutes)"
+    if config.start.train == "head":
+        what = f"features once, in about {seconds:.0f} s; then {epochs} epochs of the head"
+    console.print(
+        f"plan    {what} on {ranks.device} × {ranks.world_size}, batch {config.machine.batch_size}, "
+        f"memory {facts['memory_mb']:,} MB"
+    )
 
 
 def end(outcome: "Outcome", setup: "Setup", ranks: "Ranks", console: Console, as_json: bool) -> int:

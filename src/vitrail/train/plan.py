@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from vitrail.data import Loader, LoaderConfig
 from vitrail.errors import ConfigError
 from vitrail.train.config import TrainConfig
 from vitrail.train.gradients import Lanes, Plain
@@ -26,6 +27,7 @@ SMALLEST, LARGEST = 16, 1024  # of the batch sizes that are tried
 WORTH = 1.05  # a choice must be this much faster to be made
 MEMORY_SHARE = 0.7
 MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
+FEW = 16  # pictures whose features are timed at once
 PATIENCE = 10.0  # seconds after which no further batch is timed
 SAVE_SECONDS, DISK_SPEED = 0.05, 300e6  # of writing a checkpoint: at least, and bytes per second
 BUDGET_SHARE = 0.95  # of the minutes that are planned for
@@ -87,6 +89,23 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
     )
 
 
+def measure_features(setup: Setup, ranks: Ranks) -> Measured:
+    """Time the features of a few pictures, which is nearly all that training the head alone takes."""
+    model = setup.model.to(ranks.device).eval()
+    options = LoaderConfig(batch_size=FEW, workers=setup.config.machine.workers)
+    times: list[float] = []
+    images = 0
+    began = time.perf_counter()
+    for batch in itertools.islice(Loader(setup.dataset, "train", setup.preprocess, options), WARM + TIMED):
+        with torch.no_grad():
+            model.features(batch.images.to(ranks.device))
+        _finish(ranks.device)
+        now = time.perf_counter()
+        times.append(now - began)
+        images, began = max(images, len(batch.images)), now
+    return Measured(seconds=min(times[WARM:] or times), images=images, peak_bytes=peak_memory(ranks.device))
+
+
 def _measure_update(setup: Setup) -> float:
     """Seconds of an optimiser's step, on a copy of the model."""
     model = copy.deepcopy(setup.model)
@@ -131,6 +150,15 @@ def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
     splits = setup.dataset.splits
     evaluated = len(splits["val"]) if "val" in splits else 0
     return (len(splits["train"]) + evaluated / 3) / (measured.images_per_second * world_size) + measured.epoch_overhead
+
+
+def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+    """All epochs; of training the head alone, the features, beside which epochs are nothing."""
+    config, splits = setup.config, setup.dataset.splits
+    if config.start.train == "all":
+        return config.schedule.epochs * epoch_seconds(setup, measured, world_size)
+    pictures = len(splits["train"]) + (len(splits["val"]) if "val" in splits else 0)
+    return pictures / (measured.images_per_second * world_size)
 
 
 def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> TrainConfig:

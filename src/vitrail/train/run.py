@@ -94,7 +94,7 @@ def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listen
     if config.start.train == "head":
         if config.machine.batch_size == "auto" or config.schedule.minutes is not None:
             raise ConfigError("training the head alone takes a moment: say --batch-size and --epochs as numbers.")
-        return setup, Measured(seconds=0.0, images=1, peak_bytes=plan.peak_memory(ranks.device))
+        return setup, ranks.from_first(lambda: plan.measure_features(setup, ranks))
 
     def decide(make: Any) -> None:
         nonlocal setup
