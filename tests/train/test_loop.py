@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from vitrail.errors import VitrailError
 from vitrail.train import Listener, checkpoint, train
 from vitrail.train.checkpoint import list_checkpoints
-from vitrail.train.curves import Row
+from vitrail.train.curves import Row, best_row
+from vitrail.train.judging import Judgement
 from vitrail.train.loop import Trainer
 from vitrail.train.ranks import Ranks
 from vitrail.weights.opening import open_checkpoint
@@ -133,7 +134,25 @@ def test_average_is_what_it_says(make_trainer: Callable[..., Trainer]) -> None:
 def test_early_stopping(make_trainer: Callable[..., Trainer]) -> None:
     trainer = make_trainer(lr=0.0, muon_lr=0.0, epochs=50, patience=2, ema=None)
     progress = trainer.run()
-    assert (progress.best_epoch, progress.epoch) == (1, 3)
+    assert (progress.improved_epoch, progress.epoch) == (1, 3)
+
+
+def test_of_equally_good_epochs_the_last_is_kept_and_patience_still_ends(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(epochs=50, patience=3, ema=None)
+    answers = iter([(0.5, 1.0), (0.8, 0.6), (0.8, 0.5), (0.7, 0.4), (0.8, 0.7), (0.6, 0.5), (0.8, 0.4), (0.9, 0.1)])
+
+    def judge(_: object) -> Judgement:
+        accuracy, loss = next(answers)
+        return Judgement(loss=loss, accuracy=accuracy, count=10)
+
+    trainer.judge = judge
+    trainer.listener = notes = Notes()
+    progress = trainer.run()
+    assert (progress.best_epoch, progress.best_accuracy, progress.best_loss) == (7, 0.8, 0.4)
+    assert (progress.improved_epoch, progress.epoch) == (4, 7)  # where the loss was lowest first
+    assert best_row(notes.rows).epoch == 7
+    kept = open_checkpoint(trainer.folder).tensors
+    assert all(torch.equal(kept[name], tensor) for name, tensor in trainer.model.state_dict().items())
 
 
 class Notes(Listener):
@@ -210,7 +229,7 @@ def test_the_head_alone_learns_on_cached_features(tmp_path: Path) -> None:
 
 
 def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
-    config = quick_config(ema=None)
+    config = quick_config(ema=None, epochs=3, patience=1)
     from vitrail.train.setup import prepare_run
 
     from .conftest import part_of_digits
@@ -219,7 +238,7 @@ def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
     dataset = replace(dataset, splits={"train": dataset.split("train")})
     trainer = Trainer(prepare_run(config, dataset), Ranks(), tmp_path)
     progress = trainer.run()
-    assert progress.best_epoch == 2
+    assert progress.best_epoch == 3
     kept = open_checkpoint(tmp_path).tensors
     assert all(torch.equal(kept[name], tensor) for name, tensor in trainer.model.state_dict().items())
 

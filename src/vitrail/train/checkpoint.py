@@ -42,6 +42,8 @@ class Progress:
     best_epoch: int = 0  # 0: none yet
     best_accuracy: float = -1.0
     best_loss: float = float("inf")
+    improved_epoch: int = 0  # the last with a higher accuracy, or a lower loss, than all before
+    lowest_val_loss: float = float("inf")
     lowest_train_loss: float = float("inf")  # of a whole epoch
     lr_scale: float = 1.0  # lowered each time the run diverges
     rescues: int = 0

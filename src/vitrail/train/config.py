@@ -96,7 +96,7 @@ class Schedule:
     final_lr: float = 0.0
     """Learning rate at the end, as a share of the highest."""
     patience: int | None = None
-    """Stop after this many epochs without a better validation accuracy."""
+    """Stop after this many epochs without a better accuracy or a lower loss in validation."""
 
     def __post_init__(self) -> None:
         validate(self)

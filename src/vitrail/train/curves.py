@@ -81,8 +81,8 @@ INK, QUIET, ACCENT = "#1b2a41", "#8d99ae", "#c8553d"
 
 
 def best_row(judged: Sequence[Row]) -> Row:
-    """The epoch whose weights are kept, of those with a validation: most right, then lowest loss, then first."""
-    return max(judged, key=lambda row: (row.val_accuracy or 0.0, -(row.val_loss or 0.0), -row.epoch))
+    """The epoch whose weights are kept, of those with a validation: the last of the most accurate."""
+    return max(judged, key=lambda row: (row.val_accuracy or 0.0, row.epoch))
 
 
 def draw_curves(rows: Sequence[Row], path: Path, title: str) -> None:

@@ -221,16 +221,20 @@ class Trainer:
         )
         self.ranks.from_first(lambda: append_row(self.folder / "results.csv", row))
         patience = config.schedule.patience
-        progress.stopped_early = patience is not None and progress.epoch - progress.best_epoch >= patience
+        progress.stopped_early = patience is not None and progress.epoch - progress.improved_epoch >= patience
         self.save()
         self.listener.finished_epoch(row, is_best)
         if progress.stopped_early:
             self.listener.said(f"no better for {patience} epochs: stopping early")
 
     def _is_best(self, judged: Judgement | None) -> bool:
+        """Whether these weights are the ones to keep; of equally accurate ones the later, which are more settled."""
         progress = self.progress
+        if judged is None or judged.accuracy > progress.best_accuracy or judged.loss < progress.lowest_val_loss:
+            progress.improved_epoch = progress.epoch
         if judged is not None:
-            if (judged.accuracy, -judged.loss) <= (progress.best_accuracy, -progress.best_loss):
+            progress.lowest_val_loss = min(progress.lowest_val_loss, judged.loss)
+            if judged.accuracy < progress.best_accuracy:
                 return False
             progress.best_accuracy, progress.best_loss = judged.accuracy, judged.loss
         progress.best_epoch = progress.epoch
