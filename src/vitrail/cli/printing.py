@@ -28,6 +28,13 @@ def escape(text: str) -> str:
     return markup.escape(plain(text))
 
 
+def duration(seconds: float) -> str:
+    """As a person says it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def print_end(paths: Iterable[Path], following: str) -> None:
     """The paths written and the next command to try."""
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from vitrail.cli.printing import plain, progress_bar
+from vitrail.cli.printing import duration, plain, progress_bar
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def write_page(
     rows = read_rows(story.run / "results.csv") if story.run is not None else []
     if rows:
         sections.append(_training_section(rows))
-        facts.append(Fact(name="training", value=_duration(rows[-1].seconds), note=_epochs(rows)))
+        facts.append(Fact(name="training", value=duration(rows[-1].seconds), note=_epochs(rows)))
     if found is not None:
         sections += [result_section(found, curves), *_picture_sections(predictor, dataset, found)]
     sections += [_attention_section(predictor, dataset, found), *_last_sections(story)]
@@ -171,7 +171,7 @@ def _training_section(rows: "list[Row]") -> "Section":
     curves = [Curve(name="training", points=[(row.epoch, row.train_loss) for row in rows])]
     curves += [Curve(name="validation", points=losses, style="second")] if losses else []
     plots = [Plot(title="Loss", curves=curves)]
-    said = f"{_epochs(rows)} in {_duration(rows[-1].seconds)}."
+    said = f"{_epochs(rows)} in {duration(rows[-1].seconds)}."
     if rights:
         kept = best_row([row for row in rows if row.val_accuracy is not None])
         best = (kept.epoch, kept.val_accuracy or 0.0)
@@ -370,12 +370,6 @@ def _as_typed(told: dict[str, Any]) -> str:
 
 def _epochs(rows: "list[Row]") -> str:
     return "1 epoch" if rows[-1].epoch == 1 else f"{rows[-1].epoch} epochs"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _short_count(count: int) -> str:

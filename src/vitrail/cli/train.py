@@ -10,7 +10,7 @@ from rich.console import Console
 
 from vitrail.cli.flags import given, optional_fields
 from vitrail.cli.options import Json, parse_size
-from vitrail.cli.printing import SteadyConsole, escape, print_end, progress_bar
+from vitrail.cli.printing import SteadyConsole, duration, escape, print_end, progress_bar
 from vitrail.cli.report import attempt, report_on_run
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
@@ -282,9 +282,9 @@ def print_plan(
         f"recipe {config.recipe}"
     )
     epochs = config.schedule.epochs
-    what = f"{epochs} epochs of about {seconds / epochs:.1f} s ({facts['minutes']:g} minutes)"
+    what = f"{epochs} epochs of about {seconds / epochs:.1f} s ({duration(seconds)})"
     if config.start.train == "head":
-        what = f"features once, in about {seconds:.0f} s; then {epochs} epochs of the head"
+        what = f"features once, in about {duration(seconds)}; then {epochs} epochs of the head"
     console.print(
         f"plan    {what} on {ranks.device} × {ranks.world_size}, batch {config.machine.batch_size}, "
         f"memory {facts['memory_mb']:,} MB"
