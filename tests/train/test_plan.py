@@ -1,5 +1,6 @@
 """What is decided by measuring, before the first step."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import torch
 
 from vitrail.errors import ConfigError
 from vitrail.train import plan
+from vitrail.train.gradients import Plain
 from vitrail.train.plan import Measured, epoch_seconds, find_batch_size, fit_minutes, measure, settle_compile
 from vitrail.train.ranks import Ranks
 from vitrail.train.setup import Setup
@@ -25,6 +27,22 @@ def test_measuring_changes_nothing(make_setup: Callable[..., Setup]) -> None:
     assert measured.peak_bytes > 50 * 2**20
     assert all(torch.equal(tensor, before[name]) for name, tensor in setup.model.state_dict().items())
     assert all(parameter.grad is None for parameter in setup.model.parameters())
+
+
+def test_time_to_compile_is_not_the_time_of_a_step(make_setup: Callable[..., Setup], monkeypatch) -> None:
+    calls: list[int] = []
+
+    class Compiled(Plain):
+        def accumulate(self, inputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+            calls.append(len(inputs))
+            time.sleep(0.02 if len(calls) > 1 else 0.3)
+            return torch.zeros(())
+
+    monkeypatch.setattr(plan, "PATIENCE", 0.2)
+    setup = make_setup()
+    measured = measure(setup, ALONE, Compiled(setup.model, setup.model, None, "float32"))
+    assert len(calls) > 1
+    assert 0.02 <= measured.seconds < 0.2
 
 
 def test_minutes_become_epochs(make_setup: Callable[..., Setup]) -> None:

@@ -28,7 +28,7 @@ WORTH = 1.05  # a choice must be this much faster to be made
 MEMORY_SHARE = 0.7
 MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
 FEW = 16  # pictures whose features are timed at once
-PATIENCE = 10.0  # seconds after which no further batch is timed
+PATIENCE = 10.0  # seconds after which no further batch is timed; warming up, which may be compiling, is free
 SAVE_SECONDS, DISK_SPEED = 0.05, 300e6  # of writing a checkpoint: at least, and bytes per second
 BUDGET_SHARE = 0.95  # of the minutes that are planned for
 
@@ -70,7 +70,7 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
             now = time.perf_counter()
             times.append(now - began)
             began = now
-            if sum(times) > PATIENCE:
+            if sum(times[WARM:]) > PATIENCE:
                 break
     except torch.OutOfMemoryError as error:
         raise ConfigError(
