@@ -13,15 +13,15 @@ from vitrail.train.config import Machine, Optim, Schedule, Start, TrainConfig
 
 
 def digits() -> TrainConfig:
-    """`vitrail demo`: scikit-learn's digits from scratch. 95.91 % test (98.51 % validation), 43 s with its report."""
+    """`vitrail demo`: scikit-learn's digits from scratch. 98.88 % test (99.63 % validation), 45 s with its report."""
     return TrainConfig(
         data="digits",
         recipe="digits",
         start=Start(model="compact-8"),
         optim=Optim(optimizer="muon", lr=5e-3, muon_lr=0.03, weight_decay=0.05, label_smoothing=0.1, ema=0.99),
-        schedule=Schedule(epochs=60),
+        schedule=Schedule(epochs=80),
         machine=Machine(batch_size=128),
-        augment=Augment(crop="pad", pad=1, flip_rate=0.0),
+        augment=Augment(crop="resized", scale=(0.75, 1.0), ratio=(0.85, 1.18), flip_rate=0.0, mixup=0.5),
     )
 
 
