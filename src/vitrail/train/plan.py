@@ -6,13 +6,13 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vitrail.data import Loader, LoaderConfig
+from vitrail.data import Batch, Loader, LoaderConfig
 from vitrail.errors import ConfigError
 from vitrail.train.config import TrainConfig
 from vitrail.train.gradients import Lanes, Plain
@@ -58,20 +58,12 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
     assert isinstance(size, int)
     part = replace(setup, config=_with_batch(setup.config, max(size // ranks.world_size, 1)))
     states = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    times: list[float] = []
-    images = 0
-    began = time.perf_counter()
     try:
-        for batch in itertools.islice(training_loader(part, Ranks(device=ranks.device)), WARM + TIMED):
-            images = min(len(batch.images), MOST_TIMED) if ranks.device.type == "cpu" else len(batch.images)
-            some, labels = batch.images[:images].to(ranks.device), batch.targets[:images].to(ranks.device)
-            engine.accumulate(some, labels, 0.0)
-            _finish(ranks.device)
-            now = time.perf_counter()
-            times.append(now - began)
-            began = now
-            if sum(times[WARM:]) > PATIENCE:
-                break
+        seconds, images = _time_batches(
+            training_loader(part, Ranks(device=ranks.device)),
+            ranks.device,
+            lambda images, targets: engine.accumulate(images, targets, 0.0),
+        )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"a batch of {size} does not fit into the memory of {ranks.device}; lower --micro-batch (or --batch-size), "
@@ -82,7 +74,7 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
         for name, buffer in model.named_buffers():
             buffer.copy_(states[name])
     return Measured(
-        seconds=min(times[WARM:] or times) + _measure_update(setup) * images * ranks.world_size / size,
+        seconds=seconds + _measure_update(setup) * images * ranks.world_size / size,
         images=images,
         peak_bytes=peak_memory(ranks.device),
         epoch_overhead=_estimate_saving(setup),
@@ -93,17 +85,28 @@ def measure_features(setup: Setup, ranks: Ranks) -> Measured:
     """Time the features of a few pictures, which is nearly all that training the head alone takes."""
     model = setup.model.to(ranks.device).eval()
     options = LoaderConfig(batch_size=FEW, workers=setup.config.machine.workers)
-    times: list[float] = []
-    images = 0
+    loader = Loader(setup.dataset, "train", setup.preprocess, options)
+    with torch.no_grad():
+        seconds, images = _time_batches(loader, ranks.device, lambda images, _: model.features(images))
+    return Measured(seconds=seconds, images=images, peak_bytes=peak_memory(ranks.device))
+
+
+def _time_batches(
+    batches: Iterable[Batch], device: torch.device, work: Callable[[Tensor, Tensor], object]
+) -> tuple[float, int]:
+    """Seconds and pictures of the batch that went fastest, of a few after warming up."""
+    timed: list[tuple[float, int]] = []
     began = time.perf_counter()
-    for batch in itertools.islice(Loader(setup.dataset, "train", setup.preprocess, options), WARM + TIMED):
-        with torch.no_grad():
-            model.features(batch.images.to(ranks.device))
-        _finish(ranks.device)
+    for batch in itertools.islice(batches, WARM + TIMED):
+        images = min(len(batch.images), MOST_TIMED) if device.type == "cpu" else len(batch.images)
+        work(batch.images[:images].to(device), batch.targets[:images].to(device))
+        _finish(device)
         now = time.perf_counter()
-        times.append(now - began)
-        images, began = max(images, len(batch.images)), now
-    return Measured(seconds=min(times[WARM:] or times), images=images, peak_bytes=peak_memory(ranks.device))
+        timed.append((now - began, images))
+        began = now
+        if sum(seconds for seconds, _ in timed[WARM:]) > PATIENCE:
+            break
+    return min(timed[WARM:] or timed, key=lambda pair: pair[0] / pair[1])
 
 
 def _measure_update(setup: Setup) -> float:
