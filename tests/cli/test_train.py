@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,65 @@ def test_the_head_alone_is_planned_and_trained(pictures: Path, capsys: pytest.Ca
     out = capsys.readouterr().out
     assert "features once, in about" in out
     assert json.loads(Path("head/metrics.json").read_text())["test"]["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ("data", "the pictures are not those of the run"),
+        ("weights", "the features are not those of the run"),
+        ("classes", "does not fit: Size mismatch"),
+    ],
+)
+def test_the_head_is_not_resumed_on_anything_else(
+    changed: str, match: str, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", str(pictures), "--weights", "cifar10", "--no-check", "--batch-size", "8", "--epochs", "3"]
+    assert main([*arguments, "--recipe", "linear", "--out", "head"]) == 0
+    *_, newest = sorted(Path("head/weights/last").iterdir())
+    shutil.rmtree(newest)  # as if it had been interrupted
+    again = ["train", "--resume", "head"]
+    if changed == "weights":
+        assert main([*arguments, "--recipe", "finetune-adamw", "--out", "other"]) == 0
+        again += ["--weights", "other"]
+    elif changed == "data":
+        (pictures / "blue").rename(pictures / "azure")
+    else:
+        shutil.copytree(pictures / "blue", pictures / "green")
+    best = Path("head/weights/best.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main(again) == 2
+    assert match in capsys.readouterr().err
+    assert Path("head/weights/best.safetensors").read_bytes() == best
+
+
+def test_what_cannot_work_leaves_no_folder(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = ["train", str(pictures), "--weights", "cifar10", "--no-check", "--out", "run", "--recipe", "linear"]
+    for arguments, match in (
+        ([*head, "--batch-size", "500"], "more than the"),
+        ([*head, "--mixup", "0.5"], "leave out --mixup 0.5"),
+        ([*head, "--drop-path", "0.1"], "leave out --drop-path 0.1"),
+        ([*QUICK, "--strategy", "fsdp", "--out", "run"], "needs several ranks"),
+    ):
+        assert main(arguments) == 2, arguments
+        assert match in capsys.readouterr().err
+        assert not Path("run").exists()
+
+
+def test_flags_take_the_place_of_what_excludes_them(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.yaml").write_text("model: compact-64\nepochs: 2\n")
+    dry = ["train", str(pictures), "--no-check", "--dry-run", "--json"]
+    assert main([*dry, "--config", "run.yaml", "--weights", "cifar10"]) == 0
+    start = json.loads(capsys.readouterr().out)["config"]["start"]
+    assert (start["model"], start["weights"]) == (None, "cifar10")
+    assert main([*dry, "--weights", "cifar10", "--recipe", "linear", "--train", "all"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["start"]["train"] == "all"
+
+
+def test_without_validation_patience_is_said_to_rest(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = ["--val-rate", "0", "--test-rate", "0", "--patience", "1"]
+    assert main(["train", str(pictures), "--no-check", "--dry-run", *rates]) == 0
+    assert "nothing stops early" in capsys.readouterr().out
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

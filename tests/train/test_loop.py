@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from vitrail.train.curves import Row, best_row
 from vitrail.train.judging import Judgement
 from vitrail.train.loop import Trainer
 from vitrail.train.ranks import Ranks
+from vitrail.train.signals import Signals
 from vitrail.weights.opening import open_checkpoint
 
 from .conftest import quick_config
@@ -165,6 +167,33 @@ class Notes(Listener):
 
     def finished_epoch(self, row: Row, is_best: bool) -> None:
         self.rows.append(row)
+
+
+def test_a_rescue_after_validation_brings_the_weights_back(make_trainer: Callable[..., Trainer]) -> None:
+    """Validation is of the averaged weights; what is restored must outlast them."""
+    trainer = make_trainer(epochs=3, ema=0.9)
+    plain_judge, plain_restore = trainer.judge, trainer._restore
+    restored: dict[str, torch.Tensor] = {}
+    seen: list[bool] = []
+
+    def judge(loader: object) -> Judgement:
+        found = plain_judge(loader)
+        return replace(found, loss=math.nan) if trainer.progress.epoch == 1 and not restored else found
+
+    def restore(path: Path) -> None:
+        plain_restore(path)
+        restored.update({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
+
+    plain_epoch = trainer._train_epoch
+
+    def train_epoch(signals: Signals) -> None:
+        if restored and not seen:
+            seen.append(all(torch.equal(restored[name], now) for name, now in trainer.model.state_dict().items()))
+        plain_epoch(signals)
+
+    trainer.judge, trainer._restore, trainer._train_epoch = judge, restore, train_epoch
+    trainer.run()
+    assert seen == [True]
 
 
 def test_divergence_is_rescued_or_given_up_with_a_reason(make_trainer: Callable[..., Trainer]) -> None:

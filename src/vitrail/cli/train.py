@@ -135,9 +135,10 @@ def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
             raise ConfigError(f"cannot read the config file {config}: {error}") from error
         changes = flatten(settings, str(config))
     said = given(flags)
-    for one, other in (("minutes", "epochs"), ("epochs", "minutes")):  # of which a flag replaces the file's
-        if one in said:
-            changes.pop(other, None)
+    for one, other in (("minutes", "epochs"), ("weights", "model")):  # of which a flag replaces the file's
+        for mine, theirs in ((one, other), (other, one)):
+            if mine in said:
+                changes.pop(theirs, None)
     changes |= said
     if isinstance(changes.get("image_size"), str):
         changes["image_size"] = parse_size(changes["image_size"])

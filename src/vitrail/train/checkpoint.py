@@ -172,8 +172,13 @@ def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress
             load_sharded(flat, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=ranks.world_size == 1)
     except (Exception, CheckpointException) as error:
         older = [other.name for other in list_checkpoints(path.parent) if other != path]
+        cause = _root_cause(error)
+        if "Size mismatch" in cause:
+            raise WeightsError(
+                f"{path} does not fit: {cause}; are the data and the weights those of the run?"
+            ) from error
         advice = f"; remove it to continue from {older[-1]}" if older else ""
-        raise WeightsError(f"{path} does not fit this run or is damaged: {_root_cause(error)}{advice}.") from error
+        raise WeightsError(f"{path} does not fit this run or is damaged: {cause}{advice}.") from error
     for name, tensor in tensors.items():
         if tensor.ndim == 0:
             tensor.copy_(flat[name][0])

@@ -13,18 +13,19 @@ from vitrail.errors import ConfigError
 from vitrail.evaluate.sharing import Share
 from vitrail.train.ranks import Ranks
 
+TOLERANCE = 1e-3  # of what sums up the features, computed in other parts
+
 
 class FeatureLoader:
     """Batches of (features, target), shuffled for training as `Loader` shuffles pictures."""
 
     def __init__(
-        self, features: Tensor, targets: Tensor, batch_size: int, seed: int, ranks: Ranks, *, shuffled: bool
+        self, features: Tensor, targets: Tensor, batch_size: int, seed: int, ranks: Ranks, *, shuffled: bool, data: str
     ) -> None:
-        if shuffled and batch_size > len(features):
-            raise ConfigError(f"batch_size {batch_size} is more than the {len(features)} pictures; lower it.")
-        if batch_size % ranks.world_size:
-            raise ConfigError(f"batch_size must be a multiple of the {ranks.world_size} ranks; got {batch_size}.")
+        if shuffled:
+            check_batch_size(batch_size, len(features), ranks.world_size)
         self.features = features
+        self.data = data  # what tells these pictures from others
         self.targets = targets
         self.batch_size = batch_size
         self.seed = seed
@@ -54,15 +55,28 @@ class FeatureLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where we are in the epoch."""
-        return {"epoch": self._epoch, "batch": self._batch, "num_samples": len(self.features)}
+        return {"epoch": self._epoch, "batch": self._batch, "data": self.data, "features": self._summary()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue there."""
-        if state["num_samples"] != len(self.features):
-            raise ConfigError(
-                f"cannot resume: there were {state['num_samples']} features and are now {len(self.features)}."
-            )
+        if state["data"] != self.data:
+            raise ConfigError("cannot resume: the pictures are not those of the run.")
+        if not torch.allclose(torch.tensor(state["features"]), torch.tensor(self._summary()), rtol=TOLERANCE):
+            raise ConfigError("cannot resume: the features are not those of the run; are --weights still the same?")
         self._epoch, self._batch = state["epoch"], state["batch"]
+
+    def _summary(self) -> list[float]:
+        """Numbers that other weights would hardly give, and another number of ranks does."""
+        whole = self.features.double()
+        return [float(whole.mean()), float(whole.std()), float(whole[0].abs().max())]
+
+
+def check_batch_size(batch_size: int, pictures: int, world_size: int) -> None:
+    """Refuse what gives no whole batch, or no equal parts of one."""
+    if batch_size > pictures:
+        raise ConfigError(f"batch_size {batch_size} is more than the {pictures} pictures; lower it.")
+    if batch_size % world_size:
+        raise ConfigError(f"batch_size must be a multiple of the {world_size} ranks; got {batch_size}.")
 
 
 def compute_features(

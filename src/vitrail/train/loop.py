@@ -29,7 +29,7 @@ from vitrail.train.listener import Listener
 from vitrail.train.optim import build_optimizers, set_learning_rate, start_state
 from vitrail.train.ranks import Ranks, spread, whole
 from vitrail.train.schedule import lr_factor
-from vitrail.train.setup import EVAL_BATCH, Setup, num_threads, plain_loader, training_loader
+from vitrail.train.setup import EVAL_BATCH, Setup, check_strategy, num_threads, plain_loader, training_loader
 from vitrail.train.signals import InterruptedRunError, Signals
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.native import save_checkpoint
@@ -43,6 +43,7 @@ class Trainer:
 
     def __init__(self, setup: Setup, ranks: Ranks, folder: Path, listener: Listener | None = None) -> None:
         config = setup.config
+        check_strategy(config, ranks.world_size)
         self.setup, self.ranks, self.folder = setup, ranks, folder
         self.listener = listener or Listener()
         self.model = setup.model.to(ranks.device)
@@ -53,7 +54,7 @@ class Trainer:
         self.module = spread(trained, ranks, "fsdp" if sharded else "ddp")
         self.sharded = sharded
         depth = self.model.config.depth
-        self.optimizers = build_optimizers(self.model, config.optim, depth, sharded=sharded)
+        self.optimizers = build_optimizers(self.model, config.optim, depth)
         self.precision = pick_precision(config.machine.precision, ranks.device)
         self.engine = make_engine(setup, self.module, ranks)
         self.loader: Any = None
@@ -92,7 +93,8 @@ class Trainer:
         training = split == "train"
         seed = self.setup.config.machine.seed
         batch = size if training else EVAL_BATCH * self.ranks.world_size
-        return FeatureLoader(found.images, found.targets, batch, seed, self.ranks, shuffled=training)
+        data = loader.state_dict()["data"]
+        return FeatureLoader(found.images, found.targets, batch, seed, self.ranks, shuffled=training, data=data)
 
     # The run ------------------------------------------------------------------------------------------------------
 
@@ -199,14 +201,15 @@ class Trainer:
             return
         with self.best_weights():
             judged = self.judge(self.val_loader) if self.val_loader is not None else None
-            if judged is not None and not math.isfinite(judged.loss):
-                self._rescue("the validation loss is not finite", whole_epochs=True)
-                return
-            progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
-            progress.epoch += 1
-            progress.loss_sum, progress.loss_count, progress.rescues = 0.0, 0, 0
-            is_best = self._is_best(judged)
-            if is_best:
+        if judged is not None and not math.isfinite(judged.loss):
+            self._rescue("the validation loss is not finite", whole_epochs=True)
+            return
+        progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
+        progress.epoch += 1
+        progress.loss_sum, progress.loss_count, progress.rescues = 0.0, 0, 0
+        is_best = self._is_best(judged)
+        if is_best:
+            with self.best_weights():
                 self._save_best()
         self._count_seconds()
         row = Row(

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from vitrail.errors import ConfigError
 from vitrail.train.config import Optim
 from vitrail.train.muon import Muon
 
@@ -59,10 +58,8 @@ def layer_of(name: str, depth: int) -> int:
     return depth + 1 if block is None else int(block[1]) + 1
 
 
-def build_optimizers(model: nn.Module, config: Optim, depth: int, *, sharded: bool = False) -> list[Optimizer]:
+def build_optimizers(model: nn.Module, config: Optim, depth: int) -> list[Optimizer]:
     """The optimisers of a run; each group remembers its highest learning rate as `peak_lr`."""
-    if sharded and config.optimizer == "muon":
-        raise ConfigError("muon needs whole matrices; use --strategy ddp, or --optimizer adamw with fsdp.")
     groups = group_parameters(model, config, depth)
     return [_build(kind, groups, config) for kind in ("adamw", "sgd", "muon") if any(g.kind == kind for g in groups)]
 

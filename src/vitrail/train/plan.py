@@ -224,6 +224,7 @@ def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
         return config
     machine = replace(config.machine, compile="off")
     plain = replace(setup, config=replace(config, machine=machine))
+    say("trying torch.compile, which may take a minute")
     try:
         precision = pick_precision(machine.precision, ranks.device)
         module: nn.Module = setup.model

@@ -19,7 +19,6 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.device import pick_device
-from vitrail.errors import ConfigError
 from vitrail.model import ViT
 
 T = TypeVar("T")
@@ -148,8 +147,6 @@ def elastic_id() -> str | None:
 def spread(model: ViT, ranks: Ranks, strategy: str) -> nn.Module:
     """The model as all ranks train it: as it is, copied to each (DDP), or spread over them (FSDP2)."""
     if strategy == "fsdp":
-        if ranks.world_size == 1:
-            raise ConfigError("--strategy fsdp needs several ranks: torchrun --nproc-per-node N -m vitrail train …")
         mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)

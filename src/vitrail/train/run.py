@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from vitrail import __version__
-from vitrail.data import Dataset, write_split_file
+from vitrail.data import Augment, Dataset, write_split_file
 from vitrail.data.view import augmentation_sheet
 from vitrail.errors import ConfigError
 from vitrail.schema import from_dict, to_dict
@@ -23,6 +23,7 @@ from vitrail.train import plan
 from vitrail.train.choose import apply_changes, choose
 from vitrail.train.config import TrainConfig
 from vitrail.train.curves import draw_curves, read_rows
+from vitrail.train.features import check_batch_size
 from vitrail.train.judging import Judgement, judge
 from vitrail.train.listener import Listener
 from vitrail.train.loop import Trainer, make_engine
@@ -32,6 +33,7 @@ from vitrail.train.recipes import recipe
 from vitrail.train.setup import (
     Setup,
     add_validation,
+    check_strategy,
     fit_batch_size,
     open_training_data,
     plain_loader,
@@ -81,19 +83,37 @@ def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConf
     if changes.get("weights") is not None and "model" not in changes:
         config = replace(config, start=replace(config.start, model=None))  # weights bring their own
     if name == "linear":
-        changes["train"] = "head"
+        changes.setdefault("train", "head")
     config = apply_changes(config, changes)
+    if config.start.train == "head":
+        config = _without_augmentation(config, changes)
     if "batch_size" not in changes:
         config = fit_batch_size(config, dataset, ranks.world_size)
     return config, add_validation(dataset, config)
 
 
+def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """The head learns from features of unchanged pictures; whoever asked for something else is told."""
+    config = replace(config, augment=Augment(flip_rate=0.0), start=replace(config.start, dropout=0.0, drop_path=0.0))
+    for name in ("dropout", "drop_path", *(field.name for field in fields(Augment))):
+        if name in changes and _find(apply_changes(config, {name: changes[name]}), name) != _find(config, name):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"the head alone learns from features of unchanged pictures; leave out {flag} {changes[name]}."
+            )
+    return config
+
+
 def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listener) -> tuple[Setup, Measured]:
     """Decide what is decided by measuring: batch size, torch.compile, the epochs of a time budget."""
+    check_strategy(config, ranks.world_size)
     setup = prepare_run(config, dataset)
+    if config.schedule.patience is not None and not setup.has_validation:
+        listener.said("no pictures to validate with: nothing stops early, and the last weights are kept")
     if config.start.train == "head":
         if config.machine.batch_size == "auto" or config.schedule.minutes is not None:
             raise ConfigError("training the head alone takes a moment: say --batch-size and --epochs as numbers.")
+        check_batch_size(config.machine.batch_size, len(dataset.split("train")), ranks.world_size)
         return setup, ranks.from_first(lambda: plan.measure_features(setup, ranks))
 
     def decide(make: Any) -> None:

@@ -101,6 +101,16 @@ def _with_rates(config: ViTConfig, run: TrainConfig) -> ViTConfig:
     return replace(config, rates=Rates(dropout=run.start.dropout, path=run.start.drop_path))
 
 
+def check_strategy(config: TrainConfig, world_size: int) -> None:
+    """Refuse what cannot be spread over the ranks."""
+    if config.machine.strategy != "fsdp" or config.start.train == "head":
+        return
+    if world_size == 1:
+        raise ConfigError("--strategy fsdp needs several ranks: torchrun --nproc-per-node N -m vitrail train …")
+    if config.optim.optimizer == "muon":
+        raise ConfigError("muon needs whole matrices; use --strategy ddp, or --optimizer adamw with fsdp.")
+
+
 def training_loader(setup: Setup, ranks: Ranks) -> Loader:
     """Shuffled and augmented batches of this rank."""
     machine = setup.config.machine
