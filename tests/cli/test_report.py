@@ -169,7 +169,7 @@ def test_a_training_loss_above_the_validations_is_explained(train_loss: float, s
         epoch=1, step=9, lr=0.1, train_loss=train_loss, val_loss=0.2, val_accuracy=0.9, images_per_second=1, seconds=3
     )
     section = report._training_section([row])
-    assert ("harder on purpose" in str(section)) == says
+    assert ("being of augmented pictures" in str(section)) == says
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def _training_section(rows: "list[Row]") -> "Section":
         plots.append(Plot(title="Validation accuracy", curves=[curve], percent=True))
         said += f" The best validation accuracy is {best[1]:.2%}, after epoch {best[0]}."
     if losses and rows[-1].train_loss > losses[-1][1]:
-        said += " The training loss is the higher one because training makes the pictures harder on purpose."
+        said += " Its loss lies above validation's, being of augmented pictures and an average over each epoch."
     plots.append(Plot(title="Learning rate", curves=[Curve(name="rate", points=[(row.epoch, row.lr) for row in rows])]))
     return Section(title="Training", blocks=[Paragraph(text=said), Plots(plots=plots)])
 

@@ -26,6 +26,8 @@ class FeatureLoader:
             check_batch_size(batch_size, len(features), ranks.world_size)
         self.features = features
         self.data = data  # what tells these pictures from others
+        # numbers that other weights would hardly give, and another number of ranks does
+        self.summary = [float(features.abs().mean()), float(features.std()), float(features[0].abs().max())]
         self.targets = targets
         self.batch_size = batch_size
         self.seed = seed
@@ -55,20 +57,15 @@ class FeatureLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where we are in the epoch."""
-        return {"epoch": self._epoch, "batch": self._batch, "data": self.data, "features": self._summary()}
+        return {"epoch": self._epoch, "batch": self._batch, "data": self.data, "features": self.summary}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue there."""
         if state["data"] != self.data:
             raise ConfigError("cannot resume: the pictures are not those of the run.")
-        if not torch.allclose(torch.tensor(state["features"]), torch.tensor(self._summary()), rtol=TOLERANCE):
+        if not torch.allclose(torch.tensor(state["features"]), torch.tensor(self.summary), rtol=TOLERANCE):
             raise ConfigError("cannot resume: the features are not those of the run; are --weights still the same?")
         self._epoch, self._batch = state["epoch"], state["batch"]
-
-    def _summary(self) -> list[float]:
-        """Numbers that other weights would hardly give, and another number of ranks does."""
-        whole = self.features.double()
-        return [float(whole.mean()), float(whole.std()), float(whole[0].abs().max())]
 
 
 def check_batch_size(batch_size: int, pictures: int, world_size: int) -> None:
