@@ -25,7 +25,8 @@ def row(epoch: int, *, judged: bool = True) -> Row:
 
 def test_the_best_epoch_is_the_one_whose_weights_are_kept() -> None:
     rows = [row(1), replace(row(2), val_loss=0.4), row(3), replace(row(4), val_accuracy=0.2)]
-    assert best_row(rows).epoch == 3
+    assert best_row(rows).epoch == 2
+    assert best_row([*rows, replace(row(5), val_loss=0.404)]).epoch == 5
 
 
 def test_rows_come_back(tmp_path: Path) -> None:

@@ -77,12 +77,27 @@ def keep_rows(path: Path, epochs: int) -> list[Row]:
     return kept
 
 
+OVERFITTED = 1.02  # times the lowest validation loss
 INK, QUIET, ACCENT = "#1b2a41", "#8d99ae", "#c8553d"
 
 
+def is_better(accuracy: float, loss: float, best_accuracy: float, lowest_loss: float) -> bool:
+    """Whether an epoch takes the place of the best so far.
+
+    Of equally accurate ones the later does, being more settled, unless its loss has risen: then it is overfitted.
+    """
+    return accuracy > best_accuracy or (accuracy == best_accuracy and loss <= OVERFITTED * lowest_loss)
+
+
 def best_row(judged: Sequence[Row]) -> Row:
-    """The epoch whose weights are kept, of those with a validation: the last of the most accurate."""
-    return max(judged, key=lambda row: (row.val_accuracy or 0.0, row.epoch))
+    """The epoch whose weights are kept, of those with a validation."""
+    best, lowest = judged[0], float("inf")
+    for row in judged:
+        accuracy, loss = row.val_accuracy or 0.0, row.val_loss or 0.0
+        lowest = min(lowest, loss)
+        if is_better(accuracy, loss, best.val_accuracy or 0.0, lowest):
+            best = row
+    return best
 
 
 def draw_curves(rows: Sequence[Row], path: Path, title: str) -> None:

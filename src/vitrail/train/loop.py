@@ -21,7 +21,7 @@ from vitrail.errors import VitrailError
 from vitrail.train import checkpoint
 from vitrail.train.averaging import Average
 from vitrail.train.checkpoint import Progress
-from vitrail.train.curves import Row, append_row, keep_rows
+from vitrail.train.curves import Row, append_row, is_better, keep_rows
 from vitrail.train.features import FeatureLoader, compute_features
 from vitrail.train.gradients import Forward, Lanes, Plain, default_micro_batch, lane_batch, suits_lanes
 from vitrail.train.judging import Judgement, judge
@@ -231,13 +231,13 @@ class Trainer:
             self.listener.said(f"no better for {patience} epochs: stopping early")
 
     def _is_best(self, judged: Judgement | None) -> bool:
-        """Whether these weights are the ones to keep; of equally accurate ones the later, which are more settled."""
+        """Whether these weights are the ones to keep."""
         progress = self.progress
         if judged is None or judged.accuracy > progress.best_accuracy or judged.loss < progress.lowest_val_loss:
             progress.improved_epoch = progress.epoch
         if judged is not None:
             progress.lowest_val_loss = min(progress.lowest_val_loss, judged.loss)
-            if judged.accuracy < progress.best_accuracy:
+            if not is_better(judged.accuracy, judged.loss, progress.best_accuracy, progress.lowest_val_loss):
                 return False
             progress.best_accuracy, progress.best_loss = judged.accuracy, judged.loss
         progress.best_epoch = progress.epoch
