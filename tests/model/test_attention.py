@@ -11,7 +11,7 @@ from torch import Tensor
 from conftest import randomize
 from vitrail.errors import InputError
 from vitrail.model import BlockConfig, Rates, ViTConfig
-from vitrail.model.attention import Attention
+from vitrail.model.attention import Attention, probabilities
 
 
 def make_attention(tiny: ViTConfig, **block: Any) -> Attention:
@@ -97,20 +97,25 @@ def test_scale_is_by_head_size_not_width(tiny: ViTConfig) -> None:
     assert make_attention(tiny).scale == (32 / 4) ** -0.5
 
 
+def look(attention: Attention, tokens: Tensor, mask: Tensor | None = None, **choice: Any) -> Tensor:
+    query, key, _ = attention.split(tokens)
+    return probabilities(query, key, attention.scale, mask, **choice)
+
+
 def test_probabilities_are_the_softmax_of_scaled_scores(tiny: ViTConfig) -> None:
     attention = make_attention(tiny)
     tokens = torch.randn(2, 9, 32)
     query, key = attention.qkv(tokens).view(2, 9, 3, 4, 8)[:, :, :2].unbind(2)
     expected = torch.softmax(torch.einsum("bqhd,bkhd->bhqk", query, key) / 8**0.5, dim=-1)
-    torch.testing.assert_close(attention.probabilities(tokens), expected)
-    chosen = attention.probabilities(tokens, heads=(-1, 1), queries=(0, 3))
+    torch.testing.assert_close(look(attention, tokens), expected)
+    chosen = look(attention, tokens, heads=(-1, 1), queries=(0, 3))
     torch.testing.assert_close(chosen, expected[:, [3, 1]][:, :, [0, 3]])
 
 
 def test_probabilities_of_masked_keys_are_zero(tiny: ViTConfig) -> None:
     attention = make_attention(tiny)
     mask = torch.tensor([[True] * 6 + [False] * 3])
-    maps = attention.probabilities(torch.randn(1, 9, 32), mask[:, None, None], heads=(2,), queries=(0,))
+    maps = look(attention, torch.randn(1, 9, 32), mask[:, None, None], heads=(2,), queries=(0,))
     assert maps.shape == (1, 1, 1, 9)
     assert (maps[..., 6:] == 0).all()
     torch.testing.assert_close(maps.sum(-1), torch.ones(1, 1, 1))
@@ -119,7 +124,7 @@ def test_probabilities_of_masked_keys_are_zero(tiny: ViTConfig) -> None:
 @pytest.mark.parametrize("choice", [{"heads": (4,)}, {"queries": (9,)}, {"queries": (-10,)}])
 def test_a_head_or_row_that_is_not_there(tiny: ViTConfig, choice: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be between"):
-        make_attention(tiny).probabilities(torch.randn(1, 9, 32), **choice)
+        look(make_attention(tiny), torch.randn(1, 9, 32), **choice)
 
 
 def test_attention_dropout_only_in_training(make_model: Callable[..., Any]) -> None:
@@ -128,3 +133,19 @@ def test_attention_dropout_only_in_training(make_model: Callable[..., Any]) -> N
     torch.testing.assert_close(attention(tokens), attention(tokens), rtol=0, atol=0)
     attention.train()
     assert not torch.equal(attention(tokens), attention(tokens))
+
+
+def test_a_mix_of_the_callers_takes_the_place_of_the_kernel(make_model: Callable[..., Any]) -> None:
+    model = make_model(pooling="map")
+    images, layers = torch.randn(2, 3, 16, 16), list[int]()
+
+    def mix(
+        layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float, *, scale: float
+    ) -> Tensor:
+        layers.append(layer)
+        return probabilities(query, key, scale, mask) @ value
+
+    tokens, _ = model.embed_images(images, None)
+    features = model.summarize(model.encode(tokens, mix=mix), mix=mix)
+    torch.testing.assert_close(features, model.features(images), rtol=1e-4, atol=1e-5)
+    assert layers == list(range(model.config.depth + 1))  # attention pooling comes after the last block

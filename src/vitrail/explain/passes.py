@@ -1,12 +1,11 @@
-"""A forward pass through the model's own weights that lets somebody else do the mixing.
+"""The model's own forward pass, with somebody else doing the mixing.
 
 `run` hands the queries, keys and values of each layer to a `Mix`, which returns softmax(Q Kᵀ · scale) V in whatever way
-it likes: fused while it looks at the queries and keys, or with probabilities that gradients can flow to. The model
-itself stays as it is, so a pass here and a prediction elsewhere never disturb each other.
+it likes: fused while it looks at the queries and keys, or with probabilities that gradients can flow to.
 """
 
 from collections.abc import Generator
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +13,8 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.model import ViT
-from vitrail.model.block import Block
+from vitrail.model.attention import probabilities
 from vitrail.model.config import Pair
-from vitrail.model.pool import AttentionPool
 
 CHUNK = 1 << 22  # probabilities held at once where heads are taken one after the other
 
@@ -38,39 +36,22 @@ def run(model: ViT, images: Tensor, mix: Mix, *, all_queries: bool = False) -> T
     """
     if model.training:
         raise ConfigError("a model is explained as it predicts, without dropout; call model.eval() first.")
+
+    def mix_layer(
+        layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, /, *, scale: float
+    ) -> Tensor:
+        assert mask is None, "pictures of one tensor have no padding"
+        return mix(layer, query, key, value, scale)
+
     tokens, _ = model.embed_images(images, None)
-    for layer in range(model.config.depth):
-        block = cast("Block", model.blocks[layer])
-        read_alone = model.config.pooling == "cls" and layer == model.config.depth - 1 and not all_queries
-        keep = 1 if read_alone else None
-        query, key, value = block.attention.split(block.norm1(tokens))  # each (B, H, N, K)
-        mixed = mix(layer, query[:, :, :keep], key, value, block.attention.scale)
-        tokens = block.branch1(block.attention.proj(mixed.transpose(1, 2).flatten(2)), tokens[:, :keep])
-        tokens = block.branch2(block.mlp(block.norm2(tokens)), tokens)
-    return model.classify(_summarize(model, tokens, mix))
-
-
-def _summarize(model: ViT, tokens: Tensor, mix: Mix) -> Tensor:  # (B, N, D) → (B, D)
-    pool = model.pool
-    if not isinstance(pool, AttentionPool):
-        return model.summarize(tokens)
-    query, key, value = pool.split(model.finish(tokens))
-    mixed = mix(model.config.depth, query, key, value, query.shape[-1] ** -0.5)
-    pooled = pool.proj(mixed.transpose(1, 2).flatten(2))
-    pooled = (pooled + pool.mlp(pool.norm(pooled)))[:, 0]
-    pooled = pooled if model.config.pool_norm == "before" else model.norm(pooled)
-    return pooled if model.representation is None else model.representation(pooled).tanh()
+    keep = 1 if model.config.pooling == "cls" and not all_queries else None
+    tokens = model.encode(tokens, keep=keep, mix=mix_layer)
+    return model.classify(model.summarize(tokens, mix=mix_layer))
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """The kernel that the model itself takes."""
     return F.scaled_dot_product_attention(query, key, value, scale=scale)
-
-
-def probabilities(query: Tensor, key: Tensor, scale: float) -> Tensor:
-    """Softmax(Q Kᵀ · scale): (B, H, queries, keys)."""
-    scores = query @ key.transpose(-2, -1) * scale
-    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
 def head_chunks(query: Tensor, key: Tensor, scale: float) -> Generator[Tensor]:

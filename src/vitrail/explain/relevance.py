@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import ConfigError
-from vitrail.explain.passes import grid_of, on_model, probabilities, run
+from vitrail.explain.passes import grid_of, on_model, run
 from vitrail.explain.rollout import Flow, half_residual
 from vitrail.model import ViT
+from vitrail.model.attention import probabilities
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Multi-head self-attention: softmax(Q Kᵀ / √K) V, for all heads at once."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +24,41 @@ class AttentionQuery:
         validate(self)
 
 
-class Attention(nn.Module):
-    """Every token looks at every other one.
+class Mix(Protocol):
+    """How queries, keys and values (B, H, N, K) become what the heads give: softmax(Q Kᵀ · scale) V.
 
-    The forward pass always takes the fused kernel, which never stores the (N, N) probabilities. Whoever wants to see
-    them asks `probabilities` for just the heads and rows of interest.
+    The signature is that of the fused kernel, which is the default and never stores the (N, N) probabilities. Whoever
+    wants to see or change them passes a `mix` of their own; the model has no hooks and no switch for it, so two threads
+    may explain and predict with one model at once.
     """
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, /, *, scale: float
+    ) -> Tensor: ...
+
+
+class LayerMix(Protocol):
+    """A `Mix` for every layer, told which one. Layers count from 0; attention pooling is one more, after the last."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout: float,
+        /,
+        *,
+        scale: float,
+    ) -> Tensor: ...
+
+
+fused: Mix = F.scaled_dot_product_attention
+
+
+class Attention(nn.Module):
+    """Every token looks at every other one."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -43,15 +72,16 @@ class Attention(nn.Module):
             self.key_norm = nn.LayerNorm(config.head_size, eps=config.block.norm_eps)
         self.proj = nn.Linear(config.width, config.width)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None) -> Tensor:  # (B, N, D)
+    def forward(
+        self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None, mix: Mix = fused
+    ) -> Tensor:  # (B, N, D)
         """Attend; `keep` computes the first few tokens only.
 
         `mask` is boolean, True where a query may look at a key, and broadcasts to (B, H, N, N).
         """
         query, key, value = self.split(tokens)  # each (B, H, N, K)
-        query = query[:, :, :keep]
         dropout = self.dropout_rate if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=self.scale)
+        mixed = mix(query[:, :, :keep], key, value, mask, dropout, scale=self.scale)
         return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, H, N, K) → (B, N, D)
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,28 +94,29 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
 
-    def probabilities(
-        self,
-        tokens: Tensor,
-        mask: Tensor | None = None,
-        *,
-        heads: tuple[int, ...] | None = None,
-        queries: tuple[int, ...] | None = None,
-    ) -> Tensor:
-        """Softmax(Q Kᵀ / √K) of the chosen heads and query rows: (B, heads, queries, N), each row sums to 1."""
-        query, key, _ = self.split(tokens)
-        if heads is not None:
-            chosen = [_index("head", head, self.heads) for head in heads]
-            query, key = query[:, chosen], key[:, chosen]
-            mask = mask[:, chosen] if mask is not None and mask.shape[1] > 1 else mask
-        if queries is not None:
-            rows = [_index("query row", row, query.shape[2]) for row in queries]
-            query = query[:, :, rows]
-            mask = mask[:, :, rows] if mask is not None and mask.shape[2] > 1 else mask
-        scores = query @ key.transpose(-2, -1) * self.scale
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))  # exact under autocast
+
+def probabilities(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    mask: Tensor | None = None,
+    *,
+    heads: tuple[int, ...] | None = None,
+    queries: tuple[int, ...] | None = None,
+) -> Tensor:
+    """Softmax(Q Kᵀ · scale) of the chosen heads and query rows: (B, heads, queries, N), each row sums to 1."""
+    if heads is not None:
+        chosen = [_index("head", head, query.shape[1]) for head in heads]
+        query, key = query[:, chosen], key[:, chosen]
+        mask = mask[:, chosen] if mask is not None and mask.shape[1] > 1 else mask
+    if queries is not None:
+        rows = [_index("query row", row, query.shape[2]) for row in queries]
+        query = query[:, :, rows]
+        mask = mask[:, :, rows] if mask is not None and mask.shape[2] > 1 else mask
+    scores = query @ key.transpose(-2, -1) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))  # exact under autocast
 
 
 def _index(what: str, index: int, count: int) -> int:

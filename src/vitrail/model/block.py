@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention
+from vitrail.model.attention import Attention, Mix, fused
 from vitrail.model.config import ViTConfig
 
 
@@ -21,9 +21,11 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
         self.branch2 = Branch(config.width, config.rates.dropout, path_rate, scale)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None) -> Tensor:  # (B, N, D)
+    def forward(
+        self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None, mix: Mix = fused
+    ) -> Tensor:  # (B, N, D)
         """All tokens, or only the first `keep`, which is all that the last block needs where [cls] is pooled."""
-        tokens = self.branch1(self.attention(self.norm1(tokens), mask, keep), tokens[:, :keep])
+        tokens = self.branch1(self.attention(self.norm1(tokens), mask, keep, mix), tokens[:, :keep])
         return self.branch2(self.mlp(self.norm2(tokens)), tokens)
 
 

@@ -1,9 +1,9 @@
 """From all tokens to one vector per picture."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.model.attention import Mix, fused
 from vitrail.model.block import Mlp
 from vitrail.model.config import ViTConfig
 
@@ -15,7 +15,7 @@ class Pool(nn.Module):
         super().__init__()
         self.kind, self.prefix = config.pooling, config.prefix
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, N, D) → (B, D)
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, mix: Mix = fused) -> Tensor:  # (B, N, D) → (B, D)
         if self.kind == "cls":
             return tokens[:, 0]
         patches = tokens[:, self.prefix :]
@@ -30,7 +30,7 @@ class AttentionPool(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.heads, self.prefix = config.heads, config.prefix
+        self.heads, self.prefix, self.scale = config.heads, config.prefix, config.head_size**-0.5
         self.probe = nn.Parameter(torch.empty(1, 1, config.width))
         self.query = nn.Linear(config.width, config.width)
         self.key_value = nn.Linear(config.width, 2 * config.width)
@@ -38,9 +38,9 @@ class AttentionPool(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=config.block.norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, N, D) → (B, D)
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, mix: Mix = fused) -> Tensor:  # (B, N, D) → (B, D)
         query, key, value = self.split(tokens)
-        mixed = F.scaled_dot_product_attention(query, key, value, self.key_mask(mask))  # (B, H, 1, K)
+        mixed = mix(query, key, value, self.key_mask(mask), 0.0, scale=self.scale)  # (B, H, 1, K)
         pooled = self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1, D)
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
 

@@ -1,15 +1,16 @@
 """The Vision Transformer: "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2021)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import InputError
-from vitrail.model.attention import AttentionQuery
+from vitrail.model.attention import AttentionQuery, LayerMix, Mix, fused, probabilities
 from vitrail.model.block import Block
 from vitrail.model.config import ViTConfig
 from vitrail.model.embed import Embed
@@ -79,19 +80,19 @@ class ViT(nn.Module):
     ) -> Trace:
         """A forward pass that also keeps the outputs of chosen layers and the attention that `attention` asks for.
 
-        The pass itself takes the fused kernel as always; only the requested probabilities are computed, from the input
-        of their layer, so memory grows with the request and not with depth × heads × N².
+        The pass itself takes the fused kernel as always; only the requested probabilities are computed, from the
+        queries and keys of their layer, so memory grows with the request and not with depth × heads × N².
         """
         wanted = {self.layer_index(layer) for layer in hidden}
         tokens, mask = self.embed_images(images, mask)
         seen: dict[int, Tensor] = {}
         maps: dict[int, Tensor] = {}
-        for index, block in enumerate(self.blocks):
-            if attention is not None and index in self._layers_of(attention):
-                maps[index] = self._look(block, tokens, mask, attention)
-            tokens = block(tokens, attention_mask(mask))
-            if index in wanted:
-                seen[index] = tokens
+
+        def watch(layer: int, tokens: Tensor) -> None:
+            if layer in wanted:
+                seen[layer] = tokens
+
+        tokens = self.encode(tokens, mask, mix=None if attention is None else self._look(attention, maps), watch=watch)
         features = self.summarize(tokens, mask)
         logits = self.classify(features)
         return Trace(logits=logits, features=features, tokens=self.finish(tokens), hidden=seen, attention=maps)
@@ -112,26 +113,44 @@ class ViT(nn.Module):
         lengths = torch.tensor([len(row) for row in rows], device=tokens.device)
         return self.dropout(tokens), torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
-    def encode(self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None) -> Tensor:  # (B, N, D)
-        """All encoder blocks; the last one computes only the first `keep` tokens where that is said."""
+    def encode(
+        self,
+        tokens: Tensor,  # (B, N, D)
+        mask: Tensor | None = None,
+        keep: int | None = None,
+        mix: LayerMix | None = None,
+        watch: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:
+        """All encoder blocks.
+
+        Args:
+            keep: the last block computes only its first `keep` tokens.
+            mix: what attends instead of the fused kernel.
+            watch: called with the number and the output of each block.
+        """
         keys = attention_mask(mask)
         run = _run_again_in_backward if self.gradient_checkpointing and torch.is_grad_enabled() else _run
         for index, block in enumerate(self.blocks):
-            tokens = run(block, tokens, keys, keep if index == self.config.depth - 1 else None)
+            tokens = run(block, tokens, keys, keep if index == self.config.depth - 1 else None, at_layer(mix, index))
+            if watch is not None:
+                watch(index, tokens)
         return tokens
 
     def finish(self, tokens: Tensor) -> Tensor:
         """The last LayerNorm, unless it stands after the pooling."""
         return self.norm(tokens) if self.config.pool_norm == "before" else tokens
 
-    def summarize(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, N, D) → (B, D)
+    def summarize(
+        self, tokens: Tensor, mask: Tensor | None = None, mix: LayerMix | None = None
+    ) -> Tensor:  # (B, N, D) → (B, D)
         """One vector per picture: last LayerNorm and pooling, then the representation layer where there is one."""
+        attend = at_layer(mix, self.config.depth)
         if self.config.pooling == "cls":  # the norm works token by token: the other tokens' need not be computed
-            pooled = self.norm(self.pool(tokens, mask))
+            pooled = self.norm(self.pool(tokens, mask, attend))
         elif self.config.pool_norm == "before":
-            pooled = self.pool(self.norm(tokens), mask)
+            pooled = self.pool(self.norm(tokens), mask, attend)
         else:
-            pooled = self.norm(self.pool(tokens, mask))
+            pooled = self.norm(self.pool(tokens, mask, attend))
         return pooled if self.representation is None else self.representation(pooled).tanh()
 
     def classify(self, features: Tensor) -> Tensor:  # (B, D) → (B, classes)
@@ -147,20 +166,42 @@ class ViT(nn.Module):
         layers = range(self.config.depth) if query.layers is None else query.layers
         return {self.layer_index(layer) for layer in layers}
 
-    def _look(self, block: Any, tokens: Tensor, mask: Tensor | None, query: AttentionQuery) -> Tensor:
-        if query.queries == "class" and not self.config.class_token:
+    def _look(self, request: AttentionQuery, maps: dict[int, Tensor]) -> LayerMix:
+        """The fused kernel, which leaves the requested probabilities in `maps` on its way."""
+        if request.queries == "class" and not self.config.class_token:
             raise InputError("this model has no [cls] token to look from; ask for query rows by number, or for all.")
-        rows = (0,) if query.queries == "class" else query.queries
-        keys = attention_mask(mask)
-        return block.attention.probabilities(block.norm1(tokens), keys, heads=query.heads, queries=rows)
+        rows = (0,) if request.queries == "class" else request.queries
+        layers = self._layers_of(request)
+
+        def mix(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            mask: Tensor | None,
+            dropout: float,
+            /,
+            *,
+            scale: float,
+        ) -> Tensor:
+            if layer in layers:
+                maps[layer] = probabilities(query, key, scale, mask, heads=request.heads, queries=rows)
+            return fused(query, key, value, mask, dropout, scale=scale)
+
+        return mix
 
 
-def _run(block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None) -> Tensor:
-    return block(tokens, keys, keep)
+def _run(block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None, mix: Mix) -> Tensor:
+    return block(tokens, keys, keep, mix)
 
 
-def _run_again_in_backward(block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None) -> Tensor:
-    return cast("Tensor", checkpoint(block, tokens, keys, keep, use_reentrant=False))
+def _run_again_in_backward(block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None, mix: Mix) -> Tensor:
+    return cast("Tensor", checkpoint(block, tokens, keys, keep, mix, use_reentrant=False))
+
+
+def at_layer(mix: LayerMix | None, layer: int) -> Mix:
+    """The mix of one layer; the fused kernel where there is none."""
+    return fused if mix is None else cast("Mix", partial(mix, layer))
 
 
 def attention_mask(mask: Tensor | None) -> Tensor | None:
