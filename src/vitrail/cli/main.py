@@ -19,6 +19,7 @@ VERBS = {
     "convert": "Convert a checkpoint to another format, and prove that it computes the same.",
     "data": "Check a data set, show what the model sees of it, or write it as shards.",
     "demo": "Train a small ViT on handwritten digits, and show what it has learnt.",
+    "doctor": "Print what an issue report needs: versions, device, optional packages, cache.",
     "embed": "Write what the model's head sees of pictures, and a map of it.",
     "eval": "Measure a model on a data set: accuracy, calibration, confusion, the worst mistakes.",
     "explain": "Show which parts of pictures a checkpoint decides by, and how far to believe it.",

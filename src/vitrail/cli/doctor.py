@@ -1,0 +1,22 @@
+"""`vitrail doctor`: what an issue report needs, ready to paste."""
+
+PROBLEMS = 1
+
+
+def doctor(model: str | None = None, *, data: str | None = None) -> int:
+    """Print what an issue report needs, as Markdown: versions, device, optional packages, cache.
+
+    Exit code 1: something is wrong, and the report says what.
+
+    Parameters
+    ----------
+    model
+        Also examine this checkpoint: a file, a run folder, hf://owner/name or google://NAME.
+    data
+        Also examine this data set.
+    """
+    from vitrail.doctor import doctor as examine
+
+    diagnosis = examine(model, data)
+    print(diagnosis.markdown, end="")
+    return PROBLEMS if diagnosis.problems else 0
