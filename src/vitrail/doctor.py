@@ -69,7 +69,7 @@ def doctor(model: str | Path | None = None, data: str | Path | None = None) -> D
 
 
 def _cell(text: str) -> str:
-    """One cell of a Markdown table, or one item of a list: no line breaks, no bars of its own, no control characters, no home folder."""
+    """Text for a table or a list: no line breaks, bars or control characters, and the home folder as `~`."""
     text = " ".join(text.replace(str(Path.home()), "~").split())
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text).replace("|", "\\|")
 
