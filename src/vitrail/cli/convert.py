@@ -25,7 +25,7 @@ def convert(
     source_format: Annotated[Format | None, Parameter(name="--from")] = None,
     image_size: Size = None,
     resize: Size = None,
-    resample: Literal["google", "timm", "hf", "torchvision"] | None = None,
+    resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] | None = None,
     channels: int | None = None,
     num_classes: int | None = None,
     heads: Heads = None,

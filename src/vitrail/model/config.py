@@ -58,7 +58,7 @@ class PositionConfig:
 
     kind: Literal["learned", "sincos", "none"] = "learned"
     covers: Literal["patches", "class", "all"] = "class"
-    resample: Literal["google", "timm", "hf", "torchvision"] = "google"
+    resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] = "google"
 
     def __post_init__(self) -> None:
         validate(self)

@@ -16,7 +16,10 @@ RESAMPLE = {
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
     "hf": {"mode": "bicubic", "align_corners": False},
     "torchvision": {"mode": "bicubic", "align_corners": True},
+    "dinov2": {"mode": "bicubic", "align_corners": False},  # without registers; with them it is timm's
 }
+# Kernels that are given a scale, (new + offset) / old, instead of a size: each cell is then read a little off.
+OFFSETS = {"dinov2": 0.1}
 
 
 class Embed(nn.Module):
@@ -91,7 +94,11 @@ def resample_positions(positions: Tensor, old: Pair, new: Pair, kernel: str) -> 
     if old == new:
         return positions
     picture = positions.float().unflatten(1, old).permute(0, 3, 1, 2)  # (1, D, h, w)
-    picture = F.interpolate(picture, size=new, **RESAMPLE[kernel])  # pyright: ignore[reportArgumentType]
+    if kernel in OFFSETS:
+        scale = tuple((after + OFFSETS[kernel]) / before for before, after in zip(old, new, strict=True))
+        picture = F.interpolate(picture, scale_factor=scale, **RESAMPLE[kernel])  # pyright: ignore
+    else:
+        picture = F.interpolate(picture, size=new, **RESAMPLE[kernel])  # pyright: ignore[reportArgumentType]
     return picture.flatten(2).transpose(1, 2).to(positions.dtype)
 
 

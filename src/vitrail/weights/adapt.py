@@ -14,7 +14,7 @@ from vitrail.model.config import Pair
 from vitrail.model.embed import resample_positions
 from vitrail.weights.checkpoint import Checkpoint
 
-Kernel = Literal["google", "timm", "hf", "torchvision"]
+Kernel = Literal["google", "timm", "hf", "torchvision", "dinov2"]
 
 
 def adapt(

@@ -80,7 +80,7 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
         registers=registers,
         pooling=hints.pooling or "cls",
         block=infer_block(raw, hints),
-        positions=PositionConfig(resample="timm" if registers else "hf"),  # antialiased since the registers came
+        positions=PositionConfig(resample="timm" if registers else "dinov2"),  # antialiased since the registers came
     )
 
 
