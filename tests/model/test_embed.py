@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from vitrail.errors import InputError
 from vitrail.model import ConvStem, PositionConfig, Rates, ViT
-from vitrail.model.embed import drop_patches, resample_positions, sincos_positions
+from vitrail.model.embed import drop_patches
+from vitrail.model.positions import resample_positions, sincos_positions
 
 
 def test_patch_convolution_equals_unfold_and_linear(make_model: Callable[..., ViT]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from conftest import randomize
 from vitrail.data.transform import prepare
-from vitrail.model.embed import resample_positions
+from vitrail.model.positions import resample_positions
 from vitrail.weights.formats import read_checkpoint, write_checkpoint
 from vitrail.weights.infer import Hints
 

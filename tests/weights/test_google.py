@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.model.embed import resample_positions
+from vitrail.model.positions import resample_positions
 from vitrail.weights.formats import read_checkpoint, write_checkpoint
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -29,8 +29,16 @@ class Block(nn.Module):
         return self.branch2(self.mlp(self.norm2(tokens)), tokens)
 
 
-class Mlp(nn.Module):
-    """Linear, GELU, Linear: each token alone, through a wider space."""
+class FeedForward(nn.Module):
+    """What every kind of MLP is: each token by itself, through a wider space and back."""
+
+    description: str  # for people
+
+
+class Mlp(FeedForward):
+    """Linear, GELU, Linear: the paper's."""
+
+    description = "GELU"
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

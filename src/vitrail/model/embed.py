@@ -8,18 +8,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, InputError
 from vitrail.model.config import Pair, ViTConfig
+from vitrail.model.positions import POSITIONS
 from vitrail.model.stem import build_stem
-
-# Kernel → the arguments of F.interpolate that its origin uses to bring positions to another grid.
-RESAMPLE = {
-    "google": {"mode": "bilinear", "align_corners": True},  # scipy.ndimage.zoom of order 1
-    "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
-    "hf": {"mode": "bicubic", "align_corners": False},
-    "torchvision": {"mode": "bicubic", "align_corners": True},
-    "dinov2": {"mode": "bicubic", "align_corners": False},  # without registers; with them it is timm's
-}
-# Kernels that are given a scale, (new + offset) / old, instead of a size: each cell is then read a little off.
-OFFSETS = {"dinov2": 0.1}
 
 
 class Embed(nn.Module):
@@ -32,10 +22,8 @@ class Embed(nn.Module):
         self.patches = nn.Conv2d(channels, config.width, config.patch_size, stride=config.patch_size)
         self.class_token = nn.Parameter(torch.empty(1, 1, config.width)) if config.class_token else None
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
-        self.positions = None
-        if config.positions.kind == "learned":
-            count = config.positioned_prefix + config.grid[0] * config.grid[1]
-            self.positions = nn.Parameter(torch.empty(1, count, config.width))
+        learned = POSITIONS[config.positions.kind].shape(config)
+        self.positions = None if learned is None else nn.Parameter(torch.empty(learned))
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Tokens (B, N, D), and the mask over all tokens if one over the patches, (B, h·w) or (B, h, w), was given."""
@@ -80,34 +68,7 @@ class Embed(nn.Module):
 
     def positions_at(self, grid: Pair) -> tuple[Tensor | None, Tensor | None]:
         """Positions of the prefix tokens (1, covered, D) and of the patches (1, h·w, D) on any grid."""
-        if self.config.positions.kind == "sincos":
-            return None, sincos_positions(grid, self.config.width, self.patches.weight)
-        if self.positions is None:
-            return None, None
-        covered = self.config.positioned_prefix
-        prefix, patches = self.positions[:, :covered], self.positions[:, covered:]
-        return prefix, resample_positions(patches, self.config.grid, grid, self.config.positions.resample)
-
-
-def resample_positions(positions: Tensor, old: Pair, new: Pair, kernel: str) -> Tensor:  # (1, h·w, D)
-    """Positions of the patches brought from the old grid to the new one. Grids are compared, never token counts."""
-    if old == new:
-        return positions
-    picture = positions.float().unflatten(1, old).permute(0, 3, 1, 2)  # (1, D, h, w)
-    if kernel in OFFSETS:
-        scale = tuple((after + OFFSETS[kernel]) / before for before, after in zip(old, new, strict=True))
-        picture = F.interpolate(picture, scale_factor=scale, **RESAMPLE[kernel])  # pyright: ignore
-    else:
-        picture = F.interpolate(picture, size=new, **RESAMPLE[kernel])  # pyright: ignore[reportArgumentType]
-    return picture.flatten(2).transpose(1, 2).to(positions.dtype)
-
-
-def sincos_positions(grid: Pair, width: int, like: Tensor) -> Tensor:
-    """Fixed 2-D positions: sin and cos of x and of y, each at width / 4 frequencies (big_vision's form)."""
-    frequencies = 10_000.0 ** -torch.linspace(0, 1, width // 4, device=like.device)
-    y, x = torch.meshgrid(*(torch.arange(side, device=like.device) for side in grid), indexing="ij")
-    angles_x, angles_y = (axis.flatten()[:, None] * frequencies for axis in (x, y))  # each (h·w, D/4)
-    return torch.cat([angles_x.sin(), angles_x.cos(), angles_y.sin(), angles_y.cos()], dim=1)[None].to(like.dtype)
+        return POSITIONS[self.config.positions.kind].at(self.config, self.positions, grid, self.patches.weight)
 
 
 def drop_patches(patches: Tensor, mask: Tensor | None, rate: float) -> tuple[Tensor, Tensor | None]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention
-from vitrail.model.block import Branch, Mlp
+from vitrail.model.block import Branch, FeedForward
 from vitrail.model.embed import Embed
 from vitrail.model.pool import AttentionPool
 from vitrail.model.stem import Bottleneck
@@ -68,9 +68,10 @@ def _attention(attention: Attention) -> None:
         nn.init.xavier_uniform_(matrix)
 
 
-def _mlp(mlp: Mlp) -> None:
-    nn.init.normal_(mlp.fc1.bias, std=1e-6)
-    nn.init.normal_(mlp.fc2.bias, std=1e-6)
+def _feed_forward(mlp: FeedForward) -> None:
+    for layer in mlp.children():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.bias, std=1e-6)
 
 
 def _branch(branch: Branch) -> None:
@@ -96,7 +97,7 @@ GENERAL: dict[Any, Callable[[Any], None]] = {
 SPECIAL: dict[Any, Callable[[Any], None]] = {
     Embed: _embed,
     Attention: _attention,
-    Mlp: _mlp,
+    FeedForward: _feed_forward,
     Branch: _branch,
     AttentionPool: _attention_pool,
     Bottleneck: _bottleneck,

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from math import prod
+from typing import cast
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitrail.model.block import Block
 from vitrail.model.config import ViTConfig
+from vitrail.model.pool import AttentionPool
+from vitrail.model.positions import POSITIONS
 from vitrail.model.vit import ViT
 
 
@@ -48,7 +52,7 @@ def summarize(config: ViTConfig) -> Summary:
         steps=steps,
         parameters=_count(model),
         macs=macs,
-        forward_macs=macs - _unread_macs(config),
+        forward_macs=macs - _unread_macs(model),
     )
 
 
@@ -65,7 +69,6 @@ def _embedding_steps(model: ViT) -> list[Step]:
     size = f"{config.patch_size[0]}×{config.patch_size[1]}"
     projected = patches * embed.patches.weight.numel()
     tokens = [name for name, there in (("[cls]", config.class_token), ("registers", config.registers)) if there]
-    note = {"learned": "learned positions", "sincos": "fixed sin-cos positions", "none": "no positions"}
     own = _count(embed) - _count(embed.stem) - _count(embed.patches)
     return [
         *steps,
@@ -74,7 +77,7 @@ def _embedding_steps(model: ViT) -> list[Step]:
         Step(
             name=" + ".join([*tokens, "positions"]),
             shape=(config.tokens, width),
-            note=note[config.positions.kind],
+            note=POSITIONS[config.positions.kind].description,
             parameters=own,
         ),
     ]
@@ -82,7 +85,8 @@ def _embedding_steps(model: ViT) -> list[Step]:
 
 def _encoder_steps(model: ViT) -> list[Step]:
     config, depth = model.config, model.config.depth
-    tokens, width, hidden = config.tokens, config.width, config.hidden_width
+    tokens, width = config.tokens, config.width
+    mlp = cast("Block", model.blocks[0]).mlp
     heads = (config.heads, tokens, config.head_size)
 
     def count(part: str) -> int:
@@ -108,9 +112,9 @@ def _encoder_steps(model: ViT) -> list[Step]:
         Step(
             name="  MLP, added",
             shape=(tokens, width),
-            note=f"through {hidden}, GELU",
+            note=f"through {config.hidden_width}, {mlp.description}",
             parameters=count("mlp"),
-            macs=2 * depth * tokens * width * hidden,
+            macs=depth * tokens * _matrix_weights(mlp),
         ),
     ]
 
@@ -119,7 +123,7 @@ def _head_steps(model: ViT) -> list[Step]:
     config = model.config
     norm = Step(name="LayerNorm", shape=(config.tokens, config.width), parameters=_count(model.norm))
     note = {"cls": "the [cls] token", "mean": "mean of the patches", "map": "attention pooling"}
-    macs = _map_macs(config) if config.pooling == "map" else 0
+    macs = _map_macs(config, model.pool) if isinstance(model.pool, AttentionPool) else 0
     pool = Step(
         name="pooling", shape=(config.width,), note=note[config.pooling], parameters=_count(model.pool), macs=macs
     )
@@ -136,18 +140,25 @@ def _head_steps(model: ViT) -> list[Step]:
     return steps
 
 
-def _map_macs(config: ViTConfig) -> int:
+def _map_macs(config: ViTConfig, pool: AttentionPool) -> int:
     patches, square = prod(config.grid), config.width * config.width
     # keys and values of all patches, the probe's query and projection, its attention, its MLP
-    return 2 * patches * square + 2 * square + 2 * patches * config.width + 2 * config.width * config.hidden_width
+    return 2 * patches * square + 2 * square + 2 * patches * config.width + _matrix_weights(pool.mlp)
 
 
-def _unread_macs(config: ViTConfig) -> int:
+def _unread_macs(model: ViT) -> int:
     """What `forward` leaves out of the last block: everything but keys, values and queries of the unread tokens."""
+    config = model.config
     if config.pooling != "cls":
         return 0
     unread, width = config.tokens - 1, config.width
-    return unread * (width * width + 2 * width * config.hidden_width + 2 * config.tokens * width)
+    mlp = _matrix_weights(cast("Block", model.blocks[0]).mlp)
+    return unread * (width * width + mlp + 2 * config.tokens * width)
+
+
+def _matrix_weights(module: nn.Module) -> int:
+    """Weights of the matrices inside, each of which multiplies once per token."""
+    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
 
 
 def _measure_macs(module: nn.Module, shape: tuple[int, ...]) -> int:

@@ -11,7 +11,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import ConvStem, ResNetStem, ViTConfig
 from vitrail.model.config import Pair
-from vitrail.model.embed import resample_positions
+from vitrail.model.positions import POSITIONS
 from vitrail.weights.checkpoint import Checkpoint
 
 Kernel = Literal["google", "timm", "hf", "torchvision", "dinov2"]
@@ -104,10 +104,8 @@ def _change_size(checkpoint: Checkpoint, size: Pair) -> Checkpoint:
     config = replace(old, image_size=size)
     tensors = dict(checkpoint.tensors)
     if "embed.positions" in tensors:
-        positions = tensors["embed.positions"]
-        covered = old.positioned_prefix
-        patches = resample_positions(positions[:, covered:], old.grid, config.grid, config.positions.resample)
-        tensors["embed.positions"] = torch.cat([positions[:, :covered], patches], dim=1)
+        kind = POSITIONS[config.positions.kind]
+        tensors["embed.positions"] = kind.resize(tensors["embed.positions"], old, config)
     return replace(checkpoint, config=config, tensors=tensors, preprocess=_resize(checkpoint.preprocess, size))
 
 

@@ -1,0 +1,102 @@
+"""How tokens know where they are: one class per kind of positions, in the table at the end."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.model.config import Pair, ViTConfig
+
+# Kernel → the arguments of F.interpolate that its origin uses to bring positions to another grid.
+RESAMPLE = {
+    "google": {"mode": "bilinear", "align_corners": True},  # scipy.ndimage.zoom of order 1
+    "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
+    "hf": {"mode": "bicubic", "align_corners": False},
+    "torchvision": {"mode": "bicubic", "align_corners": True},
+    "dinov2": {"mode": "bicubic", "align_corners": False},  # without registers; with them it is timm's
+}
+# Kernels that are given a scale, (new + offset) / old, instead of a size: each cell is then read a little off.
+OFFSETS = {"dinov2": 0.1}
+
+
+class Positions:
+    """No positions at all; the other kinds say what they do differently.
+
+    What a kind learns is one tensor, `embed.positions` of the model.
+    """
+
+    description = "no positions"
+
+    def shape(self, config: ViTConfig) -> tuple[int, ...] | None:
+        """Of what is learned; None where nothing is."""
+        return None
+
+    def at(
+        self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Positions of the prefix tokens (1, covered, D) and of the patches (1, h·w, D) on any grid.
+
+        `like` gives the device and type of what is computed.
+        """
+        return None, None
+
+    def resize(self, learned: Tensor, old: ViTConfig, new: ViTConfig) -> Tensor:
+        """What is learned, for pictures of another size."""
+        raise AssertionError("nothing is learned, so nothing can be resized")
+
+
+class Learned(Positions):
+    """The paper's: a vector for each place, counted row by row; `covers` says which prefix tokens have one too."""
+
+    description = "learned positions"
+
+    def shape(self, config: ViTConfig) -> tuple[int, ...]:
+        return 1, config.positioned_prefix + config.grid[0] * config.grid[1], config.width
+
+    def at(
+        self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        assert learned is not None
+        covered = config.positioned_prefix
+        patches = resample_positions(learned[:, covered:], config.grid, grid, config.positions.resample)
+        return learned[:, :covered], patches
+
+    def resize(self, learned: Tensor, old: ViTConfig, new: ViTConfig) -> Tensor:
+        covered = old.positioned_prefix
+        patches = resample_positions(learned[:, covered:], old.grid, new.grid, new.positions.resample)
+        return torch.cat([learned[:, :covered], patches], dim=1)
+
+
+class SinCos(Positions):
+    """Fixed sines and cosines of both coordinates, on any grid."""
+
+    description = "fixed sin-cos positions"
+
+    def at(
+        self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        return None, sincos_positions(grid, config.width, like)
+
+
+def resample_positions(positions: Tensor, old: Pair, new: Pair, kernel: str) -> Tensor:  # (1, h·w, D)
+    """Positions of the patches brought from the old grid to the new one. Grids are compared, never token counts."""
+    if old == new:
+        return positions
+    picture = positions.float().unflatten(1, old).permute(0, 3, 1, 2)  # (1, D, h, w)
+    if kernel in OFFSETS:
+        scale = tuple((after + OFFSETS[kernel]) / before for before, after in zip(old, new, strict=True))
+        picture = F.interpolate(picture, scale_factor=scale, **RESAMPLE[kernel])  # pyright: ignore
+    else:
+        picture = F.interpolate(picture, size=new, **RESAMPLE[kernel])  # pyright: ignore[reportArgumentType]
+    return picture.flatten(2).transpose(1, 2).to(positions.dtype)
+
+
+def sincos_positions(grid: Pair, width: int, like: Tensor) -> Tensor:
+    """Fixed 2-D positions: sin and cos of x and of y, each at width / 4 frequencies (big_vision's form)."""
+    frequencies = 10_000.0 ** -torch.linspace(0, 1, width // 4, device=like.device)
+    y, x = torch.meshgrid(*(torch.arange(side, device=like.device) for side in grid), indexing="ij")
+    angles_x, angles_y = (axis.flatten()[:, None] * frequencies for axis in (x, y))  # each (h·w, D/4)
+    return torch.cat([angles_x.sin(), angles_x.cos(), angles_y.sin(), angles_y.cos()], dim=1)[None].to(like.dtype)
+
+
+# Kind, as in `PositionConfig.kind` → what it does.
+POSITIONS: dict[str, Positions] = {"learned": Learned(), "sincos": SinCos(), "none": Positions()}
