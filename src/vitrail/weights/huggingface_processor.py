@@ -87,7 +87,6 @@ def read_preprocess(sidecars: Mapping[str, Any], kind: str, config: ViTConfig) -
         return preset(family, config.image_size, config.channels), (note if kind == "vit" else note.split(";")[0],)
     name, notes = _class_of(facts, FAMILY[kind])
     _refuse_unknown(facts)
-    facts = {key: value for key, value in facts.items() if value is not None}  # null is the class's default
     processor = PROCESSORS[name]
     if not _flag(facts, "do_resize", True):
         raise WeightsError(f"{FILE}: do_resize must be true, for models need pictures of one size.")
@@ -288,9 +287,9 @@ def _positive(value: Any, name: str) -> float:
 
 def _flag(facts: Mapping[str, Any], name: str, default: bool) -> bool:
     value = facts.get(name, default)
-    if not isinstance(value, bool):
+    if value is not None and not isinstance(value, bool):
         raise WeightsError(f"{FILE}: {name} must be true or false; got {value!r}.")
-    return value
+    return bool(value)  # null is not the class's default, but no
 
 
 def processor_config(spec: Preprocess) -> dict[str, Any]:
