@@ -48,6 +48,7 @@ def test_corner_of_an_odd_margin() -> None:
         ({"resize": "shortest", "resize_to": 200}, "at least the size"),
         ({"antialias": False}, "always antialiases"),
         ({"interpolation": "lanczos", "kernel": "float"}, "needs kernel='pillow'"),
+        ({"interpolation": "nearest_exact"}, "needs kernel='bytes' or 'float'"),
     ],
 )
 def test_settings_that_cannot_work(fields: dict, message: str) -> None:

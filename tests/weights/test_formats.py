@@ -133,6 +133,7 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "representation": None if config.block.layer_scale else config.representation,
         "mlp_width": 2 * config.width,
         "stem": PatchStem(),
+        **({"image_size": 32, "patch_size": 8} if config.block.layer_scale else {}),
     },
     "dinov2": lambda config: {
         "block": replace(config.block, layer_scale=1.0, qk_norm=False, activation="gelu", norm_eps=1e-6),
@@ -195,6 +196,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hf", {"representation": 12}, "without a representation layer"),
     ("hf", {"block": BlockConfig(qk_norm=True)}, "no qk-norm"),
     ("hf", {"registers": 1}, "backbone without a head"),
+    ("hf", {"block": BlockConfig(layer_scale=1.0), "mlp_width": 50, "num_classes": 0}, "a multiple of the model's"),
+    ("hf", {"block": BlockConfig(layer_scale=1.0), "image_size": (32, 64), "num_classes": 0}, "those of a square"),
     ("hf", {"block": BlockConfig(attention_scale=0.3)}, "no attention scale"),
     ("google", {}, "its GELU is gelu_tanh"),
     ("google", {"block": BlockConfig(activation="gelu_tanh"), "pooling": "map"}, "no attention pooling"),

@@ -12,7 +12,8 @@ from vitrail.schema import validate
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold: 256 MB once decoded
 
-Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+# "nearest_exact" is torch's own rounding to the nearest pixel, which transformers takes where its files say nearest.
+Interpolation = Literal["nearest", "nearest_exact", "bilinear", "bicubic", "lanczos"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,8 @@ class Preprocess:
             raise ConfigError(f"resize_to must be at least the size {self.size}; got {self.resize_to}.")
         if self.kernel == "pillow" and not self.antialias and self.interpolation != "nearest":
             raise ConfigError("kernel='pillow' always antialiases; use kernel='bytes' or 'float' with antialias=False.")
+        if self.kernel == "pillow" and self.interpolation == "nearest_exact":
+            raise ConfigError("interpolation='nearest_exact' needs kernel='bytes' or 'float'; Pillow has 'nearest'.")
         if self.kernel != "pillow" and self.interpolation == "lanczos":
             raise ConfigError(f"interpolation='lanczos' needs kernel='pillow'; got kernel={self.kernel!r}.")
 

@@ -112,8 +112,8 @@ def resize(batch: Tensor, spec: Preprocess, height: int, width: int) -> Tensor:
     if spec.kernel == "pillow":
         return _resize_pillow(batch, spec, height, width)
     batch = batch.to(torch.float32) if spec.kernel == "float" else batch
-    if spec.interpolation == "nearest":
-        return F.interpolate(batch, (height, width), mode="nearest")
+    if spec.interpolation in ("nearest", "nearest_exact"):
+        return F.interpolate(batch, (height, width), mode=spec.interpolation.replace("_", "-"))
     resized = F.interpolate(batch, (height, width), mode=spec.interpolation, antialias=spec.antialias)
     return resized.clamp(0, 255) if spec.interpolation == "bicubic" else resized
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -13,13 +13,15 @@ from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.dinov2 import backbone_refusals, mask_token, split_mask_token
 from vitrail.weights.files import write_safetensors
 from vitrail.weights.huggingface_config import (
+    NOT_SQUARE,
     is_dinov2,
+    is_square,
     model_config,
-    processor_config,
+    notes_of,
     read_classes,
     read_config,
-    read_preprocess,
 )
+from vitrail.weights.huggingface_processor import check_input_size, processor_config, read_preprocess
 from vitrail.weights.infer import Hints, Raw, common_refusals, position_refusals
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, stacked, write_tensors
 
@@ -127,22 +129,30 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         extras |= {name: tensors.pop(f"{prefix}{name}") for name in POOLER}
         notes = ("the pooler beside the classifier is kept but not used, as transformers does",)
     raw = Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars)
-    config = read_config(raw, dict(facts), prefix, hints)  # pyright: ignore[reportUnknownArgumentType]
+    facts = cast("Mapping[str, Any]", facts)
+    config = read_config(raw, facts, prefix, hints)
+    preprocess, assumed = read_preprocess(raw.sidecars, facts["model_type"], config)
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config, dialect), tensors),
         extras=extras,
-        preprocess=read_preprocess(raw.sidecars, config),
-        classes=read_classes(facts, config),  # pyright: ignore[reportUnknownArgumentType]
+        preprocess=preprocess,
+        classes=read_classes(facts, config),
         origin=Origin(format="hf", dialect=dialect),
-        notes=notes,
+        notes=(*notes, *notes_of(facts, config), *assumed),
     )
 
 
 def refusals(config: ViTConfig) -> list[str]:
     common = common_refusals(config, activation=config.block.activation, norm_eps=None)
     if is_dinov2(config):
-        return [*common, *backbone_refusals(config)]
+        whole = config.hidden_width % config.width == 0
+        return [
+            *common,
+            *backbone_refusals(config),
+            *([] if whole else ["the width of its MLPs is a multiple of the model's"]),
+            *([] if is_square(config) else [NOT_SQUARE]),
+        ]
     reasons = [
         (config.block.qk_norm, "it has no qk-norm"),
         (config.pooling != "cls", "it pools the [cls] token"),
@@ -159,6 +169,7 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     if path.suffix:
         raise WeightsError(f"a Hugging Face model is a folder; got {path}; name a folder without a suffix.")
     config = checkpoint.config
+    check_input_size(checkpoint.preprocess, config, resamples=is_dinov2(config))
     dialect = checkpoint.origin.dialect if checkpoint.origin.format == "hf" else {}
     if config.num_classes and not dialect.get("prefix", "vit."):
         dialect = {**dialect, "prefix": "vit."}  # a head was added since

@@ -1,0 +1,327 @@
+"""transformers' `preprocessor_config.json`: what each of its image processors does with which words, read and written.
+
+A closed world: every key is used, known to change no pixel, or refused by name. What a file leaves out is what its
+class does by default. The table below is read from transformers 5.22; of its two backends ours equals torchvision's.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from vitrail.data.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, Preprocess, preset
+from vitrail.errors import WeightsError
+from vitrail.model import ViTConfig
+from vitrail.model.config import Pair
+
+FILE = "preprocessor_config.json"
+HALF = (0.5, 0.5, 0.5)
+NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3  # Pillow's numbers, which `resample` holds
+INTERPOLATIONS: dict[int, Any] = {NEAREST: "nearest_exact", BILINEAR: "bilinear", BICUBIC: "bicubic"}
+SQUASH_FROM = 384  # ConvNextImageProcessor crops below this size, and squashes from it on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageProcessor:
+    """What one class of transformers does where its file is silent."""
+
+    size: Any = (224, 224)  # as `_read_size` gives it: both sides, or one number for the shortest
+    square: bool = True  # a size of one number in the file means both sides, or else the shortest
+    crop_size: Pair | None = None
+    center_crop: bool = False
+    crop_pct: float | None = None
+    resample: int = BICUBIC
+    mean: tuple[float, ...] = HALF
+    std: tuple[float, ...] = HALF
+
+
+_CLIP = ImageProcessor(size=224, square=False, crop_size=(224, 224), center_crop=True, mean=CLIP_MEAN, std=CLIP_STD)
+PROCESSORS = {
+    "ViTImageProcessor": ImageProcessor(resample=BILINEAR),
+    "DeiTImageProcessor": ImageProcessor(size=(256, 256), crop_size=(224, 224), center_crop=True),
+    "BeitImageProcessor": ImageProcessor(crop_size=(224, 224)),
+    "BitImageProcessor": _CLIP,
+    "CLIPImageProcessor": _CLIP,
+    "SiglipImageProcessor": ImageProcessor(square=False),
+    "ConvNextImageProcessor": ImageProcessor(size=384, square=False, crop_pct=224 / 256),
+    "PoolFormerImageProcessor": ImageProcessor(
+        size=224,
+        square=False,
+        crop_size=(224, 224),
+        center_crop=True,
+        crop_pct=0.9,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    ),
+}
+FAMILY = {"vit": "ViTImageProcessor", "dinov2": "BitImageProcessor", "dinov2_with_registers": "BitImageProcessor"}
+
+_USED = """
+    image_processor_type feature_extractor_type do_resize size default_to_square resample do_center_crop crop_size
+    crop_pct do_rescale rescale_factor do_normalize image_mean image_std
+"""
+# What changes no pixel of a picture file, which transformers' pipelines always decode to upright RGB.
+_IRRELEVANT = """
+    do_convert_rgb processor_class model_input_names _valid_processor_keys _valid_kwargs_names _processor_class
+    return_tensors input_data_format device disable_grouping image_seq_length use_fast backend transformers_version
+    do_reduce_labels reduce_labels
+"""
+USED, IRRELEVANT = frozenset(_USED.split()), frozenset(_IRRELEVANT.split())
+# What is there in many files, and must have this value.
+NEEDED: dict[str, tuple[Any, ...]] = {
+    "do_pad": (False,),
+    "use_square_size": (False,),
+    "data_format": ("channels_first", "FIRST"),
+}
+
+
+def read_preprocess(sidecars: Mapping[str, Any], kind: str, config: ViTConfig) -> tuple[Preprocess, tuple[str, ...]]:
+    """What the folder says about its pictures, and notes on what it leaves to its class; or the family's usual."""
+    facts = _facts(sidecars)
+    if facts is None:
+        family = "hf" if kind == "vit" else "dinov2"
+        note = (
+            f"the folder has no {FILE}: assumed the preprocessing of {family}; DeiT, DINO and MAE weights need "
+            "ImageNet's mean and std"
+        )
+        return preset(family, config.image_size, config.channels), (note if kind == "vit" else note.split(";")[0],)
+    name, notes = _class_of(facts, FAMILY[kind])
+    _refuse_unknown(facts)
+    processor = PROCESSORS[name]
+    if not _flag(facts, "do_resize", True):
+        raise WeightsError(f"{FILE}: do_resize must be true, for models need pictures of one size.")
+    if "crop_pct" in facts and processor.crop_pct is None:
+        notes.append(f"{FILE}: crop_pct has no effect in {name}, and has none here")
+    silent = [key for key in ("image_mean", "image_std") if key not in facts]
+    if silent and _flag(facts, "do_normalize", True):
+        notes.append(f"{FILE} does not give {' and '.join(silent)}: those of {name} by default are taken")
+    geometry = _geometry(name, facts)
+    spec = Preprocess(
+        channels=config.channels,
+        interpolation=_interpolation(facts.get("resample", processor.resample)),
+        kernel="bytes",
+        **_statistics(facts, processor, config.channels),
+        **geometry,
+    )
+    check_input_size(spec, config, resamples=kind != "vit")
+    return spec, tuple(notes)
+
+
+def _facts(sidecars: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The image processor's own file, unless a processor of several parts includes it, which transformers prefers."""
+    whole: Any = sidecars.get("processor_config.json")
+    nested: Any = cast("Any", whole).get("image_processor") if isinstance(whole, Mapping) else None
+    facts: Any = sidecars.get(FILE) if nested is None else nested
+    if facts is not None and not isinstance(facts, Mapping):
+        raise WeightsError(f"processor_config.json: image_processor must be an object; got {facts!r}.")
+    return cast("Mapping[str, Any] | None", facts)
+
+
+def check_input_size(spec: Preprocess, config: ViTConfig, *, resamples: bool) -> None:
+    """Raise unless the model reads pictures of the size that the preprocessing gives.
+
+    `resamples` is for models that fit their positions to any picture of whole patches, as DINOv2's do.
+    """
+    if spec.channels != config.channels:
+        raise WeightsError(f"pictures have {spec.channels} channels, and the model reads {config.channels}.")
+    if resamples:
+        config.grid_of(spec.size)
+    elif spec.size != config.image_size:
+        raise WeightsError(
+            f"the preprocessing gives pictures of {spec.size[0]}×{spec.size[1]}, and the model reads "
+            f"{config.image_size[0]}×{config.image_size[1]}; one of the two files is not of this model."
+        )
+
+
+def _class_of(facts: Mapping[str, Any], family: str) -> tuple[str, list[str]]:
+    """The image processor's class; where none is named, the one that transformers takes for the model."""
+    named: Any = facts.get("image_processor_type")
+    if named is None and facts.get("feature_extractor_type") is not None:
+        named = str(facts["feature_extractor_type"]).replace("FeatureExtractor", "ImageProcessor")
+    if named is None:
+        return family, [f"{FILE} names no image processor: taken for {family}, as transformers does"]
+    name = str(named).removesuffix("Fast").removesuffix("Pil")
+    if name == family.replace("ImageProcessor", "FeatureExtractor"):  # written while the two names were in use
+        name = family
+    if name not in PROCESSORS:
+        raise WeightsError(f"{FILE}: image_processor_type must be one of {', '.join(PROCESSORS)}; got {named!r}.")
+    return name, []
+
+
+def _refuse_unknown(facts: Mapping[str, Any]) -> None:
+    for key, value in facts.items():
+        if value is None or key in USED or key in IRRELEVANT or value in NEEDED.get(key, ()):
+            continue
+        if key in NEEDED:
+            raise WeightsError(f"{FILE}: {key} must be {NEEDED[key][0]!r}; got {value!r}, which we cannot do.")
+        raise WeightsError(
+            f"{FILE} has {key}, which none of the image processors that we know reads; remove it if it has no effect."
+        )
+
+
+def _geometry(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Where to resize and what to crop, in our words."""
+    processor = PROCESSORS[name]
+    square = _flag(facts, "default_to_square", processor.square)
+    size: int | Pair = _read_size(facts["size"], "size", square) if "size" in facts else processor.size
+    crop: Pair | None = None
+    if _flag(facts, "do_center_crop", processor.center_crop):
+        crop = (
+            cast("Pair", _read_size(facts["crop_size"], "crop_size")) if "crop_size" in facts else processor.crop_size
+        )
+        if crop is None:
+            raise WeightsError(f"{FILE}: do_center_crop needs crop_size.")
+    if processor.crop_pct is not None:
+        share = _positive(facts.get("crop_pct", processor.crop_pct), "crop_pct")
+        if name == "ConvNextImageProcessor":
+            size, crop = _convnext(size, crop, share)
+        else:
+            size = _enlarged(size, share)
+    if isinstance(size, int):
+        if crop is None:
+            raise WeightsError(
+                f"{FILE} must crop after resizing the shortest side (do_center_crop), or give height and width."
+            )
+        _refuse_padding((size, size), (max(crop), max(crop)))
+        return {"size": crop, "resize": "shortest", "resize_to": size, "anchor": "floor"}
+    if crop is None or crop == size:
+        return {"size": size, "resize": "squash"}
+    _refuse_padding(size, crop)
+    return {"size": crop, "resize": "squash", "crop": _share(crop, size), "anchor": "floor"}
+
+
+def _convnext(size: int | Pair, crop: Pair | None, share: float) -> tuple[int | Pair, Pair]:
+    """What ConvNextImageProcessor resizes to and crops: its size is that of the result."""
+    if not isinstance(size, int):
+        raise WeightsError(f"{FILE}: the size of a ConvNextImageProcessor must be a shortest_edge; got {size}.")
+    if crop not in (None, (size, size)):
+        raise WeightsError(f"{FILE}: a ConvNextImageProcessor crops to its size {size}; crop_size {crop} is not that.")
+    return (int(size / share) if size < SQUASH_FROM else (size, size)), (size, size)
+
+
+def _enlarged(size: int | Pair, share: float) -> int | Pair:
+    """What PoolFormerImageProcessor resizes to: a square is the shortest side for it."""
+    if isinstance(size, int) or size[0] == size[1]:
+        return int((size if isinstance(size, int) else size[0]) / share)
+    return int(size[0] / share), int(size[1] / share)
+
+
+def _refuse_padding(size: Pair, crop: Pair) -> None:
+    if crop[0] > size[0] or crop[1] > size[1]:
+        raise WeightsError(
+            f"{FILE} crops {crop[0]}×{crop[1]} from pictures of {size[0]}×{size[1]}, which transformers pads with "
+            "black; we do not."
+        )
+
+
+def _share(crop: Pair, size: Pair) -> float:
+    """The part of each side that the crop keeps, such that floor(crop / part) is the size before it."""
+    share = min(crop[0] / size[0], crop[1] / size[1])
+    for _ in range(4):
+        if all(math.floor(side / share) == whole for side, whole in zip(crop, size, strict=True)):
+            return share
+        share = math.nextafter(share, 0.0)
+    raise WeightsError(f"{FILE} crops another part of the height than of the width: {crop} of {size}; we cannot.")
+
+
+def _read_size(value: Any, name: str, square: bool = True) -> int | Pair:
+    """Both sides, or one number for the shortest."""
+    sides: Any = value
+    if isinstance(value, Mapping):
+        named = cast("Mapping[str, Any]", value)
+        if set(named) == {"shortest_edge"} and name == "size":
+            return _side(named["shortest_edge"], name)
+        if set(named) != {"height", "width"}:
+            known = "height and width, or shortest_edge" if name == "size" else "height and width"
+            raise WeightsError(f"{FILE}: {name} must have {known}; got {dict(named)!r}.")
+        sides = [named["height"], named["width"]]
+    if isinstance(sides, list | tuple):
+        pair = cast("list[Any]", sides)
+        if len(pair) != 2:
+            raise WeightsError(f"{FILE}: {name} must have two sides; got {value!r}.")
+        return _side(pair[0], name), _side(pair[1], name)
+    side = _side(sides, name)
+    return (side, side) if square else side
+
+
+def _side(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise WeightsError(f"{FILE}: each side of {name} must be a whole number from 1 on; got {value!r}.")
+    return value
+
+
+def _interpolation(resample: Any) -> Any:
+    if not isinstance(resample, int) or isinstance(resample, bool) or resample not in INTERPOLATIONS:
+        known = ", ".join(f"{number} ({name})" for number, name in INTERPOLATIONS.items())
+        raise WeightsError(f"{FILE}: resample must be one of {known}; got {resample!r}.")
+    return INTERPOLATIONS[resample]
+
+
+def _statistics(facts: Mapping[str, Any], processor: ImageProcessor, channels: int) -> dict[str, tuple[float, ...]]:
+    """Our mean and std, of pixels in [0, 1]: another factor than 1/255 (or none) moves into them."""
+    factor = 255.0
+    if _flag(facts, "do_rescale", True):
+        factor *= _positive(facts.get("rescale_factor", 1 / 255), "rescale_factor")
+    if not _flag(facts, "do_normalize", True):
+        return {"mean": (0.0,) * channels, "std": (1.0 / factor,) * channels}
+    mean = _per_channel(facts.get("image_mean", processor.mean), "image_mean", channels)
+    std = _per_channel(facts.get("image_std", processor.std), "image_std", channels)
+    return {"mean": tuple(value / factor for value in mean), "std": tuple(value / factor for value in std)}
+
+
+def _per_channel(value: Any, name: str, channels: int) -> list[float]:
+    numbers = list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
+        raise WeightsError(f"{FILE}: {name} must be one number per channel; got {value!r}.")
+    numbers = numbers * channels if len(numbers) == 1 else numbers  # transformers broadcasts it, too
+    if len(numbers) != channels:
+        raise WeightsError(f"{FILE}: {name} must have {channels} numbers, one per channel; got {value!r}.")
+    return [float(number) for number in numbers]
+
+
+def _positive(value: Any, name: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise WeightsError(f"{FILE}: {name} must be a positive number; got {value!r}.")
+    return float(value)
+
+
+def _flag(facts: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = facts.get(name, default)
+    if value is not None and not isinstance(value, bool):
+        raise WeightsError(f"{FILE}: {name} must be true or false; got {value!r}.")
+    return bool(value)  # null is not the class's default, but no
+
+
+def processor_config(spec: Preprocess) -> dict[str, Any]:
+    """The `preprocessor_config.json` of the transformers processor that does the same, but for its resize kernel."""
+    numbers = {name: number for number, name in INTERPOLATIONS.items()}
+    if spec.interpolation not in numbers:
+        raise WeightsError(
+            f"hf cannot hold this preprocessing: transformers has no {spec.interpolation} resize that is the same "
+            f"with every torchvision; it has {', '.join(numbers)}."
+        )
+    facts: dict[str, Any] = {
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": list(spec.mean),
+        "image_std": list(spec.std),
+        "resample": numbers[spec.interpolation],
+        "rescale_factor": 1 / 255,
+    }
+    height, width = spec.size
+    resized = math.floor(height / spec.crop), math.floor(width / spec.crop)
+    if spec.resize == "squash" and resized == spec.size:
+        return {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}, **facts}
+    facts |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+    if spec.resize == "squash":
+        size = {"height": resized[0], "width": resized[1]}
+        return {"image_processor_type": "DeiTImageProcessor", "size": size, **facts}
+    if spec.resize_to is None and resized[0] != resized[1]:
+        raise WeightsError(
+            f"hf cannot hold this preprocessing: for pictures of {height}×{width}, transformers cannot resize "
+            "until both sides just cover them; squash them, or name the length of the shortest side (resize_to)."
+        )
+    facts |= {"do_convert_rgb": spec.channels == 3}
+    size = {"shortest_edge": spec.resize_to or resized[0]}
+    return {"image_processor_type": "BitImageProcessor", "size": size, **facts}
