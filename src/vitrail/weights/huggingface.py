@@ -135,7 +135,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         preprocess=read_preprocess(raw.sidecars, config),
         classes=read_classes(facts, config),  # pyright: ignore[reportUnknownArgumentType]
         origin=Origin(format="hf", dialect=dialect),
-        notes=notes,
+        remarks=notes,
     )
 
 
