@@ -98,7 +98,7 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "registers": 0,
         "pooling": "cls" if config.class_token else "mean",
         "pool_norm": "before",
-        "positions": PositionConfig(),
+        "positions": PositionConfig(kind="none" if config.positions.kind == "none" else "learned"),
         "stem": PatchStem() if config.stem.kind == "patch" else replace(ResNetStem(), blocks=(1, 2), width_factor=0.5),
     },
     "big_vision": lambda config: {

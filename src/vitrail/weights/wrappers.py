@@ -90,7 +90,8 @@ def _shapes(state: State) -> list[tuple[int, ...]]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    shown = [*names[:5], f"{len(names) - 5} more"] if len(names) > 6 else names
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
 def strip_prefix(
