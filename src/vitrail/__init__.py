@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vitrail.errors import VitrailError
+    from vitrail.errors import AssumptionWarning, VitrailError
     from vitrail.model import ViT, ViTConfig, create, variants
     from vitrail.predict import Predictor, load
 
@@ -15,6 +15,7 @@ __version__ = "0.1.0.dev0"
 
 # Public name → the module that defines it.
 _HOME = {
+    "AssumptionWarning": "vitrail.errors",
     "Predictor": "vitrail.predict",
     "ViT": "vitrail.model",
     "ViTConfig": "vitrail.model",
@@ -24,7 +25,17 @@ _HOME = {
     "variants": "vitrail.model",
 }
 
-__all__ = ["Predictor", "ViT", "ViTConfig", "VitrailError", "__version__", "create", "load", "variants"]
+__all__ = [
+    "AssumptionWarning",
+    "Predictor",
+    "ViT",
+    "ViTConfig",
+    "VitrailError",
+    "__version__",
+    "create",
+    "load",
+    "variants",
+]
 
 
 def __getattr__(name: str) -> object:

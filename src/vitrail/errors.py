@@ -1,4 +1,4 @@
-"""Everything that vitrail raises for a user's mistake.
+"""Everything that vitrail raises for a user's mistake, and what it warns of.
 
 VitrailError                     caught by the command line: one message, exit code 2
 ├── ConfigError                  a field or a combination of fields that cannot work
@@ -7,6 +7,9 @@ VitrailError                     caught by the command line: one message, exit c
 ├── WeightsError                 a checkpoint that is damaged, unknown or does not fit
 ├── ExplanationError             an explanation that would say nothing: empty, constant or not a number
 └── MissingExtraError            an optional dependency is needed and not installed
+
+UserWarning
+└── AssumptionWarning            a checkpoint leaves something open, and a convention decided
 
 A message says what must hold, what we got, and what to do. Our own broken invariants are `assert`s, not these.
 """
@@ -44,6 +47,17 @@ class MissingExtraError(VitrailError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f'{what} needs an optional part of vitrail; run: pip install "vitrail[{extra}]"')
+
+
+class AssumptionWarning(UserWarning):
+    """A checkpoint leaves something open, and a convention decided; `notes` says what, one sentence each."""
+
+    def __init__(self, source: str, notes: tuple[str, ...]) -> None:
+        super().__init__(source, notes)
+        self.source, self.notes = source, notes
+
+    def __str__(self) -> str:
+        return f"{self.source}: {'; '.join(self.notes)} (`hints=` settles most of these)"
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

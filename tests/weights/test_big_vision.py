@@ -8,8 +8,10 @@ import pytest
 import torch
 from benchmarks.peers import timm
 
+from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig
 from vitrail.weights.formats import read_checkpoint, write_checkpoint
+from vitrail.weights.infer import Hints
 
 TANH = BlockConfig(activation="gelu_tanh")
 PATCHES = PositionConfig(covers="patches")
@@ -59,8 +61,6 @@ def test_both_layouts_of_layers(tmp_path: Path, make_checkpoint: Any, case: str,
         arrays = {name: array for name, array in arrays.items() if "encoderblock_" not in name} | scanned
     np.savez(tmp_path / "b.npz", **arrays)
     hints = {"image_size": (32, 32)} if case == "sincos" else {}
-    from vitrail.weights.infer import Hints
-
     read = read_checkpoint(tmp_path / "b.npz", hints=Hints(**hints))
     assert read.config == checkpoint.config
     assert all(torch.equal(read.tensors[name], tensor) for name, tensor in checkpoint.tensors.items())
@@ -68,3 +68,33 @@ def test_both_layouts_of_layers(tmp_path: Path, make_checkpoint: Any, case: str,
     again = dict(np.load(tmp_path / "again.npz"))
     assert again.keys() == arrays.keys()
     assert all(np.array_equal(again[name], array) for name, array in arrays.items())
+
+
+@pytest.mark.parametrize(
+    ("case", "notes"),
+    [
+        (
+            "gap",
+            ["does not say the shape of its grid of 16 patches", 'assumed the mean of the patches (pool_type "gap")'],
+        ),
+        ("map", ["does not say the shape of its grid of 16 patches"]),
+        ("tok", ["does not say the shape of its grid of 16 patches"]),
+        ("sincos", ["assumed the fixed ones of big_vision's sincos2d; pictures of 224×224, or give", "pool_type"]),
+        ("representation", ["the shape of its grid", "pool_type", "assumed tanh after pre_logits"]),
+    ],
+)
+def test_what_the_keys_leave_open_is_noted(tmp_path: Path, make_checkpoint: Any, case: str, notes: list[str]) -> None:
+    write_checkpoint(make_checkpoint(**CASES[case]), tmp_path / "a.npz", "big_vision")
+    read = read_checkpoint(tmp_path / "a.npz")
+    assert len(read.notes) == len(notes)
+    assert all(expected in note for expected, note in zip(notes, read.notes, strict=True))
+    told = Hints(image_size=(32, 32), pooling=CASES[case]["pooling"])
+    left = {"sincos": 1, "representation": 1}.get(case, 0)  # what no hint settles
+    assert len(read_checkpoint(tmp_path / "a.npz", hints=told).notes) == left
+
+
+def test_pooling_the_first_patch_is_refused(tmp_path: Path, make_checkpoint: Any) -> None:
+    """big_vision's pool_type "0" leaves the keys of "gap"."""
+    write_checkpoint(make_checkpoint(**CASES["gap"]), tmp_path / "a.npz", "big_vision")
+    with pytest.raises(WeightsError, match='pool_type "0", is something that our ViT cannot do'):
+        read_checkpoint(tmp_path / "a.npz", hints=Hints(pooling="cls"))

@@ -9,6 +9,7 @@ import torch
 
 from vitrail.model.positions import resample_positions
 from vitrail.weights.formats import read_checkpoint, write_checkpoint
+from vitrail.weights.infer import Hints
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[3] / "shared" / "oracles" / "google"  # more of them, on a developer's machine
@@ -63,7 +64,8 @@ def test_old_and_new_names_give_the_same_model_and_are_written_back(tmp_path: Pa
 def test_optimiser_state_is_left_out_with_a_note(tmp_path: Path) -> None:
     arrays = rename(dict(np.load(FIXTURES / "google_token.npz")), "opt/target/", joint=True)
     np.savez(tmp_path / "a.npz", **arrays, **{"opt/state/step": np.zeros(1)})
-    assert read_checkpoint(tmp_path / "a.npz").notes == ("left out 1 tensors that do not start with opt/target/",)
+    remarks = read_checkpoint(tmp_path / "a.npz").remarks
+    assert remarks[0] == "left out 1 tensor that does not start with opt/target/"
 
 
 def test_early_group_norm_shapes_are_kept(tmp_path: Path, make_checkpoint: Any) -> None:
@@ -81,3 +83,69 @@ def test_early_group_norm_shapes_are_kept(tmp_path: Path, make_checkpoint: Any) 
     assert {name: array.shape for name, array in np.load(tmp_path / "again.npz").items()} == {
         name: array.shape for name, array in old.items()
     }
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/"])
+def test_a_model_without_positions_is_not_given_fixed_ones(tmp_path: Path, prefix: str) -> None:
+    """Oracle: the same weights with positions of zeros, which add nothing."""
+    arrays = rename(dict(np.load(FIXTURES / "google_token.npz")), prefix, joint=True)
+    positions = f"{prefix}Transformer/posembed_input/pos_embedding"
+    np.savez(tmp_path / "zeros.npz", **{**arrays, positions: np.zeros_like(arrays[positions])})
+    np.savez(tmp_path / "none.npz", **{name: array for name, array in arrays.items() if name != positions})
+    read = read_checkpoint(tmp_path / "none.npz")
+    assert (read.file_format, read.config.positions.kind, read.config.image_size) == ("google", "none", (224, 224))
+    assert read.notes == (
+        "the file has no positions, which fits any picture: assumed 224×224; give image_size for another",
+    )
+    images = torch.randn(2, 3, 32, 32)
+    sized = read_checkpoint(tmp_path / "none.npz", hints=Hints(image_size=(32, 32)))
+    assert sized.notes == ()
+    with torch.inference_mode():
+        expected = read_checkpoint(tmp_path / "zeros.npz").build()(images)
+        torch.testing.assert_close(sized.build()(images), expected, rtol=0, atol=0)
+    write_checkpoint(sized, tmp_path / "again.npz", "google")
+    assert set(np.load(tmp_path / "again.npz").files) == set(np.load(tmp_path / "none.npz").files)
+
+
+def test_new_numbering_without_positions_is_ambiguous_and_noted(tmp_path: Path) -> None:
+    arrays = dict(np.load(FIXTURES / "google_token.npz"))
+    del arrays["Transformer/posembed_input/pos_embedding"]
+    np.savez(tmp_path / "a.npz", **arrays)
+    guessed = read_checkpoint(tmp_path / "a.npz")
+    assert guessed.config.positions.kind == "sincos"
+    assert "a model of vision_transformer without positions is read with the format google" in guessed.notes[0]
+    named = read_checkpoint(tmp_path / "a.npz", format_name="google")
+    assert (named.file_format, named.config.positions.kind) == ("google", "none")
+
+
+def test_what_the_keys_leave_open_is_noted(tmp_path: Path, make_checkpoint: Any) -> None:
+    from vitrail.model import BlockConfig
+
+    tall = make_checkpoint(image_size=(16, 64), block=BlockConfig(activation="gelu_tanh"))
+    write_checkpoint(tall, tmp_path / "a.npz", "google")
+    square = read_checkpoint(tmp_path / "a.npz")
+    assert square.config.image_size == (32, 32)
+    assert square.notes == (
+        "the file does not say the shape of its grid of 16 patches: assumed square, pictures of 32×32; "
+        "give image_size if they were not",
+    )
+    assert square.remarks == (
+        "the tanh form of GELU and a LayerNorm epsilon of 1e-6 are not in the file, but in Google's code; "
+        "give activation or norm_eps if the weights were trained otherwise",
+    )
+    told = Hints(image_size=(16, 64), activation="gelu_tanh", norm_eps=1e-6)
+    right = read_checkpoint(tmp_path / "a.npz", hints=told)
+    assert (right.config, right.notes, right.remarks) == (tall.config, (), ())
+    small = make_checkpoint(image_size=(24, 24), block=BlockConfig(activation="gelu_tanh"))
+    write_checkpoint(small, tmp_path / "b.npz", "google")
+    assert read_checkpoint(tmp_path / "b.npz").notes == ()  # 9 patches are 3×3
+
+
+def test_the_mean_is_noted(tmp_path: Path, make_checkpoint: Any) -> None:
+    from vitrail.model import BlockConfig
+
+    fields = {"image_size": (24, 24), "class_token": False, "pooling": "mean"}
+    write_checkpoint(make_checkpoint(**fields, block=BlockConfig(activation="gelu_tanh")), tmp_path / "a.npz", "google")
+    notes = read_checkpoint(tmp_path / "a.npz").notes
+    assert notes == ("the file does not say its pooling: assumed the mean, as it has no [cls] token",)
+    assert read_checkpoint(tmp_path / "a.npz", hints=Hints(pooling="mean")).notes == ()

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitrail.cli.convert import Format
-from vitrail.cli.options import Activation, Heads, Json, NormEps, Pooling, Size, parse_size
+from vitrail.cli.options import Activation, Ema, Heads, Json, NormEps, Pooling, Size, parse_size
 
 if TYPE_CHECKING:
     from vitrail.model import ViTConfig
@@ -28,6 +28,7 @@ def inspect(
     pooling: Pooling = None,
     activation: Activation = None,
     norm_eps: NormEps = None,
+    ema: Ema = None,
     as_json: Json = False,
 ) -> int:
     """Show what a checkpoint is, and what may be wrong with it; exit code 1 if it cannot work as it is.
@@ -46,7 +47,12 @@ def inspect(
     from vitrail.weights.opening import open_checkpoint
 
     hints = Hints(
-        heads=heads, image_size=parse_size(image_size), pooling=pooling, activation=activation, norm_eps=norm_eps
+        heads=heads,
+        image_size=parse_size(image_size),
+        pooling=pooling,
+        activation=activation,
+        norm_eps=norm_eps,
+        ema=ema,
     )
     checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
     findings = diagnose(checkpoint)

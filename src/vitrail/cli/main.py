@@ -4,15 +4,18 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
+from typing import Any
 
 from cyclopts import App, CycloptsError
 from rich.console import Console
 from rich.markup import escape
 
 from vitrail import __version__
-from vitrail.errors import VitrailError
+from vitrail.errors import AssumptionWarning, VitrailError
 
 # Verb → the line that `vitrail --help` shows. The function has the verb's name and lives in the file of that name.
 VERBS = {
@@ -58,13 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = [token for token in tokens if token != "--debug"]  # noqa: S105
     errors = Console(stderr=True, highlight=False)
     try:
-        code = build_app()(
-            tokens,
-            exit_on_error=False,
-            error_console=errors,
-            verbose=debug,
-            result_action="return_int_as_exit_code_else_zero",
-        )
+        with _notes_on(errors):
+            code = build_app()(
+                tokens,
+                exit_on_error=False,
+                error_console=errors,
+                verbose=debug,
+                result_action="return_int_as_exit_code_else_zero",
+            )
     except CycloptsError:
         return USER_ERROR  # cyclopts has printed what is wrong and the nearest name
     except VitrailError as error:
@@ -87,9 +91,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_error(console: Console, error: Exception) -> None:
-    """One message; names of files and classes in it cannot send codes to the terminal."""
-    text = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in str(error))
-    console.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
+    console.print(f"[bold red]error:[/] {_shown(str(error))}", soft_wrap=True)
+
+
+def _shown(text: str) -> str:
+    """A message with names of files and classes, which cannot send codes to the terminal."""
+    return escape("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text))
+
+
+@contextmanager
+def _notes_on(console: Console) -> Generator[None]:
+    """While a verb runs, what a checkpoint leaves open is told in plain lines, by the first rank for all."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_notes(message: Warning | str, *details: Any, **more: Any) -> None:
+            if not isinstance(message, AssumptionWarning):
+                show(message, *details, **more)
+            elif os.environ.get("RANK", "0") == "0":
+                for note in message.notes:
+                    console.print(f"note: {_shown(note)}", soft_wrap=True)
+
+        warnings.showwarning = show_notes
+        warnings.simplefilter("always", AssumptionWarning)
+        yield
 
 
 def entry() -> None:

@@ -16,6 +16,9 @@ Heads = Annotated[int | None, Parameter(help="Number of heads, where the file do
 Pooling = Annotated[Literal["cls", "mean", "map"] | None, Parameter(help="Pooling, instead of what the keys suggest.")]
 Activation = Annotated[Literal["gelu", "gelu_tanh"] | None, Parameter(help="GELU, instead of the format's own.")]
 NormEps = Annotated[float | None, Parameter(help="LayerNorm's epsilon, instead of the format's own.")]
+Ema = Annotated[
+    bool | None, Parameter(help="Of a torch file with both: take the moving average of the weights, or not.")
+]
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:

@@ -38,6 +38,7 @@ class Predictor:
     preprocess: Preprocess
     classes: tuple[str, ...] | None
     origin: Origin
+    notes: tuple[str, ...] = ()  # what reading the checkpoint assumed or left out
 
     @property
     def model(self) -> ViT:
@@ -183,6 +184,9 @@ def load(
     sizes and channels. A new head drops the representation layer too, as in the paper, unless `drop_representation` is
     False. Pickles are refused: convert them once with `vitrail convert`. `verify=False` skips the checksums of a file
     that you trust, and with them the reading of weights before they are used.
+
+    What a foreign file leaves open is settled by `hints`, or by a convention: an `AssumptionWarning` then lists what
+    was assumed, and `Predictor.notes` keeps it.
     """
     checkpoint = open_checkpoint(source, hints=hints, verify=verify)
     new_head = (num_classes if classes is None else len(classes)) not in (None, checkpoint.config.num_classes)
@@ -202,6 +206,7 @@ def load(
         preprocess=checkpoint.preprocess,
         classes=checkpoint.classes,
         origin=checkpoint.origin,
+        notes=(*checkpoint.notes, *checkpoint.remarks),
     )
 
 

@@ -23,7 +23,7 @@ MAP = "MAPHead_0"
 
 def recognises(tensors: dict[str, Tensor]) -> bool:
     prefix = flax.find_prefix(tensors)
-    return prefix is not None and f"{prefix}Transformer/posembed_input/pos_embedding" not in tensors
+    return prefix is not None and not flax.is_original(tensors, prefix)
 
 
 def key_table(config: ViTConfig) -> list[Rule]:
@@ -49,7 +49,7 @@ def key_table(config: ViTConfig) -> list[Rule]:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    prefix, notes = flax.strip_prefix(raw)
+    prefix, left_out = flax.strip_prefix(raw)
     scanned = any(name.startswith(SCANNED) for name in raw.tensors)
     dialect = {"prefix": prefix, "layers": "scanned" if scanned else "listed"}
     if scanned:
@@ -60,8 +60,31 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         tensors=read_tensors(key_table(config), raw.tensors),
         preprocess=preset("google", config.image_size, config.channels),
         origin=Origin(format="big_vision", dialect=dialect),
-        notes=notes,
+        notes=_assumed(config, hints),
+        remarks=(*left_out, *flax.implied(hints)),
     )
+
+
+def _assumed(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
+    """What the keys leave open."""
+    notes: tuple[str, ...] = ()
+    if config.positions.kind == "sincos":
+        size = f"; pictures of {config.image_size[0]}×{config.image_size[1]}, or give image_size"
+        notes += (
+            "the file has no positions: assumed the fixed ones of big_vision's sincos2d"
+            f"{size if hints.image_size is None else ''}; a model of vision_transformer without positions is read with "
+            "the format google",
+        )
+    else:
+        notes += flax.assumed_square(config.image_size, config.stride, hints)
+    if config.pooling == "mean" and hints.pooling is None:
+        notes += (
+            'the file does not say its pooling: assumed the mean of the patches (pool_type "gap"); a model that was '
+            'trained with pool_type "0" needs another',
+        )
+    if config.representation:
+        notes += ("assumed tanh after pre_logits, which early versions of big_vision did not have",)
+    return notes
 
 
 def unstack_layers(raw: Raw) -> dict[str, Tensor]:
@@ -92,11 +115,16 @@ def stack_layers(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
 def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
     sizes = flax.infer_sizes(raw, NUMBERING)
     class_token, learned = "cls" in raw.tensors, "pos_embedding" in raw.tensors
+    if hints.pooling == "cls" and not class_token:
+        raise WeightsError(
+            "pooling cls needs a [cls] token, which this file has not; to pool the first patch in its place, as "
+            'big_vision does with pool_type "0", is something that our ViT cannot do.'
+        )
     pooling = "map" if f"{MAP}/probe" in raw.tensors else "cls" if class_token else "mean"
     if learned:
         image_size, _ = infer_image_size(raw.shape("pos_embedding", 3)[1], (0,), sizes.patch_size, hints)
     else:  # fixed positions exist for any size: 224, or the next that whole patches fit
-        rows, columns = (224 // side * side for side in sizes.patch_size)
+        rows, columns = (max(224 // side, 1) * side for side in sizes.patch_size)
         image_size = hints.image_size or (rows, columns)
     return ViTConfig(
         image_size=image_size,

@@ -37,7 +37,8 @@ class Checkpoint:
     file_format: FormatName = "vitrail"  # of the file that it was read from
     origin: Origin = field(default_factory=Origin)  # of the weights, however often they were converted since
     extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # what no forward pass reads: mask_token
-    notes: tuple[str, ...] = ()  # what the reader assumed or left out
+    notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns of it
+    remarks: tuple[str, ...] = ()  # what else is good to know: spellings, what was left out, what the format implies
 
     def __post_init__(self) -> None:
         if self.classes is not None and len(self.classes) != self.config.num_classes:

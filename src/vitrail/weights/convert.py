@@ -57,6 +57,7 @@ class Conversion:
     agreement: Agreement
     peer: Agreement | None
     notes: tuple[str, ...]
+    assumed: tuple[str, ...]  # those of the notes that opening the source warned of
     how_to_load: str
 
 
@@ -109,7 +110,8 @@ def convert(
         target_format=to,
         agreement=agreement,
         peer=peer,
-        notes=(*before.notes, *unsaid, *_losses(before, written)),
+        notes=(*before.notes, *before.remarks, *unsaid, *_losses(before, written)),
+        assumed=() if before.file_format == "vitrail" else before.notes,
         how_to_load=how_to_load_of(before, place, to),
     )
 

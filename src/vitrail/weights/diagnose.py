@@ -23,7 +23,7 @@ class Warning:  # noqa: A001 (it is one)
 def diagnose(checkpoint: Checkpoint) -> list[Warning]:
     """All that we can tell without data."""
     found = [*_broken_numbers(checkpoint), *_head(checkpoint), *_representation(checkpoint), *_types(checkpoint)]
-    return [*found, *_normalisation(checkpoint), *(_warn(note) for note in checkpoint.notes)]
+    return [*found, *_normalisation(checkpoint), *(_warn(note) for note in (*checkpoint.notes, *checkpoint.remarks))]
 
 
 def _warn(message: str, severity: Literal["warning", "error"] = "warning") -> Warning:

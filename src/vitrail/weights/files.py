@@ -16,6 +16,7 @@ import warnings
 import zipfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from errno import EISDIR
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.errors import WeightsError
+from vitrail.weights.wrappers import check_no_choice, unwrap
 
 # torch's dtype → the name that safetensors has for it.
 DTYPES = {
@@ -40,26 +42,36 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-PICKLES = {".pth", ".pt", ".bin"}
+PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
 BOMB_SIZE, BOMB_RATIO = 2**30, 20  # an archive that unpacks to more than both is not a checkpoint
 
 
-def read_tensors_of(path: Path, allow_pickle: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one file by name, and the metadata of a safetensors file."""
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a weight file holds: tensors by name, the metadata of a safetensors file, and what had to be chosen."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    notes: tuple[str, ...] = ()
+
+
+def read_contents(path: Path, allow_pickle: bool, ema: bool | None = None) -> Contents:
+    """One file of any kind; `ema` chooses between the weights and their average where a torch file has both."""
     if not path.is_file():
         raise WeightsError(f"there is no file {path}.")
-    if path.suffix == ".safetensors":
-        return read_safetensors(path)
-    if path.suffix == ".npz":
-        return read_npz(path), {}
+    if path.suffix in (".safetensors", ".npz"):
+        check_no_choice(path, ema)
+        tensors, metadata = read_safetensors(path) if path.suffix == ".safetensors" else (read_npz(path), {})
+        return Contents(tensors=tensors, metadata=metadata)
     if path.suffix in PICKLES:
         if not allow_pickle:
             raise WeightsError(
                 f"{path} is a pickle, which we do not load directly; convert it once: "
                 f"vitrail convert {path} {path.with_suffix('.safetensors')}"
             )
-        return read_pickle(path), {}
-    raise WeightsError(f"{path} must end in .safetensors, .npz, .pth, .pt or .bin to be read as a checkpoint.")
+        tensors, notes = unwrap(read_pickle(path), path, ema)
+        return Contents(tensors=tensors, notes=notes)
+    raise WeightsError(f"{path} must end in .safetensors, .npz, .pth, .pt, .ckpt or .bin to be read as a checkpoint.")
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -107,19 +119,23 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def read_pickle(path: Path) -> dict[str, Tensor]:
-    """The state dict of a torch file; only tensors and plain containers are ever unpickled."""
+def read_pickle(path: Path) -> Any:
+    """What a torch file holds; only tensors and plain containers are ever unpickled."""
     with _clear_errors(path, "torch checkpoint"):
         plain = zipfile.is_zipfile(path) and _is_plain_archive(path)
         with torch.serialization.safe_globals([argparse.Namespace]):  # the settings that training scripts add
-            loaded: Any = _load_weights(path, plain)
-    return unwrap_state(loaded, path)
+            return _load_weights(path, plain)
 
 
 def _is_plain_archive(path: Path) -> bool:
     """Check an archive's checksums; True if its members are stored as they are, so that they can be mapped."""
     with zipfile.ZipFile(path) as archive:
         members = _check_archive(archive, path)
+        if any(member.filename.endswith("/constants.pkl") for member in members):
+            raise WeightsError(
+                f"{path} is a TorchScript archive, a program instead of weights, which we never run; save its weights "
+                'where it was made: torch.save(torch.jit.load(...).state_dict(), "model.pth")'
+            )
         if broken := archive.testzip():
             raise WeightsError(f"{path} is damaged: the checksum of {broken} does not match.")
     return all(member.compress_type == zipfile.ZIP_STORED for member in members)
@@ -130,29 +146,13 @@ def _load_weights(path: Path, plain: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles of an unusual make, which then load or do not
             return torch.load(path, map_location="cpu", weights_only=True, mmap=plain)
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "weights_only" not in str(error):
+            raise
         raise WeightsError(
             f"{path} cannot be read as a torch checkpoint of tensors alone: it is damaged, or holds Python objects, "
             "which we never load; save its state_dict by itself."
         ) from error
-
-
-def unwrap_state(loaded: Any, path: Path) -> dict[str, Tensor]:
-    """The state dict inside what training scripts save: {"model": …}, {"state_dict": …}, keys with "module."."""
-    for wrapper in ("state_dict", "model", "teacher"):
-        if isinstance(loaded, Mapping) and isinstance(cast("Any", loaded).get(wrapper), Mapping):
-            loaded = cast("Any", loaded)[wrapper]
-            break
-    if not isinstance(loaded, Mapping):
-        raise WeightsError(f"{path} must hold a dictionary of tensors; got {type(loaded).__name__}.")
-    items = cast("Mapping[Any, Any]", loaded)
-    other = [str(key) for key, value in items.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
-    if other or not items:
-        raise WeightsError(
-            f"{path} must hold tensors by name; got other things under {', '.join(other[:5]) or 'no key'}."
-        )
-    prefixes = [p for p in ("module.", "_orig_mod.", "backbone.") if all(key.startswith(p) for key in items)]
-    return {key.removeprefix(prefixes[0] if prefixes else ""): value for key, value in items.items()}
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What Google's two repositories share: Flax's layouts of kernels, the names inside a block, and reading the sizes."""
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import cast
 
 import torch
@@ -8,11 +9,13 @@ from torch import Tensor
 
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
-from vitrail.weights.infer import Raw, count_layers
+from vitrail.weights.infer import Hints, Raw, count_layers
 from vitrail.weights.keys import HWIO, TRANSPOSED, Form, Rule, Tensors, rule
 
 # What different releases put before all names of the model.
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
+
+POSITIONS = "Transformer/posembed_input/pos_embedding"  # of vision_transformer; big_vision has them on top
 
 # Numbering → names of attention, second norm and MLP in a block: Flax once numbered all submodules together, and now
 # numbers each kind by itself.
@@ -50,8 +53,38 @@ def strip_prefix(raw: Raw) -> tuple[str, tuple[str, ...]]:
         del tensors[name]
     for name in list(tensors) if prefix else ():
         tensors[name.removeprefix(prefix)] = tensors.pop(name)
-    notes = (f"left out {len(others)} tensors that do not start with {prefix}",) if others else ()
-    return prefix, notes
+    counted = "1 tensor that does" if len(others) == 1 else f"{len(others)} tensors that do"
+    return prefix, (f"left out {counted} not start with {prefix}",) if others else ()
+
+
+def is_original(tensors: dict[str, Tensor], prefix: str) -> bool:
+    """Whether a model is of google-research/vision_transformer: its positions, its numbering, or a ResNet tell."""
+    if f"{prefix}{POSITIONS}" in tensors or f"{prefix}conv_root/kernel" in tensors:
+        return True
+    return f"{prefix}pos_embedding" not in tensors and numbering(tensors) == "joint"
+
+
+def assumed_square(image_size: Pair, stride: Pair, hints: Hints) -> tuple[str, ...]:
+    """The note that belongs to a grid of which only the number of positions is known."""
+    patches = image_size[0] // stride[0] * (image_size[1] // stride[1])
+    if hints.image_size is not None or not any(patches % side == 0 for side in range(2, isqrt(patches))):
+        return ()  # it is known, or no other grid has as many patches
+    return (
+        f"the file does not say the shape of its grid of {patches} patches: assumed square, pictures of "
+        f"{image_size[0]}×{image_size[1]}; give image_size if they were not",
+    )
+
+
+def implied(hints: Hints) -> tuple[str, ...]:
+    """What is not in a file, but fixed in the code that it comes from."""
+    names = [name for name in ("activation", "norm_eps") if getattr(hints, name) is None]
+    facts = {"activation": "the tanh form of GELU", "norm_eps": "a LayerNorm epsilon of 1e-6"}
+    if not names:
+        return ()
+    return (
+        f"{' and '.join(facts[name] for name in names)} {'is' if len(names) == 1 else 'are'} not in the file, but in "
+        f"Google's code; give {' or '.join(names)} if the weights were trained otherwise",
+    )
 
 
 def numbering(tensors: dict[str, Tensor]) -> str:

@@ -14,8 +14,9 @@ from vitrail.errors import VitrailError, WeightsError, suggest
 from vitrail.model import ViTConfig
 from vitrail.weights import big_vision, dinov2, google, huggingface, native, timm, torchvision
 from vitrail.weights.checkpoint import Checkpoint, FormatName
-from vitrail.weights.files import atomic_path, read_tensors_of, sha256_of
+from vitrail.weights.files import Contents, atomic_path, read_contents, sha256_of
 from vitrail.weights.infer import Hints, Raw
+from vitrail.weights.wrappers import describe_parts, strip_prefix
 
 # Name → the module that reads and writes it, and what its checkpoints look like to a user.
 FORMATS: dict[FormatName, ModuleType] = {
@@ -54,23 +55,31 @@ def read_checkpoint(
 
     `verify` compares the checksums of our own files; npz and torch files are always checked by their archives.
     """
-    source = Path(path)
+    source, hints = Path(path), hints or Hints()
     files = find_files(source)
-    tensors, metadata = read_files(files, allow_pickle)
-    if "vitrail" in metadata and format_name in (None, "vitrail"):
-        return apply_hints(native.parse_native(files[0], tensors, metadata, verify), hints or Hints())
-    name = format_name or detect_format(tensors, source)
-    if name not in FORMATS:
+    contents = read_files(files, allow_pickle, hints.ema)
+    if "vitrail" in contents.metadata and format_name in (None, "vitrail"):
+        return apply_hints(native.parse_native(files[0], contents.tensors, contents.metadata, verify), hints)
+    if format_name is not None and format_name not in FORMATS:
         raise WeightsError(f"{source} is not a checkpoint of vitrail; leave the format out to have it detected.")
+    tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
+    check_distilled(tensors, source)
+    name = format_name or detect_format(tensors, source)
     raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
     try:
-        checkpoint: Checkpoint = FORMATS[name].read(raw, hints or Hints())
+        checkpoint: Checkpoint = FORMATS[name].read(raw, hints)
     except VitrailError as error:
         message = str(error)
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
     except NONSENSE as error:
         raise WeightsError(f"{source}, read as {name}, makes no sense: {error}") from error
-    return replace(checkpoint, file_format=name, origin=replace(checkpoint.origin, source=str(path)))
+    return replace(
+        checkpoint,
+        file_format=name,
+        origin=replace(checkpoint.origin, source=str(path)),
+        notes=(*contents.notes, *checkpoint.notes),
+        remarks=(*remarks, *checkpoint.remarks),
+    )
 
 
 def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
@@ -87,13 +96,32 @@ def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
     return replace(checkpoint, config=replace(config, block=block, pooling=pooling, heads=heads))
 
 
-def detect_format(tensors: Mapping[str, Tensor], source: Path) -> FormatName:
+def _matches(tensors: dict[str, Tensor], format_name: FormatName | None = None) -> list[FormatName]:
+    """The formats, or the one in question, whose keys these are."""
+    names: list[FormatName] = [format_name] if format_name else list(FORMATS)
+    return [name for name in names if FORMATS[name].recognises(tensors)]
+
+
+def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Raise for a DeiT with a second class token and a second head, which are unlike anything in the paper's ViT."""
+    for name in tensors:
+        if name.rpartition(".")[2] in ("dist_token", "distillation_token"):
+            raise WeightsError(
+                f"{source} is a DeiT that was trained with distillation: it has the token {name} and a head of its own "
+                "for it, which the paper's ViT has not, so we cannot load it; use the DeiT without distillation "
+                "(deit_base_patch16_224 instead of deit_base_distilled_patch16_224)."
+            )
+
+
+def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
     """The format whose keys these are."""
-    matches: list[FormatName] = [name for name, module in FORMATS.items() if module.recognises(tensors)]
+    matches = _matches(tensors)
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with --from.")
+    if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
+        raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")
     shown = ", ".join(list(tensors)[:5]) or "none"
     raise WeightsError(
         f"the keys of {source} are those of no ViT that we know ({', '.join(FORMATS)}); its first keys: {shown}."
@@ -130,15 +158,15 @@ def _read_index(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def read_files(files: list[Path], allow_pickle: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one or several files."""
-    tensors, metadata = read_tensors_of(files[0], allow_pickle)
+def read_files(files: list[Path], allow_pickle: bool, ema: bool | None = None) -> Contents:
+    """What one or several files hold together."""
+    contents = read_contents(files[0], allow_pickle, ema)
     for file in files[1:]:
-        more, _ = read_tensors_of(file, allow_pickle)
-        if twice := sorted(more.keys() & tensors.keys()):
+        more = read_contents(file, allow_pickle, ema).tensors
+        if twice := sorted(more.keys() & contents.tensors.keys()):
             raise WeightsError(f"{file} has tensors that another shard has too: {', '.join(twice[:5])}.")
-        tensors |= more
-    return tensors, metadata
+        contents.tensors.update(more)
+    return contents
 
 
 def read_sidecars(folder: Path) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from vitrail.weights.files import write_npz
 from vitrail.weights.infer import Hints, Raw, common_refusals, count_units, infer_image_size, position_refusals
 from vitrail.weights.keys import HWIO, SAME, Form, Rule, read_tensors, rule, write_tensors
 
-POSITIONS = "Transformer/posembed_input/pos_embedding"
 ACTIVATION, NORM_EPS = "gelu_tanh", 1e-6
 GROUP_NORM_4D = Form(lambda theirs: theirs[0].flatten(), lambda ours: (ours.view(1, 1, 1, -1),))  # early releases
 
 
 def recognises(tensors: dict[str, Tensor]) -> bool:
     prefix = flax.find_prefix(tensors)
-    return prefix is not None and prefix + POSITIONS in tensors
+    return prefix is not None and flax.is_original(tensors, prefix)
 
 
 def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
@@ -28,9 +27,10 @@ def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
     rules = [
         *_stem_rules(config.stem, dialect),
         *flax.convolution("embed.patches", "embedding"),
-        rule("embed.positions", POSITIONS),
         *flax.norm("norm", "Transformer/encoder_norm"),
     ]
+    if config.positions.kind == "learned":
+        rules.append(rule("embed.positions", flax.POSITIONS))
     for index in range(config.depth):
         rules += flax.block(config, index, numbering)
     if config.class_token:
@@ -67,7 +67,7 @@ def _stem_rules(stem: Stem, dialect: dict[str, str]) -> list[Rule]:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    prefix, notes = flax.strip_prefix(raw)
+    prefix, left_out = flax.strip_prefix(raw)
     dialect = {"prefix": prefix, "numbering": flax.numbering(raw.tensors)}
     if "gn_root/scale" in raw.tensors and raw.tensors["gn_root/scale"].ndim == 4:
         dialect["group_norm"] = "4d"
@@ -77,8 +77,22 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         tensors=read_tensors(key_table(config, dialect), raw.tensors),
         preprocess=preset("google", config.image_size, config.channels),
         origin=Origin(format="google", dialect=dialect),
-        notes=notes,
+        notes=_assumed(config, hints),
+        remarks=(*left_out, *flax.implied(hints)),
     )
+
+
+def _assumed(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
+    """What the keys leave open."""
+    notes: tuple[str, ...] = ()
+    if config.positions.kind == "learned":
+        notes += flax.assumed_square(config.image_size, config.stride, hints)
+    elif hints.image_size is None:
+        size = f"{config.image_size[0]}×{config.image_size[1]}"
+        notes += (f"the file has no positions, which fits any picture: assumed {size}; give image_size for another",)
+    if not config.class_token and hints.pooling is None:
+        notes += ("the file does not say its pooling: assumed the mean, as it has no [cls] token",)
+    return notes
 
 
 def infer_config(raw: Raw, hints: Hints, numbering: str) -> ViTConfig:
@@ -86,8 +100,12 @@ def infer_config(raw: Raw, hints: Hints, numbering: str) -> ViTConfig:
     stem = infer_stem(raw)
     class_token = "cls" in raw.tensors
     rows, columns = (side * stem.stride for side in sizes.patch_size)
-    positions = raw.shape(POSITIONS, 3)[1]
-    image_size, _ = infer_image_size(positions, (int(class_token),), (rows, columns), hints)
+    learned = flax.POSITIONS in raw.tensors
+    if learned:
+        positions = raw.shape(flax.POSITIONS, 3)[1]
+        image_size, _ = infer_image_size(positions, (int(class_token),), (rows, columns), hints)
+    else:  # trained without positions, so for any size: 224, or the next that whole patches fit
+        image_size = hints.image_size or (max(224 // rows, 1) * rows, max(224 // columns, 1) * columns)
     return ViTConfig(
         image_size=image_size,
         patch_size=sizes.patch_size,
@@ -101,7 +119,7 @@ def infer_config(raw: Raw, hints: Hints, numbering: str) -> ViTConfig:
         pooling=hints.pooling or ("cls" if class_token else "mean"),
         representation=sizes.representation,
         block=BlockConfig(activation=hints.activation or ACTIVATION, norm_eps=hints.norm_eps or NORM_EPS),
-        positions=PositionConfig(resample="google"),
+        positions=PositionConfig(kind="learned" if learned else "none", resample="google"),
         stem=stem,
     )
 
@@ -122,7 +140,7 @@ def refusals(config: ViTConfig) -> list[str]:
     return [
         *common_refusals(config, activation=ACTIVATION, norm_eps=NORM_EPS),
         *flax.refusals(config),
-        *position_refusals(config, covers="class"),
+        *([] if config.positions.kind == "none" else position_refusals(config, covers="class")),
         *(reason for holds, reason in reasons if holds),
         *_stem_refusals(config.stem),
     ]

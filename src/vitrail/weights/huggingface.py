@@ -124,10 +124,10 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     new = any(".attention.q_proj." in name for name in raw.tensors)
     dialect = {"prefix": prefix, "generation": "modules" if new else "files"}
     tensors, extras = split_mask_token(raw.tensors, prefix + MASK_TOKEN)
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     if "classifier.weight" in tensors and f"{prefix}pooler.dense.weight" in tensors:
         extras |= {name: tensors.pop(f"{prefix}{name}") for name in POOLER}
-        notes = ("the pooler beside the classifier is kept but not used, as transformers does",)
+        remarks = ("the pooler beside the classifier is kept but not used, as transformers does",)
     raw = Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars)
     facts = cast("Mapping[str, Any]", facts)
     config = read_config(raw, facts, prefix, hints)
@@ -139,7 +139,8 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         preprocess=preprocess,
         classes=read_classes(facts, config),
         origin=Origin(format="hf", dialect=dialect),
-        notes=(*notes, *notes_of(facts, config), *assumed),
+        notes=(*notes_of(facts, config), *assumed),
+        remarks=remarks,
     )
 
 

@@ -27,6 +27,7 @@ class Hints:
     pooling: Literal["cls", "mean", "map"] | None = None
     activation: Literal["gelu", "gelu_tanh"] | None = None
     norm_eps: float | None = None
+    ema: bool | None = None  # of a torch file with both: the moving average of the weights, or the weights themselves
 
     def __post_init__(self) -> None:
         validate(self)

@@ -45,6 +45,7 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
         "classes": checkpoint.classes,
         "origin": to_dict(checkpoint.origin),
         "notes": checkpoint.notes,
+        "remarks": checkpoint.remarks,
         "crc32": checksums(tensors),
     }
     text = json.dumps(facts, ensure_ascii=False)
@@ -72,6 +73,7 @@ def parse_native(
             classes=None if facts.get("classes") is None else tuple(map(str, facts["classes"])),
             origin=from_dict(Origin, facts.get("origin"), "origin"),
             notes=tuple(map(str, facts.get("notes", ()))),
+            remarks=tuple(map(str, facts.get("remarks", ()))),
             tensors={name: tensor for name, tensor in tensors.items() if not name.startswith(EXTRA)},
             extras={name.removeprefix(EXTRA): tensors[name] for name in tensors if name.startswith(EXTRA)},
         )
