@@ -1,7 +1,6 @@
 """`vitrail convert`: a checkpoint from one format to another, with proof."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,6 +8,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from vitrail.cli.options import Activation, Heads, Json, NormEps, Pooling, Size, parse_size
+from vitrail.cli.printing import SteadyConsole, print_json
 
 if TYPE_CHECKING:
     from vitrail.weights.checkpoint import Checkpoint
@@ -113,13 +113,13 @@ def convert(
         overwrite=overwrite,
     )
     if as_json:
-        print(json.dumps({"target": str(target), **dataclasses.asdict(conversion)}, indent=2))
+        print_json({"target": str(target), **dataclasses.asdict(conversion)})
     else:
         _print(source, target, conversion)
 
 
 def _print(source: str, target: Path, conversion: "Conversion") -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{source} ({conversion.source_format}) → {target} ({conversion.target_format})")
     _print_agreement(console, "read again", conversion.agreement)
     if conversion.peer is not None:

@@ -1,6 +1,5 @@
 """`vitrail eval`: how good a model is on a data set, and where it fails."""
 
-import json
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 from vitrail.cli.eval_probes import Probe, plan_probes, run_probes
 from vitrail.cli.eval_table import print_evaluation, print_probes
 from vitrail.cli.options import Device, Json
-from vitrail.cli.printing import print_end, progress_bar
+from vitrail.cli.printing import print_end, print_json, progress_bar
 from vitrail.cli.report import attempt, report_on_eval, write_evaluation
 from vitrail.cli.runs import check_run_folder, new_run_folder, run_of
 from vitrail.data.config import DataConfig
@@ -142,7 +141,7 @@ def eval(  # noqa: A001 - the verb's name
         )
         paths, code = [*pages, *paths], code if pages else BROKEN
     if as_json:
-        print(json.dumps({**results.facts, "written": [str(path) for path in paths]}, indent=2), flush=True)
+        print_json({**results.facts, "written": [str(path) for path in paths]})
         return code
     title = f"{source} on {dataset.name}, {name}"
     if found is not None:

@@ -1,6 +1,5 @@
 """`vitrail explain`: which parts of pictures a checkpoint decides by, and how far to believe the answer."""
 
-import json
 import shlex
 from collections.abc import Iterable
 from math import isnan
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from vitrail.cli.options import Json
 from vitrail.cli.predict import BROKEN, Model, Pictures, gather, tell_apart
-from vitrail.cli.printing import SteadyConsole, plain, progress_bar
+from vitrail.cli.printing import SteadyConsole, plain, print_json, progress_bar
 from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.errors import ConfigError, VitrailError
 
@@ -85,7 +84,7 @@ def explain(
         raise ConfigError("no picture could be explained: " + " ".join(dict.fromkeys(work.failures.values())))
     work.finish(folder, f"{Path(source).name}: why?", choice.reason if choice else f"method {method}")
     if as_json:
-        print(json.dumps(_as_json(work, choice), indent=2, ensure_ascii=False))
+        print_json(_as_json(work, choice))
     else:
         _print(work, choice, shlex.join(["vitrail", "figures", source, next(iter(found))]))
     return BROKEN if work.failures else 0

@@ -1,6 +1,5 @@
 """`vitrail figures`: the paper's figures 6 and 7 for a checkpoint."""
 
-import json
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.cli.options import Json
 from vitrail.cli.predict import BROKEN, Model, Pictures, gather, tell_apart
-from vitrail.cli.printing import SteadyConsole, plain, progress_bar
+from vitrail.cli.printing import SteadyConsole, plain, print_json, progress_bar
 from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.errors import ConfigError, VitrailError
 
@@ -50,7 +49,7 @@ def figures(*pictures: Pictures, model: Model = None, out: Path | None = None, a
         written += _draw_looks(loaded, looks, folder, notes)
     code = BROKEN if looks.failures else 0
     if as_json:
-        print(json.dumps({"written": [str(path) for path in written], "notes": notes}, indent=2, ensure_ascii=False))
+        print_json({"written": [str(path) for path in written], "notes": notes})
         return code
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     for note in notes:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
-from rich.console import Console
-from rich.markup import escape
 
 from vitrail import __version__
+from vitrail.cli.printing import print_error
+from vitrail.cli.usage import describe_usage
 from vitrail.errors import VitrailError
 
 # Verb → the line that `vitrail --help` shows. The function has the verb's name and lives in the file of that name.
@@ -55,22 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]  # noqa: S105
-    errors = Console(stderr=True, highlight=False)
     try:
         code = build_app()(
             tokens,
             exit_on_error=False,
-            error_console=errors,
+            print_error=False,
             verbose=debug,
             result_action="return_int_as_exit_code_else_zero",
         )
-    except CycloptsError:
-        return USER_ERROR  # cyclopts has printed what is wrong and the nearest name
+    except CycloptsError as error:
+        print_error(describe_usage(error, tuple(VERBS)))
+        return USER_ERROR
     except VitrailError as error:
         if debug:
             traceback.print_exc()
         if not getattr(error, "told", False):  # by another process of the same run
-            _print_error(errors, error)
+            print_error(error)
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -80,15 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a folder that may not be written, a name that is too long
         if debug:
             traceback.print_exc()
-        _print_error(errors, error)
+        print_error(error)
         return USER_ERROR
     return int(code)
-
-
-def _print_error(console: Console, error: Exception) -> None:
-    """One message; names of files and classes in it cannot send codes to the terminal."""
-    text = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in str(error))
-    console.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
 
 
 def entry() -> None:

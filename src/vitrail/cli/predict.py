@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from vitrail.cli.options import Device
-from vitrail.cli.printing import print_end, progress_bar
+from vitrail.cli.printing import SteadyConsole, print_end, progress_bar
 from vitrail.cli.rows import Format, choose_format, open_rows
 from vitrail.errors import ConfigError
 
@@ -138,4 +137,4 @@ def _report(count: int, broken: int, seconds: float) -> None:
     text = f"{count:,} pictures in {seconds:.1f} s, {count / seconds:,.0f} per second"
     if broken:
         text += f"; {broken:,} could not be read"
-    Console(stderr=True, highlight=False).print(text, style="yellow" if broken else "dim")
+    SteadyConsole(stderr=True, highlight=False).print(text, style="yellow" if broken else "dim")

@@ -1,15 +1,14 @@
 """`vitrail summary`: one model, step by step."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vitrail.cli.options import Json, Size, parse_size
+from vitrail.cli.printing import SteadyConsole, print_json
 
 if TYPE_CHECKING:
     from vitrail.model import Summary, ViTConfig
@@ -62,7 +61,7 @@ def _read_config(model: str, changes: dict[str, Any]) -> "ViTConfig":
 def _print_json(facts: "Summary") -> None:
     from vitrail.schema import to_dict
 
-    print(json.dumps(to_dict(facts), indent=2))
+    print_json(to_dict(facts))
 
 
 def _print_table(name: str, facts: "Summary") -> None:
@@ -74,7 +73,7 @@ def _print_table(name: str, facts: "Summary") -> None:
         table.add_row(Text(step.name), "×".join(map(str, step.shape)), Text(step.note), parameters, macs)
     table.add_section()
     table.add_row("total", "", "", f"{facts.parameters:,}", f"{facts.macs / 1e6:,.1f} M", style="bold")
-    console = Console(highlight=False, markup=False)  # [cls] is a token, not a style
+    console = SteadyConsole(highlight=False, markup=False)  # [cls] is a token, not a style
     console.print(name, style="bold")
     console.print(table)
     if facts.forward_macs < facts.macs:
