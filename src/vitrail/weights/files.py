@@ -52,14 +52,21 @@ def read_tensors_of(path: Path, allow_pickle: bool) -> tuple[dict[str, Tensor], 
         return read_safetensors(path)
     if path.suffix == ".npz":
         return read_npz(path), {}
-    if path.suffix in PICKLES:
-        if not allow_pickle:
-            raise WeightsError(
-                f"{path} is a pickle, which we do not load directly; convert it once: "
-                f"vitrail convert {path} {path.with_suffix('.safetensors')}"
-            )
-        return read_pickle(path), {}
-    raise WeightsError(f"{path} must end in .safetensors, .npz, .pth, .pt or .bin to be read as a checkpoint.")
+    check_suffix(path, allow_pickle)
+    return read_pickle(path), {}
+
+
+def check_suffix(path: Path, allow_pickle: bool) -> None:
+    """Raise unless the name is that of a checkpoint which may be read."""
+    if path.suffix in (".safetensors", ".npz"):
+        return
+    if path.suffix not in PICKLES:
+        raise WeightsError(f"{path} must end in .safetensors, .npz, .pth, .pt or .bin to be read as a checkpoint.")
+    if not allow_pickle:
+        raise WeightsError(
+            f"{path} is a pickle, which we do not load directly; convert it once: "
+            f"vitrail convert {path} {path.with_suffix('.safetensors')}"
+        )
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
