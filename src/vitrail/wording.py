@@ -56,7 +56,7 @@ def near_paths(text: str, beside: tuple[str, ...] = ("runs",)) -> list[str]:
     near = get_close_matches(path.name, known, n=2, cutoff=0.75)
     if not near and not path.parent.exists():  # the mistake may be in the folder's name
         return [str(Path(folder) / path.name) for folder in near_paths(str(path.parent)) if _exists(folder, path.name)]
-    return [str(known[name]) for name in near]
+    return sorted(str(known[name]) for name in near)
 
 
 def _names(folder: Path) -> Iterator[str]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from vitrail.cli.options import Activation, Heads, Json, NormEps, Pooling, Size, parse_size
-from vitrail.cli.printing import SteadyConsole, print_json
+from vitrail.cli.options import Activation, Classes, Heads, Json, NormEps, Pooling, Size, parse_size
+from vitrail.cli.printing import SteadyConsole, print_json, working
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.weights.checkpoint import Checkpoint
@@ -28,6 +29,7 @@ def convert(
     resample: Literal["google", "timm", "hf", "torchvision"] | None = None,
     channels: int | None = None,
     num_classes: int | None = None,
+    classes: Classes = None,
     heads: Heads = None,
     pooling: Pooling = None,
     activation: Activation = None,
@@ -82,8 +84,11 @@ def convert(
     import torch
 
     from vitrail.weights import adapt
+    from vitrail.weights.class_names import name_classes, read_class_names
     from vitrail.weights.convert import convert as run
     from vitrail.weights.infer import Hints
+
+    names = None if classes is None else read_class_names(classes)
 
     def change(checkpoint: "Checkpoint") -> "Checkpoint":
         adapted = adapt.adapt(
@@ -94,24 +99,26 @@ def convert(
             num_classes=num_classes,
             drop_representation=drop_representation,
         )
-        return adapt.fold_class_position(adapted) if fold_class_position else adapted
+        adapted = adapt.fold_class_position(adapted) if fold_class_position else adapted
+        return adapted if names is None else name_classes(adapted, names, str(classes))
 
     hints = Hints(
         heads=heads, image_size=parse_size(image_size), pooling=pooling, activation=activation, norm_eps=norm_eps
     )
-    conversion = run(
-        source,
-        target,
-        to,
-        source_format=source_format,
-        hints=hints,
-        change=change,
-        dtype=None if dtype is None else getattr(torch, dtype),
-        tolerance=tolerance,
-        pictures=pictures,
-        verify_with_peer=verify_with_peer,
-        overwrite=overwrite,
-    )
+    with working("converting"):
+        conversion = run(
+            source,
+            target,
+            to,
+            source_format=source_format,
+            hints=hints,
+            change=change,
+            dtype=None if dtype is None else getattr(torch, dtype),
+            tolerance=tolerance,
+            pictures=pictures,
+            verify_with_peer=verify_with_peer,
+            overwrite=overwrite,
+        )
     if as_json:
         print_json({"target": str(target), **dataclasses.asdict(conversion)})
     else:
@@ -135,5 +142,5 @@ def _print_agreement(console: Console, who: str, agreement: "Agreement") -> None
     console.print(
         f"{who}: largest difference {agreement.difference:.2e} of {agreement.what} up to {agreement.scale:.3g} "
         f"({agreement.relative:.1e}), same {'first class' if agreement.what == 'logits' else 'largest feature'} "
-        f"for {agreement.top1:.0%} of {agreement.pictures} pictures"
+        f"for {agreement.top1:.0%} of {counted(agreement.pictures, 'picture')}"
     )

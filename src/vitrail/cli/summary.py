@@ -1,8 +1,6 @@
 """`vitrail summary`: one model, step by step."""
 
-import dataclasses
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -11,7 +9,7 @@ from vitrail.cli.options import Json, Size, parse_size
 from vitrail.cli.printing import SteadyConsole, print_json
 
 if TYPE_CHECKING:
-    from vitrail.model import Summary, ViTConfig
+    from vitrail.model import Summary
 
 
 def summary(
@@ -26,36 +24,21 @@ def summary(
     Parameters
     ----------
     model
-        A name from `vitrail models`, or a YAML file with the fields of ViTConfig.
+        A name from `vitrail models`, a checkpoint (a file, a run folder, hf://owner/name, …), or a YAML file with the
+        fields of ViTConfig.
     num_classes
         Number of classes of the head; 0 for none.
     """
     from vitrail.model import summarize
+    from vitrail.weights.opening import open_config
 
     changes = {"image_size": parse_size(image_size), "num_classes": num_classes}
-    config = _read_config(model, {name: value for name, value in changes.items() if value is not None})
+    config = open_config(model, {name: value for name, value in changes.items() if value is not None})
     facts = summarize(config)
     if as_json:
         _print_json(facts)
     else:
         _print_table(model, facts)
-
-
-def _read_config(model: str, changes: dict[str, Any]) -> "ViTConfig":
-    import yaml
-
-    from vitrail.errors import ConfigError
-    from vitrail.model import ViTConfig, variant
-    from vitrail.schema import from_dict
-
-    if Path(model).suffix not in (".yaml", ".yml"):
-        return variant(model, **changes)
-    try:
-        text = Path(model).read_text(encoding="utf-8")
-        fields: Any = yaml.safe_load(text) or {}
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the config file {model}: {error}") from error
-    return dataclasses.replace(from_dict(ViTConfig, fields), **changes)
 
 
 def _print_json(facts: "Summary") -> None:

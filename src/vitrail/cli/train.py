@@ -11,7 +11,7 @@ from vitrail.cli.flags import given, optional_fields
 from vitrail.cli.options import Json, parse_size
 from vitrail.cli.printing import SteadyConsole, duration, escape, print_end, print_json, progress_bar
 from vitrail.cli.report import attempt, report_on_run
-from vitrail.cli.runs import new_run_folder
+from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, VitrailError
@@ -91,6 +91,7 @@ def train(
         else:
             changes |= {"recipe": recipe} if recipe else {}
             ranks.from_first(lambda: _refuse_begun(out))
+            ranks.from_first(lambda: check_run_folder(out))
             setup, measured = _prepare(data, changes, ranks, console, check, as_json)
             if ranks.is_first and (dry_run or not as_json):
                 print_plan(setup, measured, ranks, console, dry_run, as_json)
