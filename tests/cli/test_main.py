@@ -26,14 +26,28 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-def test_an_unknown_verb_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sumary"]) == 2
-    assert 'Did you mean "summary"?' in capsys.readouterr().err
-
-
-def test_an_unknown_option_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summary", "--num-clases", "3"]) == 2
-    assert "Did you mean --num-classes?" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["sumary"], f"vitrail has no verb 'sumary'; did you mean summary? The verbs: {', '.join(VERBS)}."),
+        (["xyz"], f"vitrail has no verb 'xyz'; the verbs: {', '.join(VERBS)}."),
+        (["--verson"], "vitrail has no option '--verson'; did you mean --version? The verbs: "),
+        (["data", "chek", "x"], "vitrail data has no verb 'chek'; did you mean check? The verbs: check, show, shard."),
+        (["summary", "--num-clases", "3"], "unknown option: --num-clases. Did you mean --num-classes? See vitrail sum"),
+        (["summary", "--num-classes", "three"], "invalid value for --num-classes: unable to convert"),
+        (["summary", "a", "b", "c"], "vitrail summary takes no further arguments; got b c; see vitrail summary --help"),
+        (["convert", "a.npz"], "vitrail convert needs TARGET; see vitrail convert --help."),
+        (["summary", "--num-classes"], "--num-classes needs a value; see vitrail summary --help."),
+    ],
+)
+def test_wrong_arguments_are_told_like_every_error(
+    typed: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {message}")
+    assert captured.err.count("\n") == 1
 
 
 def test_our_errors_are_one_message_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,19 @@
-"""A reader that goes away, as `| head` does, is not an exit code that means broken pictures."""
+"""What all verbs print alike; and a reader that goes away, as `| head` does, is no error."""
 
+import ast
+import io
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.table import Table
+from rich.text import Text
 
-from vitrail.cli import embed, eval_table
-from vitrail.cli.printing import print_end
+from vitrail.cli import embed, eval_table, printing
+from vitrail.cli.printing import PlainConsole, print_end
 
 
 def print_embedding() -> None:
@@ -31,3 +36,45 @@ def test_a_reader_may_leave(speak: Callable[[], None], monkeypatch: pytest.Monke
         monkeypatch.setattr(sys, "stdout", file)
         speak()
         monkeypatch.undo()
+
+
+EVIL = "evil\x1b[31m\x9b\u202e\x07\udcff"
+
+
+def test_no_console_sends_codes_that_a_text_holds() -> None:
+    """Whatever is printed and however: as text, as markup, in a table, as a bar's description."""
+    file = io.StringIO()
+    console = PlainConsole(file=file, force_terminal=True, color_system=None, width=100)
+    table = Table(EVIL)
+    table.add_row(Text(EVIL))
+    console.print(EVIL, markup=False)
+    console.print(f"[bold]{EVIL}[/]")
+    console.print(table)
+    console.print(Text("a\nb"))
+    printed = file.getvalue()
+    assert all(char.isprintable() or char == "\n" for char in printed)
+    assert printed.count("evil\\x1b") == 4
+    assert printed.endswith("a\nb\n")
+
+
+def test_every_console_is_one_of_ours() -> None:
+    """A console of rich's own would print what it is given."""
+    folder = Path(printing.__file__).parent
+    for path in folder.glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        names = {node.func.id for node in calls if isinstance(node.func, ast.Name)}
+        assert "Console" not in names, path
+        if path.name not in ("printing.py", "rows.py"):
+            assert "print" not in names, f"{path}: printing.py has print_json, print_error and consoles"
+
+
+def test_errors_on_the_error_stream_are_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.print_error(f"{EVIL}\nsecond [bold]line")
+    assert capsys.readouterr().err == "error: evil\\x1b[31m\\x9b\\u202e\\x07\\udcff\nsecond [bold]line\n"
+
+
+def test_the_system_has_no_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        (tmp_path / "gone").read_bytes()
+    printing.print_error(caught.value)
+    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such file or directory\n"

@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["p/*.jpg"], ["p/[x].jpg", "p/b.jpg"]),
         (["p/**/*.gif", "p/a.PNG"], ["p/deep/er/d.gif", "p/a.PNG"]),
         (["p/[x].jpg"], ["p/[x].jpg"]),  # a file of that name is no pattern
-        (["p/notes.txt", "gone.jpg"], ["p/notes.txt", "gone.jpg"]),  # named files are tried, and may fail
+        (["p/notes.txt"], ["p/notes.txt"]),  # a named file is tried, and may fail
     ],
 )
 def test_what_names_stand_for(folder: Path, names: list[str], expected: list[str]) -> None:
@@ -35,7 +35,15 @@ def test_what_names_stand_for(folder: Path, names: list[str], expected: list[str
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("empty", "no pictures in this folder"), ("p/*.tif", "no picture matches")]
+    ("name", "message"),
+    [
+        ("empty", "no pictures in this folder"),
+        ("p/*.tif", "no picture matches"),
+        ("gone.jpg", r"gone.jpg: there is no such picture, folder or checkpoint\."),
+        ("p/deap", r"p/deap: there is no such picture, folder or checkpoint; did you mean p/deep\?"),
+        ("p/\0.jpg", "there is no such picture|cannot be looked at"),
+        ("x" * 5000, "there is no such picture|cannot be looked at"),
+    ],
 )
 def test_nothing_at_all_is_an_error_at_once(folder: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):

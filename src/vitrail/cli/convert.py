@@ -1,14 +1,15 @@
 """`vitrail convert`: a checkpoint from one format to another, with proof."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from vitrail.cli.options import Activation, Ema, Heads, Json, NormEps, Pooling, Size, parse_size
+from vitrail.cli.options import Activation, Classes, Ema, Heads, Json, NormEps, Pooling, Size, parse_size
+from vitrail.cli.printing import SteadyConsole, print_json, working
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.weights.checkpoint import Checkpoint
@@ -28,6 +29,7 @@ def convert(
     resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] | None = None,
     channels: int | None = None,
     num_classes: int | None = None,
+    classes: Classes = None,
     heads: Heads = None,
     pooling: Pooling = None,
     activation: Activation = None,
@@ -83,8 +85,11 @@ def convert(
     import torch
 
     from vitrail.weights import adapt
+    from vitrail.weights.class_names import name_classes, read_class_names
     from vitrail.weights.convert import convert as run
     from vitrail.weights.infer import Hints
+
+    names = None if classes is None else read_class_names(classes)
 
     def change(checkpoint: "Checkpoint") -> "Checkpoint":
         adapted = adapt.adapt(
@@ -95,7 +100,8 @@ def convert(
             num_classes=num_classes,
             drop_representation=drop_representation,
         )
-        return adapt.fold_class_position(adapted) if fold_class_position else adapted
+        adapted = adapt.fold_class_position(adapted) if fold_class_position else adapted
+        return adapted if names is None else name_classes(adapted, names, str(classes))
 
     hints = Hints(
         heads=heads,
@@ -105,27 +111,28 @@ def convert(
         norm_eps=norm_eps,
         ema=ema,
     )
-    conversion = run(
-        source,
-        target,
-        to,
-        source_format=source_format,
-        hints=hints,
-        change=change,
-        dtype=None if dtype is None else getattr(torch, dtype),
-        tolerance=tolerance,
-        pictures=pictures,
-        verify_with_peer=verify_with_peer,
-        overwrite=overwrite,
-    )
+    with working("converting"):
+        conversion = run(
+            source,
+            target,
+            to,
+            source_format=source_format,
+            hints=hints,
+            change=change,
+            dtype=None if dtype is None else getattr(torch, dtype),
+            tolerance=tolerance,
+            pictures=pictures,
+            verify_with_peer=verify_with_peer,
+            overwrite=overwrite,
+        )
     if as_json:
-        print(json.dumps({"target": str(target), **dataclasses.asdict(conversion)}, indent=2))
+        print_json({"target": str(target), **dataclasses.asdict(conversion)})
     else:
         _print(source, target, conversion)
 
 
 def _print(source: str, target: Path, conversion: "Conversion") -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{source} ({conversion.source_format}) → {target} ({conversion.target_format})")
     _print_agreement(console, "read again", conversion.agreement)
     if conversion.peer is not None:
@@ -142,5 +149,5 @@ def _print_agreement(console: Console, who: str, agreement: "Agreement") -> None
     console.print(
         f"{who}: largest difference {agreement.difference:.2e} of {agreement.what} up to {agreement.scale:.3g} "
         f"({agreement.relative:.1e}), same {'first class' if agreement.what == 'logits' else 'largest feature'} "
-        f"for {agreement.top1:.0%} of {agreement.pictures} pictures"
+        f"for {agreement.top1:.0%} of {counted(agreement.pictures, 'picture')}"
     )

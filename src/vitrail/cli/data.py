@@ -1,15 +1,13 @@
 """`vitrail data check | show | shard`."""
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.table import Table
 
-from vitrail.cli.printing import escape, print_end, progress_bar
+from vitrail.cli.printing import SteadyConsole, escape, print_end, print_json, progress_bar
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
@@ -75,7 +73,7 @@ def check(
         write_split_file(dataset, folder / "split.csv")
         paths.append(folder / "split.csv")
     if json_output:
-        print(json.dumps(_as_json(report, paths), indent=2))
+        print_json(_as_json(report, paths))
     else:
         _print_report(report)
         print_end(paths, f"vitrail data show {where}")
@@ -149,7 +147,7 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
     dataset = open_data(where, config)
     with progress_bar("writing shards", sum(len(source) for source in dataset.splits.values())) as advance:
         written = write_shards(dataset, out, max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
-    console = Console(highlight=False)
+    console = SteadyConsole(highlight=False)
     console.print(f"{written.num_samples:,} pictures in {len(written.files) - 1} shards")
     for key, why in list(written.skipped.items())[:10]:
         console.print(f"[yellow]left out[/] {escape(key)}: {escape(why)}", soft_wrap=True)
@@ -173,7 +171,7 @@ def _as_json(report: "Report", paths: list[Path]) -> dict[str, object]:
 
 
 def _print_report(report: "Report") -> None:
-    console = Console(highlight=False)
+    console = SteadyConsole(highlight=False)
     console.print(_count_table(report))
     console.print(_describe_sizes(report))
     findings = Table("", "found", "pictures", "for example", box=None, pad_edge=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vitrail.cli.printing import plain
+from vitrail.cli.printing import SteadyConsole, plain
 from vitrail.cli.train import carry_out_shown, make_folder, print_plan, print_scores, write_reports, written_paths
 
 
@@ -24,7 +24,7 @@ def demo(*, out: Path | None = None) -> int:
     from vitrail.train.setup import open_training_data
     from vitrail.train.signals import InterruptedRunError
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = SteadyConsole(highlight=False, soft_wrap=True)
     ranks = join_ranks("auto")
     config = recipe("digits")
     console.print("vitrail demo: a Vision Transformer learns handwritten digits, from scratch, on this machine.\n")

@@ -10,11 +10,12 @@ from cyclopts import Parameter
 
 from vitrail.cli.options import Device
 from vitrail.cli.predict import ListFile, Model, Pictures, gather, tell_apart
-from vitrail.cli.printing import SteadyConsole, plain, print_end, progress_bar
+from vitrail.cli.printing import SteadyConsole, plain, print_end, progress_bar, working
 from vitrail.cli.rows import load_pyarrow
 from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, InputError
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.predict import Predictor
@@ -70,6 +71,8 @@ def embed(
     batch_size
         Pictures per call of the model [default: what suits it].
     """
+    from vitrail.data.opening import check_where
+    from vitrail.device import pick_device
     from vitrail.predict import load
 
     if form == "parquet":
@@ -77,6 +80,7 @@ def embed(
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"--batch-size must be at least 1; got {batch_size}.")
     check_run_folder(out)
+    place = pick_device(device)
     source, names = tell_apart(pictures, model, embed)
     if data is not None and (names or list_file):
         raise ConfigError(f"give pictures or --data, not both; got --data {data} and {list_file or names[0]}.")
@@ -84,16 +88,18 @@ def embed(
         if given := [*(["--split"] if split else ()), *_data_options(config)]:
             raise ConfigError(f"{', '.join(given)} {'goes' if len(given) == 1 else 'go'} with --data.")
         stream = gather(names, list_file)
-        table = _embed_pictures(load(source, device=device), stream, batch_size)
+        table = _embed_pictures(load(source, device=place), stream, batch_size)
     else:
-        table = _embed_data(load(source, device=device), data, config, split, batch_size)
+        check_where(data)
+        table = _embed_data(load(source, device=place), data, config, split, batch_size)
     if not table.vectors:
         raise InputError(f"no picture could be read; the first: {next(iter(table.broken.values()), 'none given')}")
     folder = new_run_folder("embed", out)
     paths, note = [_write(table, folder, form)], ""
     if draw != "none":
         try:
-            paths.append(_draw(table, folder, draw))
+            with working("drawing the map"):
+                paths.append(_draw(table, folder, draw))
         except InputError as error:  # the features are what was asked for first
             note = f"no map: {error}"
     _print(table, note)
@@ -125,7 +131,8 @@ def _embed_data(
 ) -> _Table:
     from vitrail.data.opening import open_data
 
-    dataset = open_data(where, config)
+    with working(f"opening {where}"):
+        dataset = open_data(where, config)
     chosen = splits or tuple(dataset.splits)
     table = _Table()
     with progress_bar("pictures", sum(len(dataset.split(name)) for name in chosen)) as advance:
@@ -174,8 +181,9 @@ def _draw(table: _Table, folder: Path, method: Literal["pca", "tsne"]) -> Path:
     chosen = np.sort(permutation(0, 0, len(table.vectors), "map")[:MOST_POINTS])
     points = project(np.stack([table.vectors[place] for place in chosen]), method)
     labels = [table.labels[place] for place in chosen] if table.labels else None
-    shown = "" if len(chosen) == len(table.vectors) else f" of {len(table.vectors):,}"
-    title = f"{'t-SNE' if method == 'tsne' else 'PCA'} of {len(chosen):,}{shown} pictures"
+    count = counted(len(table.vectors), "picture")
+    shown = count if len(chosen) == len(table.vectors) else f"{len(chosen):,} of {count}"
+    title = f"{'t-SNE' if method == 'tsne' else 'PCA'} of {shown}"
     path = folder / f"map_{method}.png"
     save_figure(map_figure(points, labels, title), path)
     return path
@@ -183,7 +191,7 @@ def _draw(table: _Table, folder: Path, method: Literal["pca", "tsne"]) -> Path:
 
 def _print(table: _Table, note: str) -> None:
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{len(table.vectors):,} pictures, {len(table.vectors[0])} features each")
+    console.print(f"{counted(len(table.vectors), 'picture')}, {counted(len(table.vectors[0]), 'feature')} each")
     if note:
         console.print(note, style="yellow")
     for name, why in list(table.broken.items())[:10]:

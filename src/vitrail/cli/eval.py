@@ -1,6 +1,5 @@
 """`vitrail eval`: how good a model is on a data set, and where it fails."""
 
-import json
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,8 +9,8 @@ from cyclopts import Parameter
 
 from vitrail.cli.eval_probes import Probe, plan_probes, run_probes
 from vitrail.cli.eval_table import print_evaluation, print_probes
-from vitrail.cli.options import Device, Json
-from vitrail.cli.printing import print_end, progress_bar
+from vitrail.cli.options import Classes, Device, Json
+from vitrail.cli.printing import print_end, print_json, progress_bar, working
 from vitrail.cli.report import attempt, report_on_eval, write_evaluation
 from vitrail.cli.runs import check_run_folder, new_run_folder, run_of
 from vitrail.data.config import DataConfig
@@ -66,6 +65,7 @@ def eval(  # noqa: A001 - the verb's name
     probe: Annotated[tuple[Probe, ...], Parameter(consume_multiple=True, negative=())] = (),
     shots: int | None = None,
     by_position: Annotated[bool, Parameter(negative=())] = False,
+    classes: Classes = None,
     out: Path | None = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -80,7 +80,7 @@ def eval(  # noqa: A001 - the verb's name
     Parameters
     ----------
     model
-        A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. With one argument alone,
+        A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. With a single argument,
         that is the data, and the model is the bundled cifar10.
     data
         A folder, a table, a name such as cifar10 or digits: see `vitrail data --help`.
@@ -101,19 +101,24 @@ def eval(  # noqa: A001 - the verb's name
     out
         The folder to write to [default: runs/eval-N].
     """
+    from vitrail.device import pick_device
     from vitrail.evaluate.evaluation import evaluate
     from vitrail.evaluate.sharing import share_work
     from vitrail.predict import load
-    from vitrail.weights.bundled import DEFAULT
+    from vitrail.predict.arguments import tell_data
+    from vitrail.weights.class_names import read_class_names
 
     limit = _number("--robustness-pictures", robustness_pictures, ROBUSTNESS_PICTURES, "--robustness", robustness)
     shots = _number("--shots", shots, SHOTS, "--probe shots", "shots" in probe)
     check_run_folder(out)
-    source, where = (DEFAULT, model) if data is None else (model, data)
+    place, class_names = pick_device(device), None if classes is None else read_class_names(classes)
+    source, where = tell_data(model, data)
     with share_work() as share:
         first = share.rank == 0
-        predictor = load(source, device=device)
-        dataset, split_from = _open(where, config, source)
+        with working(f"loading {source}", speaks=first):
+            predictor = load(source, class_names=class_names, device=place)
+        with working(f"opening {where}", speaks=first):
+            dataset, split_from = _open(where, config, source)
         name = split or _default_split(dataset)
         parts = plan_probes(dataset, name, probe, shots)
         alone = parts is not None and not by_position and set(predictor.classes or ()) != set(dataset.classes)
@@ -137,12 +142,13 @@ def eval(  # noqa: A001 - the verb's name
     folder, paths = results.folder, results.paths
     if found is not None:
         settings = {**told, "data": where, "source": to_dict(config)}
-        pages = attempt(
-            lambda: [report_on_eval(folder, predictor, dataset, found, curves, settings)], "the numbers are written"
-        )
+        with working("writing the report"):
+            pages = attempt(
+                lambda: [report_on_eval(folder, predictor, dataset, found, curves, settings)], "the numbers are written"
+            )
         paths, code = [*pages, *paths], code if pages else BROKEN
     if as_json:
-        print(json.dumps({**results.facts, "written": [str(path) for path in paths]}, indent=2), flush=True)
+        print_json({**results.facts, "written": [str(path) for path in paths]})
         return code
     title = f"{source} on {dataset.name}, {name}"
     if found is not None:

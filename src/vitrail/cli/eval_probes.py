@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitrail.cli.printing import progress_bar
+from vitrail.cli.printing import progress_bar, working
 
 if TYPE_CHECKING:
     from vitrail.data.source import Dataset
-    from vitrail.evaluate.probe import Parts
+    from vitrail.evaluate.probe import Features, Parts
     from vitrail.predict import Predictor
 
 Probe = Literal["knn", "linear", "shots"]
@@ -30,11 +30,20 @@ def run_probes(
 ) -> dict[str, Any]:
     """Every probe on features that are computed once."""
     from vitrail.evaluate import probe
-    from vitrail.evaluate.records import rate_facts
 
     with progress_bar("features", sum(len(source) for source in parts.sources), speaks=speaks) as advance:
         train, test = (probe.extract(predictor, source, advance) for source in (parts.train, parts.test))
         val = None if parts.val is None else probe.extract(predictor, parts.val, advance)
+    with working("fitting the probes", speaks=speaks):
+        return _fit(train, val, test, parts, kinds, shots)
+
+
+def _fit(
+    train: "Features", val: "Features | None", test: "Features", parts: "Parts", kinds: Sequence[Probe], shots: int
+) -> dict[str, Any]:
+    from vitrail.evaluate import probe
+    from vitrail.evaluate.records import rate_facts
+
     results: dict[str, Any] = {}
     if "knn" in kinds:  # which chooses nothing, so it may learn from all training pictures
         near = probe.knn(probe.join(train, val) if val is not None and parts.carved else train, test)

@@ -1,6 +1,5 @@
 """`vitrail explain`: which parts of pictures a checkpoint decides by, and how far to believe the answer."""
 
-import json
 import shlex
 from collections.abc import Iterable
 from math import isnan
@@ -14,9 +13,10 @@ from rich.text import Text
 
 from vitrail.cli.options import Json
 from vitrail.cli.predict import BROKEN, Model, Pictures, gather, tell_apart
-from vitrail.cli.printing import SteadyConsole, plain, progress_bar
+from vitrail.cli.printing import SteadyConsole, plain, print_json, progress_bar, working
 from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.errors import ConfigError, VitrailError
+from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
     from vitrail.data.transform import Picture
@@ -67,10 +67,12 @@ def explain(
     check_run_folder(out)
     chosen_layers, chosen_heads = parse_numbers("layers", layers), parse_numbers("heads", heads)
     source, names = tell_apart(pictures, model, explain)
-    found = dict(gather(names, None))
-    loaded = load(source)
+    stream = gather(names, None)
+    with working(f"loading {source}"):
+        loaded = load(source)
     target_index(loaded, target)
     check_choice(loaded.model, chosen_layers, chosen_heads)
+    found = dict(stream)
     choice = _choose(loaded, found, target, chosen_layers, chosen_heads) if method == "auto" else None
     work = Work(loaded, choice.method if choice else method, target, chosen_layers, chosen_heads, score)
     folder = new_run_folder("explain", out)
@@ -79,13 +81,13 @@ def explain(
             try:
                 work.add(folder, name, open_subject(picture, loaded.preprocess, Path(path).name))
             except (VitrailError, OSError) as error:
-                work.failures[path] = str(error)
+                work.failures[path] = reason(error)
             advance(1)
     if not work.found:
         raise ConfigError("no picture could be explained: " + " ".join(dict.fromkeys(work.failures.values())))
     work.finish(folder, f"{Path(source).name}: why?", choice.reason if choice else f"method {method}")
     if as_json:
-        print(json.dumps(_as_json(work, choice), indent=2, ensure_ascii=False))
+        print_json(_as_json(work, choice))
     else:
         _print(work, choice, shlex.join(["vitrail", "figures", source, next(iter(found))]))
     return BROKEN if work.failures else 0
@@ -142,7 +144,7 @@ class Work:
         from vitrail.explain.render import explanation_sheet
 
         if len(self.drawn) < len(self.found):
-            note = f"the first {len(self.drawn)} of {len(self.found)} pictures; {note}"
+            note = f"the first {len(self.drawn)} of {counted(len(self.found), 'picture')}; {note}"
         explanation_sheet(heading, note, self.drawn).save(folder / "sheet.png")
         self.written.insert(0, folder / "sheet.png")
 
@@ -272,7 +274,8 @@ def _print(work: Work, choice: "Choice | None", following: str) -> None:
         console.print(Text("not explained ", style="yellow") + Text(plain(why if path in why else f"{path}: {why}")))
     rest = len(work.written) - 1
     console.print(
-        f"\nwrote {plain(str(work.written[0]))} and {rest} files beside it: overlays, heads, layers, raw maps (npz)"
+        f"\nwrote {plain(str(work.written[0]))} and {counted(rest, 'file')} beside it: "
+        "overlays, heads, layers, raw maps (npz)"
     )
     console.print(f"next: {plain(following)}")
 

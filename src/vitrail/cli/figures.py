@@ -1,6 +1,5 @@
 """`vitrail figures`: the paper's figures 6 and 7 for a checkpoint."""
 
-import json
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from vitrail.cli.options import Json
 from vitrail.cli.predict import BROKEN, Model, Pictures, gather, tell_apart
-from vitrail.cli.printing import SteadyConsole, plain, progress_bar
+from vitrail.cli.printing import SteadyConsole, plain, print_json, progress_bar, working
 from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.errors import ConfigError, VitrailError
+from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,19 +38,21 @@ def figures(*pictures: Pictures, model: Model = None, out: Path | None = None, a
 
     check_run_folder(out)
     source, names = tell_apart(pictures, model, figures)
-    loaded = load(source)
+    with working(f"loading {source}"):
+        loaded = load(source)
     examples, notes = _find_examples(loaded, names)
     looks = _look(loaded, examples)
     if names and not looks.shown:
         raise ConfigError("no picture could be read: " + " ".join(looks.failures))
     notes += [f"left out {why}" for why in looks.failures]
     folder = new_run_folder("figures", out)
-    written = _draw_weights(loaded, folder, notes)
-    if looks.shown:
-        written += _draw_looks(loaded, looks, folder, notes)
+    with working("drawing"):
+        written = _draw_weights(loaded, folder, notes)
+        if looks.shown:
+            written += _draw_looks(loaded, looks, folder, notes)
     code = BROKEN if looks.failures else 0
     if as_json:
-        print(json.dumps({"written": [str(path) for path in written], "notes": notes}, indent=2, ensure_ascii=False))
+        print_json({"written": [str(path) for path in written], "notes": notes})
         return code
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     for note in notes:
@@ -68,10 +70,12 @@ def _find_examples(loaded: "Loaded", names: tuple[str, ...]) -> tuple[list["Name
 
     if names:
         found = list(dict(gather(names, None)).items())
-        many = f"the first {MOST_PICTURES} of {len(found)} pictures are used"
+        many = f"the first {MOST_PICTURES} of {counted(len(found), 'picture')} are used"
         return found[:MOST_PICTURES], [many] if len(found) > MOST_PICTURES else []
     if loaded.preprocess.channels not in (1, 3):
-        return [], [f"no attention figures: the model wants {loaded.preprocess.channels} channels, which no file has"]
+        return [], [
+            f"no attention figures: the model takes {counted(loaded.preprocess.channels, 'channel')}, which no file has"
+        ]
     note = "no pictures were given: attention is shown on two photographs that the model may know nothing about"
     return [(path.name, path) for path in sample_photos()], [note]
 
@@ -98,7 +102,7 @@ def _look(loaded: "Loaded", examples: "list[Named]") -> _Looks:
                 subject = open_subject(picture, loaded.preprocess, Path(path).name)
                 looks.distances.append(attention_distance(loaded.model, subject.image[None]))
             except (VitrailError, OSError) as error:
-                looks.failures.append(str(error))
+                looks.failures.append(reason(error))
             else:
                 looks.shown += [subject] if len(looks.shown) < EXAMPLES else []
             advance(1)

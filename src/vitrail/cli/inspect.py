@@ -1,15 +1,14 @@
 """`vitrail inspect`: what a checkpoint is, and what may be wrong with it."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vitrail.cli.convert import Format
 from vitrail.cli.options import Activation, Ema, Heads, Json, NormEps, Pooling, Size, parse_size
+from vitrail.cli.printing import SteadyConsole, print_json
 
 if TYPE_CHECKING:
     from vitrail.model import ViTConfig
@@ -57,7 +56,7 @@ def inspect(
     checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
     findings = diagnose(checkpoint)
     if as_json:
-        print(json.dumps(_facts(checkpoint, findings), indent=2, ensure_ascii=False))
+        print_json(_facts(checkpoint, findings))
     else:
         _print(source, checkpoint, findings)
     return UNUSABLE if any(finding.severity == "error" for finding in findings) else 0
@@ -82,7 +81,7 @@ def _parameters(checkpoint: "Checkpoint") -> int:
 
 
 def _print(source: str, checkpoint: "Checkpoint", findings: "list[Finding]") -> None:
-    console = Console(highlight=False, markup=False)
+    console = SteadyConsole(highlight=False, markup=False)
     table = Table(box=None, show_header=False)
     for name, value in _rows(checkpoint):
         table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))

@@ -11,10 +11,10 @@ from io import TextIOWrapper
 from typing import Any
 
 from cyclopts import App, CycloptsError
-from rich.console import Console
-from rich.markup import escape
 
 from vitrail import __version__
+from vitrail.cli.printing import print_error, print_note
+from vitrail.cli.usage import describe_usage
 from vitrail.errors import AssumptionWarning, VitrailError
 
 # Verb → the line that `vitrail --help` shows. The function has the verb's name and lives in the file of that name.
@@ -59,23 +59,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]  # noqa: S105
-    errors = Console(stderr=True, highlight=False)
     try:
-        with _notes_on(errors):
+        with _notes_shown():
             code = build_app()(
                 tokens,
                 exit_on_error=False,
-                error_console=errors,
+                print_error=False,
                 verbose=debug,
                 result_action="return_int_as_exit_code_else_zero",
             )
-    except CycloptsError:
-        return USER_ERROR  # cyclopts has printed what is wrong and the nearest name
+    except CycloptsError as error:
+        print_error(describe_usage(error, tuple(VERBS)))
+        return USER_ERROR
     except VitrailError as error:
         if debug:
             traceback.print_exc()
         if not getattr(error, "told", False):  # by another process of the same run
-            _print_error(errors, error)
+            print_error(error)
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -85,23 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a folder that may not be written, a name that is too long
         if debug:
             traceback.print_exc()
-        _print_error(errors, error)
+        print_error(error)
         return USER_ERROR
     return int(code)
 
 
-def _print_error(console: Console, error: Exception) -> None:
-    console.print(f"[bold red]error:[/] {_shown(str(error))}", soft_wrap=True)
-
-
-def _shown(text: str) -> str:
-    """A message with names of files and classes, which cannot send codes to the terminal."""
-    return escape("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text))
-
-
 @contextmanager
-def _notes_on(console: Console) -> Generator[None]:
-    """While a verb runs, what a checkpoint leaves open is told in plain lines, by the first rank for all."""
+def _notes_shown() -> Generator[None]:
+    """While a verb runs, what a checkpoint leaves open is shown in plain lines, by the first rank for all."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -110,7 +101,7 @@ def _notes_on(console: Console) -> Generator[None]:
                 show(message, *details, **more)
             elif os.environ.get("RANK", "0") == "0":
                 for note in message.notes:
-                    console.print(f"note: {_shown(note)}", soft_wrap=True)
+                    print_note(note)
 
         warnings.showwarning = show_notes
         warnings.simplefilter("always", AssumptionWarning)

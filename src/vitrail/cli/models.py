@@ -1,11 +1,9 @@
 """`vitrail models`: the table of variants."""
 
-import json
-
-from rich.console import Console
 from rich.table import Table
 
 from vitrail.cli.options import Json
+from vitrail.cli.printing import SteadyConsole, print_json
 
 
 def models(*, as_json: Json = False) -> None:
@@ -15,7 +13,7 @@ def models(*, as_json: Json = False) -> None:
     rows = [(name, summarize(config)) for name, config in variants().items()]
     if as_json:
         facts = [{"name": name, "parameters": row.parameters, "macs": row.macs} for name, row in rows]
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     table = Table("model", "pixels", "patch", "layers", "width", "MLP", "heads", "parameters", "GMACs", box=None)
     for column in table.columns[1:]:
@@ -33,7 +31,7 @@ def models(*, as_json: Json = False) -> None:
             f"{row.parameters / 1e6:,.1f} M",
             f"{row.macs / 1e9:,.2f}",
         )
-    console = Console(highlight=False)
+    console = SteadyConsole(highlight=False)
     console.print(table)
     console.print(
         '\nOne of them in full: vitrail summary vit-b16\nIn Python: vitrail.create("vit-b16", num_classes=10)'

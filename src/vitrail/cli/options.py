@@ -1,6 +1,7 @@
 """Options that several verbs share."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -10,6 +11,14 @@ from vitrail.errors import ConfigError
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
 Size = Annotated[str | None, Parameter(help="Pixels: 384, or HEIGHTxWIDTH such as 224x320.")]
 Device = Annotated[str, Parameter(help="Where to compute: auto, cpu, cuda, cuda:1, mps, …")]
+
+Classes = Annotated[
+    Path | None,
+    Parameter(
+        name="--classes",
+        help="A file with the names of the model's classes, one per line in its order, or JSON (index → name).",
+    ),
+]
 
 # What a foreign checkpoint may not say, or what the user knows better.
 Heads = Annotated[int | None, Parameter(help="Number of heads, where the file does not tell.")]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 from cyclopts import Parameter
-from rich.console import Console
 
-from vitrail.cli.options import Device
-from vitrail.cli.printing import print_end, progress_bar
+from vitrail.cli.options import Classes, Device
+from vitrail.cli.printing import SteadyConsole, print_end, progress_bar, working
 from vitrail.cli.rows import Format, choose_format, open_rows
 from vitrail.errors import ConfigError
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.predict.predictor import Named
@@ -37,6 +37,7 @@ def predict(
     *pictures: Pictures,
     model: Model = None,
     list_file: ListFile = None,
+    classes: Classes = None,
     top_k: int = 3,
     form: Annotated[Format | None, Parameter(name="--format")] = None,
     out: Path | None = None,
@@ -51,8 +52,8 @@ def predict(
     ----------
     pictures
         [MODEL] PICTURES…: the first argument is the model if it is a .safetensors or .npz file, a run folder,
-        hf://owner/name, google://NAME or cifar10; else the bundled cifar10 is taken. A picture is a file, a folder with
-        all below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on standard input.
+        hf://owner/name, google://NAME or cifar10; otherwise the bundled cifar10 is used. A picture is a file, a folder
+        with all below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on standard input.
     top_k
         How many classes to name for each picture.
     form
@@ -62,14 +63,18 @@ def predict(
     batch_size
         Pictures per call of the model [default: what suits it].
     """
+    from vitrail.device import pick_device
     from vitrail.predict import load
+    from vitrail.weights.class_names import read_class_names
 
     if top_k < 1:
         raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
     chosen = choose_format(form, out)
+    place, class_names = pick_device(device), None if classes is None else read_class_names(classes)
     source, names = tell_apart(pictures, model, predict)
     stream = gather(names, list_file)
-    predictor = load(source, device=device)
+    with working(f"loading {source}"):
+        predictor = load(source, class_names=class_names, device=place)
     top_k = min(top_k, predictor.num_classes or top_k)
     count = broken = 0
     start = time.perf_counter()
@@ -92,17 +97,9 @@ def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[...
             near = get_close_matches(name, _options(verb), n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"unknown option {name}; {hint}A picture of that name is ./{name}")
-    from vitrail.weights.bundled import DEFAULT
-    from vitrail.weights.opening import names_checkpoint
+    from vitrail.predict.arguments import tell_pictures
 
-    if model is not None:
-        return model, arguments
-    if arguments and names_checkpoint(arguments[0]):
-        return arguments[0], arguments[1:]
-    for name in arguments[1:]:
-        if names_checkpoint(name) and not Path(name).is_dir():
-            raise ConfigError(f"{name} is a checkpoint, not a picture; the model comes first, or as --model {name}.")
-    return DEFAULT, arguments
+    return tell_pictures(arguments, model)
 
 
 def _options(verb: Callable[..., int]) -> list[str]:
@@ -116,13 +113,11 @@ def _options(verb: Callable[..., int]) -> list[str]:
 
 
 def gather(names: tuple[str, ...], list_file: str | None) -> "Iterator[Named]":
-    """The pictures that were named, then those of the list."""
-    from vitrail.predict.pictures import STDIN, find_pictures, name_paths, read_list
+    """The pictures that were named, then those of the list; the list may name some that are not there."""
+    from vitrail.predict.arguments import check_standard_input
+    from vitrail.predict.pictures import find_pictures, name_paths, read_list
 
-    if not names and list_file is None:
-        raise ConfigError("name at least one picture, folder or pattern; - is a picture on standard input.")
-    if names.count(STDIN) + (list_file == STDIN) > 1:
-        raise ConfigError("standard input can be read once: it is either one picture or a --list of paths.")
+    check_standard_input(names, list_file)
     found = find_pictures(names)
 
     def both() -> "Iterator[Named]":
@@ -135,7 +130,7 @@ def gather(names: tuple[str, ...], list_file: str | None) -> "Iterator[Named]":
 
 def _report(count: int, broken: int, seconds: float) -> None:
     """On the error stream, so that the answers can be piped."""
-    text = f"{count:,} pictures in {seconds:.1f} s, {count / seconds:,.0f} per second"
+    text = f"{counted(count, 'picture')} in {seconds:.1f} s, {count / seconds:,.0f} per second"
     if broken:
         text += f"; {broken:,} could not be read"
-    Console(stderr=True, highlight=False).print(text, style="yellow" if broken else "dim")
+    SteadyConsole(stderr=True, highlight=False).print(text, style="yellow" if broken else "dim")

@@ -1,16 +1,44 @@
-"""What the verbs print alike: names from the disk as plain text, a progress bar, how a command ends."""
+"""What the verbs print alike: consoles for any text, progress, how a command ends."""
 
+import json
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich import markup
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.segment import Segment
+
+from vitrail.cli.pulse import Pulse
+from vitrail.wording import plain, reason
+
+__all__ = [
+    "PlainConsole",
+    "SteadyConsole",
+    "duration",
+    "escape",
+    "plain",
+    "print_end",
+    "print_error",
+    "print_json",
+    "print_note",
+    "progress_bar",
+    "working",
+]
 
 
-class SteadyConsole(Console):
+class PlainConsole(Console):
+    """The only kind of console here: no text that it prints can send codes to the terminal, wherever it is from."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text, lines=True), segment.style)
+
+
+class SteadyConsole(PlainConsole):
     """A console whose reader may go away (`| head`, a lost connection) without ending the work."""
 
     def on_broken_pipe(self) -> None:
@@ -18,13 +46,8 @@ class SteadyConsole(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
-def plain(text: str) -> str:
-    """A name from the disk that cannot send codes to the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def escape(text: str) -> str:
-    """The same, for a text with markup."""
+    """A name from the disk for a text with markup."""
     return markup.escape(plain(text))
 
 
@@ -33,6 +56,22 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def print_json(facts: Any) -> None:
+    """One JSON value on standard output, with nothing but ASCII in it."""
+    print(json.dumps(facts, indent=2), flush=True)
+
+
+def print_error(error: Exception | str) -> None:
+    """One message on the error stream."""
+    text = plain(error if isinstance(error, str) else reason(error), lines=True)
+    PlainConsole(stderr=True, highlight=False).print(f"[bold red]error:[/] {markup.escape(text)}", soft_wrap=True)
+
+
+def print_note(text: str) -> None:
+    """What a user should know, in one line on the error stream."""
+    PlainConsole(stderr=True, highlight=False, markup=False).print(f"note: {plain(text)}", soft_wrap=True)
 
 
 def print_end(paths: Iterable[Path], following: str) -> None:
@@ -46,12 +85,42 @@ def print_end(paths: Iterable[Path], following: str) -> None:
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None, *, speaks: bool = True) -> Generator[Callable[[int], None]]:
-    """A bar on a terminal, nothing in a pipe; without a total, a count."""
-    console = Console(stderr=True)
-    columns: Sequence[SpinnerColumn | TextColumn] = (
-        () if total is not None else (SpinnerColumn(), TextColumn("{task.description} {task.completed:,}"))
-    )
-    enabled = speaks and console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not enabled) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
+    """A bar on a terminal, a line now and then in a pipe; without a total, a count."""
+    console = SteadyConsole(stderr=True, highlight=False)
+    if not speaks:
+        yield lambda _: None
+    elif console.is_terminal:
+        columns: Sequence[SpinnerColumn | TextColumn] = (
+            () if total is not None else (SpinnerColumn(), TextColumn("{task.description} {task.completed:,}"))
+        )
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda count: progress.advance(task, count)
+    else:
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+
+        with Pulse(console, lambda: f"{what}: {_describe(done, total)}").beating():
+            yield advance
+
+
+def _describe(done: int, total: int | None) -> str:
+    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+
+
+@contextmanager
+def working(what: str, *, speaks: bool = True) -> Generator[None]:
+    """A sign of life during work that cannot be counted."""
+    console = SteadyConsole(stderr=True, highlight=False)
+    if not speaks:
+        yield
+    elif console.is_terminal:
+        with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
+            progress.add_task(what, total=None)
+            yield
+    else:
+        with Pulse(console, lambda: f"{what} …").beating():
+            yield

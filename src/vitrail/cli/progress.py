@@ -1,12 +1,14 @@
-"""How a command shows a training run: a live bar on a terminal, one line per epoch in a pipe."""
+"""How a command shows a training run: a live bar on a terminal; in a pipe a line per epoch and per half minute."""
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vitrail.cli.pulse import Pulse
 from vitrail.train.curves import Row
 from vitrail.train.listener import Listener
 
@@ -18,11 +20,20 @@ class Display(Listener):
         self.console = console
         self.silent = silent
         self._bar: Progress | None = None
-        self._epochs = 0
+        self._epochs = self._steps = 0
         self._drawn = 0.0
+        self._state = ""  # what a pulse says
+        self._pulse: Pulse | None = None
+        self._beating = ExitStack()
 
     def prepared(self, what: str, done: int, total: int) -> None:
-        if self.silent or not self.console.is_terminal:
+        if self.silent:
+            return
+        if not self.console.is_terminal:
+            self._state = f"{what}: {done:,} of {total:,} batches"
+            self._beat()
+            if done == total:
+                self.ended()
             return
         if self._bar is None:
             self._bar = Progress(
@@ -39,8 +50,12 @@ class Display(Listener):
             self.ended()
 
     def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
-        self._epochs = epochs
-        if self.silent or not self.console.is_terminal:
+        self._epochs, self._steps = epochs, total_steps
+        if self.silent:
+            return
+        if not self.console.is_terminal:
+            self._state = f"training: step {done_steps:,} of {total_steps:,}"
+            self._beat()
             return
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -55,6 +70,10 @@ class Display(Listener):
         self._bar.start()
 
     def stepped(self, step: int, loss: float, images_per_second: float) -> None:
+        if self._pulse is not None:
+            self._state = (
+                f"training: step {step:,} of {self._steps:,}, loss {loss:.3f}, {images_per_second:,.0f} images/s"
+            )
         if self._bar is None or time.monotonic() - self._drawn < 0.1:
             return
         self._drawn = time.monotonic()
@@ -69,10 +88,12 @@ class Display(Listener):
             parts += [f"val loss {row.val_loss:.4f}", f"val accuracy {row.val_accuracy:.2%}"]
         parts += [f"{row.images_per_second:,.0f} images/s", f"{row.seconds:.0f} s"]
         self.console.print("  ".join(parts) + ("  [green]best[/]" if is_best else ""))
+        self._heard()
 
     def said(self, message: str) -> None:
         if not self.silent:
             self.console.print(f"[yellow]note:[/] {escape(message)}", soft_wrap=True)
+            self._heard()
 
     def saved(self, path: Path) -> None:
         pass
@@ -81,3 +102,14 @@ class Display(Listener):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        self._beating.close()
+        self._pulse = None
+
+    def _beat(self) -> None:
+        if self._pulse is None:
+            self._pulse = Pulse(self.console, lambda: self._state)
+            self._beating.enter_context(self._pulse.beating())
+
+    def _heard(self) -> None:
+        if self._pulse is not None:
+            self._pulse.heard()

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from vitrail.cli.printing import duration, plain, progress_bar
+from vitrail.cli.printing import SteadyConsole, duration, plain, progress_bar
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -76,7 +74,9 @@ def attempt(make: Callable[[], list[Path]], safe: str) -> list[Path]:
         return make()
     except Exception as error:  # a report must never cost the work that it is about
         why = " ".join(str(error).split()) or type(error).__name__
-        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"no report: {plain(why)} ({safe})")
+        SteadyConsole(stderr=True, highlight=False, markup=False, soft_wrap=True).print(
+            f"no report: {plain(why)} ({safe})"
+        )
         return []
 
 

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
-from rich.console import Console
 from rich.text import Text
 
-from vitrail.cli.printing import plain
+from vitrail.cli.printing import PlainConsole, plain
 from vitrail.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -72,9 +71,11 @@ def _writer(form: Format, file: IO[str], top_k: int) -> Generator[Write]:
     pairs = [name for place in range(1, top_k + 1) for name in (f"label_{place}", f"score_{place}")]
     rows.writerow(["picture", *pairs, "error"])
 
+    show = plain if file.isatty() else str  # a pipe or a file gets names as they are
+
     def write(row: "Prediction") -> None:
         cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
-        rows.writerow([row.picture, *cells, *[""] * (2 * top_k - len(cells)), row.error or ""])
+        rows.writerow(map(show, [row.picture, *cells, *[""] * (2 * top_k - len(cells)), row.error or ""]))
 
     yield write
 
@@ -121,7 +122,7 @@ def load_pyarrow(what: str) -> tuple[Any, Any]:
     return cast("Any", pa), cast("Any", pq)
 
 
-class _Output(Console):
+class _Output(PlainConsole):
     """A console whose reader may go away, which ends the work as it does for the other formats."""
 
     def on_broken_pipe(self) -> None:
@@ -129,14 +130,14 @@ class _Output(Console):
 
 
 class _Table:
-    """Columns of fixed widths, so that each row can be printed when it is there."""
+    """Columns of fixed widths, so that each row can be printed when it is there; nothing is cut in a pipe."""
 
     def __init__(self, top_k: int) -> None:
         self._console = _Output(highlight=False, markup=False, soft_wrap=True)
         self._shown = top_k
 
     def write(self, row: "Prediction") -> None:
-        line = Text(_fit(plain(row.picture), NAME_WIDTH, keep="end") + "  ")
+        line = Text(self._fit(plain(row.picture), NAME_WIDTH, keep="end") + "  ")
         if row.error is not None:
             self._console.print(line.append(f"error: {plain(row.error)}", style="red"))
             return
@@ -144,11 +145,10 @@ class _Table:
         for place, (label, score) in enumerate(pairs):
             text = f"{score:6.1%} {plain(label)}"
             last = place == len(pairs) - 1
-            line.append(text if last else _fit(text, LABEL_WIDTH) + "  ", style="bold" if place == 0 else "dim")
+            line.append(text if last else self._fit(text, LABEL_WIDTH) + "  ", style="bold" if place == 0 else "dim")
         self._console.print(line)
 
-
-def _fit(text: str, width: int, keep: str = "start") -> str:
-    if len(text) <= width:
-        return text.ljust(width)
-    return "…" + text[-width + 1 :] if keep == "end" else text[: width - 1] + "…"
+    def _fit(self, text: str, width: int, keep: str = "start") -> str:
+        if len(text) <= width or not self._console.is_terminal:
+            return text.ljust(width)
+        return "…" + text[-width + 1 :] if keep == "end" else text[: width - 1] + "…"

@@ -1,18 +1,15 @@
 """`vitrail summary`: one model, step by step."""
 
-import dataclasses
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vitrail.cli.options import Json, Size, parse_size
+from vitrail.cli.printing import SteadyConsole, print_json
 
 if TYPE_CHECKING:
-    from vitrail.model import Summary, ViTConfig
+    from vitrail.model import Summary
 
 
 def summary(
@@ -27,14 +24,16 @@ def summary(
     Parameters
     ----------
     model
-        A name from `vitrail models`, or a YAML file with the fields of ViTConfig.
+        A name from `vitrail models`, a checkpoint (a file, a run folder, hf://owner/name, …), or a YAML file with the
+        fields of ViTConfig.
     num_classes
         Number of classes of the head; 0 for none.
     """
     from vitrail.model import summarize
+    from vitrail.weights.opening import open_config
 
     changes = {"image_size": parse_size(image_size), "num_classes": num_classes}
-    config = _read_config(model, {name: value for name, value in changes.items() if value is not None})
+    config = open_config(model, {name: value for name, value in changes.items() if value is not None})
     facts = summarize(config)
     if as_json:
         _print_json(facts)
@@ -42,27 +41,10 @@ def summary(
         _print_table(model, facts)
 
 
-def _read_config(model: str, changes: dict[str, Any]) -> "ViTConfig":
-    import yaml
-
-    from vitrail.errors import ConfigError
-    from vitrail.model import ViTConfig, variant
-    from vitrail.schema import from_dict
-
-    if Path(model).suffix not in (".yaml", ".yml"):
-        return variant(model, **changes)
-    try:
-        text = Path(model).read_text(encoding="utf-8")
-        fields: Any = yaml.safe_load(text) or {}
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the config file {model}: {error}") from error
-    return dataclasses.replace(from_dict(ViTConfig, fields), **changes)
-
-
 def _print_json(facts: "Summary") -> None:
     from vitrail.schema import to_dict
 
-    print(json.dumps(to_dict(facts), indent=2))
+    print_json(to_dict(facts))
 
 
 def _print_table(name: str, facts: "Summary") -> None:
@@ -74,7 +56,7 @@ def _print_table(name: str, facts: "Summary") -> None:
         table.add_row(Text(step.name), "×".join(map(str, step.shape)), Text(step.note), parameters, macs)
     table.add_section()
     table.add_row("total", "", "", f"{facts.parameters:,}", f"{facts.macs / 1e6:,.1f} M", style="bold")
-    console = Console(highlight=False, markup=False)  # [cls] is a token, not a style
+    console = SteadyConsole(highlight=False, markup=False)  # [cls] is a token, not a style
     console.print(name, style="bold")
     console.print(table)
     if facts.forward_macs < facts.macs:

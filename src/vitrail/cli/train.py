@@ -1,6 +1,5 @@
 """`vitrail train`: from a folder of pictures to a model."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +9,9 @@ from rich.console import Console
 
 from vitrail.cli.flags import given, optional_fields
 from vitrail.cli.options import Json, parse_size
-from vitrail.cli.printing import SteadyConsole, duration, escape, print_end, progress_bar
+from vitrail.cli.printing import SteadyConsole, duration, escape, print_end, print_json, progress_bar
 from vitrail.cli.report import attempt, report_on_run
-from vitrail.cli.runs import new_run_folder
+from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, VitrailError
@@ -92,6 +91,7 @@ def train(
         else:
             changes |= {"recipe": recipe} if recipe else {}
             ranks.from_first(lambda: _refuse_begun(out))
+            ranks.from_first(lambda: check_run_folder(out))
             setup, measured = _prepare(data, changes, ranks, console, check, as_json)
             if ranks.is_first and (dry_run or not as_json):
                 print_plan(setup, measured, ranks, console, dry_run, as_json)
@@ -269,7 +269,7 @@ def print_plan(
         "config": to_dict(config),
     }
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     if whole:
         import yaml
@@ -302,7 +302,7 @@ def end(outcome: "Outcome", setup: "Setup", ranks: "Ranks", console: Console, as
         facts: dict[str, Any] = {"folder": str(outcome.folder), "weights": str(outcome.weights)}
         facts |= {"epochs": outcome.epochs, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
         facts |= {name: vars(it) for name, it in judged.items()}
-        print(json.dumps({**facts, "written": [str(path) for path in pages]}, indent=2))
+        print_json({**facts, "written": [str(path) for path in pages]})
     else:
         print_end(written_paths(outcome, pages), f"vitrail predict {shlex.quote(str(outcome.folder))} PICTURES")
     return 0 if pages else 1

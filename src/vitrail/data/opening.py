@@ -1,6 +1,7 @@
 """`open_data`: from what a person types to a data set. This is the one place that decides what it is."""
 
 import tarfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
 from vitrail.data.split import SplitPlan, write_split
 from vitrail.errors import DataError, suggest
+from vitrail.wording import hint_path, reason
 
 TABLES = (".csv", ".tsv", ".parquet")
 NAMES = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist")
@@ -55,7 +57,7 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
     try:
         return _open(where, config)
     except OSError as error:  # a folder that may not be listed, a disk that fails, …
-        raise DataError(f"{where}: cannot be read ({error}).") from error
+        raise DataError(f"{where}: cannot be read ({reason(error)}).") from error
 
 
 def _open(where: str | Path, config: DataConfig) -> Dataset:
@@ -70,6 +72,23 @@ def _open(where: str | Path, config: DataConfig) -> Dataset:
     return _open_path(Path(where), config)
 
 
+def check_where(where: str | Path) -> None:
+    """Raise where `open_data` could only fail: a path that does not exist. Nothing is listed or read for that."""
+    text = str(where)
+    if isinstance(where, str) and (text in NAMES or text.startswith(("hf:", "http://", "https://"))):
+        return
+    if "{" not in text:  # a range of shards stands for several files
+        _require_path(Path(where))
+
+
+def _require_path(path: Path) -> None:
+    with suppress(OSError, ValueError):  # a name that is too long, or with a NUL
+        if path.exists():
+            return
+    hint = hint_path(str(path), beside=()) or suggest(str(path), NAMES)
+    raise DataError(f"{path}: no such file or folder, nor a data set's name; {hint}")
+
+
 def _plan(config: DataConfig) -> SplitPlan:
     return SplitPlan(
         val_rate=config.val_rate, test_rate=config.test_rate, seed=config.split_seed, file=config.split_file
@@ -77,8 +96,7 @@ def _plan(config: DataConfig) -> SplitPlan:
 
 
 def _open_path(path: Path, config: DataConfig) -> Dataset:
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder, nor a data set's name; {suggest(str(path), NAMES)}")
+    _require_path(path)
     nested = [path / name for name in FOLDERS if is_cifar(path / name)]
     if is_cifar(path) or len(nested) == 1 or is_idx(path):
         _plan(config).refuse_file(str(path))

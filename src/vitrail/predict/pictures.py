@@ -10,6 +10,7 @@ from vitrail.data.picture import EXTENSIONS
 from vitrail.data.sources.folder import walk_files
 from vitrail.errors import InputError
 from vitrail.predict.predictor import Named
+from vitrail.wording import hint_path, reason
 
 STDIN = "-"
 
@@ -18,19 +19,35 @@ def find_pictures(names: Sequence[str]) -> Iterator[Named]:
     """The pictures that the names stand for, in their order; those of a folder or a pattern sorted by name.
 
     A file is taken whatever its extension; in folders and patterns, only files with a picture's. `-` is one picture on
-    standard input. A name that stands for nothing is an error before the first picture is read, except for a file
-    that is not there: that becomes a result with its error, like any other file that cannot be read.
+    standard input. A name that stands for nothing is an error before the first picture is read.
     """
+    check_pictures(names)
+    return _stream(names)
+
+
+def check_pictures(names: Sequence[str]) -> None:
+    """Raise if a name stands for nothing: no file, no folder with pictures, no pattern that matches."""
     for name in names:
-        path = Path(name)
         if not name:
             raise InputError("a picture's name is empty; an unset variable? The current folder is called `.`")
-        if name != STDIN and path.is_dir():
-            if next(_in_folder(path), None) is None:
-                raise InputError(f"{name}: no pictures in this folder; known extensions: {' '.join(EXTENSIONS)}.")
-        elif _is_pattern(name) and next(_matches(name), None) is None:
+        if name == STDIN:
+            continue
+        try:
+            _check(name, Path(name))
+        except (OSError, ValueError) as error:  # a folder that may not be listed, a name with a NUL
+            raise InputError(f"{name}: cannot be looked at ({reason(error)}).") from error
+
+
+def _check(name: str, path: Path) -> None:
+    if path.is_dir():
+        if next(_in_folder(path), None) is None:
+            raise InputError(f"{name}: no pictures in this folder; known extensions: {' '.join(EXTENSIONS)}.")
+    elif _is_pattern(name):
+        if next(_matches(name), None) is None:
             raise InputError(f"{name}: no picture matches this pattern.")
-    return _stream(names)
+    elif not path.exists():
+        hint = hint_path(name)
+        raise InputError(f"{name}: there is no such picture, folder or checkpoint{f'; {hint}' if hint else '.'}")
 
 
 def read_list(place: str) -> Iterator[str]:
@@ -42,7 +59,7 @@ def read_list(place: str) -> Iterator[str]:
         with Path(place).open(encoding="utf-8", errors="surrogateescape") as file:
             yield from _lines(file)
     except OSError as error:
-        raise InputError(f"{place}: this list of pictures cannot be read ({error.strerror}).") from None
+        raise InputError(f"{place}: this list of pictures cannot be read ({reason(error)}).") from None
 
 
 def name_paths(paths: Iterable[str]) -> Iterator[Named]:

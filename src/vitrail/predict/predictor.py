@@ -22,6 +22,7 @@ from vitrail.predict.stream import in_chunks, map_in_order
 from vitrail.weights.adapt import Kernel, adapt
 from vitrail.weights.bundled import DEFAULT
 from vitrail.weights.checkpoint import Origin
+from vitrail.weights.class_names import ClassNames
 from vitrail.weights.infer import Hints
 from vitrail.weights.opening import open_checkpoint
 
@@ -174,6 +175,7 @@ def load(
     drop_representation: bool | None = None,
     resample: Kernel | None = None,
     hints: Hints | None = None,
+    class_names: ClassNames | None = None,
     dtype: torch.dtype | None = torch.float32,
     device: str | torch.device = "cpu",
     verify: bool = True,
@@ -182,13 +184,15 @@ def load(
 
     A source is a file, a run folder, `hf://owner/name` or `google://NAME`; `adapt` says what changes with classes,
     sizes and channels. A new head drops the representation layer too, as in the paper, unless `drop_representation` is
-    False. Pickles are refused: convert them once with `vitrail convert`. `verify=False` skips the checksums of a file
+    False. `class_names` are those of the head that the checkpoint has, in order, or a file with one per line (or JSON),
+    for a checkpoint without names. Pickles are refused: convert them once. `verify=False` skips the checksums of a file
     that you trust, and with them the reading of weights before they are used.
 
     What a foreign file leaves open is settled by `hints`, or by a convention: an `AssumptionWarning` then lists what
     was assumed, and `Predictor.notes` keeps it.
     """
-    checkpoint = open_checkpoint(source, hints=hints, verify=verify)
+    where = pick_device(device)
+    checkpoint = open_checkpoint(source, hints=hints, class_names=class_names, verify=verify)
     new_head = (num_classes if classes is None else len(classes)) not in (None, checkpoint.config.num_classes)
     if classes is not None and checkpoint.classes is not None:
         new_head = set(classes) != set(checkpoint.classes)
@@ -202,7 +206,7 @@ def load(
         resample=resample,
     )
     return Predictor(
-        runtime=TorchRuntime(checkpoint.build(dtype).to(pick_device(device))),
+        runtime=TorchRuntime(checkpoint.build(dtype).to(where)),
         preprocess=checkpoint.preprocess,
         classes=checkpoint.classes,
         origin=checkpoint.origin,

@@ -20,6 +20,9 @@ class Start:
     """A name from `vitrail models` [default: chosen from the data]."""
     weights: str | None = None
     """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME."""
+    classes: str | None = None
+    """A file with the names of the classes of --weights, one per line in its order, or JSON (index → name): classes
+    that the data have too keep their part of the head."""
     image_size: tuple[int, int] | None = None
     """Side of the model's input in pixels, or height and width [default: the model's own]."""
     train: Literal["all", "head"] = "all"
@@ -35,6 +38,8 @@ class Start:
         _require(self, "drop_path", 0, 0.99)
         if self.train == "head" and self.weights is None:
             raise ConfigError("training the head alone needs weights that know something; give them with --weights.")
+        if self.classes is not None and self.weights is None:
+            raise ConfigError("classes= names the classes of the weights; give weights= too, or leave it out.")
         if self.weights is not None and self.model is not None:
             raise ConfigError("weights bring their own model; give --weights or --model, not both.")
 

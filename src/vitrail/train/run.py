@@ -33,6 +33,7 @@ from vitrail.train.recipes import recipe
 from vitrail.train.setup import (
     Setup,
     add_validation,
+    check_start,
     check_strategy,
     fit_batch_size,
     open_training_data,
@@ -45,7 +46,18 @@ from vitrail.weights.native import read_native
 CONFIG = "config.yaml"
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What a resumed run may do otherwise: how it is carried out, and where things are now.
-CHANGEABLE = ("workers", "save_minutes", "device", "strategy", "recompute", "data", "data_dir", "split_file", "weights")
+CHANGEABLE = (
+    "workers",
+    "save_minutes",
+    "device",
+    "strategy",
+    "recompute",
+    "data",
+    "data_dir",
+    "split_file",
+    "weights",
+    "classes",
+)
 SETTLED = {"minutes", "batch_size", "compile"}  # what was asked for here, the run has decided by measuring
 SPARE_BYTES = 200 * 2**20
 
@@ -73,6 +85,7 @@ def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConf
     config = recipe(name) if name else TrainConfig()
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
     config = apply_changes(replace(config, data=data or said_data or config.data), sources)
+    check_start(_with_start(config, changes))
     dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
     if not name:
         chosen = choose(dataset, changes.get("weights"))
@@ -80,16 +93,21 @@ def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConf
         if not dataset.made_split and "val_rate" not in changes:
             source = replace(source, val_rate=chosen.source.val_rate)
         config = replace(chosen, data=config.data, source=source)
-    if changes.get("weights") is not None and "model" not in changes:
-        config = replace(config, start=replace(config.start, model=None))  # weights bring their own
-    if name == "linear":
-        changes.setdefault("train", "head")
-    config = apply_changes(config, changes)
+    config = _with_start(config, changes)
     if config.start.train == "head":
         config = _without_augmentation(config, changes)
     if "batch_size" not in changes:
         config = fit_batch_size(config, dataset, ranks.world_size)
     return config, add_validation(dataset, config)
+
+
+def _with_start(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """The config with the changes; weights bring their own model."""
+    if changes.get("weights") is not None and "model" not in changes:
+        config = replace(config, start=replace(config.start, model=None))
+    if config.recipe == "linear":
+        changes = {"train": "head", **changes}
+    return apply_changes(config, changes)
 
 
 def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
@@ -219,6 +237,7 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
     resume = (folder / CONFIG).exists()
     if resume:
         config = read_config(folder)
+    check_start(config)
     dataset = ranks.in_turn(lambda: open_training_data(config))
     if resume:
         setup = prepare_run(config, dataset)

@@ -8,6 +8,7 @@ import torch
 from vitrail.data import Dataset, LoaderConfig, Preprocess, open_data
 from vitrail.data.defaults import default_preprocess
 from vitrail.data.loader import Loader
+from vitrail.data.opening import check_where
 from vitrail.data.source import ArraySource
 from vitrail.errors import ConfigError
 from vitrail.model import Rates, ViT, ViTConfig, variant
@@ -15,7 +16,8 @@ from vitrail.train.config import TrainConfig
 from vitrail.train.ranks import Ranks
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.opening import open_checkpoint
+from vitrail.weights.class_names import read_class_names
+from vitrail.weights.opening import check_source, open_checkpoint
 
 EVAL_BATCH = 256
 LEAST_BATCHES = 8  # per epoch: a batch size that leaves fewer is lowered
@@ -34,6 +36,23 @@ class Setup:
     @property
     def has_validation(self) -> bool:
         return "val" in self.dataset.splits and len(self.dataset.splits["val"]) > 0
+
+
+def check_start(config: TrainConfig) -> None:
+    """Raise for what cannot work whatever the pictures are: names of models, weights and files come before the data."""
+    start = config.start
+    if start.weights is not None:
+        check_source(start.weights)
+        if start.classes is not None:
+            read_class_names(start.classes)
+    elif start.model is not None:
+        model = variant(start.model)
+        if start.image_size is not None:
+            replace(model, image_size=start.image_size)
+    elif config.recipe:
+        raise ConfigError(f"the recipe {config.recipe!r} starts from weights; name them with --weights.")
+    if config.data:
+        check_where(config.data)
 
 
 def open_training_data(config: TrainConfig, *, validation: bool = True) -> Dataset:
@@ -72,7 +91,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
 def _from_weights(config: TrainConfig, dataset: Dataset) -> Setup:
     assert config.start.weights is not None
     checkpoint = adapt(
-        open_checkpoint(config.start.weights),
+        open_checkpoint(config.start.weights, class_names=config.start.classes),
         classes=dataset.classes,
         image_size=config.start.image_size,
         drop_representation=True,

@@ -59,19 +59,28 @@ def read_contents(path: Path, allow_pickle: bool, ema: bool | None = None) -> Co
     """One file of any kind; `ema` chooses between the weights and their average where a torch file has both."""
     if not path.is_file():
         raise WeightsError(f"there is no file {path}.")
-    if path.suffix in (".safetensors", ".npz"):
-        check_no_choice(path, ema)
-        tensors, metadata = read_safetensors(path) if path.suffix == ".safetensors" else (read_npz(path), {})
-        return Contents(tensors=tensors, metadata=metadata)
+    check_suffix(path, allow_pickle)
     if path.suffix in PICKLES:
-        if not allow_pickle:
-            raise WeightsError(
-                f"{path} is a pickle, which we do not load directly; convert it once: "
-                f"vitrail convert {path} {path.with_suffix('.safetensors')}"
-            )
         tensors, notes = unwrap(read_pickle(path), path, ema)
         return Contents(tensors=tensors, notes=notes)
-    raise WeightsError(f"{path} must end in .safetensors, .npz, .pth, .pt, .ckpt or .bin to be read as a checkpoint.")
+    check_no_choice(path, ema)
+    tensors, metadata = read_safetensors(path) if path.suffix == ".safetensors" else (read_npz(path), {})
+    return Contents(tensors=tensors, metadata=metadata)
+
+
+def check_suffix(path: Path, allow_pickle: bool) -> None:
+    """Raise unless the name is that of a checkpoint which may be read."""
+    if path.suffix in (".safetensors", ".npz"):
+        return
+    if path.suffix not in PICKLES:
+        raise WeightsError(
+            f"{path} must end in .safetensors, .npz, .pth, .pt, .ckpt or .bin to be read as a checkpoint."
+        )
+    if not allow_pickle:
+        raise WeightsError(
+            f"{path} is a pickle, which we do not load directly; convert it once: "
+            f"vitrail convert {path} {path.with_suffix('.safetensors')}"
+        )
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

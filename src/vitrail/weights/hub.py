@@ -1,6 +1,7 @@
 """Where a checkpoint is: a path, a run folder, a bundled name, `hf://owner/name[@revision]`, or `google://NAME`."""
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.hub_names import MIRRORS
 from vitrail.weights.infer import Hints
+from vitrail.wording import hint_path, reason
 
 FILES = ["config.json", "preprocessor_config.json", "model.safetensors", "model.safetensors.index.json", "*.npz"]
 SHARDS = ["model-*-of-*.safetensors"]
@@ -19,19 +21,37 @@ PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*
 def fetch(source: str | Path, allow_pickle: bool = False) -> Path:
     """The local path of a checkpoint, downloaded to the hub's own cache if need be."""
     text = str(source)
-    if text.startswith("google://"):
-        text = f"hf://timm/{_mirror_of(text.removeprefix('google://'))}"
-    if text.startswith("hf://"):
-        return _download(text.removeprefix("hf://"), allow_pickle)
-    if "://" in text:
-        raise WeightsError(f"a checkpoint is a path, hf://owner/name or google://NAME; got {text}.")
+    if identifier := check_address(text):
+        return _download(identifier, allow_pickle)
     if isinstance(source, str) and text in bundled.NAMES:  # a folder of that name is reached as ./cifar10
         return bundled.bundled_path(text)
+    return find_path(text)
+
+
+def find_path(text: str) -> Path:
+    """The path of a checkpoint on this machine; a name that is nearly that of an existing one is told."""
     path = Path(text).expanduser()
-    if not path.exists():
-        hint = f"; for a model of the hub write hf://{text}" if re.fullmatch(r"[\w.-]+/[\w.-]+", text) else ""
-        raise WeightsError(f"there is no checkpoint {text}{hint}.")
-    return path
+    with suppress(OSError, ValueError):  # a name that is too long, or with a NUL
+        if path.exists():
+            return path
+    hint = hint_path(text)
+    if not hint and re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        hint = f"for a model of the hub write hf://{text}."
+    raise WeightsError(f"there is no checkpoint {text}{f'; {hint}' if hint else '.'}")
+
+
+def check_address(text: str) -> str:
+    """The hub's `owner/name[@revision]` that an address means, or "" for a path; an address of no kind is an error."""
+    if text.startswith("google://"):
+        return f"timm/{_mirror_of(text.removeprefix('google://'))}"
+    if text.startswith("hf://"):
+        identifier = text.removeprefix("hf://")
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", identifier.partition("@")[0]):
+            raise WeightsError(f"a model of the hub is hf://owner/name, or hf://owner/name@revision; got {text}.")
+        return identifier
+    if "://" in text:
+        raise WeightsError(f"a checkpoint is a path, hf://owner/name or google://NAME; got {text}.")
+    return ""
 
 
 def _mirror_of(name: str) -> str:
@@ -53,10 +73,6 @@ def _download(identifier: str, allow_pickle: bool) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name, _, revision = identifier.partition("@")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise WeightsError(
-            f"a model of the hub is hf://owner/name, or hf://owner/name@revision; got hf://{identifier}."
-        )
     patterns = [*FILES, *SHARDS, *(PICKLES if allow_pickle else [])]
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
@@ -65,7 +81,7 @@ def _download(identifier: str, allow_pickle: bool) -> Path:
             f"hf://{identifier} is not in the cache and the hub cannot be reached (HF_HUB_OFFLINE, or no network)."
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise WeightsError(f"hf://{identifier} cannot be fetched: {str(error).splitlines()[0]}") from error
+        raise WeightsError(f"hf://{identifier} cannot be fetched: {reason(error).splitlines()[0]}") from error
 
 
 def settle_google(source: str | Path, checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:

@@ -1,0 +1,115 @@
+"""Names for the classes of a head that has none, or other ones: a list, or a file that a person wrote."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from vitrail.errors import WeightsError
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.wording import counted, hint_path, reason
+
+MAX_BYTES = 20 * 2**20
+SHOWN = 3  # names of each in a message
+
+ClassNames = Sequence[str] | str | Path  # the names in the order of the head, or the file that has them
+
+
+def read_class_names(names: ClassNames) -> tuple[str, ...]:
+    """The names in the order of the head; of a file, one per line, or JSON: a list, or an object index → name."""
+    if not isinstance(names, str | Path):
+        return _check(names, "the class names")
+    path = Path(names)
+    text = _read(path)
+    if path.suffix.lower() == ".json":
+        return _check(_parse_json(path, text), str(path))
+    lines = [line.strip() for line in text.rstrip().splitlines()]
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            raise WeightsError(f"{path} must have one class name per line; line {number} is empty.")
+    return _check(lines, str(path))
+
+
+def name_classes(checkpoint: Checkpoint, names: Sequence[str], where: str = "class_names") -> Checkpoint:
+    """The checkpoint with these names for its classes, in the order of its head, which stays as it is."""
+    count, old, new = checkpoint.config.num_classes, checkpoint.classes, tuple(names)
+    if len(new) != count:
+        raise WeightsError(
+            f"{where} must have one name for each class of the head: it has {counted(len(new), 'name')}, and the head "
+            f"of {checkpoint.origin.source or 'the checkpoint'} has {counted(count, 'class')}."
+        )
+    if old is None or old == new:
+        return replace(checkpoint, classes=new)
+    if set(old) == set(new):
+        raise WeightsError(
+            f"{where} has the names that the checkpoint has, in another order: {_show(new)} instead of {_show(old)}; "
+            "leave it out, since the checkpoint knows its own order."
+        )
+    note = f"the classes were renamed, in their order: {_show(old)} are now {_show(new)}"
+    return replace(checkpoint, classes=new, notes=(*checkpoint.notes, note))
+
+
+def _read(path: Path) -> str:
+    if not path.exists():
+        hint = hint_path(str(path))
+        raise WeightsError(f"there is no file of class names {path}{f'; {hint}' if hint else '.'}")
+    if not path.is_file():
+        raise WeightsError(f"the class names must be in a file; {path} is none.")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise WeightsError(f"{path} is larger than {MAX_BYTES // 2**20} MiB; it is no list of class names.")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise WeightsError(f"the class names cannot be read: {reason(error)}.") from error
+    except UnicodeDecodeError as error:
+        raise WeightsError(f"{path} must be UTF-8 text with one class name per line, or JSON.") from error
+
+
+def _parse_json(path: Path, text: str) -> list[Any]:
+    try:
+        facts: Any = json.loads(text, object_pairs_hook=_refuse_twice)
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is not valid JSON: {error}") from error
+    if isinstance(facts, list):
+        return cast("list[Any]", facts)
+    if not isinstance(facts, Mapping):
+        raise WeightsError(f"{path} must hold a list of class names, or an object from index to name.")
+    return _order(path, cast("Mapping[str, Any]", facts))
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    facts = dict(pairs)
+    if len(facts) != len(pairs):
+        twice = next(key for key in facts if sum(other == key for other, _ in pairs) > 1)
+        raise ValueError(f"the index {twice!r} stands in it twice.")
+    return facts
+
+
+def _order(path: Path, facts: Mapping[str, Any]) -> list[Any]:
+    """The values by their index, of which none may be missing."""
+    wrong = [key for key in facts if not (key.isascii() and key.isdecimal() and str(int(key[:9])) == key)]
+    if wrong:
+        hint = "; turn it round" if all(type(value) is int for value in facts.values()) else ""
+        raise WeightsError(f"{path} must map an index to a name, as in {{'0': 'cat'}}; got {wrong[0]!r}{hint}.")
+    missing = [index for index in range(len(facts)) if str(index) not in facts]
+    if missing:
+        raise WeightsError(f"{path} must have every index from 0 to {len(facts) - 1}; {missing[0]} is missing.")
+    return [facts[str(index)] for index in range(len(facts))]
+
+
+def _check(names: Sequence[Any], where: str) -> tuple[str, ...]:
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip() or len(name.splitlines()) != 1:
+            raise WeightsError(f"{where}: the name of class {index} must be one line of text; got {name!r}.")
+        if name in first:
+            raise WeightsError(f"{where}: the classes {first[name]} and {index} are both called {name!r}.")
+        first[name] = index
+    if not first:
+        raise WeightsError(f"{where} must have at least one class name.")
+    return tuple(names)
+
+
+def _show(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")

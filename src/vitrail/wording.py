@@ -1,0 +1,70 @@
+"""The words of messages: counts that agree with their nouns, text that is safe to print, the system's words, hints."""
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+
+MOST_NEIGHBOURS = 10_000  # names of a folder that are compared with a mistyped one
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: 1 picture, 2,000 pictures, 3 classes."""
+    return f"{number:,} {agree(number, noun, plural)}"
+
+
+def agree(number: float, noun: str, plural: str = "") -> str:
+    """The noun alone, as the number wants it."""
+    if number == 1:
+        return noun
+    return plural or (noun + "es" if noun.endswith(("s", "x", "tch", "sh")) else noun + "s")
+
+
+def plain(text: str, *, lines: bool = False) -> str:
+    """A text that cannot send codes to a terminal; `lines` keeps the ends of its lines."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or (lines and char == "\n") else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, as a person says it: of the system's errors the words and the file, never the number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error) or type(error).__name__
+    words = error.strerror[:1].lower() + error.strerror[1:]
+    files = " → ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    return f"{files}: {words}" if files else words
+
+
+def hint_path(text: str, beside: tuple[str, ...] = ("runs",)) -> str:
+    """`did you mean runs/train-1?` where a path that does not exist has near neighbours, else nothing."""
+    near = near_paths(text, beside)
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def near_paths(text: str, beside: tuple[str, ...] = ("runs",)) -> list[str]:
+    """Existing paths whose last name is nearly that of `text`, in its own folder or in one of those `beside`."""
+    path = Path(text)
+    if not path.name:
+        return []
+    folders = [path.parent] if path.parent != Path() else [Path(), *map(Path, beside)]
+    known = {name: folder / name for folder in folders for name in _names(folder)}
+    near = get_close_matches(path.name, known, n=2, cutoff=0.75)
+    if not near and not path.parent.exists():  # the mistake may be in the folder's name
+        return [str(Path(folder) / path.name) for folder in near_paths(str(path.parent)) if _exists(folder, path.name)]
+    return sorted(str(known[name]) for name in near)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        yield from islice((item.name for item in folder.iterdir() if not item.name.startswith(".")), MOST_NEIGHBOURS)
+    except (OSError, ValueError):
+        return
+
+
+def _exists(folder: str, name: str) -> bool:
+    return (Path(folder) / name).exists()

@@ -1,0 +1,82 @@
+"""Cheap mistakes are told before a single picture is looked for, and before weights are read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.predict.conftest import checkpoint_file, photos, write_tiny  # noqa: F401
+
+from vitrail.cli.main import main
+from vitrail.data import opening
+from vitrail.predict import pictures as predict_pictures
+from vitrail.weights import formats
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: list[Path], checkpoint_file: Path) -> Path:  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    write_tiny(tmp_path / "runs" / "train-1" / "weights" / "best.safetensors")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.yaml").touch()
+    (tmp_path / "twice.txt").write_text("a\na\n")
+    (tmp_path / "a-file").touch()
+    (tmp_path / "a.pth").touch()
+
+    def scan(*_: Any, **__: Any) -> Any:
+        raise AssertionError("pictures were looked for")
+
+    monkeypatch.setattr(opening, "_open", scan)
+    monkeypatch.setattr(opening, "_open_path", scan)
+    monkeypatch.setattr(predict_pictures, "_stream", scan)
+    monkeypatch.setattr(formats, "read_files", scan)
+    return tmp_path
+
+
+TRAIN = ["train", "photos"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*TRAIN, "--model", "vit-b17"], "unknown model 'vit-b17'; did you mean vit-b16"),
+        ([*TRAIN, "--recipe", "finetun"], "unknown recipe 'finetun'; did you mean finetune"),
+        ([*TRAIN, "--recipe", "finetune"], "the recipe 'finetune' starts from weights"),
+        ([*TRAIN, "--recipe", "linear"], "needs weights"),
+        ([*TRAIN, "--train", "head"], "needs weights"),
+        ([*TRAIN, "--weights", "gone.safetensors"], "there is no checkpoint gone.safetensors"),
+        ([*TRAIN, "--weights", "runs/train-l"], "did you mean runs/train-1?"),
+        ([*TRAIN, "--weights", "hf://nobody"], "hf://owner/name"),
+        ([*TRAIN, "--weights", "a.pth"], "is a pickle"),
+        ([*TRAIN, "--weights", "tiny.safetensors", "--classes", "gone.txt"], "no file of class names gone.txt"),
+        ([*TRAIN, "--weights", "tiny.safetensors", "--classes", "twice.txt"], "are both called 'a'"),
+        ([*TRAIN, "--classes", "twice.txt"], "classes= names the classes of the weights"),
+        ([*TRAIN, "--epochs", "0"], "epochs must be between 1"),
+        ([*TRAIN, "--device", "abacus"], "device 'abacus' cannot be used"),
+        ([*TRAIN, "--out", "old"], "old holds a run already"),
+        ([*TRAIN, "--out", "a-file"], "a-file must be a folder"),
+        ([*TRAIN, "--image-size", "33", "--model", "vit-b16"], "image_size must be a multiple of 16"),
+        (["train", "phots"], "phots: no such file or folder, nor a data set's name; did you mean photos?"),
+        (["eval", "runs/train-l", "photos"], "did you mean runs/train-1?"),
+        (["eval", "runs/train-1", "phots"], "did you mean photos?"),
+        (["eval", "runs/train-1", "photos", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["eval", "runs/train-1", "photos", "--classes", "twice.txt"], "are both called 'a'"),
+        (["eval", "runs/train-1", "photos", "--out", "a-file"], "a-file must be a folder"),
+        (["embed", "runs/train-l", "--data", "photos"], "did you mean runs/train-1?"),
+        (["embed", "runs/train-1", "--data", "phots"], "did you mean photos?"),
+        (["embed", "runs/train-1", "photos", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["predict", "runs/train-l", "photos"], "did you mean runs/train-1?"),
+        (["predict", "runs/train-1", "phots"], "did you mean photos?"),
+        (["predict", "runs/train-1", "photos", "--classes", "twice.txt"], "are both called 'a'"),
+        (["predict", "runs/train-1", "photos", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["predict", "photos", "runs/train-1"], "runs/train-1 is a checkpoint, not a picture"),
+        (["predict", "runs/train-1", "--list", "gone.txt"], "no such list of pictures"),
+        (["explain", "runs/train-l", "photos"], "did you mean runs/train-1?"),
+        (["explain", "runs/train-1", "photos", "--layers", "one"], "layers must be whole numbers"),
+        (["figures", "runs/train-l"], "did you mean runs/train-1?"),
+    ],
+)
+def test_cheap_mistakes_come_first(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {str(path) for path in Path().rglob("*")}
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert {str(path) for path in Path().rglob("*")} == before
