@@ -10,13 +10,14 @@ import pytest
 import vitrail
 
 ROOT = Path(vitrail.__file__).parent
-FOUNDATION = {"errors", "schema", "device"}
+FOUNDATION = {"errors", "schema", "device", "reading"}
 
 # Part → the parts that it may import. `cli` joins them all, and nothing imports `cli`.
 MAY_IMPORT = {
     "errors": set[str](),
     "schema": {"errors"},
     "device": {"errors"},
+    "reading": {"errors"},
     "model": FOUNDATION,
     "data": FOUNDATION,
     "weights": FOUNDATION | {"model", "data"},

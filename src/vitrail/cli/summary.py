@@ -43,20 +43,13 @@ def summary(
 
 
 def _read_config(model: str, changes: dict[str, Any]) -> "ViTConfig":
-    import yaml
-
-    from vitrail.errors import ConfigError
     from vitrail.model import ViTConfig, variant
+    from vitrail.reading import read_yaml
     from vitrail.schema import from_dict
 
     if Path(model).suffix not in (".yaml", ".yml"):
         return variant(model, **changes)
-    try:
-        text = Path(model).read_text(encoding="utf-8")
-        fields: Any = yaml.safe_load(text) or {}
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the config file {model}: {error}") from error
-    return dataclasses.replace(from_dict(ViTConfig, fields), **changes)
+    return dataclasses.replace(from_dict(ViTConfig, read_yaml(Path(model)) or {}), **changes)
 
 
 def _print_json(facts: "Summary") -> None:
