@@ -1,5 +1,6 @@
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -60,3 +61,31 @@ def test_yaml_reads_exponents_as_text() -> None:
 def test_a_wrong_value_is_named_with_its_place(data: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_dict(Outer, data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"size": 2**63}, r"Outer.size\[0\] must be between -2\*\*63 and 2\*\*63; got 9223372036854775808"),
+        ({"size": 16**5000}, "got a whole number of about 6,000 digits"),
+        ({"size": 1, "inner": {"rate": 16**5000}}, "Outer.inner.rate must be a number that a float can hold"),
+        ({"size": 1, 16**5000: 1}, "Outer has no field a whole number of"),
+        ({"size": 1, "x" * 10**6: 1}, "Outer has no field 'xxx"),
+        ({"size": [1] * 10**6}, "Outer.size must have 2 values; got 1000000"),
+        ({"size": 1, "mode": ["x" * 10**6] * 100}, "Outer.mode must be one of a, b"),
+    ],
+    ids=range(7),
+)
+def test_absurd_values_are_quoted_in_short(data: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        from_dict(Outer, data)
+    assert len(str(error.value)) < 600
+
+
+def test_no_path_has_a_nul() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Place:
+        path: Path
+
+    with pytest.raises(ConfigError, match="no path has a NUL"):
+        from_dict(Place, {"path": "a\0b"})

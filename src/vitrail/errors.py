@@ -16,6 +16,8 @@ A message says what must hold, what we got, and what to do. Our own broken invar
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from reprlib import Repr
+from typing import Any
 
 
 class VitrailError(Exception):
@@ -63,5 +65,27 @@ class AssumptionWarning(UserWarning):
 def suggest(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the nearest ones, or all of them."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=3, cutoff=0.6)
+    near = get_close_matches(name[:_LONGEST], names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}."
+
+
+_LONGEST = 100  # signs of a value that a message quotes
+
+
+class _ShortRepr(Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 200:  # Python refuses to write out some of them
+            return f"a whole number of about {x.bit_length() * 3 // 10:,} digits"
+        return repr(x)
+
+
+_short = _ShortRepr()
+_short.maxlevel = 4
+_short.maxdict = _short.maxlist = _short.maxtuple = _short.maxset = _short.maxfrozenset = 8
+_short.maxstring = _short.maxother = _LONGEST
+
+
+def shorten(value: Any) -> str:
+    """A value as a message quotes it: its `repr`, cut where it is long, wide or deep. It takes no longer than that."""
+    text = _short.repr(value)
+    return text if len(text) <= 3 * _LONGEST else f"{text[: 3 * _LONGEST]}…"

@@ -14,10 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from vitrail.errors import ConfigError, suggest
+from vitrail.errors import ConfigError, shorten, suggest
 
 T = TypeVar("T")
 
+MAX_INT = 2**63 - 1  # what seeds, sizes and counts are stored in
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
 
 
@@ -40,12 +41,12 @@ def from_dict(cls: type[T], data: Any, where: str = "") -> T:
     """Build `cls` from a dictionary, checking every name and type."""
     where = where or cls.__name__
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} must be a mapping of field names to values; got {data!r}.")
+        raise ConfigError(f"{where} must be a mapping of field names to values; got {shorten(data)}.")
     values = cast("Mapping[str, Any]", data)
     fields = {field.name: field for field in dataclasses.fields(cast("Any", cls))}
     for name in values:
         if name not in fields:
-            raise ConfigError(f"{where} has no field {name!r}; {suggest(str(name), fields)}")
+            raise ConfigError(f"{where} has no field {shorten(name)}; {suggest(shorten(name), fields)}")
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
@@ -74,25 +75,43 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value in arguments and not isinstance(value, bool):
             return value
-        raise ConfigError(f"{where} must be one of {', '.join(map(str, arguments))}; got {value!r}.")
+        raise ConfigError(f"{where} must be one of {', '.join(map(str, arguments))}; got {shorten(value)}.")
     if origin is tuple:
         return _parse_tuple(arguments, value, where)
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} must be a mapping; got {value!r}.")
+            raise ConfigError(f"{where} must be a mapping; got {shorten(value)}.")
         items = cast("Mapping[Any, Any]", value).items()
-        return {_parse(arguments[0], key, where): _parse(arguments[1], item, f"{where}.{key}") for key, item in items}
+        return {
+            _parse(arguments[0], key, where): _parse(arguments[1], item, f"{where}.{shorten(key)}")
+            for key, item in items
+        }
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, cast("type[Any]", hint)) else from_dict(cast("type[Any]", hint), value, where)
     if hint is Any:
         return value
     if hint is Path and isinstance(value, str):
-        return Path(value)
+        return _path(value, where)
     if hint is float and (type(value) is int or _is_exponent(value)):
-        return float(value)
+        return _float(value, where)
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
+        if hint is int and not -MAX_INT <= value <= MAX_INT:
+            raise ConfigError(f"{where} must be between -2**63 and 2**63; got {shorten(value)}.")
         return value
-    raise ConfigError(f"{where} must be {_NAMES.get(hint, hint)}; got {value!r}.")
+    raise ConfigError(f"{where} must be {_NAMES.get(hint, hint)}; got {shorten(value)}.")
+
+
+def _path(value: str, where: str) -> Path:
+    if "\0" in value:
+        raise ConfigError(f"{where} must be a path, and no path has a NUL in it; got {shorten(value)}.")
+    return Path(value)
+
+
+def _float(value: int | str, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{where} must be a number that a float can hold; got {shorten(value)}.") from None
 
 
 def _is_exponent(value: Any) -> bool:
@@ -112,14 +131,14 @@ def _parse_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if len(kinds) == len(choices):
         kind = cast("Mapping[str, Any]", value).get("kind") if isinstance(value, Mapping) else value
         if not isinstance(kind, str) or kind not in kinds:
-            raise ConfigError(f"{where}.kind must be one of {', '.join(kinds)}; got {kind!r}.")
+            raise ConfigError(f"{where}.kind must be one of {', '.join(kinds)}; got {shorten(kind)}.")
         return from_dict(kinds[kind], value if isinstance(value, Mapping) else {}, where)
     for choice in choices:
         try:
             return _parse(choice, value, where)
         except ConfigError:
             continue
-    raise ConfigError(f"{where} must be {' or '.join(str(choice) for choice in choices)}; got {value!r}.")
+    raise ConfigError(f"{where} must be {' or '.join(str(choice) for choice in choices)}; got {shorten(value)}.")
 
 
 def _has_kind(choice: Any) -> bool:
@@ -130,11 +149,11 @@ def _parse_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[An
     if isinstance(value, int | float) and arguments[-1] is not Ellipsis and len(set(arguments)) == 1:
         value = (value,) * len(arguments)  # one number stands for all: a square
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConfigError(f"{where} must be a list; got {value!r}.")
+        raise ConfigError(f"{where} must be a list; got {shorten(value)}.")
     items = cast("Sequence[Any]", value)
     if arguments[-1] is Ellipsis:
         return tuple(_parse(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(items))
     if len(items) != len(arguments):
-        raise ConfigError(f"{where} must have {len(arguments)} values; got {len(items)}: {list(items)!r}.")
+        raise ConfigError(f"{where} must have {len(arguments)} values; got {len(items)}: {shorten(list(items[:20]))}.")
     pairs = zip(arguments, items, strict=True)
     return tuple(_parse(hint, item, f"{where}[{index}]") for index, (hint, item) in enumerate(pairs))

@@ -5,6 +5,7 @@ import io
 import os
 import resource
 import struct
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -174,5 +175,30 @@ def test_other_numbers_of_channels_need_an_array() -> None:
 def test_what_is_not_a_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     for path in (tmp_path / "pipe.jpg", tmp_path, Path("/dev/zero")):
-        with pytest.raises(InputError, match="not a file"):
+        with pytest.raises(InputError, match="must be a file"):
             open_picture(path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"P6\n#" + b"x" * 5_000_000 + b"\n2 2\n255\n" + bytes(12),
+        b"P6\n" + b"#x\n" * 1_500_000 + b"2 2\n255\n" + bytes(12),
+        b"P5" + b" " * 5_000_000 + b"2 2 255 " + bytes(4),
+        b"P3\n1000 1000\n255\n" + b"#x\n" * 1_500_000 + b"1 2 3\n" * 1_000_000,
+    ],
+    ids=["one long", "many", "blanks", "among the pixels"],
+)
+def test_comments_in_ppm_pictures_do_not_take_minutes(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.ppm").write_bytes(data)
+    start = time.process_time()
+    for source in (data, tmp_path / "a.ppm"):
+        with pytest.raises(InputError, match="too many or too long comments"):
+            open_picture(source)
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("head", [b"P6\n# GIMP\n2 2\n255\n", b"P3 2 2 255 #c\n", b"P4\n#c\n16 6\n", b"P5 4 3 255\n"])
+def test_usual_comments_are_read(head: bytes) -> None:
+    with open_picture(head + (b"1 2 3 " * 4 if head[:2] == b"P3" else b"            ")) as image:
+        assert decode(image, Preprocess()).size[0] in (2, 4, 16)

@@ -127,13 +127,9 @@ def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
 
     changes: dict[str, Any] = {}
     if config is not None:
-        import yaml
+        from vitrail.reading import read_yaml
 
-        try:
-            settings = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"cannot read the config file {config}: {error}") from error
-        changes = flatten(settings, str(config))
+        changes = flatten(read_yaml(config) or {}, str(config))
     said = given(flags)
     for one, other in (("minutes", "epochs"), ("weights", "model")):  # of which a flag replaces the file's
         for mine, theirs in ((one, other), (other, one)):

@@ -8,6 +8,7 @@ from typing import Literal
 from vitrail.errors import ConfigError
 from vitrail.schema import validate
 
+MAX_WORKERS = 1024
 VAL_RATE = TEST_RATE = 0.15  # of each class, where we make the split
 
 
@@ -53,6 +54,12 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("VITRAIL_DATA") or Path(cache) / "vitrail" / "data")
 
 
+def check_workers(workers: int | None) -> None:
+    """Threads that decode pictures: each takes memory, and the system has only so many."""
+    if workers is not None and not 0 <= workers <= MAX_WORKERS:
+        raise ConfigError(f"workers must be between 0 and {MAX_WORKERS}; got {workers}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
     """How batches are made."""
@@ -76,7 +83,6 @@ class LoaderConfig:
             raise ConfigError(f"batch_size must be a multiple of the {self.world_size} ranks; got {self.batch_size}.")
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank must be between 0 and {self.world_size - 1}; got {self.rank}.")
-        if self.workers is not None and self.workers < 0:
-            raise ConfigError(f"workers must be at least 0; got {self.workers}.")
+        check_workers(self.workers)
         if not 0 <= self.max_broken_rate <= 1:
             raise ConfigError(f"max_broken_rate must be between 0 and 1; got {self.max_broken_rate}.")

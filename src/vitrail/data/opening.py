@@ -1,16 +1,17 @@
 """`open_data`: from what a person types to a data set. This is the one place that decides what it is."""
 
-import tarfile
+import gzip
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import IO, cast
 
+from vitrail.data.archive import files_of, open_tar, read_member
 from vitrail.data.config import DataConfig
 from vitrail.data.download import Remote, fetch
 from vitrail.data.source import Dataset
-from vitrail.data.sources.cifar import FOLDERS, is_cifar, open_cifar
+from vitrail.data.sources.cifar import FOLDERS, MAX_BYTES, is_cifar, open_cifar
 from vitrail.data.sources.digits import open_digits
 from vitrail.data.sources.folder import open_folder, subfolders
 from vitrail.data.sources.hub import open_hub
@@ -18,7 +19,8 @@ from vitrail.data.sources.idx import FASHION_CLASSES, is_idx, is_whole_idx, open
 from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
 from vitrail.data.split import SplitPlan, write_split
-from vitrail.errors import DataError, suggest
+from vitrail.errors import DataError, shorten, suggest
+from vitrail.reading import check_regular
 from vitrail.wording import hint_path, reason
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -54,6 +56,8 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
     files, shards. A folder that has the name of a data set is reached as ./digits.
     """
     config = config or DataConfig()
+    if "\0" in str(where):
+        raise DataError(f"{shorten(str(where))}: no file can have a NUL in its name.")
     try:
         return _open(where, config)
     except OSError as error:  # a folder that may not be listed, a disk that fails, …
@@ -101,7 +105,8 @@ def _open_path(path: Path, config: DataConfig) -> Dataset:
     if is_cifar(path) or len(nested) == 1 or is_idx(path):
         _plan(config).refuse_file(str(path))
         return open_idx(path) if is_idx(path) else open_cifar(path if is_cifar(path) else nested[0])
-    if path.is_file():
+    if not path.is_dir():
+        check_regular(path)
         if path.suffix.lower() not in TABLES:
             raise DataError(f"{path}: a data file must be {', '.join(TABLES)}, .tar shards or CIFAR's archive.")
         return open_table(path, _plan(config), config.columns)
@@ -141,11 +146,16 @@ def _open_named_cifar(name: str, folder: Path) -> Dataset:
 def _unpack(archive: Path, folder: Path) -> Path:
     """The files of a checked archive, side by side in one folder, whatever paths it names."""
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent) as temporary, tarfile.open(archive) as members:
-        files = [member for member in members if member.isfile()]
-        for member in files:
-            data: bytes = cast("Any", members.extractfile(member)).read()
-            (Path(temporary) / Path(member.name).name).write_bytes(data)
+    check_regular(archive)
+    with (
+        TemporaryDirectory(dir=folder.parent) as temporary,
+        cast("IO[bytes]", gzip.open(archive)) as file,
+        open_tar(file, str(archive), 2 * MAX_BYTES, packed=True) as members,
+    ):
+        for member in files_of(members):
+            if member.size > MAX_BYTES:
+                raise DataError(f"{archive}: unpacks to {member.size:,} bytes, and CIFAR has at most {MAX_BYTES:,}.")
+            (Path(temporary) / Path(member.name).name).write_bytes(read_member(members, member))
         for path in Path(temporary).iterdir():  # all or none, or half of them would count as the whole next time
             path.replace(folder / path.name)
     return folder

@@ -1,7 +1,8 @@
 """Opening pictures from anywhere without trusting them: the header is judged before a pixel is decoded."""
 
 import io
-import stat
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -10,6 +11,7 @@ from PIL import Image
 
 from vitrail.data.preprocess import MAX_PIXELS, Preprocess
 from vitrail.errors import InputError
+from vitrail.reading import check_regular
 
 # Format → the extensions that folders of pictures use for it.
 FORMATS = {
@@ -23,6 +25,8 @@ FORMATS = {
 }
 EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
 
+MAX_HEADER = 1 << 16  # bytes until the size of a PPM picture is known
+MAX_COMMENTS = 1000  # in a PPM picture that is written as text
 _ORIENTATION_TAG = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -42,13 +46,12 @@ def open_picture(
     name = "picture" if isinstance(source, bytes) or not isinstance(source, str | Path) else str(source)
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        if isinstance(source, str | Path) and not stat.S_ISREG(Path(source).stat().st_mode):
-            raise InputError(f"{name}: not a file.")  # a pipe would be waited for, and a device never ends
+        if isinstance(source, str | Path):
+            check_regular(source, InputError)
+        _refuse_comments(stream, name)
         image = Image.open(stream, formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{name}: too many pixels to decode safely ({error}).") from None
-    except FileNotFoundError:
-        raise InputError(f"{name}: no such file.") from None
     except Image.UnidentifiedImageError:
         raise InputError(f"{name}: {_why_unidentified(source, formats)}") from None
     except InputError:
@@ -60,6 +63,24 @@ def open_picture(
         image.close()
         raise InputError(f"{name}: {size} pixels are over the limit of {max_pixels:,}; shrink the picture first.")
     return image
+
+
+def _refuse_comments(source: str | Path | IO[bytes], name: str) -> None:
+    """PPM pictures may have comments of any length, which Pillow reads sign by sign, or many, each of which costs it a
+    copy of all that follows: five megabytes of them take minutes."""
+    with Path(source).open("rb") if isinstance(source, str | Path) else nullcontext(source) as file:
+        place = file.tell()
+        start = file.read(2)
+        if start[:1] == b"P":
+            start += file.read(MAX_HEADER)
+        wanted = 3 if start[1:2] in b"14" else 4  # the magic number, width, height, and the largest value
+        endless = len(start) > MAX_HEADER and len(re.sub(rb"#[^\r\n]*", b"", start).split(None, wanted)) < wanted
+        comments = start.count(b"#")
+        while start[:2] in (b"P1", b"P2", b"P3") and comments <= MAX_COMMENTS and (piece := file.read(1 << 20)):
+            comments += piece.count(b"#")
+        file.seek(place)
+    if endless or (start[:2] in (b"P1", b"P2", b"P3") and comments > MAX_COMMENTS):
+        raise InputError(f"{name}: has too many or too long comments; save the picture without them.")
 
 
 def _why_unidentified(source: str | Path | bytes | IO[bytes], formats: tuple[str, ...]) -> str:

@@ -19,7 +19,9 @@ from vitrail.data.source import Dataset, Source
 from vitrail.data.sources.shards import INDEX
 from vitrail.data.transform import Picture, as_bytes, to_pil
 from vitrail.errors import DataError, InputError
+from vitrail.reading import read_bytes
 
+MAX_FILE = 1 << 30  # bytes of one picture
 _COLOR, _GREY = Preprocess(), preset("google", channels=1)
 
 
@@ -85,7 +87,7 @@ def encode(picture: Picture) -> tuple[bytes, str]:
         buffer = io.BytesIO()
         picture.save(buffer, "PNG")
         return buffer.getvalue(), "png"
-    data = picture if isinstance(picture, bytes) else Path(picture).read_bytes()
+    data = picture if isinstance(picture, bytes) else read_bytes(Path(picture), MAX_FILE, InputError)
     with open_picture(data) as image:
         return data, FORMATS["JPEG" if image.format == "MPO" else str(image.format)][0].lstrip(".")
 

@@ -11,7 +11,7 @@ from PIL import Image
 from vitrail.data import Dataset
 from vitrail.data.picture import open_picture
 from vitrail.data.source import ArraySource, Source
-from vitrail.errors import ConfigError, InputError, suggest
+from vitrail.errors import ConfigError, InputError, shorten, suggest
 from vitrail.train.config import Start, TrainConfig
 from vitrail.train.recipes import recipe
 
@@ -92,10 +92,10 @@ def flatten(settings: Any, where: str) -> dict[str, Any]:
             for inner in cast("dict[str, Any]", value):
                 if homes.get(inner) != name:
                     mine = [field for field, home in homes.items() if home == name]
-                    raise ConfigError(f"{where}: {name} has no field {inner!r}; {suggest(str(inner), mine)}")
+                    raise ConfigError(f"{where}: {name} has no field {shorten(inner)}; {suggest(shorten(inner), mine)}")
             flat |= value
         elif name in homes or name in ("data", "recipe"):
             flat[name] = value
         else:
-            raise ConfigError(f"{where}: there is no field {name!r}; {suggest(str(name), homes)}")
+            raise ConfigError(f"{where}: there is no field {shorten(name)}; {suggest(shorten(name), homes)}")
     return flat

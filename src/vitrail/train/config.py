@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vitrail.data.augment.config import Augment
-from vitrail.data.config import DataConfig
+from vitrail.data.config import DataConfig, check_workers
 from vitrail.errors import ConfigError
 from vitrail.schema import validate
 
@@ -148,8 +148,7 @@ class Machine:
             number = getattr(self, name)
             if isinstance(number, int) and number < 1:
                 raise ConfigError(f"{name} must be at least 1; got {number}.")
-        if self.workers is not None and self.workers < 0:
-            raise ConfigError(f"workers must be at least 0; got {self.workers}.")
+        check_workers(self.workers)
         if not self.save_minutes > 0:
             raise ConfigError(f"save_minutes must be above 0; got {self.save_minutes}.")
 

@@ -18,6 +18,7 @@ from vitrail import __version__
 from vitrail.data import Augment, Dataset, write_split_file
 from vitrail.data.view import augmentation_sheet
 from vitrail.errors import ConfigError
+from vitrail.reading import read_yaml
 from vitrail.schema import from_dict, to_dict
 from vitrail.train import plan
 from vitrail.train.choose import apply_changes, choose
@@ -191,9 +192,9 @@ def read_config(folder: Path) -> TrainConfig:
     """The config of an existing run."""
     path = folder / CONFIG
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{folder} is not a training run: cannot read {path.name} ({error}).") from error
+        settings = read_yaml(path)
+    except ConfigError as error:
+        raise ConfigError(f"{folder} is not a training run: cannot read {path.name} ({error})") from error
     return from_dict(TrainConfig, settings)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from vitrail.errors import AssumptionWarning, ConfigError, WeightsError
 from vitrail.model import ViTConfig, variant
+from vitrail.reading import read_yaml
 from vitrail.schema import from_dict
 from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint, FormatName
@@ -16,7 +17,6 @@ from vitrail.weights.files import PICKLES, check_suffix
 from vitrail.weights.formats import SUFFIXES, WEIGHTS_IN_FOLDERS, find_files, read_checkpoint
 from vitrail.weights.hub import check_address, fetch, find_path, settle_google
 from vitrail.weights.infer import Hints
-from vitrail.wording import reason
 
 _SUFFIXES = {suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix} | PICKLES
 RUN_CONFIG = "config.yaml"  # in the folder of a training run
@@ -99,7 +99,7 @@ def _levels_to_the_caller() -> int:
 def open_config(model: str, changes: dict[str, Any]) -> ViTConfig:
     """The config that a name from `variants`, a YAML file or a checkpoint stands for, with some fields changed."""
     if Path(model).suffix in (".yaml", ".yml"):
-        return replace(_read_yaml(Path(model)), **changes)
+        return replace(from_dict(ViTConfig, read_yaml(Path(model)) or {}), **changes)
     if names_checkpoint(model) or is_run(Path(model)):
         return replace(open_checkpoint(model, allow_pickle=True, verify=False).config, **changes)
     try:
@@ -108,13 +108,3 @@ def open_config(model: str, changes: dict[str, Any]) -> ViTConfig:
         if "/" in model:
             check_source(model)
         raise
-
-
-def _read_yaml(path: Path) -> ViTConfig:
-    import yaml
-
-    try:
-        fields: Any = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the config file {path}: {reason(error)}") from error
-    return from_dict(ViTConfig, fields)

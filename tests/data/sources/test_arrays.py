@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from vitrail.data import DataConfig, open_data
-from vitrail.data.sources.cifar import CIFAR10_CLASSES, load_inert
+from vitrail.data.sources.cifar import CIFAR10_CLASSES
+from vitrail.data.sources.inert import load_inert
 from vitrail.errors import DataError
 
 RANDOM = np.random.default_rng(0)
@@ -79,7 +80,7 @@ def test_cifar_archive_is_read_as_downloaded(tmp_path: Path) -> None:
     assert len(open_data(archive).splits["train"]) == 100
     assert len(open_data("cifar10", DataConfig(data_dir=archive.parent)).splits["train"]) == 100
     archive.write_bytes(archive.read_bytes()[:2000])
-    with pytest.raises(DataError, match="damaged or truncated archive"):
+    with pytest.raises(DataError, match="damaged or truncated, or no tar file"):
         open_data(archive)
 
 

@@ -2,16 +2,22 @@
 
 import io
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.data.conftest import picture
 
 from vitrail.data import DataConfig, open_data, write_split_file
+from vitrail.data.check.report import check_data
 from vitrail.data.config import Columns
-from vitrail.errors import DataError
+from vitrail.data.picture import open_picture
+from vitrail.data.sharding import encode
+from vitrail.errors import DataError, InputError
 
 
 @pytest.fixture
@@ -167,4 +173,99 @@ def test_parquet_structs_with_a_path_and_no_bytes(table, tmp_path: Path) -> None
         tmp_path / "t.parquet",
     )
     source = open_data(tmp_path / "t.parquet").split("train")
-    assert source.picture(1) == (tmp_path / "pictures/y/000.jpg").read_bytes()
+    assert source.picture(1) == tmp_path / "pictures/y/000.jpg"
+
+
+def write_parquet(target: Path, metadata: bytes | None = None, **columns) -> Path:
+    table = pa.table({"label": ["x", "y"] * 10, "image": [b"1"] * 20, **columns})
+    pq.write_table(table.replace_schema_metadata({b"huggingface": metadata} if metadata else None), target)
+    return target
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"{",
+        b"\xff",
+        b"[]",
+        b"3",
+        b'{"info": []}',
+        b'{"info": {"features": 3}}',
+        b'{"info": {"features": {"label": {"names": 3}}}}',
+        b'{"info": {"features": {"label": {"names": [3, null]}}}}',
+        b'{"info": {"features": {"label": [1]}}}',
+        b"[" * 100_000,
+    ],
+    ids=range(10),
+)
+def test_parquet_metadata_that_says_nothing(tmp_path: Path, metadata: bytes) -> None:
+    with pytest.raises(DataError, match="the header `huggingface` does not say which classes label has"):
+        open_data(write_parquet(tmp_path / "t.parquet", metadata))
+
+
+def test_parquet_that_repeats_one_value_is_not_unpacked(tmp_path: Path) -> None:
+    blank = pa.DictionaryArray.from_arrays(np.zeros(10_000, np.int32), pa.array([bytes(5_000_000)]))
+    names = pa.array(["x", "y"] * 5_000)
+    pq.write_table(pa.table({"image": blank, "label": names}), tmp_path / "t.parquet", compression="zstd")
+    assert (tmp_path / "t.parquet").stat().st_size < 10_000
+    data = open_data(tmp_path / "t.parquet")  # 50 GB, of which each picture is the same
+    assert len(data.split("train").picture(7)) == 5_000_000
+    label = pa.DictionaryArray.from_arrays(np.zeros(10_000, np.int32), pa.array(["x" * 5_000_000]))
+    pq.write_table(pa.table({"image": blank, "label": label}), tmp_path / "l.parquet", compression="zstd")
+    with pytest.raises(DataError, match="label unpacks to 50,000,000,000 signs"):
+        open_data(tmp_path / "l.parquet")
+    paths = pa.array([b"x" * 800_000] * 100).cast(pa.string())
+    pq.write_table(
+        pa.table({"path": paths, "label": ["x", "y"] * 50}),
+        tmp_path / "d.parquet",
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding={"path": "DELTA_BYTE_ARRAY", "label": "PLAIN"},
+    )
+    with pytest.raises(DataError, match="unpacks to"):
+        open_data(tmp_path / "d.parquet")
+    many = pa.table({"path": pa.nulls(3_000_000, pa.string()), "label": pa.nulls(3_000_000, pa.string())})
+    pq.write_table(many, tmp_path / "n.parquet")
+    with pytest.raises(DataError, match="3,000,000 rows cannot be in"):
+        open_data(tmp_path / "n.parquet")
+
+
+def test_parquet_columns_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"label must hold texts or numbers; its type is list"):
+        open_data(write_parquet(tmp_path / "a.parquet", label=[[1], [2]] * 10))
+    with pytest.raises(DataError, match=r"image must be a struct of bytes and path"):
+        open_data(write_parquet(tmp_path / "b.parquet", image=[{"bytes": [1]}] * 20))
+    twice = pa.Table.from_arrays([pa.array(["x", "y"])] * 3, names=["label", "label", "path"])
+    pq.write_table(twice, tmp_path / "c.parquet")
+    with pytest.raises(DataError, match="has 2 columns called 'label'"):
+        open_data(tmp_path / "c.parquet")
+
+
+@pytest.mark.parametrize("where", ["/dev/zero", "pipe", "a\0b", "."])
+def test_a_row_may_name_what_is_no_file(tmp_path: Path, where: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    image = pa.array([{"bytes": None, "path": where}] * 20, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    for name, columns in (("s", {"image": image}), ("p", {"path": [where] * 20})):
+        source = open_data(write_parquet(tmp_path / f"{name}.parquet", **columns)).split("train")
+        if name == "s":
+            with pytest.raises(InputError):
+                open_picture(source.picture(0))
+            with pytest.raises(InputError):
+                encode(source.picture(0))
+        report = check_data(open_data(tmp_path / f"{name}.parquet"), 1)
+        assert all(fact.trouble for fact in report.facts)
+
+
+def test_a_wide_table_with_short_rows_takes_no_more_than_it_has(table) -> None:
+    header = ",".join(["path", "label", *(f"c{number}" for number in range(20_000))])
+    tracemalloc.start()
+    data = open_data(table(header + "\n" + "a.jpg,x\nb.jpg,y\n" * 1000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert data.classes == ("x", "y")
+    assert peak < 20_000_000
+
+
+def test_two_columns_of_one_name(table) -> None:
+    with pytest.raises(DataError, match="has 2 columns called label"):
+        open_data(table("path,label,label\na.jpg,x,y\nb.jpg,y,x\n"))

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vitrail.data.config import check_workers
 from vitrail.data.picture import EXTENSIONS, decode, has_alpha, open_picture, orientation
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, Source
@@ -42,6 +43,7 @@ class Facts:
 
 def scan(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Iterator[Facts]:
     """The facts of every sample, split after split, in order."""
+    check_workers(workers)
     with ThreadPoolExecutor(max(workers, 1)) as pool:
         for split, source in dataset.splits.items():
             for start in range(0, len(source), _BATCH):

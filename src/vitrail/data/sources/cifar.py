@@ -1,18 +1,18 @@
 """CIFAR-10 and CIFAR-100: the binary version, or the Python version read without executing its pickles."""
 
-import io
-import pickle
-import tarfile
-import zlib
-from collections.abc import Callable, Mapping
+import gzip
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
 
+from vitrail.data.archive import files_of, open_tar, read_member
 from vitrail.data.source import ArraySource, Dataset
-from vitrail.errors import DataError
+from vitrail.data.sources.inert import InertArray, as_text, load_inert
+from vitrail.errors import DataError, shorten
+from vitrail.reading import check_regular, read_bytes
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PICTURE_BYTES = 3 * 32 * 32
@@ -61,22 +61,24 @@ def open_cifar(path: Path) -> Dataset:
 
 
 def _folder_reader(folder: Path) -> Read:
-    return lambda name: (folder / name).read_bytes() if (folder / name).is_file() else b""
+    return lambda name: read_bytes(folder / name, MAX_BYTES) if (folder / name).exists() else b""
 
 
 def _archive_reader(path: Path) -> Read:
     """The CIFAR files of an archive in memory. Nothing is unpacked to disk, and nothing that is too large."""
     layouts = [names for layout in (BINARY, PICKLED) for files in layout.values() for names in files.values()]
     known = {"meta", "fine_label_names.txt", *(name for names in layouts for name in names)}
-    try:
-        with tarfile.open(path) as archive:
-            members = [item for item in archive if item.isfile() and Path(item.name).name in known]
-            total = sum(member.size for member in members)
+    check_regular(path)
+    contents: dict[str, bytes] = {}
+    total = 0
+    with cast("IO[bytes]", gzip.open(path)) as file, open_tar(file, str(path), 2 * MAX_BYTES, packed=True) as archive:
+        for entry in files_of(archive):
+            if Path(entry.name).name not in known:
+                continue
+            total += entry.size
             if total > MAX_BYTES:
                 raise DataError(f"{path}: unpacks to {total:,} bytes, and CIFAR has at most {MAX_BYTES:,}.")
-            contents = {Path(member.name).name: cast("Any", archive.extractfile(member)).read() for member in members}
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged or truncated archive ({error}); download it again.") from None
+            contents[Path(entry.name).name] = read_member(archive, entry)
     return lambda name: contents.get(name, b"")
 
 
@@ -97,13 +99,22 @@ def _load_pickled(read: Read, num_classes: int, names: list[str], split: str) ->
     labels: list[int] = []
     for name in names:
         batch = load_inert(read(name), name)
+        data, found = batch.get("data"), batch.get("labels" if num_classes == 10 else "fine_labels")
+        if not isinstance(data, InertArray) or not isinstance(found, list):
+            raise DataError(f"{name}: not a batch of CIFAR-{num_classes}, which has an array and a list of labels.")
         try:
-            data, found = batch["data"], batch["labels" if num_classes == 10 else "fine_labels"]
             pictures.append(data.array().reshape(-1, PICTURE_BYTES))
-            labels += [int(label) for label in found]
-        except (KeyError, AttributeError, TypeError, ValueError) as error:
-            raise DataError(f"{name}: not a batch of CIFAR-{num_classes} ({type(error).__name__}: {error}).") from None
+        except (DataError, ValueError) as error:
+            raise DataError(f"{name}: not a batch of CIFAR-{num_classes} ({error}).") from None
+        labels += _check_labels(cast("list[Any]", found), num_classes, name)
     return _source(np.concatenate(pictures), np.array(labels), num_classes, split)
+
+
+def _check_labels(labels: list[Any], num_classes: int, name: str) -> list[int]:
+    for label in labels:
+        if type(label) is not int or not 0 <= label < num_classes:
+            raise DataError(f"{name}: has labels that do not fit CIFAR-{num_classes}; the first: {shorten(label)}.")
+    return labels
 
 
 def _source(
@@ -118,67 +129,11 @@ def _source(
 def _classes(read: Read, num_classes: int) -> tuple[str, ...]:
     if num_classes == 10:
         return CIFAR10_CLASSES
-    names = read("fine_label_names.txt").decode().split()
-    if not names and read("meta"):
-        names = [_text(name) for name in load_inert(read("meta"), "meta").get("fine_label_names", [])]
-    return tuple(names) if len(names) == 100 else tuple(f"class {number:02d}" for number in range(100))
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def load_inert(data: bytes, name: str) -> Mapping[str, Any]:
-    """A pickled dictionary of plain values and byte arrays; anything else in it is refused, and nothing runs."""
     try:
-        value = _InertUnpickler(io.BytesIO(data), encoding="bytes").load()
+        names = as_text(read("fine_label_names.txt")).split()
+        if not names and read("meta"):
+            listed: Any = load_inert(read("meta"), "meta").get("fine_label_names", [])
+            names = [as_text(name) for name in (cast("list[Any]", listed) if isinstance(listed, list) else [])]
     except DataError as error:
-        raise DataError(f"{name}: {error}") from None
-    except Exception as error:  # a damaged pickle raises anything
-        raise DataError(f"{name}: damaged or truncated ({type(error).__name__}: {error}).") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{name}: must hold a dictionary; got {type(value).__name__}.")
-    return {_text(key): item for key, item in cast("dict[Any, Any]", value).items()}
-
-
-class _InertArray:
-    """What a pickle says about a numpy array, kept until `array` has checked it."""
-
-    def __init__(self, *_arguments: Any) -> None:
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        _, shape, dtype, fortran, data = self.state
-        if not isinstance(dtype, _InertType) or _text(dtype.code) not in ("u1", "|u1") or not isinstance(data, bytes):
-            raise ValueError("the array must hold unsigned bytes")
-        return np.frombuffer(data, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
-
-
-class _InertType:
-    def __init__(self, code: Any = "", *_arguments: Any) -> None:
-        self.code = code
-
-    def __setstate__(self, _state: Any) -> None:
-        pass
-
-
-def _encode(text: Any, encoding: Any = "latin1") -> bytes:
-    if _text(encoding) not in ("latin1", "latin-1"):
-        raise DataError(f"the pickle wants the unexpected encoding {encoding!r}.")
-    return text.encode("latin1") if isinstance(text, str) else bytes(text)
-
-
-class _InertUnpickler(pickle.Unpickler):
-    """Gives inert stand-ins for the few names that CIFAR's files use, and refuses all others."""
-
-    def find_class(self, module: str, name: str, /) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _InertArray
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return _InertType
-        if (module, name) == ("_codecs", "encode"):
-            return _encode
-        raise DataError(f"the pickle asks for {module}.{name}, which no CIFAR file needs: refused, nothing was run.")
+        raise DataError(f"CIFAR-{num_classes}: the class names cannot be read ({error})") from None
+    return tuple(names) if len(names) == 100 else tuple(f"class {number:02d}" for number in range(100))

@@ -22,11 +22,11 @@ class HubSource(Source):
         self._rows = rows  # ours → the table's, so that a sample keeps its name in a part of the table
         self._name = name
 
-    def picture(self, index: int) -> bytes:
+    def picture(self, index: int) -> bytes | Path:
         value = cast(
             "Mapping[str, Any]", self._table[int(self._rows[index])][self._column] or {"bytes": b"", "path": ""}
         )
-        return value["bytes"] or (Path(value["path"]).read_bytes() if value["path"] else b"")
+        return value["bytes"] or (Path(value["path"]) if value["path"] else b"")
 
     def key(self, index: int) -> str:
         return f"{self._name}:{self._rows[index]}"

@@ -1,0 +1,170 @@
+"""Parquet files, read without trusting them: two kilobytes may say that a million rows hold the same million zeros.
+
+Texts and bytes are read as dictionaries, so that a value that is written once is held once. What is still too much for
+the size of its file is refused: by the number of rows before anything is read, and by the bytes while it is read.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from vitrail.errors import DataError, MissingExtraError, shorten
+from vitrail.reading import check_regular, parse_json
+
+FREE_ROWS, ROWS_PER_BYTE = 100_000, 8  # a row takes a bit at least
+FREE_BYTES, MAX_RATIO = 1 << 26, 100  # pictures do not shrink a hundredfold; a few blank ones may
+BATCH_ROWS, BATCH_BYTES = 1 << 16, 1 << 26
+METADATA = b"huggingface"
+
+
+class ParquetTable:
+    """The columns of one file, read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = check_regular(path)
+        self._limit = max(FREE_BYTES, MAX_RATIO * self._size)
+        with self._clear_errors():
+            file = self._open()
+            self.num_rows: int = file.metadata.num_rows
+            self._schema: Any = file.schema_arrow
+            self.names: list[str] = list(self._schema.names)
+        if not 0 <= self.num_rows <= FREE_ROWS + ROWS_PER_BYTE * self._size:
+            raise DataError(f"{path}: {self.num_rows:,} rows cannot be in {self._size:,} bytes: refused.")
+
+    def _open(self, **options: Any) -> Any:
+        try:
+            parquet = cast("Any", import_module("pyarrow.parquet"))
+        except ImportError:
+            raise MissingExtraError("A Parquet table", "tables") from None
+        return parquet.ParquetFile(self._path, **options)
+
+    @contextmanager
+    def _clear_errors(self) -> Generator[None]:
+        try:
+            yield
+        except (DataError, MissingExtraError):
+            raise
+        except Exception as error:  # a hostile file makes pyarrow raise anything
+            raise DataError(f"{self._path}: not a readable Parquet table ({str(error)[:300]}).") from None
+
+    def values(self, name: str) -> list[Any]:
+        """A column of texts or numbers; equal texts are one object."""
+        types = cast("Any", import_module("pyarrow")).types
+        kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_null, _is_text)
+        self._check_type(name, kinds, "texts or numbers")
+        with self._clear_errors():
+            values = [value for chunk in self._read([name]).chunks for value in _chunk_values(chunk)]
+        total = sum(len(value) for value in values if isinstance(value, str))
+        if total > self._limit:
+            raise DataError(f"{self._path}: {name} unpacks to {total:,} signs, too many for {self._size:,} bytes.")
+        return values
+
+    def pictures(self, name: str) -> Any:
+        """A column of encoded pictures, or of structs of bytes and path: an Arrow array, one value per row."""
+        types = cast("Any", import_module("pyarrow")).types
+        kind = self._check_type(name, (_is_bytes, types.is_struct), "paths or encoded bytes")
+        leaves = [name]
+        if types.is_struct(kind):
+            fields = {field.name: field.type for field in kind}
+            leaves = [f"{name}.{part}" for part in ("bytes", "path") if part in fields]
+            fitting = all(_is_bytes(fields.get(part)) or _is_text(fields.get(part)) for part in ("bytes", "path"))
+            if not leaves or not fitting:
+                raise DataError(f"{self._path}: {name} must be a struct of bytes and path; its type is {kind}.")
+        with self._clear_errors():
+            return self._read(leaves)
+
+    def holds_texts(self, name: str) -> bool:
+        """Whether a column is of texts."""
+        return _is_text(self._type(name))
+
+    def _type(self, name: str) -> Any:
+        places: list[int] = self._schema.get_all_field_indices(name)
+        if len(places) != 1:
+            raise DataError(f"{self._path}: has {len(places)} columns called {shorten(name)}; keep one.")
+        return self._schema.field(places[0]).type
+
+    def _check_type(self, name: str, kinds: Sequence[Callable[[Any], bool]], wanted: str) -> Any:
+        found = self._type(name)
+        if not any(is_kind(found) for is_kind in kinds):
+            raise DataError(f"{self._path}: the column {name} must hold {wanted}; its type is {str(found)[:200]}.")
+        return found
+
+    def _read(self, leaves: list[str]) -> Any:
+        """One top-level column of the file, of which only these leaves are read."""
+        prefixed = _prefixed(self._open().metadata, leaves)
+        file = self._open(read_dictionary=[leaf for leaf in leaves if leaf not in prefixed])
+        num_rows = max(min(BATCH_BYTES // max(*prefixed.values(), 1), BATCH_ROWS), 1) if prefixed else BATCH_ROWS
+        batches: list[Any] = []
+        rows = total = 0
+        for batch in file.iter_batches(batch_size=num_rows, columns=leaves):
+            batch.validate(full=True)
+            batches.append(batch.column(0))
+            rows += batch.num_rows
+            total += batch.nbytes
+            if total > self._limit or rows > self.num_rows:
+                raise DataError(f"{self._path}: unpacks to over {total:,} bytes from {self._size:,}: refused.")
+        if rows != self.num_rows:
+            raise DataError(f"{self._path}: must have {self.num_rows:,} rows; got {rows:,}.")
+        return cast("Any", import_module("pyarrow")).chunked_array(batches)
+
+    def class_names(self, name: str) -> list[str] | None:
+        """The class names of a column, as the Hugging Face `datasets` library stores them in a Parquet header."""
+        text = (self._schema.metadata or {}).get(METADATA)
+        if text is None:
+            return None
+        try:
+            value = parse_json(text)
+            for key in ("info", "features", name, "names"):
+                value = cast("dict[str, Any]", value).get(key)
+                if value is None:
+                    return None
+            names = cast("list[Any]", value)
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in names):
+                raise ValueError(f"the class names must be a list of texts; got {shorten(value)}")
+        except (ValueError, AttributeError) as error:
+            reason = f"the header `huggingface` does not say which classes {name} has ({str(error)[:200]})"
+            raise DataError(f"{self._path}: {reason}; write the table again, with texts as labels.") from None
+        return names
+
+
+def _is_text(kind: Any) -> bool:
+    return _value_name(kind) in ("string", "large_string", "string_view", "null")
+
+
+def _is_bytes(kind: Any) -> bool:
+    return _value_name(kind) in ("binary", "large_binary", "binary_view", "null")
+
+
+def _value_name(kind: Any) -> str:
+    """The name of a type; of a dictionary, that of its values; nothing for a field that is not there."""
+    if kind is None:
+        return "null"
+    types = cast("Any", import_module("pyarrow")).types
+    return str(kind.value_type if types.is_dictionary(kind) else kind)
+
+
+def _prefixed(metadata: Any, leaves: list[str]) -> dict[str, int]:
+    """The leaves where a text may be written as the end of the one before it → the longest that one may be.
+
+    pyarrow cannot read them as dictionaries, so the rows that are read at once must be few.
+    """
+    longest: dict[str, int] = dict.fromkeys(leaves, 0)
+    prefixed: set[str] = set()
+    for group in range(metadata.num_row_groups):
+        for column in (metadata.row_group(group).column(index) for index in range(metadata.num_columns)):
+            if column.path_in_schema in longest:
+                name = column.path_in_schema
+                longest[name] = max(longest[name], column.total_uncompressed_size)
+                if any(encoding.startswith("DELTA") for encoding in column.encodings):
+                    prefixed.add(name)
+    return {name: size for name, size in longest.items() if name in prefixed}
+
+
+def _chunk_values(chunk: Any) -> list[Any]:
+    if not cast("Any", import_module("pyarrow")).types.is_dictionary(chunk.type):
+        return chunk.to_pylist()
+    values: list[Any] = chunk.dictionary.to_pylist()
+    return [None if index is None else values[index] for index in chunk.indices.to_pylist()]

@@ -1,0 +1,115 @@
+"""Files of others, read without trusting them: regular files alone, no more of them than can be meant, plain values.
+
+A pipe would be waited for, and a device never ends; a name may hold a NUL; a text may nest, repeat and count forever.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from vitrail.errors import ConfigError, DataError, VitrailError, shorten
+
+MAX_CONFIG = 100_000  # bytes of a YAML file; ours have three thousand
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def check_regular(path: str | Path, error: type[VitrailError] = DataError) -> int:
+    """The size of a file in bytes; what is not a regular file is refused with `error`, before anybody opens it."""
+    name = str(path) if len(str(path)) < 1000 else shorten(str(path))
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a path that pathlib cannot hold is judged here too
+    except FileNotFoundError:
+        raise error(f"{name}: no such file.") from None
+    except OSError as reason:
+        raise error(f"{name}: cannot be read ({reason.strerror}).") from None
+    except ValueError as reason:  # a NUL, or a sign that this system's names cannot have
+        raise error(f"{shorten(str(path))}: no file can have this name ({reason}).") from None
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((kind for is_kind, kind in _KINDS if is_kind(status.st_mode)), "something else")
+        raise error(f"{name}: must be a file; it is {kind}.")
+    return status.st_size
+
+
+def read_bytes(path: Path, limit: int, error: type[VitrailError] = DataError) -> bytes:
+    """The content of a regular file of at most `limit` bytes."""
+    size = check_regular(path, error)
+    if size > limit:
+        raise error(f"{path}: must have at most {limit:,} bytes; it has {size:,}.")
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)  # files of /proc and the like say that they are empty, and are not
+    except OSError as reason:
+        raise error(f"{path}: cannot be read ({reason.strerror}).") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; ValueError for what the standard does not know, nests too deeply or is too long."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def read_yaml(path: Path) -> Any:
+    """The plain value of a YAML config file. Dates stay text; aliases, doubled keys and endless nesting are refused."""
+    try:
+        return _parse_yaml(read_bytes(path, MAX_CONFIG, ConfigError), str(path))
+    except ConfigError as error:
+        raise ConfigError(f"cannot read the config file {error}") from None
+
+
+def _parse_yaml(content: bytes, name: str) -> Any:
+    try:
+        return yaml.load(content, _PlainLoader)  # noqa: S506 - a SafeLoader that knows less
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: its lists or mappings are nested too deeply.") from None
+    except Exception as error:  # besides its own errors, PyYAML lets through what int(), float() and re raise
+        reason = str(error) if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{name}: not YAML ({reason[:500]}).") from None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML as a config needs it."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # nine lines of them stand for a billion values
+            event = self.get_event()
+            raise ConfigError(
+                f"line {event.start_mark.line + 1} has the alias *{shorten(event.anchor)[1:-1]}; write its value out."
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                name = (key.tag, key.value)
+                if name in names:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"line {line} has {shorten(key.value)} a second time; keep one.")
+                names.add(name)
+        return super().construct_mapping(node, deep)
+
+
+# A date would become an object that no field can hold; as text it is refused, or is somebody's name.
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
