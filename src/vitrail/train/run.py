@@ -23,10 +23,11 @@ from vitrail.train import plan
 from vitrail.train.choose import apply_changes, choose
 from vitrail.train.config import TrainConfig
 from vitrail.train.curves import draw_curves, read_rows
+from vitrail.train.engines import make_engine
 from vitrail.train.features import check_batch_size
 from vitrail.train.judging import Judgement, judge
 from vitrail.train.listener import Listener
-from vitrail.train.loop import Trainer, make_engine
+from vitrail.train.loop import Trainer
 from vitrail.train.plan import Measured, measure
 from vitrail.train.ranks import Ranks, elastic_id, join_ranks, was_restarted
 from vitrail.train.recipes import recipe
