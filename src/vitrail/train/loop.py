@@ -62,6 +62,7 @@ class Trainer:
         self.loader: Any = None
         self.val_loader: Any = None
         self._make_loaders()
+        self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
         self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
         start_state(self.optimizers)
         self.progress = Progress()
@@ -142,6 +143,8 @@ class Trainer:
             raise WeightsError(f"{path} does not fit this run, whose epochs have {steps} steps.")
         if progress.loader:
             self.loader.load_state_dict(progress.loader)
+        if progress.validation not in ("", self._validation):
+            self.listener.said("the validation pictures are not those of before: do not compare accuracies across this")
         self.progress = progress
         return all(_is_finite(tensor) for tensor in self._tensors().values())
 
@@ -346,7 +349,7 @@ class Trainer:
         """Write a resumable checkpoint."""
         self._count_seconds()
         self.progress.loss_sum = self.ranks.sum([self.progress.loss_sum])[0] / self.ranks.world_size
-        self.progress.loader = self.loader.state_dict()
+        self.progress.loader, self.progress.validation = self.loader.state_dict(), self._validation
         path = checkpoint.save(self.last, self._tensors(), self.progress, self.ranks)
         self._saved_at = time.monotonic()
         self.listener.saved(path)

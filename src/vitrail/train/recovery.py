@@ -17,7 +17,7 @@ class Recovery:
         self.bad = set[str]()  # checkpoints that led nowhere
 
     def go_back(self, folder: Path, restore: Callable[[Path], bool], *, whole_epochs: bool = False) -> bool:
-        """Restore the newest such checkpoint of a folder, if there is one; `restore` tells whether its numbers are finite."""
+        """Restore the newest such checkpoint of a folder, if any; `restore` tells whether its numbers are finite."""
         if self.restored:
             self.bad.add(self.restored)
         while True:

@@ -16,6 +16,7 @@ VERSION = 2
 UNCHECKED = 1  # the version of vitrail 0.1, without checksums
 LARGEST = 64 * 2**20  # bytes of a state that we read: the names of thousands of broken pictures fit
 MOST = 2**53  # of any count
+_PARSER_ERRORS = (OSError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class Progress:
     stopped_early: bool = False
     plan: Plan | None = None  # of a time budget
     loader: dict[str, Any] = field(default_factory=dict[str, Any])
+    validation: str = ""  # what tells the validation pictures from others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ def read_state(path: Path) -> State:
         files = from_dict(_Files, {"files": facts["files"]}).files if version == VERSION else None
     except WeightsError:
         raise
-    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ConfigError, *_PARSER_ERRORS) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise WeightsError(f"{path} is damaged: its {STATE} cannot be used ({reason[:300]}).") from error
     return State(progress=progress, files=files)
