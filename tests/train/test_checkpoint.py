@@ -24,7 +24,8 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
-    progress = Progress(step=7, epoch=2, loss_sum=0.1 + 0.2, best_loss=0.5, loader={"batch": 3, "broken": {"a": "b"}})
+    loader = {"epoch": 2, "batch": 3, "broken": {"a": "b"}}
+    progress = Progress(step=7, epoch=2, loss_sum=0.1 + 0.2, best_loss=0.5, loader=loader)
     path = checkpoint.save(tmp_path, tensors(5.0), progress, ALONE)
     into = tensors(0.0)
     assert checkpoint.restore(path, into, ALONE) == progress

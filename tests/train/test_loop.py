@@ -180,9 +180,10 @@ def test_a_rescue_after_validation_brings_the_weights_back(make_trainer: Callabl
         found = plain_judge(loader)
         return replace(found, loss=math.nan) if trainer.progress.epoch == 1 and not restored else found
 
-    def restore(path: Path) -> None:
-        plain_restore(path)
+    def restore(path: Path) -> bool:
+        finite = plain_restore(path)
         restored.update({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
+        return finite
 
     plain_epoch = trainer._train_epoch
 
@@ -324,7 +325,7 @@ def test_a_checkpoint_that_leads_nowhere_is_not_tried_again(make_trainer: Callab
 
     trainer.listener = notes = Saboteur()
     assert trainer.run().epoch == 2
-    assert ["back to step 6" in note for note in notes.notes] == [True, False]
+    assert ["step-000000006 holds numbers that are not finite" in note for note in notes.notes] == [True, False]
     assert "back to step 4" in notes.notes[1]
 
 

@@ -18,6 +18,7 @@ def demo(*, out: Path | None = None) -> int:
         The folder to write to [default: runs/demo-N].
     """
     from vitrail.cli.progress import Display
+    from vitrail.train.lock import RunLock
     from vitrail.train.ranks import join_ranks
     from vitrail.train.recipes import recipe
     from vitrail.train.run import settle
@@ -30,12 +31,15 @@ def demo(*, out: Path | None = None) -> int:
     console.print("vitrail demo: a Vision Transformer learns handwritten digits, from scratch, on this machine.\n")
     setup, measured = settle(config, open_training_data(config), ranks, Display(console))
     print_plan(setup, measured, ranks, console, whole=False, as_json=False)
-    folder = make_folder(setup, out, "demo")
+    lock = RunLock()
+    folder = make_folder(setup, out, lock, "demo")
     try:
         outcome = carry_out_shown(setup, ranks, folder, console, track=False, as_json=False)
     except InterruptedRunError as stop:
         console.print(f"\nsaved; continue with: vitrail train --resume {shlex.quote(str(folder))}")
         return stop.exit_code
+    finally:
+        lock.release()
     console.print()
     print_scores(outcome, console)
     pages = write_reports(outcome, setup, ranks)

@@ -69,6 +69,11 @@ class Display(Listener):
         self._bar.add_task("training", total=total_steps, completed=done_steps, speed="")
         self._bar.start()
 
+    def planned(self, total_steps: int, epochs: int) -> None:
+        self._epochs = epochs
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], total=total_steps)
+
     def stepped(self, step: int, loss: float, images_per_second: float) -> None:
         if self._pulse is not None:
             self._state = (

@@ -1,6 +1,7 @@
 """`vitrail train`: from a folder of pictures to a model."""
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from vitrail.data import Dataset
     from vitrail.train.config import TrainConfig
     from vitrail.train.listener import Listener
+    from vitrail.train.lock import RunLock
     from vitrail.train.plan import Measured
     from vitrail.train.ranks import Ranks
     from vitrail.train.run import Outcome
@@ -68,8 +70,10 @@ def train(
     track
         Write TensorBoard's files too.
     """
+    from vitrail.cli.progress import Display
+    from vitrail.train.lock import RunLock
     from vitrail.train.ranks import join_ranks, leave_ranks
-    from vitrail.train.run import find_begun, read_config
+    from vitrail.train.run import find_begun, read_config, take_begun
     from vitrail.train.signals import InterruptedRunError
     from vitrail.train.tensorboard import require_tensorboard
 
@@ -81,12 +85,16 @@ def train(
         require_tensorboard()
     ranks = join_ranks(str(changes.get("device", "auto")))
     console = SteadyConsole(stderr=as_json, highlight=False, soft_wrap=True)
-    folder = resume
+    folder, lock = resume, RunLock()
     try:
         if resume is None and (begun := find_begun(out, Path("runs"), ranks)) is not None:
             resume, folder, changes = begun, begun, {}  # the same command as before, so the same run
         if resume is not None:
-            setup = _reopen(resume, data, recipe, changes, ranks)
+            begun = resume
+            ranks.from_first(lambda: take_begun(begun, lock))
+            setup = _reopen(
+                resume, data, recipe, changes, ranks, Display(console, silent=as_json or not ranks.is_first)
+            )
             outcome = carry_out_shown(setup, ranks, resume, console, track, as_json, resume=True)
         else:
             changes |= {"recipe": recipe} if recipe else {}
@@ -97,7 +105,7 @@ def train(
                 print_plan(setup, measured, ranks, console, dry_run, as_json)
             if dry_run:
                 return 0
-            folder = ranks.from_first(lambda: make_folder(setup, out))
+            folder = ranks.from_first(lambda: make_folder(setup, out, lock))
             outcome = carry_out_shown(setup, ranks, folder, console, track, as_json)
         leave_ranks()  # not after an error: other ranks may be waiting, and torchrun ends them when this one ends
         code = end(outcome, setup, ranks, console, as_json) if ranks.is_first else 0
@@ -114,11 +122,14 @@ def train(
             raise
         again = f"vitrail train --resume {shlex.quote(str(folder))}"
         raise VitrailError(f"{error}; what was saved before is whole: make room and continue with {again}") from error
+    finally:
+        lock.release()
 
 
 def _tell_how_to_go_on(folder: Path | None, ranks: "Ranks", console: Console) -> None:
     if ranks.is_first and folder is not None:
-        console.print(f"\nsaved; continue with: [bold]vitrail train --resume {shlex.quote(str(folder))}[/]")
+        with suppress(OSError):  # after SIGHUP, there is no terminal to print to
+            console.print(f"\nsaved; continue with: [bold]vitrail train --resume {shlex.quote(str(folder))}[/]")
 
 
 def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
@@ -179,19 +190,22 @@ def _check(dataset: "Dataset", console: Console, config: "TrainConfig", *, silen
         raise ConfigError(f"too many pictures of {config.data} cannot be read; see vitrail data check.")
 
 
-def make_folder(setup: "Setup", out: Path | None, name: str = "train") -> Path:
-    """A new run folder with what the run is."""
+def make_folder(setup: "Setup", out: Path | None, lock: "RunLock", name: str = "train") -> Path:
+    """A new run folder with what the run is, which nobody else may write into."""
     from vitrail.train.run import begin
 
     _refuse_begun(out)
     folder = new_run_folder(name, out)
-    begin(setup, folder)
+    begin(setup, folder, lock)
     return folder
 
 
 def _refuse_begun(out: Path | None) -> None:
+    from vitrail.train.lock import refuse_locked
     from vitrail.train.run import CONFIG
 
+    if out is not None:
+        refuse_locked(out)
     if out is not None and (out / CONFIG).exists():
         raise ConfigError(f"{out} holds a run already; continue it with --resume {out}, or choose another --out.")
 
@@ -203,15 +217,15 @@ def _refuse_with_resume(resume: Path, out: Path | None, dry_run: bool) -> None:
         raise ConfigError("--dry-run shows what a new run would do; leave --resume away.")
 
 
-def _reopen(folder: Path, data: str, recipe: str | None, changes: dict[str, Any], ranks: "Ranks") -> "Setup":
+def _reopen(
+    folder: Path, data: str, recipe: str | None, changes: dict[str, Any], ranks: "Ranks", listener: "Listener"
+) -> "Setup":
     """What a begun run trains, on what."""
-    from vitrail.train.run import read_config, refuse_conflicts
-    from vitrail.train.setup import open_training_data, prepare_run
+    from vitrail.train.run import read_config, refuse_conflicts, reopen
 
     changes |= {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
     config = refuse_conflicts(read_config(folder), changes)
-    dataset = ranks.in_turn(lambda: open_training_data(config))
-    return prepare_run(config, dataset)
+    return reopen(config, folder, ranks, listener)
 
 
 def carry_out_shown(
@@ -243,8 +257,8 @@ def print_plan(
     setup: "Setup", measured: "Measured", ranks: "Ranks", console: Console, whole: bool, as_json: bool
 ) -> None:
     """The facts that a person wants to see before hours of work; all of them for a dry run."""
-    from vitrail.schema import to_dict
     from vitrail.train.plan import run_seconds
+    from vitrail.train.run import describe_config
 
     config, splits = setup.config, setup.dataset.splits
     parameters = sum(parameter.numel() for parameter in setup.model.parameters())
@@ -262,7 +276,7 @@ def print_plan(
         "epochs": config.schedule.epochs,
         "minutes": round(seconds / 60, 1),
         "memory_mb": round(measured.peak_bytes / 2**20),
-        "config": to_dict(config),
+        "config": describe_config(config),
     }
     if as_json:
         print_json(facts)

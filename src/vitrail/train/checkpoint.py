@@ -1,19 +1,17 @@
 """Resumable checkpoints: `weights/last/step-N/`, each complete or absent; the last two and the last epoch's are kept.
 
 Tensors (weights, averages, the optimisers' memory) are safetensors written by `torch.distributed.checkpoint`, every
-rank its part, so that a run may continue on another number of ranks; everything else is in `state.json`. No pickle.
+rank its part, so that a run may continue on another number of ranks; everything else is in `state.json`, with the
+checksums of all files, which are compared before a run continues from them. No pickle.
 """
 
-import json
 import logging
 import os
 import shutil
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -23,33 +21,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.optim import Optimizer
 
 from vitrail.errors import WeightsError
-from vitrail.schema import from_dict, to_dict
 from vitrail.train.ranks import Ranks
+from vitrail.train.state import STATE, Progress, read_state, sum_up, write_state
 
 KEPT = 2
-STATE = "state.json"
-VERSION = 1
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """Where a run is, beside its tensors."""
-
-    step: int = 0
-    epoch: int = 0  # whole epochs done
-    loss_sum: float = 0.0  # of the epoch under way
-    loss_count: int = 0  # steps of the epoch under way
-    best_epoch: int = 0  # 0: none yet
-    best_accuracy: float = -1.0
-    best_loss: float = float("inf")
-    improved_epoch: int = 0  # the last with a higher accuracy, or a lower loss, than all before
-    lowest_val_loss: float = float("inf")
-    lowest_train_loss: float = float("inf")  # of a whole epoch
-    lr_scale: float = 1.0  # lowered each time the run diverges
-    rescues: int = 0
-    seconds: float = 0.0  # of training so far
-    stopped_early: bool = False
-    loader: dict[str, Any] = field(default_factory=dict[str, Any])
+DRAFTS = ".step-*.draft"
 
 
 def named_tensors(
@@ -98,16 +74,21 @@ def save(folder: Path, tensors: Mapping[str, Tensor], progress: Progress, ranks:
 
 def _prepare(draft: Path) -> None:
     draft.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = [path for path in draft.parent.glob("step-*") if not (path / STATE).is_file()]
-    for old in (*draft.parent.glob(".step-*.draft"), *unfinished):  # of a run that was killed while it wrote or removed
-        shutil.rmtree(old, ignore_errors=True)
+    sweep(draft.parent)
     draft.mkdir()
 
 
+def sweep(folder: Path) -> None:
+    """Remove what a run left behind that was killed while it wrote or removed a checkpoint."""
+    refuse_links(folder)
+    unfinished = [path for path in folder.glob("step-*") if not (path / STATE).is_file()]
+    for old in (*folder.glob(DRAFTS), *unfinished):
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def _finish(draft: Path, target: Path, progress: Progress, world_size: int) -> None:
-    facts = {"version": VERSION, "world_size": world_size, "progress": _to_json(progress)}
     try:
-        (draft / STATE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        write_state(draft, progress, world_size)
         for path in (*draft.iterdir(), draft):
             _flush(path)
         if target.exists():  # the same step again: after a signal at the end of an epoch
@@ -119,48 +100,98 @@ def _finish(draft: Path, target: Path, progress: Progress, world_size: int) -> N
         raise
     found = list_checkpoints(target.parent)
     last_epoch = pick(target.parent, set(), whole_epochs=True)
-    for old in (*target.parent.glob(".step-*.draft"), *(path for path in found[:-KEPT] if path != last_epoch)):
+    for old in (*target.parent.glob(DRAFTS), *(path for path in found[:-KEPT] if path != last_epoch)):
         (old / STATE).unlink(missing_ok=True)  # first, so that it never looks whole while it goes
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _to_json(progress: Progress) -> dict[str, Any]:
-    values = to_dict(progress)
-    return {name: None if value == float("inf") else value for name, value in values.items()}
-
-
 def _flush(path: Path) -> None:
     """To the disk itself, so that a power cut cannot leave a name without its contents."""
-    handle = os.open(path, os.O_RDONLY)
+    folder = path.is_dir()
+    try:
+        handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    except PermissionError:
+        if folder:  # Windows opens no folders, and keeps their names safe by itself
+            return
+        raise
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
+def refuse_links(folder: Path) -> None:
+    """Checkpoints are written, renamed and removed here: behind a link, those of another run would be."""
+    for path in (folder, *folder.glob("step-*")):
+        if path.is_symlink():
+            raise WeightsError(
+                f"{path} must be a folder of the run's own; it is a link to {path.readlink()}. "
+                "Put a copy in its place to continue."
+            )
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints, oldest first."""
+    refuse_links(folder)
     return sorted(path for path in folder.glob("step-*") if (path / STATE).is_file())
 
 
 def pick(folder: Path, bad: set[str], *, whole_epochs: bool) -> Path | None:
-    """The newest checkpoint that is not known to be bad, if asked so at the end of an epoch."""
+    """The newest checkpoint that is not known to be bad, if asked so at the end of an epoch; files are not compared."""
     for path in reversed(list_checkpoints(folder)):
-        if path.name not in bad and not (whole_epochs and read_progress(path).loss_count):
-            return path
+        try:
+            if path.name not in bad and not (whole_epochs and read_progress(path).loss_count):
+                return path
+        except WeightsError:  # a damaged state tells nothing
+            continue
     return None
+
+
+def pick_whole(folder: Path, bad: set[str], *, whole_epochs: bool = False) -> tuple[Path | None, dict[str, str]]:
+    """The newest such checkpoint whose files have their checksums; and the damaged ones that are newer, with why."""
+    damaged: dict[str, str] = {}
+    for path in reversed(list_checkpoints(folder)):
+        if path.name in bad:
+            continue
+        try:
+            if whole_epochs and read_progress(path).loss_count:
+                continue
+            verify(path)
+        except WeightsError as error:
+            damaged[path.name] = str(error)
+        else:
+            return path, damaged
+    return None, damaged
+
+
+def verify(path: Path) -> None:
+    """Refuse a checkpoint of which a file is missing, changed or not its own."""
+    files = read_state(path).files
+    if files is None:
+        return
+    own = {each.name for each in path.iterdir()} - {STATE}
+    for name in sorted(own ^ set(files)):
+        raise WeightsError(f"{path} is damaged: {name} is {'missing' if name in files else 'not one of its files'}.")
+    for name, expected in files.items():
+        try:
+            found = sum_up(path / name)
+        except OSError as error:
+            raise WeightsError(f"{path / name} is damaged: it cannot be read ({error.strerror}).") from error
+        if found != expected:
+            raise WeightsError(f"{path / name} is damaged: its checksum does not match.")
+
+
+def set_aside(folder: Path, names: Iterable[str]) -> None:
+    """Keep damaged checkpoints under another name, where they are not taken for the newest again."""
+    for name in names:
+        target = folder / f"damaged-{name}"
+        shutil.rmtree(target, ignore_errors=True)
+        (folder / name).rename(target)
 
 
 def read_progress(path: Path) -> Progress:
     """Where the run was when this checkpoint was written."""
-    try:
-        facts = json.loads((path / STATE).read_text(encoding="utf-8"))
-        if facts["version"] != VERSION:
-            raise WeightsError(f"{path} has version {facts['version']}; this vitrail reads {VERSION}.")
-        values = {name: value for name, value in facts["progress"].items() if value is not None}
-        return from_dict(Progress, values)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"{path} is damaged: its {STATE} cannot be read ({error}).") from error
+    return read_state(path).progress
 
 
 def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress:
@@ -171,14 +202,12 @@ def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress
         with _quiet():
             load_sharded(flat, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=ranks.world_size == 1)
     except (Exception, CheckpointException) as error:
-        older = [other.name for other in list_checkpoints(path.parent) if other != path]
         cause = _root_cause(error)
         if "Size mismatch" in cause:
             raise WeightsError(
                 f"{path} does not fit: {cause}; are the data and the weights those of the run?"
             ) from error
-        advice = f"; remove it to continue from {older[-1]}" if older else ""
-        raise WeightsError(f"{path} does not fit this run or is damaged: {cause}{advice}.") from error
+        raise WeightsError(f"{path} does not fit this run or is damaged: {cause}.") from error
     for name, tensor in tensors.items():
         if tensor.ndim == 0:
             tensor.copy_(flat[name][0])

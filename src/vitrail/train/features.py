@@ -1,7 +1,9 @@
 """Features computed once, handed out like batches of pictures: the head learns from them in seconds."""
 
+import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +13,9 @@ from vitrail.data.augment.draws import permutation
 from vitrail.data.loader import Loader
 from vitrail.errors import ConfigError
 from vitrail.evaluate.sharing import Share
+from vitrail.train.listener import Listener
 from vitrail.train.ranks import Ranks
+from vitrail.train.setup import EVAL_BATCH, Setup, plain_loader
 
 TOLERANCE = 1e-3  # of what sums up the features, computed in other parts
 
@@ -61,11 +65,19 @@ class FeatureLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue there."""
-        if state["data"] != self.data:
+        if state.get("data") != self.data:
             raise ConfigError("cannot resume: the pictures are not those of the run.")
-        if not torch.allclose(torch.tensor(state["features"]), torch.tensor(self.summary), rtol=TOLERANCE):
+        if not _are_close(state.get("features"), self.summary):
             raise ConfigError("cannot resume: the features are not those of the run; are --weights still the same?")
         self._epoch, self._batch = state["epoch"], state["batch"]
+
+
+def _are_close(summary: Any, own: list[float]) -> bool:
+    """Whether a summary that a file holds is one, and nearly ours."""
+    if not isinstance(summary, list) or len(cast("list[Any]", summary)) != len(own):
+        return False
+    pairs = zip(cast("list[Any]", summary), own, strict=True)
+    return all(isinstance(theirs, float) and math.isclose(theirs, ours, rel_tol=TOLERANCE) for theirs, ours in pairs)
 
 
 def check_batch_size(batch_size: int, pictures: int, world_size: int) -> None:
@@ -89,3 +101,20 @@ def compute_features(
     features, targets, indices = (torch.cat(tensors) for tensors in zip(*everything, strict=True))
     order = indices.argsort()
     return Batch(features[order], targets[order], indices[order])
+
+
+def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener) -> FeatureLoader:
+    """The features of a split, computed now, as batches; shuffled if they are to be learned from."""
+    model, machine = setup.model.eval(), setup.config.machine
+
+    def features_of(images: Tensor) -> Tensor:
+        return model.features(images.to(ranks.device))
+
+    listener.said(f"computing the features of {len(setup.dataset.split(split)):,} {split} pictures, once")
+    loader = plain_loader(setup, split, ranks)
+    computed = compute_features(loader, features_of, partial(listener.prepared, f"{split} features"))
+    assert isinstance(machine.batch_size, int)
+    training = split == "train"
+    batch = machine.batch_size if training else EVAL_BATCH * ranks.world_size
+    data = loader.state_dict()["data"]
+    return FeatureLoader(computed.images, computed.targets, batch, machine.seed, ranks, shuffled=training, data=data)

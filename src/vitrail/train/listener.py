@@ -15,6 +15,9 @@ class Listener:
     def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
         """The loop is about to start, perhaps in the middle of a resumed run."""
 
+    def planned(self, total_steps: int, epochs: int) -> None:
+        """A time budget now holds another number of epochs."""
+
     def stepped(self, step: int, loss: float, images_per_second: float) -> None:
         """One step is done."""
 
@@ -44,6 +47,10 @@ class Listeners(Listener):
     def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
         for member in self.members:
             member.began(total_steps, done_steps, epochs)
+
+    def planned(self, total_steps: int, epochs: int) -> None:
+        for member in self.members:
+            member.planned(total_steps, epochs)
 
     def stepped(self, step: int, loss: float, images_per_second: float) -> None:
         for member in self.members:

@@ -10,27 +10,28 @@ import signal
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import VitrailError
-from vitrail.train import checkpoint
+from vitrail.errors import VitrailError, WeightsError
+from vitrail.train import budget, checkpoint
 from vitrail.train.averaging import Average
-from vitrail.train.checkpoint import Progress
 from vitrail.train.curves import Row, append_row, is_better, keep_rows
-from vitrail.train.features import FeatureLoader, compute_features
-from vitrail.train.gradients import Forward, Lanes, Plain, default_micro_batch, lane_batch, suits_lanes
+from vitrail.train.engines import make_engine, pick_precision
+from vitrail.train.features import feature_loader
+from vitrail.train.gradients import Lanes, Plain
 from vitrail.train.judging import Judgement, judge
 from vitrail.train.listener import Listener
 from vitrail.train.optim import build_optimizers, set_learning_rate, start_state
 from vitrail.train.ranks import Ranks, spread, whole
+from vitrail.train.recovery import Recovery
 from vitrail.train.schedule import lr_factor
-from vitrail.train.setup import EVAL_BATCH, Setup, check_strategy, num_threads, plain_loader, training_loader
+from vitrail.train.setup import Setup, check_strategy, plain_loader, training_loader
 from vitrail.train.signals import InterruptedRunError, Signals
+from vitrail.train.state import Progress
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.native import save_checkpoint
 
@@ -55,58 +56,58 @@ class Trainer:
         self.sharded = sharded
         depth = self.model.config.depth
         self.optimizers = build_optimizers(self.model, config.optim, depth)
+        self._peak_lr = max(group["peak_lr"] for optimizer in self.optimizers for group in optimizer.param_groups)
         self.precision = pick_precision(config.machine.precision, ranks.device)
         self.engine = make_engine(setup, self.module, ranks)
         self.loader: Any = None
         self.val_loader: Any = None
         self._make_loaders()
-        self.total_steps = config.schedule.epochs * len(self.loader)
+        self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
         self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
         start_state(self.optimizers)
         self.progress = Progress()
+        if config.schedule.minutes is not None:
+            self.progress.plan = budget.first_plan(config.schedule.epochs, len(self.loader))
+        self._told_epochs = config.schedule.epochs  # that a person has heard of
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
-        self._restored = ""  # the checkpoint that we went back to, until a step from there has worked
-        self._bad = set[str]()  # checkpoints that led nowhere
+        self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
 
     def _make_loaders(self) -> None:
-        if not self.only_head:
+        if self.only_head:
+            self.loader = feature_loader(self.setup, "train", self.ranks, self.listener)
+        else:
             self.loader = training_loader(self.setup, self.ranks)
-            if self.setup.has_validation:
-                self.val_loader = plain_loader(self.setup, "val", self.ranks)
-            return
-        self.loader = self._feature_loader("train")
-        if self.setup.has_validation:
-            self.val_loader = self._feature_loader("val")
+        if self.setup.has_validation and self.only_head:
+            self.val_loader = feature_loader(self.setup, "val", self.ranks, self.listener)
+        elif self.setup.has_validation:
+            self.val_loader = plain_loader(self.setup, "val", self.ranks)
 
-    def _feature_loader(self, split: str) -> FeatureLoader:
-        self.model.eval()
+    @property
+    def last(self) -> Path:
+        """Where the resumable checkpoints are."""
+        return self.folder / "weights" / "last"
 
-        def features_of(images: Tensor) -> Tensor:
-            return self.model.features(images.to(self.ranks.device))
+    @property
+    def epochs(self) -> int:
+        """Of the whole run, as planned."""
+        plan = self.progress.plan
+        return self.setup.config.schedule.epochs if plan is None else plan.epochs
 
-        self.listener.said(f"computing the features of {len(self.setup.dataset.split(split)):,} {split} pictures, once")
-        loader = plain_loader(self.setup, split, self.ranks)
-        found = compute_features(loader, features_of, partial(self.listener.prepared, f"{split} features"))
-        size = self.setup.config.machine.batch_size
-        assert isinstance(size, int)
-        training = split == "train"
-        seed = self.setup.config.machine.seed
-        batch = size if training else EVAL_BATCH * self.ranks.world_size
-        data = loader.state_dict()["data"]
-        return FeatureLoader(found.images, found.targets, batch, seed, self.ranks, shuffled=training, data=data)
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * len(self.loader)
 
     # The run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> Progress:
         """From wherever the run is to its end; raises `InterruptedRunError` after saving if a signal asks for that."""
-        config = self.setup.config
-        if self.progress.step == 0 and not checkpoint.list_checkpoints(self.folder / "weights" / "last"):
+        if self.progress.step == 0 and not checkpoint.list_checkpoints(self.last):
             self.save()
-        self.listener.began(self.total_steps, self.progress.step, config.schedule.epochs)
+        self.listener.began(self.total_steps, self.progress.step, self.epochs)
         try:
             with Signals() as signals, self.one_thread():
-                while self.progress.epoch < config.schedule.epochs and not self.progress.stopped_early:
+                while self.progress.epoch < self.epochs and not self.progress.stopped_early:
                     self._train_epoch(signals)
         finally:
             self.listener.ended()
@@ -124,41 +125,65 @@ class Trainer:
             torch.set_num_threads(before)
 
     def resume(self) -> None:
-        """Go back to the newest checkpoint of the folder, on disk and in memory; without one, to the beginning."""
-        found = self.ranks.from_first(lambda: checkpoint.list_checkpoints(self.folder / "weights" / "last"))
-        if found:
-            self._restore(found[-1])
+        """Go back to the newest whole checkpoint of the folder, on disk and in memory; without any, to the beginning.
+
+        What is damaged is set aside and said.
+        """
+        if self.ranks.from_first(lambda: bool(checkpoint.list_checkpoints(self.last))):
+            if not self._recovery.go_back(self.last, self._restore):
+                raise WeightsError(f"none of the checkpoints in {self.last} is whole; start a new run.")
+            self._told_epochs = self.epochs
         self.ranks.from_first(lambda: keep_rows(self.folder / "results.csv", self.progress.epoch))
 
-    def _restore(self, path: Path) -> None:
-        self.progress = checkpoint.restore(path, self._tensors(), self.ranks)
-        if self.progress.loader:
-            self.loader.load_state_dict(self.progress.loader)
+    def _restore(self, path: Path) -> bool:
+        """Continue from a checkpoint; whether its numbers are finite."""
+        progress = checkpoint.restore(path, self._tensors(), self.ranks)
+        steps = len(self.loader)
+        if progress.step > (progress.epoch + 1) * steps or progress.loader.get("batch", 0) > steps:
+            raise WeightsError(f"{path} does not fit this run, whose epochs have {steps} steps.")
+        if progress.loader:
+            self.loader.load_state_dict(progress.loader)
+        if progress.validation not in ("", self._validation):
+            self.listener.said("the validation pictures are not those of before: do not compare accuracies across this")
+        self.progress = progress
+        return all(_is_finite(tensor) for tensor in self._tensors().values())
 
     def _train_epoch(self, signals: Signals) -> None:
         """The rest of the epoch under way."""
         self.loader.set_epoch(self.progress.epoch)
         self.module.train()
+        progress = self.progress
         self._clock = began = time.monotonic()
-        images = 0
         for batch in self.loader:
             loss, norm = self.step(batch.images, batch.targets)
             if not math.isfinite(norm):  # the same on all ranks, since they have added up their gradients
                 self._rescue("the gradient is not finite")
                 return
-            self._restored = ""
-            images += len(batch.images) * self.ranks.world_size
-            self.listener.stepped(self.progress.step, loss, images / (time.monotonic() - began))
+            self._recovery.stepped()
+            progress.images += len(batch.images) * self.ranks.world_size
+            progress.images_seconds += time.monotonic() - began
+            self.listener.stepped(progress.step, loss, self._images_per_second())
             self._agree(signals)
-        self._end_epoch(images / (time.monotonic() - began))
+            began = time.monotonic()
+        self._end_epoch()
         self._agree(signals)
+
+    def _images_per_second(self) -> float:
+        return self.progress.images / max(self.progress.images_seconds, 1e-9)
+
+    def _lr_share(self, step: int) -> float:
+        """The learning rate of a step as a share of its highest."""
+        progress, schedule = self.progress, self.setup.config.schedule
+        if progress.plan is None:
+            return lr_factor(schedule, step, self.total_steps) * progress.lr_scale
+        position = budget.curve_position(progress.plan, step, self.total_steps)
+        return lr_factor(schedule, position, progress.plan.curve_steps) * progress.lr_scale
 
     def step(self, images: Tensor, targets: Tensor) -> tuple[float, float]:
         """One change of the weights: its loss (of this rank) and the norm of the gradient (of all)."""
         config, progress = self.setup.config, self.progress
         torch.manual_seed(_mix(config.machine.seed, progress.step, self.ranks.rank))
-        factor = lr_factor(config.schedule, progress.step, self.total_steps) * progress.lr_scale
-        set_learning_rate(self.optimizers, factor)
+        set_learning_rate(self.optimizers, self._lr_share(progress.step))
         images = images.to(self.ranks.device, non_blocking=True)
         targets = targets.to(self.ranks.device, non_blocking=True)
         loss = float(self.engine.accumulate(images, targets, config.optim.label_smoothing))
@@ -191,7 +216,7 @@ class Trainer:
         if stop:
             raise InterruptedRunError(signals.received or signal.SIGTERM)
 
-    def _end_epoch(self, images_per_second: float) -> None:
+    def _end_epoch(self) -> None:
         progress, config = self.progress, self.setup.config
         loss_sum, count = self.ranks.sum([progress.loss_sum, progress.loss_count])
         train_loss = loss_sum / count
@@ -199,11 +224,13 @@ class Trainer:
         if not train_loss <= max(2 * progress.lowest_train_loss, 1.5 * chance):  # so that NaN counts too
             self._rescue(f"the training loss has risen to {train_loss:.3g}", whole_epochs=True)
             return
+        began = time.monotonic()
         with self.best_weights():
             judged = self.judge(self.val_loader) if self.val_loader is not None else None
         if judged is not None and not math.isfinite(judged.loss):
             self._rescue("the validation loss is not finite", whole_epochs=True)
             return
+        judging_seconds = time.monotonic() - began
         progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
         progress.epoch += 1
         progress.loss_sum, progress.loss_count, progress.rescues = 0.0, 0, 0
@@ -215,20 +242,41 @@ class Trainer:
         row = Row(
             epoch=progress.epoch,
             step=progress.step,
-            lr=max(group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups),
+            lr=self._lr_share(progress.step - 1) * self._peak_lr,
             train_loss=train_loss,
             val_loss=None if judged is None else judged.loss,
             val_accuracy=None if judged is None else judged.accuracy,
-            images_per_second=images_per_second,
+            images_per_second=self._images_per_second(),
             seconds=progress.seconds,
         )
         self.ranks.from_first(lambda: append_row(self.folder / "results.csv", row))
         patience = config.schedule.patience
         progress.stopped_early = patience is not None and progress.epoch - progress.improved_epoch >= patience
-        self.save()
+        progress.images, progress.images_seconds = 0, 0.0
         self.listener.finished_epoch(row, is_best)
+        self._replan(judging_seconds, row.images_per_second)
+        self.save()
         if progress.stopped_early:
             self.listener.said(f"no better for {patience} epochs: stopping early")
+
+    def _replan(self, judging_seconds: float, images_per_second: float) -> None:
+        """With a time budget: as many further epochs as the last one's pace allows."""
+        progress, minutes = self.progress, self.setup.config.schedule.minutes
+        epoch_seconds, progress.epoch_began = progress.seconds - progress.epoch_began, progress.seconds
+        if progress.plan is None or minutes is None or progress.stopped_early:
+            return
+        splits = self.setup.dataset.splits
+        each = judging_seconds / len(splits["val"]) if self.val_loader is not None else 1 / (3 * images_per_second)
+        ending = each * budget.pictures_at_the_end(splits)
+        pace = budget.Pace(so_far=progress.seconds, epoch=epoch_seconds, ending=ending)
+        where = {"epoch": progress.epoch, "steps_per_epoch": len(self.loader), "step": progress.step}
+        plan = progress.plan
+        progress.plan = self.ranks.from_first(lambda: budget.revise(plan, minutes, pace, **where))
+        note = budget.describe(progress.plan, minutes, pace, epoch=progress.epoch, told=self._told_epochs)
+        if note is not None:
+            self._told_epochs = progress.plan.epochs
+            self.listener.said(note)
+        self.listener.planned(self.total_steps, self.epochs)
 
     def _is_best(self, judged: Judgement | None) -> bool:
         """Whether these weights are the ones to keep."""
@@ -249,23 +297,21 @@ class Trainer:
         A loss that has run away may have done so before the newest checkpoint was written, so `whole_epochs` goes back
         to the end of an epoch, which was evaluated. A checkpoint whose first step fails is not tried again.
         """
-        step, rescues = self.progress.step, self.progress.rescues + 1
-        scale = self.progress.lr_scale / 2
-        if self._restored:
-            self._bad.add(self._restored)
-        folder = self.folder / "weights" / "last"
-        path = self.ranks.from_first(lambda: checkpoint.pick(folder, self._bad, whole_epochs=whole_epochs))
-        if rescues > MAX_RESCUES or path is None:
+        before, rescues = self.progress, self.progress.rescues + 1
+        if rescues > MAX_RESCUES or not self._recovery.go_back(self.last, self._restore, whole_epochs=whole_epochs):
+            tried = f"even with the learning rate at {before.lr_scale:g} of what was asked"
             raise VitrailError(
-                f"training diverges again and again (step {step}: {reason}), even with the learning rate at "
-                f"{self.progress.lr_scale:g} of what was asked; lower --lr, raise --warmup, or check the data. "
-                f"The checkpoints are in {folder}."
+                f"training diverges again and again (step {before.step}: {reason}), "
+                f"{tried if rescues > MAX_RESCUES else 'and there is no other whole checkpoint to go back to'}; "
+                f"lower --lr, raise --warmup, or check the data. The checkpoints are in {self.last}."
             )
-        self._restore(path)
-        self._restored = path.name
-        self.progress.rescues, self.progress.lr_scale = rescues, scale
+        now = self.progress
+        now.rescues, now.lr_scale = rescues, before.lr_scale / 2
+        now.epoch_began += before.seconds - now.seconds  # the time was spent, if in vain
+        now.seconds = before.seconds
         self.listener.said(
-            f"step {step}: {reason}; back to step {self.progress.step} with the learning rate at {scale:g} of the plan"
+            f"step {before.step}: {reason}; back to step {now.step} with the learning rate at {now.lr_scale:g} "
+            "of the plan"
         )
 
     # Weights ------------------------------------------------------------------------------------------------------
@@ -303,8 +349,8 @@ class Trainer:
         """Write a resumable checkpoint."""
         self._count_seconds()
         self.progress.loss_sum = self.ranks.sum([self.progress.loss_sum])[0] / self.ranks.world_size
-        self.progress.loader = self.loader.state_dict()
-        path = checkpoint.save(self.folder / "weights" / "last", self._tensors(), self.progress, self.ranks)
+        self.progress.loader, self.progress.validation = self.loader.state_dict(), self._validation
+        path = checkpoint.save(self.last, self._tensors(), self.progress, self.ranks)
         self._saved_at = time.monotonic()
         self.listener.saved(path)
 
@@ -327,35 +373,13 @@ class Trainer:
         self.ranks.from_first(lambda: save_checkpoint(finished, self.folder / "weights" / "best.safetensors"))
 
 
-def make_engine(setup: Setup, module: nn.Module, ranks: Ranks) -> Plain | Lanes:
-    """What computes gradients of the module: threads with micro-batches of their own where these are faster."""
-    machine = setup.config.machine
-    precision = pick_precision(machine.precision, ranks.device)
-    if machine.compile == "on":
-        micro = machine.micro_batch or default_micro_batch(setup.model, ranks.device)
-        return Plain(module, compiled(module), micro, precision)
-    alone = ranks.world_size == 1 and module is setup.model and precision == "float32"
-    if alone and suits_lanes(setup.model, ranks.device):
-        lanes, size = num_threads(), machine.batch_size
-        assert isinstance(size, int)
-        return Lanes(module, module, machine.micro_batch or lane_batch(setup.model, size, lanes), lanes)
-    return Plain(module, module, machine.micro_batch or default_micro_batch(setup.model, ranks.device), precision)
-
-
-def compiled(module: nn.Module) -> Forward:
-    """The module through torch.compile; what is not compiled when it runs first never will be, so errors come then."""
-    return cast("Forward", torch.compile(module))
-
-
-def pick_precision(asked: str, device: torch.device) -> str:
-    """bf16 on GPUs that have it; elsewhere it would be slower, or emulated."""
-    if asked == "auto":
-        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
-    return asked
-
-
 def _ignore(_: object) -> None:
     pass
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    local = getattr(tensor, "to_local", None)
+    return bool((tensor if local is None else local()).isfinite().all())
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

@@ -2,9 +2,6 @@
 
 import copy
 import itertools
-import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -14,9 +11,11 @@ from torch import Tensor, nn
 
 from vitrail.data import Batch, Loader, LoaderConfig
 from vitrail.errors import ConfigError
+from vitrail.train.budget import Pace, fitting_epochs, pictures_at_the_end
 from vitrail.train.config import TrainConfig
+from vitrail.train.engines import compiled, make_engine, pick_precision
 from vitrail.train.gradients import Lanes, Plain
-from vitrail.train.loop import compiled, make_engine, pick_precision
+from vitrail.train.memory import peak_memory, total_memory
 from vitrail.train.optim import build_optimizers, start_state
 from vitrail.train.ranks import Ranks
 from vitrail.train.recipes import RECIPES
@@ -30,7 +29,6 @@ MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
 FEW = 16  # pictures whose features are timed at once
 PATIENCE = 10.0  # seconds after which no further batch is timed; warming up, which may be compiling, is free
 SAVE_SECONDS, DISK_SPEED = 0.05, 300e6  # of writing a checkpoint: at least, and bytes per second
-BUDGET_SHARE = 0.95  # of the minutes that are planned for
 
 Say = Callable[[str], None]
 
@@ -133,21 +131,6 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_memory(device: torch.device) -> int:
-    """Bytes that this process has needed at most."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def total_memory(device: torch.device) -> int:
-    """Bytes of the device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
     """One epoch with its evaluation, which costs about a third of a step per picture."""
     splits = setup.dataset.splits
@@ -165,18 +148,20 @@ def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
 
 
 def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> TrainConfig:
-    """As many epochs as the time budget holds; the schedule then ends with them."""
+    """As many epochs as the time budget seems to hold; `train/budget.py` revises that on the way."""
     config = setup.config
     minutes = config.schedule.minutes
     if minutes is None:
         return config
     each = epoch_seconds(setup, measured, ranks.world_size)
-    epochs = int(60 * minutes * BUDGET_SHARE / each)
+    ending = pictures_at_the_end(setup.dataset.splits) / 3 / (measured.images_per_second * ranks.world_size)
+    epochs = fitting_epochs(minutes, Pace(so_far=0.0, epoch=each, ending=ending))
     if epochs < 1:
-        say(f"one epoch takes about {each:.1f} s, more than the {minutes:g} minutes asked for; it is the least")
+        say(f"one epoch takes about {each:.1f} s, more than the {minutes:g} minutes asked for; training for one")
     else:
-        say(f"{minutes:g} minutes are time for about {epochs} epochs of {each:.1f} s")
-    schedule = replace(config.schedule, epochs=max(epochs, 1), minutes=None)
+        noun = "epoch" if epochs == 1 else "epochs"
+        say(f"{minutes:g} minutes are time for about {epochs} {noun} of {each:.1f} s; revised after each")
+    schedule = replace(config.schedule, epochs=max(epochs, 1))
     return replace(config, schedule=schedule)
 
 

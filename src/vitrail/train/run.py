@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from dataclasses import dataclass, fields, replace
@@ -16,18 +17,22 @@ from PIL import Image
 
 from vitrail import __version__
 from vitrail.data import Augment, Dataset, write_split_file
+from vitrail.data.source import ArraySource
 from vitrail.data.view import augmentation_sheet
 from vitrail.errors import ConfigError
 from vitrail.reading import read_yaml
 from vitrail.schema import from_dict, to_dict
-from vitrail.train import plan
+from vitrail.train import checkpoint, plan
 from vitrail.train.choose import apply_changes, choose
 from vitrail.train.config import TrainConfig
 from vitrail.train.curves import draw_curves, read_rows
+from vitrail.train.engines import make_engine
 from vitrail.train.features import check_batch_size
 from vitrail.train.judging import Judgement, judge
 from vitrail.train.listener import Listener
-from vitrail.train.loop import Trainer, make_engine
+from vitrail.train.lock import RunLock
+from vitrail.train.loop import Trainer
+from vitrail.train.own_pictures import reopen_data
 from vitrail.train.plan import Measured, measure
 from vitrail.train.ranks import Ranks, elastic_id, join_ranks, was_restarted
 from vitrail.train.recipes import recipe
@@ -44,7 +49,8 @@ from vitrail.train.setup import (
 from vitrail.weights.files import atomic_path
 from vitrail.weights.native import read_native
 
-CONFIG = "config.yaml"
+CONFIG, SPLIT = "config.yaml", "split.csv"
+_DRAFT = re.compile(r"\.[\w-]+\.(json|yaml|csv|html|safetensors|png|jpg)\.[a-z0-9_]{8}")  # as `atomic_path` names them
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What a resumed run may do otherwise: how it is carried out, and where things are now.
 CHANGEABLE = (
@@ -59,7 +65,7 @@ CHANGEABLE = (
     "weights",
     "classes",
 )
-SETTLED = {"minutes", "batch_size", "compile"}  # what was asked for here, the run has decided by measuring
+SETTLED = {"batch_size", "compile"}  # what was asked for here, the run has decided by measuring
 SPARE_BYTES = 200 * 2**20
 
 
@@ -150,16 +156,24 @@ def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listen
 
 def write_start(setup: Setup, folder: Path) -> None:
     """What the run is, before its first step."""
-    (folder / CONFIG).write_text(
-        yaml.safe_dump(to_dict(setup.config), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
     (folder / "env.json").write_text(json.dumps(environment(), indent=1), encoding="utf-8")
-    if setup.dataset.made_split:
-        write_split_file(setup.dataset, folder / "split.csv")
+    if setup.dataset.made_split or not isinstance(setup.dataset.split("train"), ArraySource):
+        write_split_file(setup.dataset, folder / SPLIT)
     sheet = augmentation_sheet(
         setup.dataset, setup.preprocess, setup.config.augment, seed=setup.config.machine.seed, num_pictures=8
     )
     _save_jpeg(sheet, folder / "train_batch.jpg")
+    with atomic_path(folder / CONFIG) as draft:  # last: a folder that has it is a run
+        text = yaml.safe_dump(describe_config(setup.config), sort_keys=False, allow_unicode=True)
+        draft.write_text(text, encoding="utf-8")
+
+
+def describe_config(config: TrainConfig) -> dict[str, Any]:
+    """The fields as a YAML file has them: with a time budget, the epochs are not one of them but follow from it."""
+    facts = to_dict(config)
+    if config.schedule.minutes is not None:
+        del facts["schedule"]["epochs"]
+    return facts
 
 
 def _save_jpeg(image: Image.Image, path: Path) -> None:
@@ -194,8 +208,15 @@ def read_config(folder: Path) -> TrainConfig:
     try:
         settings = read_yaml(path)
     except ConfigError as error:
-        raise ConfigError(f"{folder} is not a training run: cannot read {path.name} ({error})") from error
-    return from_dict(TrainConfig, settings)
+        raise ConfigError(f"{folder} is not a training run: {error}") from error
+    try:
+        return from_dict(TrainConfig, settings)
+    except (ConfigError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
@@ -203,8 +224,13 @@ def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfi
     allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
     config = replace(config, data=allowed.pop("data", config.data))
     for name, value in changes.items():
-        if name in CHANGEABLE or (name in SETTLED and (name == "minutes" or isinstance(value, str))):
+        if name in CHANGEABLE or (name in SETTLED and isinstance(value, str)):
             continue
+        if name == "epochs" and config.schedule.minutes is not None:
+            raise ConfigError(
+                f"--epochs {value} conflicts with the run, which has --minutes {config.schedule.minutes:g}; "
+                "leave it out to resume, or start a new run."
+            )
         old = config.recipe if name == "recipe" else _find(config, name)
         same = value == old if name == "recipe" else _find(apply_changes(config, {name: value}), name) == old
         if not same:
@@ -235,26 +261,61 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
     """Train in Python: `train(replace(recipe("digits"), …), "runs/mine")`. A folder with a begun run is continued."""
     ranks = join_ranks(config.machine.device)
     folder, listener = Path(folder), listener or Listener()
-    resume = (folder / CONFIG).exists()
-    if resume:
-        config = read_config(folder)
-    check_start(config)
-    dataset = ranks.in_turn(lambda: open_training_data(config))
-    if resume:
-        setup = prepare_run(config, dataset)
-    else:
-        setup, _ = settle(fit_batch_size(config, dataset, ranks.world_size), dataset, ranks, listener)
-        ranks.from_first(lambda: begin(setup, folder))
-    return carry_out(setup, ranks, folder, listener, resume=resume)
+    lock = RunLock()
+    try:
+        resume = ranks.from_first(lambda: take_begun(folder, lock))
+        if resume:
+            setup = reopen(read_config(folder), folder, ranks, listener)
+        else:
+            check_start(config)
+            dataset = ranks.in_turn(lambda: open_training_data(config))
+            setup, _ = settle(fit_batch_size(config, dataset, ranks.world_size), dataset, ranks, listener)
+            ranks.from_first(lambda: begin(setup, folder, lock))
+        return carry_out(setup, ranks, folder, listener, resume=resume)
+    finally:
+        lock.release()
 
 
-def begin(setup: Setup, folder: Path) -> None:
+def take_begun(folder: Path, lock: RunLock) -> bool:
+    """Whether a folder holds a begun run; if so, nobody else may write into it from now on."""
+    begun = (folder / CONFIG).exists()
+    if begun:
+        lock.take(folder)
+        sweep(folder)
+    return begun
+
+
+def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
     """Make the folder, if the disk has room, and write down what the run is."""
     folder.mkdir(parents=True, exist_ok=True)
+    lock.take(folder)
+    if (folder / CONFIG).exists():  # since we have looked
+        raise ConfigError(f"{folder} holds a run already; resume that, or choose another folder.")
+    checkpoint.refuse_links(folder / "weights" / "last")
     check_space(folder, setup)
     write_start(setup, folder)
     if (name := elastic_id()) is not None:
         (folder / ELASTIC).write_text(name, encoding="utf-8")
+
+
+def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) -> Setup:
+    """What a begun run trains, on the pictures that it began with."""
+    begun = ranks.from_first(lambda: bool(checkpoint.list_checkpoints(folder / "weights" / "last")))
+    dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
+    if config.schedule.minutes is not None and not begun:  # killed before its plan was saved
+        return settle(config, dataset, ranks, listener)[0]
+    return prepare_run(config, dataset)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the drafts of files that a killed run was about to write."""
+    for place in (folder, folder / "weights"):
+        for path in place.glob(".*"):
+            if _DRAFT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+    for name in (".results.csv.draft", f"{SPLIT}.part"):
+        (folder / name).unlink(missing_ok=True)
+    checkpoint.sweep(folder / "weights" / "last")
 
 
 def find_begun(out: Path | None, parent: Path, ranks: Ranks) -> Path | None:

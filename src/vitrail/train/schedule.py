@@ -5,11 +5,11 @@ import math
 from vitrail.train.config import Schedule
 
 
-def lr_factor(config: Schedule, step: int, total_steps: int) -> float:
-    """For one step, counted from 0: the warm-up's last step is the first at full rate."""
+def lr_factor(config: Schedule, step: float, total_steps: int) -> float:
+    """For one step, counted from 0, or a place between two: the warm-up's last step is the first at full rate."""
     warmup = round(config.warmup * total_steps)
     if step < warmup:
-        return (step + 1) / warmup
+        return min((step + 1) / warmup, 1.0)
     progress = (step - warmup) / max(total_steps - warmup, 1)
     if config.schedule == "constant":
         return 1.0

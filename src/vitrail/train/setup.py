@@ -125,7 +125,10 @@ def check_strategy(config: TrainConfig, world_size: int) -> None:
     if config.machine.strategy != "fsdp" or config.start.train == "head":
         return
     if world_size == 1:
-        raise ConfigError("--strategy fsdp needs several ranks: torchrun --nproc-per-node N -m vitrail train …")
+        raise ConfigError(
+            "--strategy fsdp needs several ranks (torchrun --nproc-per-node N -m vitrail train …); "
+            "on one, use --strategy ddp, with which a run that began with fsdp can also be resumed."
+        )
     if config.optim.optimizer == "muon":
         raise ConfigError("muon needs whole matrices; use --strategy ddp, or --optimizer adamw with fsdp.")
 

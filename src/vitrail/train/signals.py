@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that the loop grants at the next step, and not as a crash in the middle of one."""
+"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal) as a wish that the loop grants at the next step, not as a crash."""
 
 import signal
 import threading
@@ -25,7 +25,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _wishes():
                 self._previous[number] = signal.signal(number, self._remember)
         return self
 
@@ -38,3 +38,10 @@ class Signals:
     ) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
+
+
+def _wishes() -> list[int]:
+    """The signals that ask a run to stop; SIGHUP is unknown to Windows, and ignored under nohup."""
+    hangup: int | None = getattr(signal, "SIGHUP", None)
+    wanted = hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([hangup] if hangup is not None and wanted else [])]
