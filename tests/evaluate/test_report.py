@@ -13,6 +13,7 @@ from PIL import Image
 from vitrail.data import Dataset
 from vitrail.evaluate.curves import Curve, Plot, draw_plot, round_steps, thin
 from vitrail.evaluate.evaluation import Evaluation, evaluate
+from vitrail.evaluate.records import worst_first
 from vitrail.evaluate.report import (
     MOST_BYTES,
     PHOTO_SIDE,
@@ -31,7 +32,7 @@ from vitrail.evaluate.report import (
     encode_photo,
     render,
 )
-from vitrail.evaluate.sections import data_section, result_section, verdict, worst_first
+from vitrail.evaluate.sections import data_section, result_section, verdict
 from vitrail.predict import Predictor
 
 HOSTILE = (
