@@ -47,10 +47,10 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
     facts = json.loads((run / "metrics.json").read_text())
     assert facts["evaluation"]["top1"]["value"] == pytest.approx(facts["test"]["accuracy"])
     for text in (
-        f"compact-8 names {facts['test']['accuracy']:.2%} of 269 test pictures of digits right",
+        f"compact-8 classifies {facts['test']['accuracy']:.2%} of 269 test pictures of digits correctly",
         "1 epoch in",
         "Worst mistakes",
-        "Right answers",
+        "Correct answers",
         "which parts counted for the answer (relevance)",
         "pixels in the first layer",
         f"vitrail train --config '{run}/config.yaml'",
@@ -74,7 +74,7 @@ def test_eval_of_a_run_has_its_curves_too(
     assert main(["eval", str(run), "digits", "--split", "val"]) == 0
     assert "wrote runs/eval-1/report.html, " in capsys.readouterr().out
     page = check_page(read_page(Path("runs/eval-1")))
-    assert "of 269 val pictures of digits right" in " ".join(page.text)
+    assert "of 269 val pictures of digits correctly" in " ".join(page.text)
     assert len(page.all("svg")) == 3
 
 

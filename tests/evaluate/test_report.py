@@ -164,7 +164,7 @@ def test_an_evaluation_tells_its_story(predictor: Predictor, arrays: Dataset) ->
     page = check_page(render(Report(title="t", verdict=verdict("tiny", found), sections=sections)))
     whole = " ".join(page.text)
     rate = found.metrics.top1
-    assert f"tiny names {rate.value:.2%} of 100 test pictures of arrays right" in whole
+    assert f"tiny classifies {rate.value:.2%} of 100 test pictures of arrays correctly" in whole
     assert f"(95 % interval: {rate.low:.2%} to {rate.high:.2%})" in whole
     assert all(name in whole for name in arrays.classes)
     assert len(page.all("img")) == 2

@@ -194,10 +194,10 @@ def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evalua
     beside = "The colours beside each picture show which parts counted for the answer"
     for title, places, said in (
         ("Worst mistakes", worst, _count_wrong(wrong)),
-        ("Right answers", right[first[:: max(1, len(first) // RIGHT)][:RIGHT]], "One picture each of some classes."),
+        ("Correct answers", right[first[:: max(1, len(first) // RIGHT)][:RIGHT]], "One picture each of some classes."),
     ):
         if not len(places):
-            text = "No picture is named wrong." if places is worst else "No picture is named right."
+            text = "No picture is misclassified." if places is worst else "No picture is classified correctly."
             sections.append(Section(title=title, blocks=[Paragraph(text=text)]))
             continue
         tiles, methods, failure = _explain(predictor, dataset, found, places)
@@ -211,8 +211,8 @@ def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evalua
 
 def _count_wrong(wrong: int) -> str:
     if wrong == 1:
-        return "One picture is named wrong."
-    return f"{wrong:,} pictures are named wrong{'; these cost most' if wrong > MISTAKES else ''}."
+        return "One picture is misclassified."
+    return f"{wrong:,} pictures are misclassified{'; these cost most' if wrong > MISTAKES else ''}."
 
 
 def _explain(

@@ -24,8 +24,9 @@ def verdict(model: str, found: Evaluation) -> str:
     top1 = found.metrics.top1
     where = "pictures" if found.split == "all" else f"{found.split} pictures"
     return (
-        f"{model} names {top1.value:.2%} of {top1.total:,} {where} of {found.data} right "
-        f"(95 % interval: {top1.low:.2%} to {top1.high:.2%})." + (f" {chosen_by(found)}" if found.chose_epoch else "")
+        f"{model} classifies {top1.value:.2%} of {top1.total:,} {where} of {found.data} correctly "
+        f"(95 % interval: {top1.low:.2%} to {top1.high:.2%})."
+        + (" Val also chose the epoch, so this is a little too good." if found.chose_epoch else "")
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -91,8 +92,8 @@ def plot_positions(similarity: Tensor, kind: str, theme: Theme = LIGHT) -> Figur
     width = min(4.6, 4.6 / shape)
     figure = _figure(width + 1.2, width * shape + 0.8)
     axes = figure.add_subplot()
-    # A cosine of 1 with itself is in every tile: the scale starts where the others are.
-    shown = axes.imshow(mosaic, cmap="viridis", vmin=float(similarity.min()), vmax=1.0, interpolation="nearest")
+    low, high = _range_of_others(similarity)
+    shown = axes.imshow(mosaic, cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
     axes.set_xticks([place * (columns + gap) + (columns - 1) / 2 for place in range(len(across))], _numbers(across))
     axes.set_yticks([place * (rows + gap) + (rows - 1) / 2 for place in range(len(down))], _numbers(down))
     axes.tick_params(length=0)
@@ -100,10 +101,19 @@ def plot_positions(similarity: Tensor, kind: str, theme: Theme = LIGHT) -> Figur
     axes.set_xlabel("input patch column")
     axes.set_ylabel("input patch row")
     axes.set_title(f"Position embedding similarity ({kind})")
-    bar = figure.colorbar(shown, cax=axes.inset_axes((1.0 + 0.12 / width, 0, 0.14 / width, 1)))
-    bar.set_label("cosine similarity")
+    bar = figure.colorbar(shown, cax=axes.inset_axes((1.0 + 0.12 / width, 0, 0.14 / width, 1)), extend="max")
+    bar.set_label("cosine similarity (1 with itself)")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return paint(figure, theme)
+
+
+def _range_of_others(similarity: Tensor) -> tuple[float, float]:
+    """The lowest and highest cosine of two different patches: the 1 of each with itself would leave them one colour."""
+    count = similarity.shape[0] * similarity.shape[1]
+    others = similarity.reshape(count, count)[~torch.eye(count, dtype=torch.bool)]
+    if not others.numel() or others.min() == others.max():
+        return float(similarity.min()), 1.0
+    return float(others.min()), float(others.max())
 
 
 def _spread(count: int) -> list[int]:
