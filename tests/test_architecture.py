@@ -10,7 +10,7 @@ import pytest
 import vitrail
 
 ROOT = Path(vitrail.__file__).parent
-FOUNDATION = {"errors", "schema", "device", "reading", "wording"}
+FOUNDATION = {"errors", "schema", "device", "drawing", "reading", "tables", "wording"}
 
 # Part → the parts that it may import. `cli` joins them all, and nothing imports `cli`.
 MAY_IMPORT = {
@@ -19,6 +19,8 @@ MAY_IMPORT = {
     "device": {"errors"},
     "wording": set[str](),
     "reading": {"errors"},
+    "tables": set[str](),
+    "drawing": set[str](),
     "model": FOUNDATION,
     "data": FOUNDATION,
     "weights": FOUNDATION | {"model", "data"},
