@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from vitrail.cli.options import Activation, Heads, Json, NormEps, Pooling, Size, parse_size
+from vitrail.cli.options import Activation, AttentionScale, Heads, Json, NormEps, Pooling, Size, parse_size
 
 if TYPE_CHECKING:
     from vitrail.weights.checkpoint import Checkpoint
@@ -32,6 +32,7 @@ def convert(
     pooling: Pooling = None,
     activation: Activation = None,
     norm_eps: NormEps = None,
+    attention_scale: AttentionScale = None,
     drop_representation: bool = False,
     fold_class_position: bool = False,
     pictures: tuple[Path, ...] = (),
@@ -97,7 +98,12 @@ def convert(
         return adapt.fold_class_position(adapted) if fold_class_position else adapted
 
     hints = Hints(
-        heads=heads, image_size=parse_size(image_size), pooling=pooling, activation=activation, norm_eps=norm_eps
+        heads=heads,
+        image_size=parse_size(image_size),
+        pooling=pooling,
+        activation=activation,
+        norm_eps=norm_eps,
+        attention_scale=attention_scale,
     )
     conversion = run(
         source,

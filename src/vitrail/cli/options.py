@@ -15,6 +15,9 @@ Device = Annotated[str, Parameter(help="Where to compute: auto, cpu, cuda, cuda:
 Heads = Annotated[int | None, Parameter(help="Number of heads, where the file does not tell.")]
 Pooling = Annotated[Literal["cls", "mean", "map"] | None, Parameter(help="Pooling, instead of what the keys suggest.")]
 Activation = Annotated[Literal["gelu", "gelu_tanh"] | None, Parameter(help="GELU, instead of the format's own.")]
+AttentionScale = Annotated[
+    float | None, Parameter(help="What scores are multiplied with before the softmax, instead of 1 / √(head size).")
+]
 NormEps = Annotated[float | None, Parameter(help="LayerNorm's epsilon, instead of the format's own.")]
 
 

@@ -63,6 +63,7 @@ def read_config(raw: Raw, facts: Mapping[str, Any], prefix: str, hints: Hints) -
             qkv_bias=bool(facts.get("qkv_bias", True)),
             norm_eps=hints.norm_eps or float(facts.get("layer_norm_eps", DEFAULT_EPS[kind])),
             activation=hints.activation or cast("Any", activation),
+            attention_scale=hints.attention_scale,
             layer_scale=float(facts.get("layerscale_value", 1.0)) if kind in DINOV2 else None,
         ),
         positions=PositionConfig(resample="timm" if kind == DINOV2[1] else "hf"),  # that one antialiases
