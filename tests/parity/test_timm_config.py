@@ -295,10 +295,7 @@ def tiny(folder: Path, **changes: Any) -> nn.Module:
     arguments = {**TINY, "num_heads": 4, **changes}
     peer = randomize(timm.create_model("vit_tiny_patch16_224", **arguments)).eval()
     save(peer, folder, arguments)
-    size = arguments["img_size"]
-    edit(
-        folder, {}, {"input_size": [arguments.get("in_chans", 3), *(size if isinstance(size, list) else (size, size))]}
-    )
+    edit(folder, {}, {"input_size": [arguments.get("in_chans", 3), *peer.patch_embed.img_size]})
     return peer
 
 
@@ -309,6 +306,20 @@ def test_statistics_for_other_channels_are_noted(tmp_path: Path) -> None:
     assert difference(checkpoint, peer) <= 1e-5
     assert checkpoint.preprocess.mean == pytest.approx((0.2,))
     assert "the model has 1: assumed their average" in checkpoint.notes[0]
+
+
+def test_a_model_for_any_size_at_the_size_of_its_data(tmp_path: Path) -> None:
+    peer = tiny(tmp_path / "theirs", dynamic_img_size=True)
+    edit(tmp_path / "theirs", {}, {"input_size": [3, 48, 64]})
+    checkpoint = read_checkpoint(tmp_path / "theirs")
+    write_checkpoint(checkpoint, tmp_path / "ours", "timm")
+    again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True).eval()
+    assert read_checkpoint(tmp_path / "ours").preprocess == checkpoint.preprocess
+    images = torch.randn(2, 3, *checkpoint.preprocess.size)
+    with torch.inference_mode():
+        expected = peer(images)
+        torch.testing.assert_close(checkpoint.build()(images), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(again(images), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_first_form_of_config_json(tmp_path: Path) -> None:
@@ -328,7 +339,7 @@ def test_the_line_that_loads_what_we_wrote_runs(tmp_path: Path, changes: dict[st
     checkpoint = read_checkpoint(tmp_path / "theirs")
     for target in (tmp_path / "folder", tmp_path / "file.safetensors"):
         write_checkpoint(checkpoint, target, "timm")
-        loaded = eval(how_to_load(checkpoint, target), {"timm": timm}).eval()  # noqa: S307
+        loaded = eval(how_to_load(checkpoint, target), {"timm": timm}).eval()
         assert difference(checkpoint, loaded) <= 1e-5
         for name, tensor in peer.state_dict().items():
             assert torch.equal(loaded.state_dict()[name], tensor)

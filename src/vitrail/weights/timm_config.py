@@ -57,6 +57,8 @@ def _square(size: tuple[int, int]) -> int | list[int]:
 def hub_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """The `config.json` of a folder that `timm.create_model("local-dir:FOLDER")` loads."""
     name, arguments = architecture(checkpoint.config)
+    if checkpoint.preprocess.size != checkpoint.config.image_size:
+        arguments["dynamic_img_size"] = True
     return {
         "architecture": name,
         "num_classes": checkpoint.config.num_classes,
