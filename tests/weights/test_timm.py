@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.model import ViTConfig
+from vitrail.model import BlockConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.formats import SUFFIXES, read_checkpoint, write_checkpoint
 from vitrail.weights.infer import Hints, infer_heads
+from vitrail.weights.timm import RESNET, how_to_load
 from vitrail.weights.timm_names import NAMES, OTHERS
 from weights_fixtures import FITTING
 
@@ -155,6 +157,26 @@ def test_a_bare_file_says_what_was_assumed(tmp_path: Path, make_checkpoint: Call
         told = read_checkpoint(tmp_path / "a.safetensors", hints=Hints(**hints)).notes
         assert len(told) == len(notes) - 1
         assert not any(text in note for note in told)
+
+
+def test_what_the_keys_tell_is_not_assumed(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    block = BlockConfig(qk_norm=True)
+    write_checkpoint(make_checkpoint(pooling="map", block=block), tmp_path / "a.safetensors", "timm")
+    notes = " ".join(read_checkpoint(tmp_path / "a.safetensors").notes)
+    assert "its heads" not in notes
+    assert "its pooling" not in notes
+
+
+def test_the_line_that_loads_a_hybrid_names_what_differs_from_its_own_defaults(
+    make_checkpoint: Callable[..., Checkpoint],
+) -> None:
+    stem = replace(RESNET, blocks=(), width_factor=1.0)
+    checkpoint = make_checkpoint(stem=stem, patch_size=(8, 8), width=768, depth=12, heads=12, mlp_width=3072)
+    line = how_to_load(checkpoint, Path("a.pth"))
+    assert line.startswith('timm.create_model("vit_tiny_r_s16_p8_224", checkpoint_path="a.pth", img_size=32, ')
+    assert "embed_dim=768" in line
+    assert "num_heads=12" in line
+    assert "depth" not in line
 
 
 @pytest.mark.parametrize(("width", "depth"), [(128, 6), (48, 4), (192, 6), (128, 3), (64, 2)])

@@ -104,9 +104,8 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         preprocess, classes, notes = assume_preprocess(config), None, (*assumptions(config, hints), BARE)
     else:
         hub.check(config)
-        preprocess, notes = read_preprocess(
-            hub.data, config, dynamic=bool(hub.arguments["dynamic_img_size"]), size=hints.image_size
-        )
+        dynamic = bool(hub.arguments["dynamic_img_size"]) and hints.image_size is None
+        preprocess, notes = read_preprocess(hub.data, config, dynamic=dynamic)
         classes, more = read_classes(hub.data, config)
         notes = (*notes, *more)
     return Checkpoint(
@@ -159,9 +158,10 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
 def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """What no key of a bare file says and no hint gives, one note each."""
     eps, gelu, scale = NORM_EPS, ACTIVATION, f"1 / √{config.head_size}"
+    told = hints.pooling or (config.pooling if config.pooling == "map" else None)  # its layers are among the keys
     notes = [
         *assumed_heads(config, hints),
-        *assumed("pooling", config.pooling, "pooling", hints.pooling),
+        *assumed("pooling", config.pooling, "pooling", told),
         *assumed("GELU", f"{gelu} (the erf form; SigLIP's larger ones have gelu_tanh)", "activation", hints.activation),
         *assumed("LayerNorm epsilon", f"{eps:g}", "norm_eps", hints.norm_eps),
         *assumed("attention scale", scale, "attention_scale", hints.attention_scale),

@@ -7,6 +7,7 @@ from vitrail.errors import WeightsError
 from vitrail.model import ResNetStem, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import exact_ratio
+from vitrail.weights.timm_names import named_arguments
 from vitrail.weights.timm_transform import write_data
 
 # Blocks of a hybrid's ResNet → the architecture that timm registers for it.
@@ -77,12 +78,6 @@ def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
     except WeightsError:
         return f"model.load_state_dict(...) of {path} into the timm model it came from"
     changes = {**arguments, "num_classes": checkpoint.config.num_classes}
-    shown = ", ".join(f"{key}={value!r}" for key, value in changes.items() if value != DEFAULTS.get(key, object()))
+    usual = {**named_arguments(name), "fc_norm": arguments["global_pool"] == "avg"}
+    shown = ", ".join(f"{key}={value!r}" for key, value in changes.items() if value != usual[key])
     return f'timm.create_model("{name}", checkpoint_path="{path}"{", " + shown if shown else ""})'
-
-
-# timm's ViT-B/16 at 224 pixels: what `how_to_load` need not mention.
-DEFAULTS: dict[str, Any] = {
-    **architecture(ViTConfig())[1],
-    "num_classes": 1000,
-}

@@ -68,10 +68,8 @@ def assume_preprocess(config: ViTConfig) -> Preprocess:
     return _settle_kernel(preset("timm", config.image_size, config.channels))
 
 
-def read_preprocess(
-    data: Mapping[str, Any], config: ViTConfig, *, dynamic: bool, size: Pair | None
-) -> tuple[Preprocess, tuple[str, ...]]:
-    """What `pretrained_cfg` says, and notes on what had to be assumed; `size` is the user's, if any.
+def read_preprocess(data: Mapping[str, Any], config: ViTConfig, *, dynamic: bool) -> tuple[Preprocess, tuple[str, ...]]:
+    """What `pretrained_cfg` says, and notes on what had to be assumed.
 
     A `dynamic` model takes pictures of the data's size; any other one those of its own.
     """
@@ -79,7 +77,7 @@ def read_preprocess(
         raise WeightsError(f"pretrained_cfg of config.json has {', '.join(unknown)}, which we do not know.")
     if data.get("label_offset"):
         raise WeightsError(f"config.json says label_offset={data['label_offset']!r}; remove those rows of the head.")
-    prepared, notes = _read_size(data, config, dynamic and size is None)
+    prepared, notes = _read_size(data, config, dynamic)
     mean, std, more = _read_statistics(data, config.channels)
     spec = Preprocess(
         size=prepared,
