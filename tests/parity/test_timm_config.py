@@ -115,6 +115,9 @@ def test_every_registered_name_agrees_or_is_refused(tmp_path: Path, name: str) -
     arguments: dict[str, Any] = {"depth": 1, "num_classes": 5}
     if name in NAMES:
         told = named_arguments(name)
+        if told["resnet"] is not None and name.endswith("_384"):  # as large as a whole ResNet
+            assert told == named_arguments(name.replace("_384", "_224"))
+            return
         stride = {(): 32, (2, 2, 2, 2): 32, (3, 4, 9): 16, (3, 4, 6, 3): 32}.get(told["resnet"], told["patch_size"])
         arguments |= {"embed_dim": 4 * told["num_heads"], "img_size": 2 * stride}
     else:
@@ -206,7 +209,7 @@ def one_model(base: str, arguments: dict[str, Any], omitted: set[str]) -> str:
 def test_any_model_arguments_agree_or_are_refused() -> None:
     results: Counter[str] = Counter()
 
-    @settings(max_examples=250, deadline=None, database=None)
+    @settings(max_examples=200, deadline=None, database=None)
     @given(
         base=st.sampled_from(BASES),
         arguments=model_arguments(),
@@ -275,7 +278,7 @@ def test_any_transform_agrees_or_is_refused(folders: dict[bool, Path]) -> None:
     results: Counter[str] = Counter()
     noise = np.random.default_rng(0)
 
-    @settings(max_examples=300, deadline=None, database=None)
+    @settings(max_examples=250, deadline=None, database=None)
     @given(
         dynamic=st.booleans(),
         data=st.fixed_dictionaries({}, optional=DATA),
