@@ -18,6 +18,22 @@ def test_convert_proves_and_says_how_to_load(tmp_path: Path, capsys: pytest.Capt
     assert (target / "config.json").is_file()
 
 
+def test_an_attention_scale_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "a.safetensors")
+    assert main(["convert", FIXTURE, target, "--attention-scale", "0.3"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", target, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["block"]["attention_scale"] == 0.3
+
+
+def test_a_file_of_timm_does_not_say_its_gelu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", FIXTURE, str(tmp_path / "a.safetensors"), "--to", "timm"]) == 0
+    printed = capsys.readouterr().out
+    assert "its readers must know it: " in printed
+    assert "activation gelu_tanh" in printed
+    assert "act_layer='gelu_tanh'" in printed
+
+
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["convert", FIXTURE, str(tmp_path / "a.safetensors"), "--json", "--resize", "48", "--num-classes", "3"])

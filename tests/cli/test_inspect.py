@@ -18,6 +18,13 @@ def test_the_table_and_the_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     assert "warning: the 7 classes have no names" in printed
 
 
+def test_an_attention_scale_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(FIXTURE), "--attention-scale", "0.3"]) == 0
+    assert "attention scale 0.3" in capsys.readouterr().out
+    assert main(["inspect", str(FIXTURE), "--attention-scale", "-1"]) == 2
+    assert "attention_scale must be positive" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_useless_checkpoint_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = read_checkpoint(FIXTURE)
     tensors = {**checkpoint.tensors, "norm.bias": torch.full((32,), torch.nan)}

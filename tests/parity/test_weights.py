@@ -4,7 +4,6 @@ Each case builds the peer's own model, lets the peer save it, reads the file, an
 the peer load what we wrote. 1e-5 is relative to the scale of the logits.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -349,15 +348,3 @@ def test_hf_position_kernel() -> None:
     expected = embeddings.interpolate_pos_encoding(torch.zeros(1, 49, 32), 48, 64)
     ours = resample_positions(embeddings.position_embeddings[:, 1:], (4, 4), (6, 8), "hf")
     torch.testing.assert_close(ours, expected[:, 1:], rtol=1e-5, atol=1e-6)
-
-
-def test_timm_config_json_gives_the_statistics(tmp_path: Path) -> None:
-    peer = randomize(TIMM(**SIZES))
-    save_file(peer.state_dict(), tmp_path / "model.safetensors")
-    facts = {
-        "pretrained_cfg": {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "crop_pct": 0.95, "interpolation": "bilinear"}
-    }
-    (tmp_path / "config.json").write_text(json.dumps(facts))
-    spec = read_checkpoint(tmp_path, hints=Hints(heads=4)).preprocess
-    assert (spec.mean, spec.crop, spec.interpolation) == ((0.1, 0.2, 0.3), 0.95, "bilinear")
-    assert load_file(tmp_path / "model.safetensors").keys() == peer.state_dict().keys()

@@ -88,7 +88,7 @@ def same_model(ours: ViTConfig, theirs: ViTConfig) -> bool:
 FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
     "vitrail": lambda config: {},
     "timm": lambda config: {
-        "block": replace(config.block, activation="gelu", norm_eps=1e-6),
+        "block": replace(config.block, norm_eps=1e-6),
         "representation": None,
         "positions": PositionConfig(kind="none" if config.positions.kind == "none" else "learned", covers="all"),
         "stem": PatchStem() if config.stem.kind == "patch" else FIXED,
@@ -158,7 +158,12 @@ def test_to_any_format_and_back_is_exact(name: FormatName, config: ViTConfig, ch
         tensors=randomize(ViT(config)).state_dict(),
         preprocess=preset("google", config.image_size, config.channels),
     )
-    hints = Hints(heads=config.heads, image_size=config.image_size, pooling=config.pooling)
+    hints = Hints(
+        heads=config.heads,
+        image_size=config.image_size,
+        pooling=config.pooling,
+        activation=config.block.activation,
+    )
     suffix = SUFFIXES[name][choice % len(SUFFIXES[name])]
     if name == "timm" and isinstance(config.stem, ResNetStem):
         suffix = suffix or ".safetensors"  # timm registers no such hybrid
@@ -179,7 +184,7 @@ def test_every_foreign_format_can_hold_something(make_checkpoint: Callable[..., 
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("timm", {"block": BlockConfig(activation="gelu_tanh")}, "its GELU is gelu"),
+    ("timm", {"block": BlockConfig(attention_scale=0.3)}, "no attention scale"),
     ("timm", {"representation": 12}, "no representation layer"),
     ("timm", {"registers": 2}, "positions to \\[cls\\] and registers alike"),
     ("timm", {"stem": ConvStem(widths=(8,), strides=(2,)), "patch_size": 4}, "no convolutional stem"),

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from vitrail.cli.options import Activation, Classes, Ema, Heads, Json, NormEps, Pooling, Size, parse_size
+from vitrail.cli.options import (
+    Activation,
+    AttentionScale,
+    Classes,
+    Ema,
+    Heads,
+    Json,
+    NormEps,
+    Pooling,
+    Size,
+    parse_size,
+)
 from vitrail.cli.printing import SteadyConsole, print_json, working
 from vitrail.wording import counted
 
@@ -35,6 +46,7 @@ def convert(
     activation: Activation = None,
     norm_eps: NormEps = None,
     ema: Ema = None,
+    attention_scale: AttentionScale = None,
     drop_representation: bool = False,
     fold_class_position: bool = False,
     pictures: tuple[Path, ...] = (),
@@ -109,6 +121,7 @@ def convert(
         pooling=pooling,
         activation=activation,
         norm_eps=norm_eps,
+        attention_scale=attention_scale,
         ema=ema,
     )
     with working("converting"):

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitrail.cli.convert import Format
-from vitrail.cli.options import Activation, Ema, Heads, Json, NormEps, Pooling, Size, parse_size
+from vitrail.cli.options import Activation, AttentionScale, Ema, Heads, Json, NormEps, Pooling, Size, parse_size
 from vitrail.cli.printing import SteadyConsole, print_json
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def inspect(
     activation: Activation = None,
     norm_eps: NormEps = None,
     ema: Ema = None,
+    attention_scale: AttentionScale = None,
     as_json: Json = False,
 ) -> int:
     """Show what a checkpoint is, and what may be wrong with it; exit code 1 if it cannot work as it is.
@@ -52,6 +53,7 @@ def inspect(
         activation=activation,
         norm_eps=norm_eps,
         ema=ema,
+        attention_scale=attention_scale,
     )
     checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
     findings = diagnose(checkpoint)
@@ -120,7 +122,11 @@ def _rows(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
 def _block(config: "ViTConfig") -> str:
     block = config.block
     parts = [block.activation, f"epsilon {block.norm_eps:g}", "qkv with bias" if block.qkv_bias else "qkv without bias"]
-    extras = [("qk-norm", block.qk_norm), ("layer scale", block.layer_scale is not None)]
+    extras = [
+        (f"attention scale {block.attention_scale or 0:g}", block.attention_scale is not None),
+        ("qk-norm", block.qk_norm),
+        ("layer scale", block.layer_scale is not None),
+    ]
     return ", ".join([*parts, *(name for name, there in extras if there)])
 
 

@@ -32,6 +32,9 @@ Classes = Annotated[
 Heads = Annotated[int | None, Parameter(help="Number of heads, where the file does not tell.")]
 Pooling = Annotated[Literal["cls", "mean", "map"] | None, Parameter(help="Pooling, instead of what the keys suggest.")]
 Activation = Annotated[Literal["gelu", "gelu_tanh"] | None, Parameter(help="GELU, instead of the format's own.")]
+AttentionScale = Annotated[
+    float | None, Parameter(help="What scores are multiplied with before the softmax, instead of 1 / √(head size).")
+]
 NormEps = Annotated[float | None, Parameter(help="LayerNorm's epsilon, instead of the format's own.")]
 Ema = Annotated[
     bool | None, Parameter(help="Of a torch file with both: take the moving average of the weights, or not.")

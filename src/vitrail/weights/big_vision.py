@@ -138,7 +138,11 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
         class_token=class_token,
         pooling=hints.pooling or pooling,
         representation=sizes.representation,
-        block=BlockConfig(activation=hints.activation or ACTIVATION, norm_eps=hints.norm_eps or NORM_EPS),
+        block=BlockConfig(
+            activation=hints.activation or ACTIVATION,
+            norm_eps=hints.norm_eps or NORM_EPS,
+            attention_scale=hints.attention_scale,
+        ),
         positions=PositionConfig(kind="learned" if learned else "sincos", covers="patches", resample="google"),
     )
 

@@ -6,13 +6,14 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from vitrail.data.transform import prepare
 from vitrail.errors import WeightsError
+from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.files import atomic_path
 from vitrail.weights.formats import (
@@ -160,19 +161,24 @@ def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
 
 def _read_again(draft: Path, to: FormatName, before: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
     """What was written, as a stranger reads it; or with what the file does not say, and a note that says so."""
-    config = before.config
-    known = {"heads": config.heads, "pooling": config.pooling, "image_size": config.image_size}
+    known = _unsaid_in_some(before.config)
     try:
         written = read_checkpoint(draft, format_name=to, allow_pickle=True)
     except WeightsError:
         unsaid = list(known)
     else:
-        unsaid = [name for name, value in known.items() if getattr(written.config, name) != value]
+        unsaid = [name for name, value in _unsaid_in_some(written.config).items() if known[name] != value]
         if not unsaid:
             return written, ()
-    written = read_checkpoint(draft, format_name=to, hints=Hints(**known), allow_pickle=True)  # pyright: ignore
+    written = read_checkpoint(draft, format_name=to, hints=Hints(**known), allow_pickle=True)
     told = ", ".join(f"{name} {known[name]}" for name in unsaid)
     return written, (f"such a file does not say all of this, so its readers must know it: {told}",)
+
+
+def _unsaid_in_some(config: ViTConfig) -> dict[str, Any]:
+    """What the files of some formats do not say, as hints."""
+    hints = {"heads": config.heads, "pooling": config.pooling, "image_size": config.image_size}
+    return {**hints, "activation": config.block.activation}
 
 
 def _outputs(checkpoint: Checkpoint, images: Tensor) -> dict[What, Tensor]:

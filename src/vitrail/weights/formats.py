@@ -89,6 +89,7 @@ def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
         config.block,
         activation=hints.activation or config.block.activation,
         norm_eps=hints.norm_eps or config.block.norm_eps,
+        attention_scale=hints.attention_scale or config.block.attention_scale,
     )
     pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
     if hints.image_size not in (None, config.image_size):

@@ -118,7 +118,11 @@ def infer_config(raw: Raw, hints: Hints, numbering: str) -> ViTConfig:
         class_token=class_token,
         pooling=hints.pooling or ("cls" if class_token else "mean"),
         representation=sizes.representation,
-        block=BlockConfig(activation=hints.activation or ACTIVATION, norm_eps=hints.norm_eps or NORM_EPS),
+        block=BlockConfig(
+            activation=hints.activation or ACTIVATION,
+            norm_eps=hints.norm_eps or NORM_EPS,
+            attention_scale=hints.attention_scale,
+        ),
         positions=PositionConfig(kind="learned" if learned else "none", resample="google"),
         stem=stem,
     )

@@ -146,6 +146,7 @@ def read_config(raw: Raw, facts: Mapping[str, Any], prefix: str, hints: Hints) -
             qkv_bias=_flag(facts, "qkv_bias", True),
             norm_eps=hints.norm_eps or _number(facts, "layer_norm_eps", DEFAULT_EPS[kind]),
             activation=hints.activation or cast("Any", activation),
+            attention_scale=hints.attention_scale,
             layer_scale=_number(facts, "layerscale_value", 1.0) if kind in DINOV2 else None,
         ),
         positions=PositionConfig(resample="timm" if kind == DINOV2[1] else "hf"),  # that one antialiases

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.config import Pair, ViTConfig
-from vitrail.model.variants import CIFAR, SIZES
+from vitrail.model.variants import SIZES
 from vitrail.schema import validate
 
 
@@ -28,12 +28,13 @@ class Hints:
     activation: Literal["gelu", "gelu_tanh"] | None = None
     norm_eps: float | None = None
     ema: bool | None = None  # of a torch file with both: the moving average of the weights, or the weights themselves
+    attention_scale: float | None = None
 
     def __post_init__(self) -> None:
         validate(self)
-        for name in ("heads", "norm_eps"):
+        for name in ("heads", "norm_eps", "attention_scale"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive; got {value}.")
 
 
@@ -83,26 +84,31 @@ def optional_size(raw: Raw, name: str, axis: int = 0) -> int | None:
 
 
 def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = None) -> int:
-    """The number of heads: from a head's size, or from the known models of this width and depth."""
+    """The number of heads: from a head's size, or from the published models of this width and depth."""
     if hints.heads is not None:
         return hints.heads
     if head_size:
         return width // head_size
-    known = {(numbers[0], numbers[1]): numbers[2] for numbers in (*SIZES.values(), *CIFAR.values())}
-    if (width, depth) in known:
-        return known[width, depth]
+    published = {(numbers[0], numbers[1]): numbers[2] for numbers in SIZES.values()}
+    if (width, depth) in published:
+        return published[width, depth]
     choices = [heads for heads in range(1, width + 1) if width % heads == 0 and width // heads >= 8]
     raise WeightsError(
-        f"the file does not say how many heads a model of width {width} and depth {depth} has, and it is none that we "
-        f"know; give heads (--heads), one of {', '.join(map(str, choices))}."
+        f"the file does not say how many heads a model of width {width} and depth {depth} has, and no published model "
+        f"has these; give heads (--heads), one of {', '.join(map(str, choices))}."
     )
+
+
+def assumed(what: str, value: str, argument: str, hint: object) -> tuple[str, ...]:
+    """The note on what a file does not say, unless the user says it with a hint."""
+    return () if hint is not None else (f"the file does not say its {what}: assumed {value}; {argument}= changes that",)
 
 
 def assumed_heads(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """The note that belongs to heads which nothing but the width and depth suggested."""
-    if hints.heads is not None or config.block.qk_norm:
+    if config.block.qk_norm:
         return ()
-    return (f"the file does not say its heads: assumed {config.heads}, as in the known model of its width and depth",)
+    return assumed("heads", f"{config.heads}, as in the published model of its width and depth", "heads", hints.heads)
 
 
 def exact_ratio(width: int, hidden: int) -> float:

@@ -13,6 +13,7 @@ from vitrail.weights.files import PICKLES, write_pickle, write_safetensors
 from vitrail.weights.infer import (
     Hints,
     Raw,
+    assumed,
     assumed_heads,
     common_refusals,
     count_layers,
@@ -22,11 +23,13 @@ from vitrail.weights.infer import (
     optional_size,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
-from vitrail.weights.timm_config import how_to_load, hub_config, read_classes, read_preprocess, told_hints
+from vitrail.weights.timm_config import how_to_load, hub_config
+from vitrail.weights.timm_hub import NORM_EPS, read_hub_config
+from vitrail.weights.timm_transform import BARE, assume_preprocess, read_classes, read_preprocess
 
 __all__ = ["how_to_load", "read", "recognises", "refusals", "write"]
 
-ACTIVATION, NORM_EPS = "gelu", 1e-6
+ACTIVATION = "gelu"
 RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute
 
 
@@ -95,16 +98,23 @@ def _stem_rules(stem: Stem) -> list[Rule]:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    told = told_hints(raw.sidecars, hints)
-    config = infer_config(raw, told)
-    preprocess, notes = read_preprocess(raw.sidecars, config)
+    hub = read_hub_config(raw.sidecars)
+    config = infer_config(raw, hub.settle_hints(hints) if hub else hints)
+    if hub is None:
+        preprocess, classes, notes = assume_preprocess(config), None, (*assumptions(config, hints), BARE)
+    else:
+        hub.check(config)
+        dynamic = bool(hub.arguments["dynamic_img_size"]) and hints.image_size is None
+        preprocess, notes = read_preprocess(hub.data, config, dynamic=dynamic)
+        classes, more = read_classes(hub.data, config)
+        notes = (*notes, *more)
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config), raw.tensors),
         preprocess=preprocess,
-        classes=read_classes(raw.sidecars, config),
+        classes=classes,
         origin=Origin(format="timm", dialect={"suffix": raw.path.suffix}),
-        notes=(*notes, *assumed_heads(config, told), *assumed_gelu(raw, hints)),
+        notes=notes,
     )
 
 
@@ -145,11 +155,18 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
     )
 
 
-def assumed_gelu(raw: Raw, hints: Hints) -> tuple[str, ...]:
-    """A bare file does not tell its GELU; most of timm's have the erf form, SigLIP's large ones the tanh form."""
-    if hints.activation is not None or "config.json" in raw.sidecars:
-        return ()
-    return (f"the file does not say its GELU: assumed {ACTIVATION}",)
+def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
+    """What no key of a bare file says and no hint gives, one note each."""
+    eps, gelu, scale = NORM_EPS, ACTIVATION, f"1 / √{config.head_size}"
+    told = hints.pooling or (config.pooling if config.pooling == "map" else None)  # its layers are among the keys
+    notes = [
+        *assumed_heads(config, hints),
+        *assumed("pooling", config.pooling, "pooling", told),
+        *assumed("GELU", f"{gelu} (the erf form; SigLIP's larger ones have gelu_tanh)", "activation", hints.activation),
+        *assumed("LayerNorm epsilon", f"{eps:g}", "norm_eps", hints.norm_eps),
+        *assumed("attention scale", scale, "attention_scale", hints.attention_scale),
+    ]
+    return tuple(notes)
 
 
 def infer_block(raw: Raw, hints: Hints) -> BlockConfig:
@@ -159,6 +176,7 @@ def infer_block(raw: Raw, hints: Hints) -> BlockConfig:
         qk_norm="blocks.0.attn.q_norm.weight" in raw.tensors,
         layer_scale=1e-5 if "blocks.0.ls1.gamma" in raw.tensors else None,
         norm_eps=hints.norm_eps or NORM_EPS,
+        attention_scale=hints.attention_scale,
         activation=hints.activation or ACTIVATION,
     )
 
@@ -189,7 +207,7 @@ def refusals(config: ViTConfig) -> list[str]:
         (covered, "it gives positions to [cls] and registers alike, or to neither (--fold-class-position to do that)"),
         (other_resnet, "its ResNet has 32 groups, epsilon 1e-5 and divides weights by √(variance + 1e-8)"),
     ]
-    common = common_refusals(config, activation=ACTIVATION, norm_eps=NORM_EPS)
+    common = common_refusals(config, activation=config.block.activation, norm_eps=NORM_EPS)
     return [*common, *(reason for holds, reason in reasons if holds)]
 
 

@@ -81,7 +81,11 @@ def infer_config(raw: Raw, hints: Hints, dialect: dict[str, str]) -> ViTConfig:
         num_classes=optional_size(raw, "heads.head.weight") or 0,
         pooling=hints.pooling or "cls",
         representation=optional_size(raw, "heads.pre_logits.weight"),
-        block=BlockConfig(activation=hints.activation or ACTIVATION, norm_eps=hints.norm_eps or NORM_EPS),
+        block=BlockConfig(
+            activation=hints.activation or ACTIVATION,
+            norm_eps=hints.norm_eps or NORM_EPS,
+            attention_scale=hints.attention_scale,
+        ),
         positions=PositionConfig(resample="torchvision"),
     )
 

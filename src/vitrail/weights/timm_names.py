@@ -1,0 +1,196 @@
+"""The names that timm registers for its `VisionTransformer`: which arguments each one stands for.
+
+`config.json` gives a name and the arguments that differ from it: heads, GELU and pooling are often in the name only. A
+name that is not here is refused: another model may have the same keys. `tests/parity` compares the table with timm.
+"""
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from vitrail.errors import WeightsError
+
+# timm's own defaults, of the arguments that decide what is computed.
+DEFAULTS: dict[str, Any] = {
+    "img_size": 224,
+    "patch_size": 16,
+    "in_chans": 3,
+    "num_classes": 1000,
+    "global_pool": "token",
+    "embed_dim": 768,
+    "depth": 12,
+    "num_heads": 12,
+    "mlp_ratio": 4.0,
+    "qkv_bias": True,
+    "qk_norm": False,
+    "scale_attn_norm": False,
+    "scale_mlp_norm": False,
+    "proj_bias": True,
+    "init_values": None,
+    "class_token": True,
+    "pos_embed": "learn",
+    "no_embed_class": False,
+    "reg_tokens": 0,
+    "pre_norm": False,
+    "final_norm": True,
+    "fc_norm": None,
+    "pool_include_prefix": False,
+    "dynamic_img_size": False,
+    "dynamic_img_pad": False,
+    "embed_norm_layer": None,
+    "norm_layer": None,
+    "act_layer": None,
+    "attn_layer": "",
+}
+
+# The word of a name → width, depth, heads and MLP ratio.
+SIZES: dict[str, tuple[int, int, int, float]] = {
+    "tiny": (192, 12, 3, 4),
+    "wee": (256, 14, 4, 5),
+    "little": (320, 14, 5, 5.6),
+    "small": (384, 12, 6, 4),
+    "medium": (512, 12, 8, 4),
+    "mediumd": (512, 20, 8, 4),
+    "betwixt": (640, 12, 10, 4),
+    "base": (768, 12, 12, 4),
+    "so150m2": (832, 21, 13, 34 / 13),
+    "so150m": (896, 18, 14, 2.572),
+    "large": (1024, 24, 16, 4),
+    "so400m": (1152, 27, 16, 3.7362),
+    "huge": (1280, 32, 16, 4),
+    "giant": (1408, 40, 16, 48 / 11),
+    "giantopt": (1536, 40, 16, 4),
+    "gigantic": (1664, 48, 16, 64 / 13),
+}
+
+_DEIT3 = {"no_embed_class": True, "init_values": 1e-6}
+_DINOV2 = {"init_values": 1e-5}
+_PLUS = {"embed_dim": 896, "num_heads": 14, "init_values": 1e-5}
+_GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+_MAP = {"class_token": False, "global_pool": "map"}
+_LEAN_GAP = {**_GAP, "init_values": 1e-6, "qkv_bias": False}
+_REG_GAP = {"class_token": False, "global_pool": "avg", "no_embed_class": True}
+_SCALED_REG_GAP = {**_REG_GAP, "init_values": 1e-5}
+_TIPS = {"init_values": 1.0, "reg_tokens": 1, "no_embed_class": True}
+_TANH = {"act_layer": "gelu_tanh"}
+
+# What a name changes beyond its size and patch → the names, with the last parts that share all the rest.
+GROUPS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({}, "deit_tiny_patch16_224 deit_small_patch16_224 deit_base_patch16_224|384 vit_tiny_patch16_224|384"),
+    ({}, "vit_small_patch8_224 vit_small_patch16_224|384 vit_small_patch32_224|384"),
+    ({}, "vit_base_patch8_224 vit_base_patch16_224|384 vit_base_patch32_224|384"),
+    ({}, "vit_large_patch14_224 vit_large_patch16_224|384 vit_large_patch32_224|384"),
+    ({}, "vit_huge_patch14_224 vit_giant_patch14_224 vit_gigantic_patch14_224"),
+    ({"qkv_bias": False}, "vit_base_patch16_224_miil"),
+    ({"global_pool": "avg"}, "eva_large_patch14_196|336"),
+    ({"depth": 36, **_DINOV2}, "vit_small_patch16_36x1_224"),
+    (_DEIT3, "deit3_small_patch16_224|384 deit3_medium_patch16_224 deit3_base_patch16_224|384"),
+    (_DEIT3, "deit3_large_patch16_224|384 deit3_huge_patch14_224"),
+    (_DINOV2, "vit_small_patch14_dinov2 vit_base_patch14_dinov2 vit_large_patch14_dinov2"),
+    (
+        {**_DINOV2, "reg_tokens": 4, "no_embed_class": True},
+        "vit_small_patch14_reg4_dinov2 vit_base_patch14_reg4_dinov2 vit_large_patch14_reg4_dinov2",
+    ),
+    (_TIPS, "vit_base_patch14_reg1_tipsv2 vit_large_patch14_reg1_tipsv2"),
+    ({**_TIPS, "mlp_ratio": 4304 / 1152}, "vit_so400m_patch14_reg1_tipsv2"),
+    (_PLUS, "vit_base_patch16_plus_240 vit_base_patch32_plus_256"),
+    ({**_GAP, "num_heads": 16}, "vit_base_patch16_gap_224"),
+    (_GAP, "vit_huge_patch14_gap_224 vit_huge_patch16_gap_448 vit_giant_patch16_gap_224"),
+    (_GAP, "vit_base_patch16_siglip_gap_224|256|384|512 vit_large_patch16_siglip_gap_256|384"),
+    (_GAP, "vit_so400m_patch14_siglip_gap_224|378|384|448|896"),
+    ({**_GAP, **_TANH}, "vit_base_patch32_siglip_gap_256 vit_large_patch16_siglip_gap_512"),
+    ({**_GAP, **_TANH}, "vit_so400m_patch16_siglip_gap_256|384|512 vit_giantopt_patch16_siglip_gap_256|384"),
+    (_MAP, "vit_base_patch16_siglip_224|256|384|512 vit_large_patch16_siglip_256|384"),
+    (_MAP, "vit_so400m_patch14_siglip_224|378|384"),
+    ({**_MAP, **_TANH}, "vit_base_patch32_siglip_256 vit_large_patch16_siglip_512"),
+    ({**_MAP, **_TANH}, "vit_so400m_patch16_siglip_256|384|512 vit_giantopt_patch16_siglip_256|384"),
+    ({**_MAP, "reg_tokens": 4}, "vit_so150m_patch16_reg4_map_256"),
+    ({**_GAP, "reg_tokens": 4}, "vit_so150m_patch16_reg4_gap_256|384"),
+    (
+        {"class_token": False, "global_pool": "avg", "reg_tokens": 1, "init_values": 1e-5, "qkv_bias": False},
+        "vit_so150m2_patch16_reg1_gap_256|384|448",
+    ),
+    (_LEAN_GAP, "vit_medium_patch16_gap_240|256|384 vit_betwixt_patch16_gap_256"),
+    ({**_REG_GAP, "reg_tokens": 4}, "vit_base_patch16_reg4_gap_256"),
+    ({**_SCALED_REG_GAP, "reg_tokens": 1}, "vit_wee_patch16_reg1_gap_256 vit_little_patch16_reg1_gap_256"),
+    ({**_SCALED_REG_GAP, "reg_tokens": 1}, "vit_medium_patch16_reg1_gap_256 vit_betwixt_patch16_reg1_gap_256"),
+    ({**_SCALED_REG_GAP, "reg_tokens": 4}, "vit_little_patch16_reg4_gap_256 vit_medium_patch16_reg4_gap_256"),
+    ({**_SCALED_REG_GAP, "reg_tokens": 4}, "vit_mediumd_patch16_reg4_gap_256|384 vit_betwixt_patch16_reg4_gap_256|384"),
+    ({"no_embed_class": True}, "flexivit_small flexivit_base flexivit_large"),
+    ({"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "dynamic_img_size": True}, "test_vit"),
+    (
+        {"embed_dim": 64, "depth": 8, "num_heads": 2, "mlp_ratio": 3, "dynamic_img_size": True, "class_token": False}
+        | {"reg_tokens": 1, "global_pool": "avg", "init_values": 1e-5},
+        "test_vit2",
+    ),
+    ({"patch_size": 8, "resnet": ()}, "vit_tiny_r_s16_p8_224|384"),
+    ({"patch_size": 1, "resnet": (2, 2, 2, 2)}, "vit_small_r26_s32_224|384 vit_base_r26_s32_224"),
+    ({"patch_size": 1, "resnet": (3, 4, 9)}, "vit_base_r50_s16_224|384"),
+    ({"patch_size": 1, "resnet": (3, 4, 6, 3)}, "vit_large_r50_s32_224|384"),
+)
+
+# Names of timm's `VisionTransformer` that are another model than ours → what it has.
+OTHERS: dict[str, str] = {
+    "vit_base_patch16_rpn_224": "a LayerNorm after each branch instead of before it (ResPostBlock)",
+    "test_vit3": "attention pooling over its registers too (pool_include_prefix)",
+    "test_vit4": "RMS norms",
+    "vit_*_clip_*": "a LayerNorm before its first block (pre_norm)",
+    "vit_*_xp_*": "attention and MLP side by side (ParallelScalingBlock)",
+    "vit_*_18x2_*": "two attentions and two MLPs side by side (ParallelThingsBlock)",
+    "vit_pwee_*": "attention and MLP side by side (ParallelScalingBlock)",
+    "vit_dpwee_*": "differential attention",
+    "vit_dwee_*": "differential attention",
+    "vit_dlittle_*": "differential attention",
+    "vit_giant_patch14_*dinov2": "gated MLPs (SwiGLU)",
+    "vit_giant_patch14_reg1_tipsv2": "gated MLPs (SwiGLU)",
+    "vit_intern300m_*": "no LayerNorm after its last block (final_norm)",
+    "vit_*_mci_224": "a convolutional stem of its own",
+    "vit_*_resnet*": "a ResNet of its own",
+    "vitamin_*": "a convolutional stem and gated MLPs",
+    "aimv2_*": "RMS norms and gated MLPs",
+    "beit3_*": "LayerNorms inside its attention and MLPs",
+    "deit_*_distilled_*": "a distillation token and two heads",
+}
+# Ends of names that timm has replaced by tags.
+OLD_ENDS = ("_in21k", "_in21ft1k", "_sam", "_dino")
+
+
+def _expand(names: str) -> list[str]:
+    full: list[str] = []
+    for name in names.split():
+        first, *others = name.split("|")
+        stem = first[: first.rfind("_") + 1]
+        full += [first, *(stem + other for other in others)]
+    return full
+
+
+def _sized(name: str) -> dict[str, Any]:
+    """The size and patch that are words of the name."""
+    words = re.findall(r"[a-z0-9]+", name)
+    numbers = next((SIZES[word] for word in words if word in SIZES), None)
+    arguments = {} if numbers is None else dict(zip(("embed_dim", "depth", "num_heads", "mlp_ratio"), numbers))  # noqa: B905
+    patch = re.search(r"_patch(\d+)", name)
+    return arguments | ({"patch_size": int(patch[1])} if patch else {})
+
+
+NAMES: dict[str, dict[str, Any]] = {
+    name: _sized(name) | changes for changes, names in GROUPS for name in _expand(names)
+}
+
+
+def named_arguments(architecture: str) -> Mapping[str, Any]:
+    """All arguments of a registered name, or an error that says why we do not have that model."""
+    name = architecture.partition(".")[0]  # what follows is the tag of the weights
+    for end in OLD_ENDS:
+        if name.removesuffix(end) in NAMES:
+            name = name.removesuffix(end)
+    if name in NAMES:
+        return {**DEFAULTS, "resnet": None, **NAMES[name]}
+    for pattern, trait in OTHERS.items():
+        if fnmatchcase(name, pattern):
+            raise WeightsError(f"timm's {architecture} has {trait}, which our model does not compute.")
+    raise WeightsError(
+        f"config.json names the architecture {architecture!r}, which is none of timm's plain ViTs that we know; if it "
+        "is one all the same, read the weights from a folder without config.json; give heads, pooling and activation."
+    )

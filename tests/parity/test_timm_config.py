@@ -1,0 +1,372 @@
+"""A folder of timm computes here what timm builds from its `config.json`, or it is refused: no silent difference.
+
+timm makes each model, saves it with its own `save_for_hf`, and builds it again from the `config.json`.
+"""
+
+import inspect
+import json
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.peers import timm, transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from conftest import randomize
+from vitrail.data.transform import prepare
+from vitrail.errors import VitrailError, WeightsError
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.formats import read_checkpoint, write_checkpoint
+from vitrail.weights.infer import Hints
+from vitrail.weights.timm import how_to_load
+from vitrail.weights.timm_names import DEFAULTS, NAMES, named_arguments
+
+TIMM = timm.models.vision_transformer.VisionTransformer
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "vitamin")  # all that build a VisionTransformer
+REGISTERED = [name for module in MODULES for name in timm.list_models(module=module)]
+TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_classes": 5}
+
+
+def save(model: nn.Module, folder: Path, arguments: dict[str, Any], **config: Any) -> None:
+    timm.models.save_for_hf(model, folder, model_config=config, model_args=arguments, safe_serialization=True)
+
+
+def edit(folder: Path, changes: dict[str, Any], data: dict[str, Any]) -> None:
+    """Change the top level and the `pretrained_cfg` of a `config.json`."""
+    facts = json.loads((folder / "config.json").read_text())
+    facts["pretrained_cfg"] |= data
+    (folder / "config.json").write_text(json.dumps(facts | changes))
+
+
+def build_again(folder: Path, state: dict[str, torch.Tensor]) -> nn.Module | None:
+    """The model that timm builds from `config.json`, with exactly these weights; None where timm cannot."""
+    try:
+        model = timm.create_model(f"local-dir:{folder}", pretrained=False)
+        model.load_state_dict(state)
+    except Exception:
+        return None
+    return model.eval()
+
+
+def difference(checkpoint: Checkpoint, peer: nn.Module) -> float:
+    config = checkpoint.config
+    images = torch.randn(2, config.channels, *config.image_size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected, ours = peer(images), checkpoint.build()(images)
+    assert ours.shape == expected.shape
+    return ((ours - expected).abs().max() / expected.abs().max()).item()
+
+
+class _RecordedError(Exception):
+    pass
+
+
+def test_the_table_of_names_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = {name: parameter.default for name, parameter in inspect.signature(TIMM.__init__).parameters.items()}
+    attention = signature.pop("attn_layer")
+    assert {name: signature[name] for name in DEFAULTS if name != "attn_layer"} == {
+        name: value for name, value in DEFAULTS.items() if name != "attn_layer"
+    }
+    given: dict[str, Any] = {}
+
+    def record(self: nn.Module, **arguments: Any) -> None:
+        given.clear()
+        given.update(arguments)
+        raise _RecordedError
+
+    monkeypatch.setattr(TIMM, "__init__", record)
+    assert set(REGISTERED) > set(NAMES)
+    for name in NAMES:
+        with torch.device("meta"), pytest.raises(_RecordedError):
+            timm.create_model(name, pretrained_cfg={"num_classes": 1000})
+        ours = dict(named_arguments(name))
+        hybrid = ours.pop("resnet") is not None
+        assert ("embed_layer" in given) == hybrid, name
+        assert given.pop("attn_layer", attention) is attention
+        assert given.keys() - {"embed_layer"} <= ours.keys(), name
+        for argument in ours.keys() - {"attn_layer"}:
+            assert ours[argument] == pytest.approx(given.get(argument, signature[argument])), (name, argument)
+
+
+def test_replaced_names_are_read_as_timm_reads_them() -> None:
+    replaced = timm.models._registry._deprecated_models
+    mapped = 0
+    for old, new in replaced.items():
+        if timm.models._registry._model_to_module.get(old) in MODULES:
+            try:
+                assert named_arguments(old) == named_arguments(new), old
+                mapped += 1
+            except WeightsError:
+                pass
+    assert mapped == 28  # the others are CLIP's, and two hybrids with names of their own
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_every_registered_name_agrees_or_is_refused(tmp_path: Path, name: str) -> None:
+    """Small in width and depth; heads, blocks, norms, tokens, pooling and activation are those of the name."""
+    arguments: dict[str, Any] = {"depth": 1, "num_classes": 5}
+    if name in NAMES:
+        told = named_arguments(name)
+        if told["resnet"] is not None and name.endswith("_384"):  # as large as a whole ResNet
+            assert told == named_arguments(name.replace("_384", "_224"))
+            return
+        stride = {(): 32, (2, 2, 2, 2): 32, (3, 4, 9): 16, (3, 4, 6, 3): 32}.get(told["resnet"], told["patch_size"])
+        arguments |= {"embed_dim": 4 * told["num_heads"], "img_size": 2 * stride}
+    else:
+        arguments |= {"img_size": 64 if "patch" not in name else 4 * int(name.split("patch")[1].split("_")[0])}
+        if not any(part in name for part in ("mci", "vitamin", "resnet")):
+            arguments |= {"embed_dim": 96, "num_heads": 3}
+    if name not in NAMES and any(part in name for part in ("vitamin", "resnet", "mci")):
+        with pytest.raises(WeightsError, match=f"timm's {name} has "):
+            named_arguments(name)
+        return
+    peer = randomize(timm.create_model(name, **arguments)).eval()
+    save(peer, tmp_path, arguments)
+    if name in NAMES:
+        checkpoint = read_checkpoint(tmp_path)
+        assert difference(checkpoint, peer) <= 1e-5
+        assert not [note for note in checkpoint.notes if "input_size" not in note and "prepares" not in note]
+        return
+    with pytest.raises(WeightsError, match=f"timm's {name} has |keys of .* are those of no ViT|missing|unknown"):
+        read_checkpoint(tmp_path)
+
+
+ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
+    "num_heads": st.sampled_from([1, 2, 4, 6]),
+    "mlp_ratio": st.sampled_from([2, 3.3, 4.0]),
+    "qkv_bias": st.booleans(),
+    "qk_norm": st.booleans(),
+    "init_values": st.sampled_from([None, 0.1, 0.0]),
+    "class_token": st.booleans(),
+    "reg_tokens": st.sampled_from([0, 1, 3]),
+    "no_embed_class": st.booleans(),
+    "pos_embed": st.sampled_from(["learn", "learn", "none", ""]),
+    "global_pool": st.sampled_from(["token", "avg", "map", "token", "avg", "map", "max", "avgmax", ""]),
+    "fc_norm": st.sampled_from([None, True, False]),
+    "act_layer": st.sampled_from(["gelu", "gelu_tanh", "gelu", "gelu_tanh", "relu", "silu", "quick_gelu"]),
+    "norm_layer": st.sampled_from([None, "layernorm", "layernorm", "rmsnorm", "layernormfp32", "simplenorm"]),
+    "attn_layer": st.sampled_from(["", "attn", "attn", "diff"]),
+    "img_size": st.sampled_from([32, 32, [32, 48], 36]),
+    "patch_size": st.sampled_from([8, 8, 16, [8, 16]]),
+    "in_chans": st.sampled_from([1, 3, 4]),
+    "dynamic_img_size": st.booleans(),
+    "dynamic_img_pad": st.booleans(),
+    "drop_path_rate": st.just(0.2),
+    "weight_init": st.sampled_from(["", "jax", "skip"]),
+}
+RARE: dict[str, st.SearchStrategy[Any]] = {
+    "pool_include_prefix": st.booleans(),
+    "scale_attn_norm": st.booleans(),
+    "scale_mlp_norm": st.booleans(),
+    "proj_bias": st.booleans(),
+    "pre_norm": st.booleans(),
+    "final_norm": st.booleans(),
+    "embed_norm_layer": st.sampled_from([None, "layernorm"]),
+}
+BASES = ("vit_base_patch16_224", "vit_tiny_patch16_224", "vit_base_patch16_siglip_224", "vit_base_patch32_siglip_256")
+BASES += ("vit_medium_patch16_gap_256", "deit3_small_patch16_224", "vit_base_patch14_reg4_dinov2", "test_vit2")
+BASES += ("vit_base_patch16_rpn_224", "test_vit3", "eva_large_patch14_196")
+
+
+@st.composite
+def model_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    names = draw(st.sets(st.sampled_from(sorted(ARGUMENTS)), max_size=6))
+    names |= draw(st.sets(st.sampled_from(sorted(RARE)), max_size=1)) if draw(st.integers(0, 3)) == 0 else set()
+    given = {name: draw({**ARGUMENTS, **RARE}[name]) for name in sorted(names)}
+    return {**TINY, "num_heads": 4, **given}
+
+
+def one_model(base: str, arguments: dict[str, Any], omitted: set[str]) -> str:
+    """Whether a model is `agreed` on, `refused`, or `impossible` in timm itself; fails on a silent difference.
+
+    The `omitted` arguments are not written to `config.json`, so that it may describe another model than the weights.
+    """
+    try:
+        model = randomize(timm.create_model(base, **arguments)).eval()
+    except Exception:
+        return "impossible"
+    with TemporaryDirectory() as path:
+        folder = Path(path)
+        save(model, folder, {name: value for name, value in arguments.items() if name not in omitted})
+        peer = build_again(folder, model.state_dict())
+        try:
+            checkpoint = read_checkpoint(folder)
+        except VitrailError:
+            return "refused"
+        assert peer is not None, f"timm cannot build {base} from this config.json: {arguments}, without {omitted}"
+        assert difference(checkpoint, peer) <= 1e-5
+    return "agreed"
+
+
+def test_any_model_arguments_agree_or_are_refused() -> None:
+    results: Counter[str] = Counter()
+
+    @settings(max_examples=200, deadline=None, database=None)
+    @given(
+        base=st.sampled_from(BASES),
+        arguments=model_arguments(),
+        omitted=st.sets(st.sampled_from(sorted({**ARGUMENTS, **TINY})), max_size=2).flatmap(
+            lambda names: st.sampled_from([set[str](), set[str](), names])
+        ),
+    )
+    def run(base: str, arguments: dict[str, Any], omitted: set[str]) -> None:
+        results[one_model(base, arguments, omitted)] += 1
+
+    run()
+    assert results["agreed"] > 20
+    assert results["refused"] > 20
+
+
+DATA: dict[str, st.SearchStrategy[Any]] = {
+    "input_size": st.sampled_from([[3, 32, 32], [3, 32, 32], [3, 32, 48], [3, 40, 40], [3, 64, 32], [1, 32, 32]]),
+    "fixed_input_size": st.booleans(),
+    "interpolation": st.sampled_from(
+        ["bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random", "", None]
+    ),
+    "crop_pct": st.sampled_from([0.875, 0.9, 0.95, 1.0, 0.5, 1 / 3, 1.1, 0, None]),
+    "crop_mode": st.sampled_from(["center", "squash", "border", "", None]),
+    "mean": st.sampled_from([[0.1, 0.2, 0.3], [0.5], [0.5, 0.5], [], None, [0, 0, 0]]),
+    "std": st.sampled_from([[0.5, 0.6, 0.7], [0.5], [1, 1, 1], [0.5, 0.5], None]),
+    "test_input_size": st.just([3, 64, 64]),
+    "test_crop_pct": st.just(1.0),
+    "min_input_size": st.just([3, 16, 16]),
+    "custom_load": st.just(False),
+    "label_offset": st.sampled_from([0, 1]),
+    "classifier": st.sampled_from(["head", "fc"]),
+    "license": st.just("mit"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """A tiny model that takes 32×32 pixels, and one that takes any size."""
+    made: dict[bool, Path] = {}
+    for dynamic in (False, True):
+        made[dynamic] = tmp_path_factory.mktemp("dynamic" if dynamic else "fixed")
+        arguments = {**TINY, "num_heads": 4, "in_chans": 3, "dynamic_img_size": dynamic}
+        save(randomize(timm.create_model("vit_tiny_patch16_224", **arguments)), made[dynamic], arguments)
+    return made
+
+
+def one_transform(folder: Path, data: dict[str, Any], picture: Image.Image) -> str:
+    facts = json.loads((folder / "config.json").read_text()) | {"pretrained_cfg": data}
+    (folder / "config.json").write_text(json.dumps(facts))
+    try:
+        checkpoint = read_checkpoint(folder)
+    except VitrailError:
+        return "refused"
+    model = timm.create_model(f"local-dir:{folder}", pretrained=False)
+    config = timm.data.resolve_data_config({}, model=model)
+    expected = timm.data.create_transform(**config, is_training=False)(picture)
+    if checkpoint.notes:
+        return "noted"
+    ours = prepare(picture, checkpoint.preprocess)
+    assert ours.shape == expected.shape
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    return "agreed"
+
+
+def test_any_transform_agrees_or_is_refused(folders: dict[bool, Path]) -> None:
+    results: Counter[str] = Counter()
+    noise = np.random.default_rng(0)
+
+    @settings(max_examples=250, deadline=None, database=None)
+    @given(
+        dynamic=st.booleans(),
+        data=st.fixed_dictionaries({}, optional=DATA),
+        size=st.tuples(st.integers(20, 90), st.integers(20, 90)),
+    )
+    def run(dynamic: bool, data: dict[str, Any], size: tuple[int, int]) -> None:
+        picture = Image.fromarray(noise.integers(0, 256, (*size, 3), dtype=np.uint8))
+        results[one_transform(folders[dynamic], {"input_size": [3, 32, 32], **data}, picture)] += 1
+
+    run()
+    assert results["agreed"] > 10
+    assert results["refused"] > 10
+    assert results["noted"] > 0
+
+
+def tiny(folder: Path, **changes: Any) -> nn.Module:
+    arguments = {**TINY, "num_heads": 4, **changes}
+    peer = randomize(timm.create_model("vit_tiny_patch16_224", **arguments)).eval()
+    save(peer, folder, arguments)
+    edit(folder, {}, {"input_size": [arguments.get("in_chans", 3), *peer.patch_embed.img_size]})
+    return peer
+
+
+def test_statistics_for_other_channels_are_noted(tmp_path: Path) -> None:
+    peer = tiny(tmp_path, in_chans=1)
+    edit(tmp_path, {}, {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]})
+    checkpoint = read_checkpoint(tmp_path)
+    assert difference(checkpoint, peer) <= 1e-5
+    assert checkpoint.preprocess.mean == pytest.approx((0.2,))
+    assert "the model has 1: assumed their average" in checkpoint.notes[0]
+
+
+def test_a_model_for_any_size_at_the_size_of_its_data(tmp_path: Path) -> None:
+    peer = tiny(tmp_path / "theirs", dynamic_img_size=True)
+    edit(tmp_path / "theirs", {}, {"input_size": [3, 48, 64]})
+    checkpoint = read_checkpoint(tmp_path / "theirs")
+    write_checkpoint(checkpoint, tmp_path / "ours", "timm")
+    again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True).eval()
+    assert read_checkpoint(tmp_path / "ours").preprocess == checkpoint.preprocess
+    images = torch.randn(2, 3, *checkpoint.preprocess.size)
+    with torch.inference_mode():
+        expected = peer(images)
+        torch.testing.assert_close(checkpoint.build()(images), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(again(images), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_first_form_of_config_json(tmp_path: Path) -> None:
+    """All in one object, with `labels`."""
+    peer = randomize(timm.create_model("test_vit", num_classes=2, img_size=32)).eval()
+    save_file(peer.state_dict(), tmp_path / "model.safetensors")
+    facts = {"architecture": "test_vit", "num_classes": 2, "input_size": [3, 32, 32], "fixed_input_size": True}
+    (tmp_path / "config.json").write_text(json.dumps({**facts, "labels": ["cat", "dog"], "num_features": 64}))
+    checkpoint = read_checkpoint(tmp_path)
+    assert difference(checkpoint, peer) <= 1e-5
+    assert checkpoint.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("changes", [{}, {"act_layer": "gelu_tanh"}, {"global_pool": "avg"}, {"img_size": [32, 48]}])
+def test_the_line_that_loads_what_we_wrote_runs(tmp_path: Path, changes: dict[str, Any]) -> None:
+    peer = tiny(tmp_path / "theirs", **changes)
+    checkpoint = read_checkpoint(tmp_path / "theirs")
+    for target in (tmp_path / "folder", tmp_path / "file.safetensors"):
+        write_checkpoint(checkpoint, target, "timm")
+        loaded = eval(how_to_load(checkpoint, target), {"timm": timm}).eval()
+        assert difference(checkpoint, loaded) <= 1e-5
+        for name, tensor in peer.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name], tensor)
+    again = read_checkpoint(tmp_path / "folder")
+    assert (again.config, again.preprocess, again.notes) == (checkpoint.config, checkpoint.preprocess, ())
+
+
+def test_a_scale_of_its_own_is_read_with_a_hint(tmp_path: Path) -> None:
+    """As the `qk_scale` of the well-known write-ups, which no key of their files tells."""
+    peer = randomize(timm.create_model("vit_tiny_patch16_224", **TINY, num_heads=4)).eval()
+    for block in peer.blocks:
+        block.attn.fused_attn, block.attn.scale = False, 0.7
+    save_file(peer.state_dict(), tmp_path / "a.safetensors")
+    assert difference(read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4)), peer) > 1e-3
+    scaled = read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4, attention_scale=0.7))
+    assert difference(scaled, peer) <= 1e-5
+    write_checkpoint(scaled, tmp_path / "ours.safetensors")
+    assert difference(read_checkpoint(tmp_path / "ours.safetensors"), peer) <= 1e-5
+
+
+def test_the_folder_that_transformers_writes(tmp_path: Path) -> None:
+    """Its TimmWrapper adds keys of its own to timm's `config.json`."""
+    peer = tiny(tmp_path)
+    facts = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224").to_dict()
+    added = {name: value for name, value in facts.items() if name not in ("num_classes", "label_names", "model_args")}
+    edit(tmp_path, added, {})
+    assert difference(read_checkpoint(tmp_path), peer) <= 1e-5
