@@ -185,7 +185,7 @@ def check_replaceable(path: Path) -> None:
     if not path.is_dir():
         return
     known = re.compile(
-        r"(config|preprocessor_config|processor_config)\.json|(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
+        r"(config|(pre)?processor_config)\.json|(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
     )
     others = sorted(item.name for item in path.iterdir() if not known.fullmatch(item.name) or item.is_dir())
     if others:
