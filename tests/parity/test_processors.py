@@ -321,3 +321,14 @@ def test_a_deit_folder_from_the_file_to_the_answer(tmp_path: Path) -> None:
             theirs = {answer["label"]: answer["score"] for answer in classify(str(photo))}
             for index, share in enumerate(ours.tolist()):
                 assert abs(theirs[f"LABEL_{index}"] - share) <= 1e-5
+
+
+def test_dinov2_for_pictures_of_another_size_than_its_positions(tmp_path: Path) -> None:
+    facts = {"model_type": "dinov2", **TINY, "image_size": 70, "patch_size": 14, "mlp_ratio": 2}
+    assert peer_of(facts, 0, tmp_path / "source") is not None
+    words = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 50}, "crop_size": 42}
+    (tmp_path / "source" / FILE).write_text(json.dumps(words))
+    conversion = convert(tmp_path / "source", tmp_path / "target", "hf", verify_with_peer=True)
+    assert conversion.photographs is not None
+    assert conversion.photographs.difference == 0
+    assert any("gives pictures of 42×42, and the model reads 70×70" in note for note in conversion.notes)

@@ -218,7 +218,8 @@ def test_photographs_are_proved_from_their_files_on(tmp_path: Path, make_checkpo
     other = convert(tmp_path / "a.safetensors", tmp_path / "c", "hf")  # Google's resize does not antialias
     assert other.photographs is not None
     assert other.photographs.relative > 1e-5
-    assert "hf resizes pictures in its own way (kernel float → bytes, antialias False → True)" in other.notes[-1]
+    assert "hf resizes pictures in its own way (kernel float → bytes, antialias False → True)" in other.notes[0]
+    assert not any("another preprocessing" in note for note in other.notes)
     assert convert(tmp_path / "c", tmp_path / "d.pth", "torchvision").photographs is None  # which holds none
 
 

@@ -76,27 +76,24 @@ def convert(
 
     With a `dtype`, the weights are rounded to it; the check compares with what they were.
     """
-    if tolerance is None:
-        tolerance = TOLERANCE if dtype is None else ROUNDED.get(dtype, TOLERANCE)
+    strict = TOLERANCE if tolerance is None else tolerance  # the source's own library has the weights unrounded
+    tolerance = ROUNDED.get(dtype, TOLERANCE) if dtype is not None and tolerance is None else strict
     place = Path(target)
-    if place.exists() and not overwrite:
-        raise WeightsError(f"{place} exists; choose another name, or allow it with --overwrite.")
-    check_replaceable(place)
-    if place.is_dir() and place.resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
-        raise WeightsError(f"{place} holds the source itself; choose another name.")
+    _check_place(place, Path(source), overwrite)
     original = _open(source, source_format, hints)
-    source_peer, unasked = None, ()
+    checkpoint = change(original)
+    check_writable(checkpoint.config, place, to)
+    notes = _check_input_size(checkpoint, to, place)
+    source_peer = None
     if verify_with_peer:
-        source_peer, unasked = _ask_source(original, source, hints, tolerance, pictures)
+        source_peer, unasked = _ask_source(original, source, hints, strict, pictures)
+        notes += unasked
         if to not in LIBRARIES and source_peer is None:
             raise WeightsError(NO_LIBRARY.format(to))
-    checkpoint = change(original)
     del original
-    check_writable(checkpoint.config, place, to)
-    _check_input_size(checkpoint, to, place)
     images = sample_images(checkpoint, pictures)
     expected = outputs(checkpoint, images)
-    photographs = Photographs(checkpoint, pictures)
+    photographs = Photographs(checkpoint, pictures) if _holds_preprocessing(to, place) else None
     before = replace(
         checkpoint, tensors=_no_numbers(checkpoint)
     )  # the facts, to compare with after the numbers are gone
@@ -107,12 +104,12 @@ def convert(
         written, unsaid = _read_again(draft, to, before)
         agreement = _agree(expected, outputs(written, images), tolerance, f"reading {to} again")
         seen, kernels = None, ()
-        if _holds_preprocessing(to, place):
+        if photographs is not None:
             seen, kernels = photographs.prove(written, tolerance, to)
         peer = None
         if verify_with_peer and to in LIBRARIES:
             who = f"{to}'s own library"
-            peer = witness(written, draft, expected, images, photographs.files, tolerance, who)
+            peer = witness(written, draft, expected, images, photograph_files(before, pictures), tolerance, who)
     return Conversion(
         source_format=before.file_format,
         target_format=to,
@@ -120,7 +117,13 @@ def convert(
         photographs=seen,
         source_peer=source_peer,
         peer=peer,
-        notes=(*before.notes, *unasked, *unsaid, *_losses(before, written), *kernels),
+        notes=(
+            *before.notes,
+            *notes,
+            *unsaid,
+            *(kernels or _other_preprocessing(before, written)),
+            *_losses(before, written),
+        ),
         how_to_load=how_to_load_of(before, place, to),
     )
 
@@ -129,15 +132,26 @@ def _holds_preprocessing(to: FormatName, place: Path) -> bool:
     return to in ("vitrail", "hf") or (to == "timm" and not place.suffix)
 
 
-def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> None:
-    """Raise if a folder would prepare pictures that its own library's model refuses to read."""
+def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> tuple[str, ...]:
+    """Raise if a folder would prepare pictures that its own library's model refuses; elsewhere a note says so."""
     given, read = checkpoint.preprocess.size, checkpoint.config.image_size
-    resamples = to == "vitrail" or (to == "hf" and is_dinov2(checkpoint.config))
-    if given != read and not resamples and _holds_preprocessing(to, place):
+    if given == read:
+        return ()
+    sizes = f"the preprocessing gives pictures of {given[0]}×{given[1]}, and the model reads {read[0]}×{read[1]}"
+    if (to == "hf" and not is_dinov2(checkpoint.config)) or (to == "timm" and not place.suffix):
         raise WeightsError(
-            f"the preprocessing gives pictures of {given[0]}×{given[1]}, and the model reads {read[0]}×{read[1]}; "
-            f"{to} needs both to be the same: resample the positions (image_size=, --resize {given[0]}x{given[1]})."
+            f"{sizes}; {to} needs both to be the same: resample the positions (image_size=, "
+            f"--resize {given[0]}x{given[1]})."
         )
+    return (f"{sizes}: its positions are resampled for every picture",)
+
+
+def _check_place(place: Path, source: Path, overwrite: bool) -> None:
+    if place.exists() and not overwrite:
+        raise WeightsError(f"{place} exists; choose another name, or allow it with --overwrite.")
+    check_replaceable(place)
+    if place.is_dir() and place.resolve() in (source.resolve(), *source.resolve().parents):
+        raise WeightsError(f"{place} holds the source itself; choose another name.")
 
 
 def _ask_source(
@@ -175,15 +189,16 @@ def _no_numbers(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return {name: tensor.to("meta") for name, tensor in checkpoint.tensors.items()}
 
 
+def _other_preprocessing(before: Checkpoint, after: Checkpoint) -> list[str]:
+    changed = describe_changes(before.preprocess, after.preprocess)
+    return [f"the target has another preprocessing: {changed}"] if changed else []
+
+
 def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
     """What the target format does not keep, although it computes the same."""
     notes: list[str] = []
-    for what, old, new in (
-        ("preprocessing", before.preprocess, after.preprocess),
-        ("kernel for other picture sizes", before.config.positions, after.config.positions),
-    ):
-        if changed := describe_changes(old, new):
-            notes.append(f"the target has another {what}: {changed}")
+    if changed := describe_changes(before.config.positions, after.config.positions):
+        notes.append(f"the target has another kernel for other picture sizes: {changed}")
     if before.classes and not after.classes:
         notes.append("the target does not keep the class names")
     if before.config.rates != after.config.rates:
