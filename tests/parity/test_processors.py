@@ -26,6 +26,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import prepare
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.model import ViTConfig
+from vitrail.weights.convert import convert, sample_photos
 from vitrail.weights.formats import NONSENSE, read_checkpoint
 from vitrail.weights.huggingface_processor import FILE, PROCESSORS, processor_config, read_preprocess
 
@@ -156,7 +157,7 @@ def assert_same_pixels(ours: Tensor, theirs: Tensor, spec: Preprocess) -> None:
 @given(facts=processors(), kind=st.sampled_from(["vit", "dinov2"]))
 def test_any_image_processor(facts: dict[str, Any], kind: str) -> None:
     theirs = theirs_of(facts, kind)
-    size = tuple(theirs[0].shape[-2:]) if theirs else (16, 16)
+    size = tuple(theirs[0].shape[-2:]) if theirs and theirs[0].numel() else (16, 16)
     config = ViTConfig(image_size=size, patch_size=1, width=8, heads=1)
     try:
         spec, _ = read_preprocess({FILE: facts}, kind, config)
@@ -298,3 +299,36 @@ def test_any_config(facts: dict[str, Any], classes: int) -> None:
             ours = checkpoint.build()(images)
         assert ours.shape == theirs.shape
         assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+def test_a_deit_folder_from_the_file_to_the_answer(tmp_path: Path) -> None:
+    """Squashed to 40, cropped to 32: in transformers, by us, and in the folder that we write."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    facts = {"model_type": "vit", **TINY, "image_size": 32, "intermediate_size": 32}
+    assert peer_of(facts, 3, source) is not None
+    words = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 40, "crop_size": 32, "do_center_crop": True}
+    (source / FILE).write_text(json.dumps({**words, "resample": 3, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}))
+    conversion = convert(source, target, "hf", verify_with_peer=True)
+    assert conversion.photographs is not None
+    assert conversion.source_peer is not None
+    assert conversion.peer is not None
+    model = read_checkpoint(source)
+    for photo in sample_photos():
+        with torch.inference_mode():
+            ours = model.build()(prepare(photo, model.preprocess)[None])[0].softmax(0)
+        for folder in (source, target):
+            classify = transformers.pipeline("image-classification", model=str(folder))
+            theirs = {answer["label"]: answer["score"] for answer in classify(str(photo))}
+            for index, share in enumerate(ours.tolist()):
+                assert abs(theirs[f"LABEL_{index}"] - share) <= 1e-5
+
+
+def test_dinov2_for_pictures_of_another_size_than_its_positions(tmp_path: Path) -> None:
+    facts = {"model_type": "dinov2", **TINY, "image_size": 70, "patch_size": 14, "mlp_ratio": 2}
+    assert peer_of(facts, 0, tmp_path / "source") is not None
+    words = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 50}, "crop_size": 42}
+    (tmp_path / "source" / FILE).write_text(json.dumps(words))
+    conversion = convert(tmp_path / "source", tmp_path / "target", "hf", verify_with_peer=True)
+    assert conversion.photographs is not None
+    assert conversion.photographs.difference == 0
+    assert any("gives pictures of 42×42, and the model reads 70×70" in note for note in conversion.notes)

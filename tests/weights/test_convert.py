@@ -1,19 +1,24 @@
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import benchmarks.peers  # noqa: F401  (makes the peers importable)
+import benchmarks.peers
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from conftest import randomize
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, Rates
 from vitrail.weights import convert as module
+from vitrail.weights import huggingface_config, huggingface_processor
 from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.convert import compare, convert
 from vitrail.weights.formats import SUFFIXES, read_checkpoint, write_checkpoint
+from vitrail.weights.infer import Hints
 from weights_fixtures import FITTING
 
 
@@ -203,3 +208,92 @@ def test_losses_in_training_are_noted(tmp_path: Path, make_checkpoint: Callable[
     )
     assert "does not keep mask_token" in notes
     assert "does not keep all dropout rates" in notes
+
+
+def test_photographs_are_proved_from_their_files_on(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(**FITTING["hf"]), tmp_path / "a.safetensors")
+    same = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors").photographs
+    assert same is not None
+    assert (same.difference, same.pictures) == (0.0, 2)
+    other = convert(tmp_path / "a.safetensors", tmp_path / "c", "hf")  # Google's resize does not antialias
+    assert other.photographs is not None
+    assert other.photographs.relative > 1e-5
+    assert "hf resizes pictures in its own way (kernel float → bytes, antialias False → True)" in other.notes[0]
+    assert not any("another preprocessing" in note for note in other.notes)
+    assert convert(tmp_path / "c", tmp_path / "d.pth", "torchvision").photographs is None  # which holds none
+
+
+@pytest.mark.parametrize("to", ["hf", "timm"])
+def test_preprocessing_that_is_written_wrong_is_refused(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch, to: FormatName
+) -> None:
+    write_checkpoint(make_checkpoint(**FITTING[to]), tmp_path / "a.safetensors")
+    honest = module.write_draft
+
+    def wrong(checkpoint: Checkpoint, draft: Path, name: FormatName) -> None:
+        honest(replace(checkpoint, preprocess=replace(checkpoint.preprocess, mean=(0.5, 0.5, 0.4))), draft, name)
+
+    monkeypatch.setattr(module, "write_draft", wrong)
+    with pytest.raises(WeightsError, match=r"cannot hold this preprocessing: mean \(0.5, 0.5, 0.5\) → .*Nothing was"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b", to)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("to", ["hf", "timm"])
+def test_pictures_that_the_model_does_not_read_are_refused(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], to: FormatName
+) -> None:
+    checkpoint = make_checkpoint(**FITTING[to])
+    larger = replace(checkpoint, preprocess=replace(checkpoint.preprocess, size=(40, 40)))
+    write_checkpoint(larger, tmp_path / "a.safetensors")
+    with pytest.raises(WeightsError, match="gives pictures of 40×40, and the model reads 32×32"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b", to)
+    convert(tmp_path / "a.safetensors", tmp_path / "c", to, change=lambda source: adapt(source, image_size=40))
+
+
+@pytest.mark.parametrize("name", ["timm", "hf"])
+def test_the_sources_own_library_is_a_witness_too(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName
+) -> None:
+    write_checkpoint(make_checkpoint(**FITTING[name]), tmp_path / "a", name)
+    conversion = convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
+    assert conversion.source_peer is not None
+    assert conversion.source_peer.relative <= 1e-5
+    assert conversion.peer is None  # nobody else reads ours
+
+
+def test_a_misread_config_does_not_prove_itself(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = BlockConfig(activation="gelu_tanh")
+    write_checkpoint(make_checkpoint(**FITTING["hf"], block=block), tmp_path / "a", "hf")
+    monkeypatch.setitem(huggingface_config.ACTIVATIONS, "gelu_pytorch_tanh", "gelu")
+    with pytest.raises(WeightsError, match="transformers, run on the source itself, gives other logits"):
+        convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
+    conversion = convert(
+        tmp_path / "a", tmp_path / "c", "hf", hints=Hints(activation="gelu"), verify_with_peer=True
+    )  # what the user says is not what the source says
+    assert conversion.source_peer is None
+    assert "was not asked" in conversion.notes[0]
+
+
+def test_a_misread_processor_does_not_prove_itself(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(make_checkpoint(**FITTING["hf"]), tmp_path / "a", "hf")
+    monkeypatch.setitem(huggingface_processor.INTERPOLATIONS, 2, "bicubic")
+    with pytest.raises(WeightsError, match=r"run on the source itself, prepares china.jpg otherwise"):
+        convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
+
+
+def test_another_architecture_with_the_same_keys_is_noticed(tmp_path: Path) -> None:
+    """timm's residual post-norm has the keys of a plain ViT."""
+    arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "class_token": True}
+    name = "vit_base_patch16_rpn_224"
+    peer = randomize(benchmarks.peers.timm.create_model(name, num_classes=3, **arguments))
+    (tmp_path / "a").mkdir()
+    save_file(peer.state_dict(), tmp_path / "a" / "model.safetensors")
+    facts = {"architecture": name, "num_classes": 3, "model_args": arguments, "pretrained_cfg": {"num_classes": 3}}
+    (tmp_path / "a" / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(WeightsError):
+        convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)

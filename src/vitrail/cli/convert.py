@@ -90,7 +90,7 @@ def convert(
         Largest difference of two logits, relative to the largest logit [default: 1e-5; 5e-3 with float16, 5e-2 with
         bfloat16].
     verify_with_peer
-        Also run the target's own library on what was written.
+        Also run the source's own library on the source, and the target's on what was written.
     overwrite
         Replace the target if it exists.
     """
@@ -147,7 +147,11 @@ def convert(
 def _print(source: str, target: Path, conversion: "Conversion") -> None:
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{source} ({conversion.source_format}) → {target} ({conversion.target_format})")
+    if conversion.source_peer is not None:
+        _print_agreement(console, f"{conversion.source_format}'s own library, on the source", conversion.source_peer)
     _print_agreement(console, "read again", conversion.agreement)
+    if conversion.photographs is not None:
+        _print_agreement(console, "from the files of photographs on", conversion.photographs)
     if conversion.peer is not None:
         _print_agreement(console, f"{conversion.target_format}'s own library", conversion.peer)
     for note in conversion.notes:

@@ -98,7 +98,10 @@ def _rows(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
     config, spec, origin = checkpoint.config, checkpoint.preprocess, checkpoint.origin
     stem = "" if config.stem.kind == "patch" else f" of a {config.stem.kind} stem's output"
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in checkpoint.tensors.values()})
-    resize = {"squash": "squashed to", "shortest": "shortest side, then centre crop to"}[spec.resize]
+    squashed = "×".join(map(str, spec.resized(*spec.size)))
+    resize = {"squash": f"squashed to {squashed}", "shortest": "shortest side"}[spec.resize]
+    if spec.resize == "shortest" or spec.crop != 1.0:
+        resize += f", then centre crop to {spec.size[0]}×{spec.size[1]}"
     spelling = "".join(f", {key} {value!r}" for key, value in origin.dialect.items())
     rows = [
         ("format", checkpoint.file_format),
@@ -110,7 +113,7 @@ def _rows(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
         ("pooling", config.pooling + (f", representation {config.representation}" if config.representation else "")),
         ("classes", _classes(checkpoint)),
         ("parameters", f"{_parameters(checkpoint):,} ({', '.join(kinds)})"),
-        ("preprocessing", f"{resize} {spec.size[0]}×{spec.size[1]}, {spec.interpolation}"),
+        ("preprocessing", f"{resize}, {spec.interpolation}"),
         ("", f"mean {_numbers(spec.mean)}, std {_numbers(spec.std)}"),
         ("origin", origin.format + spelling),
     ]

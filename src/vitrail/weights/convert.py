@@ -1,17 +1,15 @@
 """Conversion with proof: what was written is read again, and must compute the same."""
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitrail.data.transform import prepare
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint, FormatName
@@ -21,32 +19,31 @@ from vitrail.weights.formats import (
     check_replaceable,
     check_writable,
     checksums_of,
+    find_files,
     read_checkpoint,
     write_draft,
 )
 from vitrail.weights.hub import fetch
+from vitrail.weights.huggingface_config import is_dinov2
 from vitrail.weights.infer import Hints
 from vitrail.weights.opening import open_checkpoint
-from vitrail.weights.peers import peer_logits
+from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, witness
+from vitrail.weights.proof import (
+    Agreement,
+    Photographs,
+    compare,
+    describe_changes,
+    outputs,
+    photograph_files,
+    sample_images,
+    sample_photos,
+)
+from vitrail.weights.proof import agree as _agree
+
+__all__ = ["Agreement", "Conversion", "compare", "convert", "sample_images", "sample_photos"]
 
 TOLERANCE = 1e-5  # of the largest logit
 ROUNDED = {torch.float16: 5e-3, torch.bfloat16: 5e-2}  # the same where the weights are written with fewer digits
-What = Literal["logits", "features"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """How far two models are apart on the same pictures."""
-
-    what: What  # features where there is no head, or one of zeros
-    difference: float  # largest difference of two numbers
-    scale: float  # largest number
-    top1: float  # share of pictures with the same largest one: the same class
-    pictures: int
-
-    @property
-    def relative(self) -> float:
-        return self.difference / self.scale if self.scale else self.difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +52,10 @@ class Conversion:
 
     source_format: FormatName
     target_format: FormatName
-    agreement: Agreement
-    peer: Agreement | None
+    agreement: Agreement  # on the same pictures
+    photographs: Agreement | None  # from the files on, each with its own preprocessing, where the target holds that
+    source_peer: Agreement | None  # the source's own library, on the source as it is
+    peer: Agreement | None  # the target's own library, on what was written
     notes: tuple[str, ...]
     assumed: tuple[str, ...]  # those of the notes that opening the source warned of
     how_to_load: str
@@ -80,18 +79,24 @@ def convert(
 
     With a `dtype`, the weights are rounded to it; the check compares with what they were.
     """
-    if tolerance is None:
-        tolerance = TOLERANCE if dtype is None else ROUNDED.get(dtype, TOLERANCE)
+    strict = TOLERANCE if tolerance is None else tolerance  # the source's own library has the weights unrounded
+    tolerance = ROUNDED.get(dtype, TOLERANCE) if dtype is not None and tolerance is None else strict
     place = Path(target)
-    if place.exists() and not overwrite:
-        raise WeightsError(f"{place} exists; choose another name, or allow it with --overwrite.")
-    check_replaceable(place)
-    if place.is_dir() and place.resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
-        raise WeightsError(f"{place} holds the source itself; choose another name.")
-    checkpoint = change(_open(source, source_format, hints))
+    _check_place(place, Path(source), overwrite)
+    original = _open(source, source_format, hints)
+    checkpoint = change(original)
     check_writable(checkpoint.config, place, to)
+    notes = _check_input_size(checkpoint, to, place)
+    source_peer = None
+    if verify_with_peer:
+        source_peer, unasked = _ask_source(original, source, hints, strict, pictures)
+        notes += unasked
+        if to not in LIBRARIES and source_peer is None:
+            raise WeightsError(NO_LIBRARY.format(to))
+    del original
     images = sample_images(checkpoint, pictures)
-    expected = _outputs(checkpoint, images)
+    expected = outputs(checkpoint, images)
+    photographs = Photographs(checkpoint, pictures) if _holds_preprocessing(to, place) else None
     before = replace(
         checkpoint, tensors=_no_numbers(checkpoint)
     )  # the facts, to compare with after the numbers are gone
@@ -100,21 +105,74 @@ def convert(
         del checkpoint  # makes room for what is read again
         _return_memory()
         written, unsaid = _read_again(draft, to, before)
-        agreement = _agree(expected, _outputs(written, images), tolerance, f"reading {to} again")
+        agreement = _agree(expected, outputs(written, images), tolerance, f"reading {to} again")
+        seen, kernels = None, ()
+        if photographs is not None:
+            seen, kernels = photographs.prove(written, tolerance, to)
         peer = None
-        if verify_with_peer:
-            what: What = "logits" if before.config.num_classes else "features"
-            answers: dict[What, Tensor] = {what: peer_logits(to, before.config, draft, images)}
-            peer = _agree(expected, answers, tolerance, f"{to}'s own library")
+        if verify_with_peer and to in LIBRARIES:
+            who = f"{to}'s own library"
+            peer = witness(written, draft, expected, images, photograph_files(before, pictures), tolerance, who)
     return Conversion(
         source_format=before.file_format,
         target_format=to,
         agreement=agreement,
+        photographs=seen,
+        source_peer=source_peer,
         peer=peer,
-        notes=(*before.notes, *before.remarks, *unsaid, *_losses(before, written)),
+        notes=(
+            *before.notes,
+            *before.remarks,
+            *notes,
+            *unsaid,
+            *(kernels or _other_preprocessing(before, written)),
+            *_losses(before, written),
+        ),
         assumed=() if before.file_format == "vitrail" else before.notes,
         how_to_load=how_to_load_of(before, place, to),
     )
+
+
+def _holds_preprocessing(to: FormatName, place: Path) -> bool:
+    return to in ("vitrail", "hf") or (to == "timm" and not place.suffix)
+
+
+def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> tuple[str, ...]:
+    """Raise if a folder would prepare pictures that its own library's model refuses; elsewhere a note says so."""
+    given, read = checkpoint.preprocess.size, checkpoint.config.image_size
+    if given == read:
+        return ()
+    sizes = f"the preprocessing gives pictures of {given[0]}×{given[1]}, and the model reads {read[0]}×{read[1]}"
+    if (to == "hf" and not is_dinov2(checkpoint.config)) or (to == "timm" and not place.suffix):
+        raise WeightsError(
+            f"{sizes}; {to} needs both to be the same: resample the positions (image_size=, "
+            f"--resize {given[0]}x{given[1]})."
+        )
+    return (f"{sizes}: its positions are resampled for every picture",)
+
+
+def _check_place(place: Path, source: Path, overwrite: bool) -> None:
+    if place.exists() and not overwrite:
+        raise WeightsError(f"{place} exists; choose another name, or allow it with --overwrite.")
+    check_replaceable(place)
+    if place.is_dir() and place.resolve() in (source.resolve(), *source.resolve().parents):
+        raise WeightsError(f"{place} holds the source itself; choose another name.")
+
+
+def _ask_source(
+    original: Checkpoint, source: str | Path, hints: Hints | None, tolerance: float, pictures: Sequence[Path]
+) -> tuple[Agreement | None, tuple[str, ...]]:
+    """The source's own library, built from what the source says, against what we read from it."""
+    files = find_files(fetch(source, allow_pickle=True))
+    if original.file_format not in ("hf", "timm") or not (files[0].parent / "config.json").is_file():
+        return None, ()
+    if hints not in (None, Hints()) or str(source).startswith("google://"):
+        return None, ("the source's own library was not asked: the source is read otherwise than it says",)
+    images = sample_images(original, pictures)
+    photos = photograph_files(original, pictures)
+    where = files[0] if original.file_format == "timm" else files[0].parent
+    who = f"{LIBRARIES[original.file_format]}, run on the source itself,"
+    return witness(original, where, outputs(original, images), images, photos, tolerance, who), ()
 
 
 def _open(source: str | Path, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:
@@ -136,20 +194,16 @@ def _no_numbers(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return {name: tensor.to("meta") for name, tensor in checkpoint.tensors.items()}
 
 
+def _other_preprocessing(before: Checkpoint, after: Checkpoint) -> list[str]:
+    changed = describe_changes(before.preprocess, after.preprocess)
+    return [f"the target has another preprocessing: {changed}"] if changed else []
+
+
 def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
     """What the target format does not keep, although it computes the same."""
     notes: list[str] = []
-    for what, old, new in (
-        ("preprocessing", before.preprocess, after.preprocess),
-        ("kernel for other picture sizes", before.config.positions, after.config.positions),
-    ):
-        changed = [
-            f"{field.name} {getattr(old, field.name)} → {getattr(new, field.name)}"
-            for field in fields(old)
-            if getattr(old, field.name) != getattr(new, field.name)
-        ]
-        if changed:
-            notes.append(f"the target has another {what}: {', '.join(changed)}")
+    if changed := describe_changes(before.config.positions, after.config.positions):
+        notes.append(f"the target has another kernel for other picture sizes: {changed}")
     if before.classes and not after.classes:
         notes.append("the target does not keep the class names")
     if before.config.rates != after.config.rates:
@@ -179,66 +233,6 @@ def _unsaid_in_some(config: ViTConfig) -> dict[str, Any]:
     """What the files of some formats do not say, as hints."""
     hints = {"heads": config.heads, "pooling": config.pooling, "image_size": config.image_size}
     return {**hints, "activation": config.block.activation}
-
-
-def _outputs(checkpoint: Checkpoint, images: Tensor) -> dict[What, Tensor]:
-    """Logits where there is a head, and the features before it."""
-    model = checkpoint.build()
-    with torch.inference_mode():
-        features = model.features(images)
-        return (
-            {"features": features} if model.head is None else {"logits": model.classify(features), "features": features}
-        )
-
-
-def _agree(expected: Mapping[What, Tensor], actual: Mapping[What, Tensor], tolerance: float, who: str) -> Agreement:
-    """The agreement of all outputs: of the logits, or of the features where the logits are all zeros."""
-    agreements = [compare(what, expected[what], actual[what]) for what in expected if what in actual]
-    for agreement in agreements:
-        if not agreement.relative <= tolerance:  # so that a tolerance of NaN accepts nothing
-            raise WeightsError(
-                f"{who} gives other {agreement.what}: they differ by up to {agreement.difference:.3g}, "
-                f"{agreement.relative:.1e} of the largest; the tolerance is {tolerance:.0e}. Nothing was written."
-            )
-    telling = [agreement for agreement in agreements if agreement.scale > 0]
-    if not telling:
-        raise WeightsError(f"{who} gives zeros alone, as the source does, which proves nothing; train the head first.")
-    return telling[0]
-
-
-def compare(what: What, expected: Tensor, actual: Tensor) -> Agreement:
-    """Compare what two models give for the same pictures."""
-    if expected.shape != actual.shape:
-        raise WeightsError(f"the written model gives {tuple(actual.shape)} instead of {tuple(expected.shape)} numbers.")
-    difference = (expected - actual).abs().max().item()
-    if not difference < float("inf"):  # NaN too
-        raise WeightsError(
-            f"the model gives NaN or infinite {what}; `vitrail inspect` shows which weights are to blame."
-        )
-    same = (expected.argmax(dim=1) == actual.argmax(dim=1)).float().mean().item()
-    scale = expected.abs().max().item()
-    return Agreement(what=what, difference=difference, scale=scale, top1=same, pictures=len(expected))
-
-
-def sample_images(checkpoint: Checkpoint, pictures: Sequence[Path] = ()) -> Tensor:
-    """Prepared pictures at the model's own size: the user's, or scikit-learn's two photographs and their mirrors."""
-    config = checkpoint.config
-    spec = replace(checkpoint.preprocess, size=config.image_size, resize="squash", crop=1.0, resize_to=None)
-    if pictures:
-        return torch.stack([prepare(picture, spec) for picture in pictures])
-    if config.channels != 3:
-        return torch.randn(4, config.channels, *config.image_size, generator=torch.Generator().manual_seed(0))
-    photos = torch.stack([prepare(photo, spec) for photo in sample_photos()])
-    return torch.cat([photos, photos.flip(-1)])
-
-
-def sample_photos() -> list[Path]:
-    """Two photographs that every installation has; finding them does not import scikit-learn, which is large."""
-    package = find_spec("sklearn")
-    assert package is not None
-    assert package.origin is not None
-    folder = Path(package.origin).parent / "datasets" / "images"
-    return [folder / "china.jpg", folder / "flower.jpg"]
 
 
 def how_to_load_of(checkpoint: Checkpoint, path: Path, format_name: FormatName) -> str:

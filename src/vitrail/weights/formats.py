@@ -38,7 +38,7 @@ SUFFIXES: dict[FormatName, tuple[str, ...]] = {
 }
 # What a reader stumbles over when a file says something absurd where a number or a list should stand.
 NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
-SIDECARS = ("config.json", "preprocessor_config.json")
+SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
 MAX_SIDECAR = 10 * 2**20
 WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
 
@@ -214,7 +214,7 @@ def check_replaceable(path: Path) -> None:
     if not path.is_dir():
         return
     known = re.compile(
-        r"(config|preprocessor_config)\.json|(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
+        r"(config|(pre)?processor_config)\.json|(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
     )
     others = sorted(item.name for item in path.iterdir() if not known.fullmatch(item.name) or item.is_dir())
     if others:

@@ -13,7 +13,8 @@ from vitrail.weights.hub_names import MIRRORS
 from vitrail.weights.infer import Hints
 from vitrail.wording import hint_path, reason
 
-FILES = ["config.json", "preprocessor_config.json", "model.safetensors", "model.safetensors.index.json", "*.npz"]
+SIDECARS = ["config.json", "preprocessor_config.json", "processor_config.json"]
+FILES = [*SIDECARS, "model.safetensors", "model.safetensors.index.json", "*.npz"]
 SHARDS = ["model-*-of-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 

@@ -129,7 +129,7 @@ def check_input_size(spec: Preprocess, config: ViTConfig, *, resamples: bool) ->
     elif spec.size != config.image_size:
         raise WeightsError(
             f"the preprocessing gives pictures of {spec.size[0]}×{spec.size[1]}, and the model reads "
-            f"{config.image_size[0]}×{config.image_size[1]}; one of the two files is not of this model."
+            f"{config.image_size[0]}×{config.image_size[1]}; transformers needs both to be the same."
         )
 
 

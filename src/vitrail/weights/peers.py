@@ -1,26 +1,78 @@
-"""The target's own library as a witness: does it compute the same from what we wrote?"""
+"""A checkpoint's own library as a witness: does it compute the same from the files themselves?
 
+What the library builds comes from the files: transformers reads the folder's `config.json` and image processor, timm
+the architecture, its arguments and the transform of its `config.json`. Only where files say nothing (torchvision's, and
+timm's without a `config.json`) the model is built as we understood it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor
 
+from vitrail.data.transform import prepare
 from vitrail.errors import MissingExtraError, WeightsError
 from vitrail.model import ViTConfig
-from vitrail.weights.checkpoint import FormatName
-from vitrail.weights.files import read_pickle
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.files import read_pickle, read_tensors_of
 from vitrail.weights.huggingface_config import is_dinov2
+from vitrail.weights.proof import Agreement, What, agree, same_pixels
 from vitrail.weights.timm_config import architecture
 
+LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
+NO_LIBRARY = "no library that runs on PyTorch reads {}; leave out --verify-with-peer."
+GREY_LEVEL = 1.01 / 255  # of pixels in [0, 1]: processors without AVX2 round a byte otherwise
 
-def peer_logits(format_name: FormatName, config: ViTConfig, path: Path, images: Tensor) -> Tensor:
-    """What the library computes from the file or folder at `path`: logits, or pooled features of a headless model."""
-    loaders = {"hf": _run_transformers, "timm": _run_timm, "torchvision": _run_torchvision}
-    if format_name not in loaders:
-        raise WeightsError(f"no library that runs on PyTorch reads {format_name}; leave out --verify-with-peer.")
+
+def witness(
+    checkpoint: Checkpoint,
+    path: Path,
+    expected: Mapping[What, Tensor],
+    images: Tensor,
+    photographs: Sequence[Path],
+    tolerance: float,
+    who: str,
+) -> Agreement:
+    """Let the library of the files at `path` run them on the same images, and prepare the same photographs.
+
+    Args:
+        checkpoint: what we read from the files.
+        expected: what their model must give for `images`.
+        who: the library, as an error names it.
+    """
+    photographs = photographs if checkpoint.config.channels == 3 else ()  # libraries open them as RGB
+    what: What = "logits" if checkpoint.config.num_classes else "features"
     with torch.inference_mode():
-        return loaders[format_name](config, path, images)
+        try:
+            answers, pixels = _run(checkpoint, path, images, photographs)
+        except (WeightsError, MissingExtraError):
+            raise
+        except Exception as error:  # libraries raise anything about files that they cannot build
+            raise WeightsError(f"{who} cannot run {path}: {error}") from error
+    agreement = agree(expected, {what: answers}, tolerance, who)
+    level = GREY_LEVEL / min(checkpoint.preprocess.std)
+    for photograph, theirs in zip(photographs, pixels, strict=False):
+        if not same_pixels(prepare(photograph, checkpoint.preprocess), theirs, level):
+            raise WeightsError(
+                f"{who} prepares {photograph.name} otherwise than we do ({checkpoint.preprocess}). Nothing was written."
+            )
+    return agreement
+
+
+def _run(
+    checkpoint: Checkpoint, path: Path, images: Tensor, photographs: Sequence[Path]
+) -> tuple[Tensor, list[Tensor]]:
+    """Logits or features, and the photographs as the model would see them where the files say how."""
+    if checkpoint.file_format == "hf":
+        answers = _run_transformers(checkpoint.config, path, images)
+        return answers, _prepare_transformers(path, photographs)
+    if checkpoint.file_format == "timm":
+        return _run_timm(checkpoint.config, path, images, photographs)
+    return _run_torchvision(checkpoint.config, path, images), []
 
 
 def _import(name: str) -> Any:
@@ -35,6 +87,7 @@ def _import(name: str) -> Any:
 
 
 def _run_transformers(config: ViTConfig, path: Path, images: Tensor) -> Tensor:
+    """The class follows from which weights there are; everything else from the folder's `config.json`."""
     transformers = _import("transformers")
     if is_dinov2(config):
         name = "Dinov2WithRegistersModel" if config.registers else "Dinov2Model"
@@ -52,12 +105,36 @@ def _run_transformers(config: ViTConfig, path: Path, images: Tensor) -> Tensor:
     return output.pooler_output if config.representation else output.last_hidden_state[:, 0]
 
 
-def _run_timm(config: ViTConfig, path: Path, images: Tensor) -> Tensor:
+def _prepare_transformers(path: Path, photographs: Sequence[Path]) -> list[Tensor]:
+    if not any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+        return []
+    processor = _import("transformers").AutoImageProcessor.from_pretrained(path)
+    return [processor(_open(photograph), return_tensors="pt")["pixel_values"][0] for photograph in photographs]
+
+
+def _open(photograph: Path) -> Image.Image:
+    """As the libraries' own users open a picture."""
+    with Image.open(photograph) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def _run_timm(
+    config: ViTConfig, path: Path, images: Tensor, photographs: Sequence[Path]
+) -> tuple[Tensor, list[Tensor]]:
     timm = _import("timm")
-    name, arguments = architecture(config)
     weights = path / "model.safetensors" if path.is_dir() else path
-    model = timm.create_model(name, num_classes=config.num_classes, checkpoint_path=str(weights), **arguments)
-    return model.eval()(images)
+    if not (weights.parent / "config.json").is_file():
+        name, arguments = architecture(config)
+        model = timm.create_model(name, num_classes=config.num_classes, checkpoint_path=str(weights), **arguments)
+        return model.eval()(images), []
+    model = timm.create_model(f"local-dir:{weights.parent}")  # its architecture and model_args, not ours
+    model.load_state_dict(read_tensors_of(weights, allow_pickle=True)[0])
+    answers = model.eval()(images)
+    facts = json.loads((weights.parent / "config.json").read_text(encoding="utf-8"))
+    if "pretrained_cfg" not in facts:
+        return answers, []
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+    return answers, [transform(_open(photograph)) for photograph in photographs]
 
 
 def _run_torchvision(config: ViTConfig, path: Path, images: Tensor) -> Tensor:
