@@ -14,6 +14,7 @@ from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.convert import compare, convert
 from vitrail.weights.formats import SUFFIXES, read_checkpoint, write_checkpoint
+from vitrail.weights.infer import Hints
 from weights_fixtures import FITTING
 
 
@@ -92,7 +93,7 @@ def test_origin_and_checksums_are_recorded(tmp_path: Path, make_checkpoint: Call
     import hashlib
 
     write_checkpoint(make_checkpoint(**FITTING["google"]), tmp_path / "a.npz", "google")
-    convert(tmp_path / "a.npz", tmp_path / "b.safetensors")
+    convert(tmp_path / "a.npz", tmp_path / "b.safetensors", hints=Hints(image_size=(32, 32)))
     origin = read_checkpoint(tmp_path / "b.safetensors").origin
     assert origin.format == "google"
     assert origin.sha256 == {"a.npz": hashlib.sha256((tmp_path / "a.npz").read_bytes()).hexdigest()}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.config import Pair, ViTConfig
-from vitrail.model.variants import CIFAR, SIZES
+from vitrail.model.variants import SIZES
 from vitrail.schema import validate
 
 
@@ -83,18 +83,18 @@ def optional_size(raw: Raw, name: str, axis: int = 0) -> int | None:
 
 
 def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = None) -> int:
-    """The number of heads: from a head's size, or from the known models of this width and depth."""
+    """The number of heads: from a head's size, or from the published models of this width and depth."""
     if hints.heads is not None:
         return hints.heads
     if head_size:
         return width // head_size
-    known = {(numbers[0], numbers[1]): numbers[2] for numbers in (*SIZES.values(), *CIFAR.values())}
+    known = {(numbers[0], numbers[1]): numbers[2] for numbers in SIZES.values()}
     if (width, depth) in known:
         return known[width, depth]
     choices = [heads for heads in range(1, width + 1) if width % heads == 0 and width // heads >= 8]
     raise WeightsError(
-        f"the file does not say how many heads a model of width {width} and depth {depth} has, and it is none that we "
-        f"know; give heads (--heads), one of {', '.join(map(str, choices))}."
+        f"the file does not say how many heads a model of width {width} and depth {depth} has, and it is none of "
+        f"the published ones; give heads (--heads), one of {', '.join(map(str, choices))}."
     )
 
 
