@@ -22,12 +22,12 @@ from vitrail.schema import validate
 class Hints:
     """What the user knows better than the file: each one overrides what would be inferred."""
 
+    ema: bool | None = None  # of a torch file with both: the moving average of the weights, or the weights themselves
     heads: int | None = None
     image_size: Pair | None = None
     pooling: Literal["cls", "mean", "map"] | None = None
     activation: Literal["gelu", "gelu_tanh"] | None = None
     norm_eps: float | None = None
-    ema: bool | None = None  # of a torch file with both: the moving average of the weights, or the weights themselves
 
     def __post_init__(self) -> None:
         validate(self)
@@ -88,13 +88,13 @@ def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = No
         return hints.heads
     if head_size:
         return width // head_size
-    known = {(numbers[0], numbers[1]): numbers[2] for numbers in SIZES.values()}
-    if (width, depth) in known:
-        return known[width, depth]
+    published = {(numbers[0], numbers[1]): numbers[2] for numbers in SIZES.values()}
+    if (width, depth) in published:
+        return published[width, depth]
     choices = [heads for heads in range(1, width + 1) if width % heads == 0 and width // heads >= 8]
     raise WeightsError(
-        f"the file does not say how many heads a model of width {width} and depth {depth} has, and it is none of "
-        f"the published ones; give heads (--heads), one of {', '.join(map(str, choices))}."
+        f"the file does not say how many heads a model of width {width} and depth {depth} has, and no published model "
+        f"has these; give heads (--heads), one of {', '.join(map(str, choices))}."
     )
 
 
