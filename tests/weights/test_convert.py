@@ -97,7 +97,7 @@ def test_origin_and_checksums_are_recorded(tmp_path: Path, make_checkpoint: Call
     import hashlib
 
     write_checkpoint(make_checkpoint(**FITTING["google"]), tmp_path / "a.npz", "google")
-    convert(tmp_path / "a.npz", tmp_path / "b.safetensors")
+    convert(tmp_path / "a.npz", tmp_path / "b.safetensors", hints=Hints(image_size=(32, 32)))
     origin = read_checkpoint(tmp_path / "b.safetensors").origin
     assert origin.format == "google"
     assert origin.sha256 == {"a.npz": hashlib.sha256((tmp_path / "a.npz").read_bytes()).hexdigest()}

@@ -82,4 +82,5 @@ def test_statistics_of_another_family(sound: Callable[..., Checkpoint]) -> None:
 
 
 def test_notes_of_the_reader_are_shown(sound: Callable[..., Checkpoint]) -> None:
-    assert "warning: something" in messages(replace(sound(), notes=("something",)))
+    shown = messages(replace(sound(), notes=("something",), remarks=("nothing much",)))
+    assert shown == "warning: something\nnote: nothing much"

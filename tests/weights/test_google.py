@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from vitrail.errors import VitrailError
 from vitrail.model.positions import resample_positions
 from vitrail.weights.formats import read_checkpoint, write_checkpoint
 from vitrail.weights.infer import Hints
@@ -149,3 +152,29 @@ def test_the_mean_is_noted(tmp_path: Path, make_checkpoint: Any) -> None:
     notes = read_checkpoint(tmp_path / "a.npz").notes
     assert notes == ("the file does not say its pooling: assumed the mean, as it has no [cls] token",)
     assert read_checkpoint(tmp_path / "a.npz", hints=Hints(pooling="mean")).notes == ()
+
+
+KEYS = sorted(np.load(FIXTURES / "google_token.npz").files)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dropped=st.sets(st.sampled_from(KEYS), max_size=3),
+    renamed=st.dictionaries(
+        st.sampled_from(KEYS), st.sampled_from(["pos_embedding", "MAPHead_0/probe", "x/y"]), max_size=1
+    ),
+    joint=st.booleans(),
+)
+def test_any_keys_are_the_same_model_or_a_note_or_an_error(
+    tmp_path: Path, dropped: set[str], renamed: dict[str, str], joint: bool
+) -> None:
+    whole = dict(np.load(FIXTURES / "google_token.npz"))
+    arrays = {renamed.get(name, name): array for name, array in whole.items() if name not in dropped}
+    np.savez(tmp_path / "any.npz", **rename(arrays, "", joint))
+    try:
+        read = read_checkpoint(tmp_path / "any.npz", hints=Hints(image_size=(32, 32)))
+    except VitrailError:
+        return
+    original = read_checkpoint(FIXTURES / "google_token.npz", hints=Hints(image_size=(32, 32))).config
+    same = {**vars(read.config), "num_classes": original.num_classes} == vars(original)  # a head may be missing
+    assert same or read.config.positions.kind == "none" or read.notes

@@ -1,3 +1,4 @@
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ import vitrail
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import write_checkpoint
-from vitrail.weights.opening import names_checkpoint
+from vitrail.weights.infer import Hints
+from vitrail.weights.opening import names_checkpoint, open_checkpoint
+from weights_fixtures import FITTING
 
 
 def test_load_gives_the_model_and_what_belongs_to_it(
@@ -67,7 +70,57 @@ def test_what_looks_like_a_checkpoint(
     (tmp_path / "pictures" / "cat").mkdir(parents=True)
     (tmp_path / "cifar10").mkdir()
     monkeypatch.chdir(tmp_path)
-    for text in ("hf://a/b", "google://B_16", "cifar10", "a.npz", "missing.safetensors", "run-1"):
+    for text in ("hf://a/b", "google://B_16", "cifar10", "a.npz", "missing.safetensors", "a.pt", "a.ckpt", "run-1"):
         assert names_checkpoint(text), text
     for text in ("pictures", "a.jpg", "./cifar10", "missing", "run-1/weights/none"):
         assert not names_checkpoint(text), text
+
+
+def test_what_was_assumed_is_warned_of_once_and_stays_readable(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    fields = {**FITTING["timm"], "width": 192, "depth": 12, "heads": 3, "mlp_width": 96}
+    write_checkpoint(make_checkpoint(**fields), tmp_path / "bare.safetensors", "timm")
+    with pytest.warns(vitrail.AssumptionWarning) as caught:
+        loaded = vitrail.load(tmp_path / "bare.safetensors")
+    (warning,) = caught
+    assert warning.filename == __file__  # the line that the user wrote
+    assert isinstance(warning.message, vitrail.AssumptionWarning)
+    assert set(warning.message.notes) <= set(loaded.notes)
+    assert any("heads: assumed 3" in note for note in loaded.notes)
+    assert all(note in str(warning.message) for note in loaded.notes)
+    again = pickle.loads(pickle.dumps(warning.message))
+    assert (again.source, again.notes, str(again)) == (
+        warning.message.source,
+        warning.message.notes,
+        str(warning.message),
+    )
+
+
+def test_what_the_user_said_is_not_warned_of(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(**FITTING["google"]), tmp_path / "a.npz", "google")
+    loaded = vitrail.load(tmp_path / "a.npz", hints=Hints(image_size=(32, 32)))  # warnings are errors here
+    assert [note for note in loaded.notes if "assumed" in note] == []
+    assert any("the tanh form of GELU" in note for note in loaded.notes)  # what the format implies is no assumption
+
+
+def test_a_file_of_ours_keeps_the_notes_and_does_not_warn_again(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    write_checkpoint(make_checkpoint(**FITTING["google"]), tmp_path / "a.npz", "google")
+    with pytest.warns(vitrail.AssumptionWarning):
+        first = open_checkpoint(tmp_path / "a.npz")
+    write_checkpoint(first, tmp_path / "a.safetensors")
+    loaded = vitrail.load(tmp_path / "a.safetensors")
+    assert loaded.notes == (*first.notes, *first.remarks)
+    assert any("assumed square" in note for note in loaded.notes)
+
+
+def test_our_own_small_models_are_no_convention_for_heads(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    write_checkpoint(
+        make_checkpoint(**FITTING["timm"], width=128, depth=6, heads=8), tmp_path / "a.safetensors", "timm"
+    )
+    with pytest.raises(WeightsError, match="does not say how many heads a model of width 128 and depth 6 has"):
+        vitrail.load(tmp_path / "a.safetensors")

@@ -90,7 +90,7 @@ def _print(source: str, checkpoint: "Checkpoint", findings: "list[Finding]") -> 
     console.print(source, style="bold")
     console.print(table)
     for finding in findings:
-        style = "red" if finding.severity == "error" else "yellow"
+        style = {"error": "red", "warning": "yellow", "note": ""}[finding.severity]
         console.print(Text(f"{finding.severity}: ", style=style) + Text(finding.message), soft_wrap=True)
 
 

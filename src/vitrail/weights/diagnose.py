@@ -10,23 +10,25 @@ from vitrail.data.preprocess import preset
 from vitrail.weights.checkpoint import Checkpoint
 
 IMAGENET_21K = (21841, 21843)
+Severity = Literal["note", "warning", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Warning:  # noqa: A001 (it is one)
-    """One thing that the user should know; an `error` makes the model useless as it is."""
+    """One thing that the user should know; an `error` makes the model useless as it is, a `note` changes nothing."""
 
-    severity: Literal["warning", "error"]
+    severity: Severity
     message: str
 
 
 def diagnose(checkpoint: Checkpoint) -> list[Warning]:
     """All that we can tell without data."""
     found = [*_broken_numbers(checkpoint), *_head(checkpoint), *_representation(checkpoint), *_types(checkpoint)]
-    return [*found, *_normalisation(checkpoint), *(_warn(note) for note in (*checkpoint.notes, *checkpoint.remarks))]
+    assumed = [_warn(note) for note in checkpoint.notes]
+    return [*found, *_normalisation(checkpoint), *assumed, *(_warn(remark, "note") for remark in checkpoint.remarks)]
 
 
-def _warn(message: str, severity: Literal["warning", "error"] = "warning") -> Warning:
+def _warn(message: str, severity: Severity = "warning") -> Warning:
     return Warning(severity=severity, message=message)
 
 

@@ -22,12 +22,12 @@ from vitrail.schema import validate
 class Hints:
     """What the user knows better than the file: each one overrides what would be inferred."""
 
+    ema: bool | None = None  # of a torch file with both: the moving average of the weights, or the weights themselves
     heads: int | None = None
     image_size: Pair | None = None
     pooling: Literal["cls", "mean", "map"] | None = None
     activation: Literal["gelu", "gelu_tanh"] | None = None
     norm_eps: float | None = None
-    ema: bool | None = None  # of a torch file with both: the moving average of the weights, or the weights themselves
     attention_scale: float | None = None
 
     def __post_init__(self) -> None:

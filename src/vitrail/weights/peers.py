@@ -18,7 +18,7 @@ from vitrail.data.transform import prepare
 from vitrail.errors import MissingExtraError, WeightsError
 from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.files import read_pickle, read_tensors_of
+from vitrail.weights.files import read_contents, read_pickle
 from vitrail.weights.huggingface_config import is_dinov2
 from vitrail.weights.proof import Agreement, What, agree, same_pixels
 from vitrail.weights.timm_config import architecture
@@ -128,7 +128,7 @@ def _run_timm(
         model = timm.create_model(name, num_classes=config.num_classes, checkpoint_path=str(weights), **arguments)
         return model.eval()(images), []
     model = timm.create_model(f"local-dir:{weights.parent}")  # its architecture and model_args, not ours
-    model.load_state_dict(read_tensors_of(weights, allow_pickle=True)[0])
+    model.load_state_dict(read_contents(weights, allow_pickle=True).tensors)
     answers = model.eval()(images)
     facts = json.loads((weights.parent / "config.json").read_text(encoding="utf-8"))
     if "pretrained_cfg" not in facts:
