@@ -121,9 +121,7 @@ def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -
 
 def _checked(archive: tarfile.TarFile, key: str, label: str) -> str:
     if not 0 < len(label) <= MAX_NAME:
-        raise DataError(
-            f"{archive.name!s}: the label of sample {key} has {len(label):,} signs; 1 to {MAX_NAME} may be."
-        )
+        raise DataError(f"{archive.name!s}: the label of sample {key} has {len(label):,} signs, not 1 to {MAX_NAME}.")
     return label
 
 
