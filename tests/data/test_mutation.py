@@ -1,4 +1,4 @@
-"""Two thousand damaged files of each kind: read, or refused with a clear error; never a crash, a hang or a full memory."""
+"""Two thousand damaged files of each kind: read, or refused with a clear error; no crash, no hang, no full memory."""
 
 import subprocess
 import sys

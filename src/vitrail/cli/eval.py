@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +16,7 @@ from vitrail.cli.printing import print_end, progress_bar
 from vitrail.cli.report import attempt, report_on_eval, write_evaluation
 from vitrail.cli.runs import check_run_folder, new_run_folder, run_of
 from vitrail.data.config import DataConfig
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, list_names
 from vitrail.schema import to_dict
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def eval(  # noqa: A001 - the verb's name
     out
         The folder to write to [default: runs/eval-N].
     """
-    from vitrail.evaluate.evaluation import evaluate
+    from vitrail.evaluate.evaluation import evaluate, order_by_position
     from vitrail.evaluate.sharing import share_work
     from vitrail.predict import load
     from vitrail.weights.bundled import DEFAULT
@@ -119,6 +120,9 @@ def eval(  # noqa: A001 - the verb's name
         alone = parts is not None and not by_position and set(predictor.classes or ()) != set(dataset.classes)
         if alone:
             _refuse_for_features(source, {"--tta": tta, "--robustness": robustness})
+        if by_position and first:
+            order = list_names(order_by_position(dataset.classes))
+            print(f"note: the model's outputs are taken to be, in this order: {order}", file=sys.stderr)
         told = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None, "tta": tta}
         results = _Results(out=out, writes=first, facts=told)
         found = curves = None
