@@ -14,7 +14,7 @@ UserWarning
 A message says what must hold, what we got, and what to do. Our own broken invariants are `assert`s, not these.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any
@@ -89,3 +89,9 @@ def shorten(value: Any) -> str:
     """A value as a message quotes it: its `repr`, cut where it is long, wide or deep. It takes no longer than that."""
     text = _short.repr(value)
     return text if len(text) <= 3 * _LONGEST else f"{text[: 3 * _LONGEST]}…"
+
+
+def list_names(names: Sequence[str], most: int = 10) -> str:
+    """Names as a message lists them: the first ones, none of them longer than a line."""
+    some = [name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in names[:most]]
+    return ", ".join(some) + (f" and {len(names) - most:,} more" if len(names) > most else "")

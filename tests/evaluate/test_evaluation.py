@@ -11,7 +11,7 @@ from tests.predict.conftest import CLASSES, make_predictor
 
 from vitrail.data import Dataset, open_data, prepare
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluate.evaluation import Evaluation, align_classes, choose, evaluate
+from vitrail.evaluate.evaluation import Evaluation, align_classes, choose, evaluate, order_by_position
 from vitrail.evaluate.views import views
 from vitrail.predict import Predictor
 
@@ -137,3 +137,8 @@ def test_ranks_together_give_the_same_bits_as_one(tmp_path: Path, folder: Datase
         assert found["keys"].tolist() == list(alone.keys)
         assert found["broken"].tolist() == list(alone.broken)
     assert isinstance(alone, Evaluation)
+
+
+def test_classes_that_are_numbers_are_ordered_as_numbers_by_position() -> None:
+    assert order_by_position(["0", "1", "10", "100", "2"]) == ["0", "1", "2", "10", "100"]
+    assert order_by_position(["a", "10", "2"]) == ["a", "10", "2"]

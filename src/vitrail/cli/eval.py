@@ -1,6 +1,7 @@
 """`vitrail eval`: how good a model is on a data set, and where it fails."""
 
 import shlex
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +15,7 @@ from vitrail.cli.printing import print_end, print_json, progress_bar, working
 from vitrail.cli.report import attempt, report_on_eval, write_evaluation
 from vitrail.cli.runs import check_run_folder, new_run_folder, run_of
 from vitrail.data.config import DataConfig
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, list_names
 from vitrail.schema import to_dict
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def eval(  # noqa: A001 - the verb's name
         The folder to write to [default: runs/eval-N].
     """
     from vitrail.device import pick_device
-    from vitrail.evaluate.evaluation import evaluate
+    from vitrail.evaluate.evaluation import evaluate, order_by_position
     from vitrail.evaluate.sharing import share_work
     from vitrail.predict import load
     from vitrail.predict.arguments import tell_data
@@ -126,6 +127,9 @@ def eval(  # noqa: A001 - the verb's name
         alone = parts is not None and not by_position and set(predictor.classes or ()) != set(dataset.classes)
         if alone:
             _refuse_for_features(source, {"--tta": tta, "--robustness": robustness})
+        if by_position and first:
+            order = list_names(order_by_position(dataset.classes))
+            print(f"note: the model's outputs are taken to be, in this order: {order}", file=sys.stderr)
         told = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None, "tta": tta}
         results = _Results(out=out, writes=first, facts=told)
         found = curves = None

@@ -45,13 +45,14 @@ def open_tar(file: IO[bytes], name: str, budget: int, *, packed: bool = False) -
     """An archive to look into, of which at most `budget` bytes are read; whatever `tarfile` raises is a DataError."""
     try:
         counted = cast("Any", _CountedFile(file, budget, packed=packed))
-        with tarfile.open(fileobj=counted, mode="r:") as archive:
+        with tarfile.open(name, "r:", counted) as archive:
             yield archive
     except DataError:
         raise
     except Exception as error:  # a hostile header makes tarfile raise anything
-        reason = str(error) or type(error).__name__
-        raise DataError(f"{name}: damaged or truncated, or no tar file ({reason[:300]}); fetch it again.") from None
+        kind = "not a tar file" if packed else "not an uncompressed tar"
+        reason = (str(error) or type(error).__name__)[:300]
+        raise DataError(f"{name}: damaged or truncated, or {kind} ({reason}); fetch it again.") from None
 
 
 def files_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

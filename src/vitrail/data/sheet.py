@@ -68,7 +68,7 @@ def _draw_row(
         bold = font_of(13, bold=True)
         title = _shorten(row.title, width // 2, bold)
         pen.text((MARGIN, top), title, INK, font=bold)
-        pen.text((MARGIN + bold.getlength(title) + 10, top), row.note, FAINT, font=font_of(13))
+        pen.text((MARGIN + bold.getlength(title) + 10, top), drawable(row.note), FAINT, font=font_of(13))
         top += TITLE - 6
     height = _picture_height(row, side)
     for column, tile in enumerate(row.tiles):
@@ -98,6 +98,11 @@ def _size(image: Image.Image, side: int) -> tuple[int, int]:
     return max(round(image.width * scale), 1), max(round(image.height * scale), 1)
 
 
+def drawable(text: str) -> str:
+    """A text on one line of which every sign can be drawn: a name may hold line breaks, control codes, half signs."""
+    return "".join(sign if sign.isprintable() else " " if sign.isspace() else "\ufffd" for sign in text[:1000])
+
+
 def font_of(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
     """matplotlib's font, which has more scripts than Pillow's."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
@@ -117,6 +122,7 @@ def wrap_text(text: str, width: float, font: ImageFont.FreeTypeFont) -> list[str
 
 
 def _shorten(text: str, width: float, font: ImageFont.FreeTypeFont) -> str:
+    text = drawable(text)
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "…") > width:

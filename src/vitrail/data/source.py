@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.data.split import stratify
 from vitrail.data.transform import Picture
-from vitrail.errors import DataError
+from vitrail.errors import DataError, list_names
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -95,13 +95,13 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
-            raise DataError(f"{self.name}: needs at least two classes; got {', '.join(self.classes) or 'none'}.")
+            raise DataError(f"{self.name}: needs at least two classes; got {list_names(self.classes) or 'none'}.")
         if "train" not in self.splits or not len(self.splits["train"]):
             raise DataError(f"{self.name}: has no training pictures; found {_sizes(self.splits)}.")
         counts = np.bincount(self.splits["train"].labels, minlength=len(self.classes))
         empty = [name for name, count in zip(self.classes, counts, strict=True) if not count]
         if empty:
-            raise DataError(f"{self.name}: no training pictures of {', '.join(empty)}; add some or remove the class.")
+            raise DataError(f"{self.name}: no training pictures of {list_names(empty)}; add some or remove the class.")
 
     def split(self, name: str) -> Source:
         """One split by its name."""
@@ -130,13 +130,13 @@ def align_labels(name: str, names: Mapping[str, Sequence[str]], *, same_everywhe
         unknown = sorted(set(used) - set(classes))
         if unknown:
             raise DataError(
-                f"{name}: {split} has classes that train has not: {', '.join(unknown)}; "
-                f"train has: {', '.join(classes)}. Rename them or add training pictures."
+                f"{name}: {split} has classes that train has not: {list_names(unknown)}; "
+                f"train has: {list_names(classes)}. Rename them or add training pictures."
             )
         missing = sorted(set(classes) - set(used))
         if missing and same_everywhere:
             raise DataError(
-                f"{name}: {split} lacks the classes {', '.join(missing)} that train has. "
+                f"{name}: {split} lacks the classes {list_names(missing)} that train has. "
                 f"Add pictures, or an empty folder where that is meant."
             )
     return tuple(classes)

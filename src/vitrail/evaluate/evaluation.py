@@ -73,7 +73,8 @@ def evaluate(
         tta: views whose probabilities are averaged.
         change: what to do to the prepared pictures, such as a corruption.
         limit: only so many samples, chosen evenly and always the same.
-        by_position: the checkpoint has no class names, and its classes are the data's in their order.
+        by_position: the checkpoint has no class names, and its classes are the data's in their order; classes that
+            are whole numbers are ordered as numbers.
     """
     order = torch.as_tensor(align_classes(predictor, dataset.classes, by_position=by_position))
     source = pick_split(dataset, split)
@@ -143,12 +144,14 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
     if known is None:
         width = predictor.num_classes
         if by_position and width == len(classes):
-            return list(range(len(classes)))
+            places = {name: place for place, name in enumerate(order_by_position(classes))}
+            return [places[name] for name in classes]
         if by_position:
             raise DataError(f"the model has {width} classes and the data have {len(classes)}; they must be the same.")
+        first = ", ".join(order_by_position(classes)[:3])
         raise DataError(
             f"the checkpoint has no class names, so nobody knows which of its {width} outputs is which; load it with "
-            f"classes=[…], or say that they are in the data's order ({', '.join(classes[:3])}, …) with --by-position."
+            f"classes=[…], or say that they are in the data's order ({first}, …) with --by-position."
         )
     if by_position:
         raise ConfigError(
@@ -162,6 +165,13 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
         parts += [f"the model has {_list(extra)}, which the data have not"] if extra else []
         raise DataError(f"the classes of model and data must be the same: {'; '.join(parts)}.")
     return [known.index(name) for name in classes]
+
+
+def order_by_position(classes: Sequence[str]) -> list[str]:
+    """The data's classes in the order that `by_position` means: whole numbers as numbers, so that 2 is before 10."""
+    if all(name.isascii() and name.isdecimal() and len(name) <= 18 for name in classes):
+        return sorted(classes, key=lambda name: (int(name), name))
+    return list(classes)
 
 
 def _list(names: list[str]) -> str:

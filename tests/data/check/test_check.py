@@ -239,3 +239,30 @@ def test_copies_in_many_places_are_shown_with_the_one_that_matters() -> None:
     shown = [(left.split, right.split) for left, right in partners(facts, range(8))]
     assert all(left != right for left, right in shown)
     assert len(shown) == 7
+
+
+def test_two_fields_below_two_skies_are_not_near_duplicates(tmp_path: Path) -> None:
+    """Pictures of one layout, whose thumbnails correlate by 0.97 and more, are told from copies of one of them."""
+    layout = np.concatenate([np.linspace(210, 190, 90), np.linspace(90, 120, 134)])[:, None]
+    for number in range(6):
+        texture = Image.fromarray(np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8))
+        texture = np.asarray(texture.resize((224, 224), Image.Resampling.BICUBIC), dtype=np.float32) - 128
+        field = np.clip(layout + texture * 0.2 * (np.arange(224)[:, None] > 90), 0, 255).astype(np.uint8)
+        folder = tmp_path / ("train" if number % 2 else "val") / ("a", "b")[number // 2 % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(field).save(folder / f"{number}.png")
+        if number == 0:
+            for name in ("train/b", "train/a"):
+                (tmp_path / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(field).resize((112, 112)).save(tmp_path / "train" / "b" / "copy.jpg", quality=60)
+    report = check_data(open_data(tmp_path), 1)
+    pairs = [{fact.key.split("/")[-1] for fact in finding.pair} for finding in report.findings if finding.pair]
+    assert pairs == [{"0.png", "copy.jpg"}]
+
+
+def test_class_names_that_cannot_be_drawn(tmp_path: Path) -> None:
+    for name in ("a\nb", "c\td\x1b[31m"):
+        (tmp_path / name).mkdir()
+        for number in range(8):
+            Image.fromarray(np.full((40, 40), 20 * number, dtype=np.uint8)).save(tmp_path / name / f"{number}.png")
+    contact_sheet(check_data(open_data(tmp_path), 1))

@@ -80,7 +80,7 @@ def test_cifar_archive_is_read_as_downloaded(tmp_path: Path) -> None:
     assert len(open_data(archive).splits["train"]) == 100
     assert len(open_data("cifar10", DataConfig(data_dir=archive.parent)).splits["train"]) == 100
     archive.write_bytes(archive.read_bytes()[:2000])
-    with pytest.raises(DataError, match="damaged or truncated, or no tar file"):
+    with pytest.raises(DataError, match="damaged or truncated, or not a tar file"):
         open_data(archive)
 
 

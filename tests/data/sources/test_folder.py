@@ -1,5 +1,7 @@
 """Class folders, as people really have them."""
 
+import os
+import subprocess
 import tarfile
 import unicodedata
 from pathlib import Path
@@ -177,3 +179,58 @@ def test_an_archive_beside_the_class_folders(make_folder) -> None:
     with tarfile.open(root / "pictures.tar", "w") as archive:
         archive.add(root / "cat/000.jpg", "cat/000.jpg")
     assert open_data(root).classes == ("cat", "dog")
+
+
+def test_links_that_cross_are_walked_once(make_folder, tmp_path: Path) -> None:
+    root = make_folder("cat", "dog")
+    shared = tmp_path / "shared"
+    for level in range(40):  # 2**40 paths
+        (shared / str(level)).mkdir(parents=True)
+        picture(level).save(shared / str(level) / "x.jpg")
+        if level:
+            for name in ("a", "b"):
+                (shared / str(level) / name).symlink_to(shared / str(level - 1))
+    (root / "cat" / "more").symlink_to(shared / "39")
+    (root / "dog" / "again").symlink_to(root / "dog" / "zoo")
+    (root / "dog" / "zoo").mkdir()
+    picture(99).save(root / "dog" / "zoo" / "z.jpg")
+    (root / "dog" / "zoo" / "loop").symlink_to(root / "dog")
+    data = open_data(root)
+    keys = {source.key(index) for source in data.splits.values() for index in range(len(source))}
+    assert len(keys) == 3 + 40 + 3 + 1
+    assert "dog/zoo/z.jpg" in keys
+
+
+def test_folders_1100_deep(make_folder) -> None:
+    root = make_folder("cat", "dog")
+    here = os.open(root / "cat", os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("d", dir_fd=here)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(os.open("deep.jpg", os.O_CREAT, dir_fd=here))
+    os.close(here)
+    data = open_data(root)
+    subprocess.run(["rm", "-r", root / "cat" / "d"], check=True)
+    assert sum(len(source) for source in data.splits.values()) == 3 + 3 + 1
+
+
+def test_the_data_set_inside_a_project_is_suggested(make_folder) -> None:
+    splits = [f"dataset/{split}/{name}" for split in ("train", "val") for name in ("rose", "tulip")]
+    root = make_folder(*splits, "demo")
+    message = rf"dataset/ with train/ and val/ or test/ inside is a data set and not a class; pass {root / 'dataset'}\."
+    with pytest.raises(DataError, match=message):
+        open_data(root)
+    assert open_data(root / "dataset").classes == ("rose", "tulip")
+    root = make_folder("cat/train", "cat/test", "dog/train", "dog/test", root="inside out")
+    with pytest.raises(DataError, match="are data sets and not classes.*put the splits first: train/cat"):
+        open_data(root)
+
+
+@pytest.mark.parametrize("where", ["a\0b", "a\0b.tar", "hf:a\0b", "pipe.csv", "pipe"])
+def test_what_no_data_set_can_be_called(tmp_path: Path, where: str) -> None:
+    for name in ("pipe", "pipe.csv"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="NUL|it is a pipe"):
+        open_data(tmp_path / where if where.startswith("pipe") else where)

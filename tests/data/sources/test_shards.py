@@ -274,3 +274,79 @@ def test_class_names_that_are_not_unicode(make_folder, tmp_path: Path) -> None:
     data = open_data(root)
     write_shards(data, tmp_path / "s")
     assert open_data(tmp_path / "s").classes == data.classes
+
+
+def foreign(path: Path, *labels: bytes) -> Path:
+    files = {
+        f"{number}.{part}": data
+        for number, label in enumerate(labels)
+        for part, data in (("jpg", b"x"), ("cls", label))
+    }
+    return write_tar(path, files)
+
+
+def test_labels_that_only_look_like_numbers(tmp_path: Path) -> None:
+    labels = ["²", "10", "9", "٣", "cat", "1" * 900]
+    data = open_data(str(foreign(tmp_path / "x.tar", *(label.encode() for label in labels * 4))))
+    assert data.classes == ("1" * 900, "cat", "²", "٣", "9", "10")
+    for label in (b"9" * 9000, b"", b" \n"):
+        with pytest.raises(DataError, match=r"the label of sample 0 has [\d,]+ signs, not 1 to 1000"):
+            open_data(str(foreign(tmp_path / "y.tar", label, b"1")))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index.replace('"bytes": ', '"bytes": Infinity, "x": '),
+        lambda index: index.replace('"bytes": ', '"bytes": 1e400, "x": '),
+        lambda index: index.replace('"bytes": ', '"bytes": -1, "x": '),
+        lambda index: index.replace('"bytes": ', '"bytes": true, "x": '),
+        lambda index: index.replace('"labels": [', '"labels": [NaN, '),
+        lambda index: index.replace('"labels": [', '"labels": [1.5, '),
+        lambda index: index.replace('"labels": [', '"labels": ["0", '),
+        lambda index: index.replace('"labels": [', '"labels": [' + "9" * 9000 + ", "),
+        lambda index: index.replace('"labels": [', '"labels": ' + "[" * 100_000),
+        lambda index: index.replace('"file": "', '"file": "\\u0000'),
+        lambda index: index.replace('"file": "', '"file": "../'),
+        lambda index: index.replace('"classes": ["cat"', '"classes": [3'),
+        lambda index: index.replace('"classes": [', '"classes": "ab", "x": ['),
+        lambda index: index.replace('"splits": {', '"splits": [], "x": {'),
+        lambda _: "[]",
+        lambda _: "",
+        lambda _: "\ud800",
+    ],
+    ids=range(17),
+)
+def test_lists_of_shards_that_cannot_be(shards: Path, change) -> None:
+    index = (shards / "shards.json").read_text()
+    assert change(index) != index
+    (shards / "shards.json").write_text(change(index), errors="surrogatepass")
+    with pytest.raises(DataError, match="not a list of shards") as error:
+        open_data(shards)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("field", [slice(124, 136), slice(136, 148), slice(148, 156), slice(156, 157)])
+@pytest.mark.parametrize("value", [b"\x80" + bytes(3) + b"\xff" * 8, b"\xff" * 12, b"777777777777", b"-1\0", b"9999x"])
+def test_header_fields_that_lie(tmp_path: Path, field: slice, value: bytes) -> None:
+    data = bytearray(foreign(tmp_path / "x.tar", b"1", b"2", b"1").read_bytes())
+    size = field.stop - field.start
+    for start in (0, 1024):
+        data[start + field.start : start + field.stop] = value[:size].ljust(size, b"\0")
+        whole = bytes(data[start : start + 148]) + b" " * 8 + bytes(data[start + 156 : start + 512])
+        if field.start != 148:
+            data[start + 148 : start + 156] = b"%06o\0 " % sum(whole)
+    (tmp_path / "x.tar").write_bytes(data)
+    with contextlib.suppress(DataError):
+        open_data(str(tmp_path / "x.tar"))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["t-{000..99999999999}.tar", "{0..999}{0..999}.tar", "{0..9}.tar" * 9, "{5..2}.tar"]
+)
+def test_patterns_for_too_many_shards(pattern: str) -> None:
+    with pytest.raises(DataError, match="a pattern must stand for 1 to 100,000 shards"):
+        open_data(pattern)
+    with pytest.raises(DataError, match="a pattern must stand for"):
+        expand_braces("{0.." + "9" * 9000 + "}")
+    assert expand_braces("a{8..10}b{1..2}") == ["a8b1", "a8b2", "a9b1", "a9b2", "a10b1", "a10b2"]

@@ -29,6 +29,7 @@ def open_folder(root: Path, plan: SplitPlan) -> Dataset:
         plan.refuse_file(str(root))
         return _open_splits(root, splits)
     _refuse_unknown_splits(root, folders, splits)
+    _suggest_subfolder(root, folders)
     return _open_flat(root, folders, plan)
 
 
@@ -43,6 +44,26 @@ def _refuse_unknown_splits(root: Path, folders: list[Path], splits: Mapping[str,
             f"{root}: train/ holds class folders, so it is a split, and {others} is no split's name; "
             f"rename it to one of {', '.join(SPLIT_NAMES)}, or move it elsewhere."
         )
+
+
+def _suggest_subfolder(root: Path, folders: list[Path]) -> None:
+    """A folder that has splits inside is a data set of its own: a project's folder was given, not its data."""
+    whole = [folder for folder in folders if _has_splits(folder)]
+    if not whole:
+        return
+    names = " or ".join(str(folder) for folder in whole[:3])
+    if 1 < len(whole) == len(folders):
+        hint = f"pass {names}, or, if these are classes, put the splits first: train/{whole[0].name}, not the other way"
+    else:
+        hint = f"pass {names}"
+    what = "is a data set and not a class" if len(whole) == 1 else "are data sets and not classes"
+    listed = ", ".join(f"{folder.name}/" for folder in whole[:3])
+    raise DataError(f"{root}: {listed} with train/ and val/ or test/ inside {what}; {hint}.")
+
+
+def _has_splits(folder: Path) -> bool:
+    inside = {SPLIT_NAMES.get(entry.name.lower()) for entry in subfolders(folder)} - {None}
+    return "train" in inside and len(inside) > 1
 
 
 def _has_pictures(folder: Path) -> bool:
@@ -112,21 +133,31 @@ def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...], o
     return FileSource(paths, np.array(labels, dtype=np.int64), root)
 
 
-def walk_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
-    """Every visible file below a folder. Links are followed, except to a folder that we are already inside."""
-    status = folder.stat()
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return
-    with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        if entry.name.startswith("."):
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Every visible file below a folder, sorted in each. Links are followed, and no folder is visited twice.
+
+    Links that cross would otherwise make two to the power of their number of paths out of a few folders. Folders
+    themselves come before links to them, so that a file keeps the name that it has without any link.
+    """
+    seen: set[tuple[int, int]] = set()
+    links: list[Path] = []
+    waiting = [(folder, True)]  # (path, whether it is a folder), the next one last
+    while waiting or links:
+        here, is_folder = waiting.pop() if waiting else (links.pop(0), True)
+        if not is_folder:
+            yield here
             continue
-        if _is_folder(entry):
-            yield from walk_files(folder / entry.name, above | {here})
-        else:
-            yield folder / entry.name
+        status = here.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(here) as entries:
+            found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        for entry in reversed(found):
+            if entry.is_symlink() and _is_folder(entry):
+                links.append(here / entry.name)
+            else:
+                waiting.append((here / entry.name, _is_folder(entry)))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from vitrail.data.source import ArraySource, Dataset
 from vitrail.errors import DataError
+from vitrail.reading import check_regular
 
 FASHION_CLASSES = (
     "T-shirt/top",
@@ -81,6 +82,7 @@ def _read(file: IO[bytes], count: int) -> bytes:
 
 def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of one idx file, in its shape."""
+    check_regular(path)
     try:
         with cast("IO[bytes]", gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
             magic = file.read(4)

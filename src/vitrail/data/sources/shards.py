@@ -5,7 +5,6 @@ elsewhere have no such file: their headers are read once, when they are opened. 
 cache when its first sample is needed.
 """
 
-import json
 import re
 import sys
 import tarfile
@@ -19,15 +18,20 @@ from typing import Any, cast
 
 import numpy as np
 
+from vitrail.data.archive import files_of, open_tar, read_member
 from vitrail.data.download import Remote, fetch
 from vitrail.data.picture import EXTENSIONS
 from vitrail.data.source import Dataset, Labels, Source
 from vitrail.data.split import SPLIT_NAMES, SPLITS, SplitPlan
-from vitrail.errors import DataError
+from vitrail.errors import DataError, shorten
+from vitrail.reading import check_regular, parse_json, read_bytes
 
 INDEX = "shards.json"
 BLOCK = 512  # a tar file's
 LABEL_EXTENSIONS = ("cls", "label", "txt")
+MAX_NAME, MAX_DIGITS = 1000, 18  # signs of a label; digits of one that is a number
+MAX_SHARDS = 100_000  # that a pattern may stand for
+MAX_INDEX = 1 << 29  # bytes of a shards.json: the labels of a hundred million pictures
 MAX_LABEL = 1_000_000  # bytes: a sparse member claims any number of them and takes no space
 
 
@@ -80,14 +84,11 @@ class Shard:
 
 
 def _scan(path: Path) -> list[Member]:
-    try:
-        with tarfile.open(path, "r:") as archive:
-            entries = [entry for entry in archive if entry.isfile()]
-            end = archive.offset
-            samples = [_member(archive, key, list(group)) for key, group in groupby(entries, _key)]
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{path}: not an uncompressed tar, or damaged or truncated ({error}).") from None
-    size = path.stat().st_size
+    size = check_regular(path)
+    with path.open("rb") as file, open_tar(file, str(path), 2 * size + BLOCK) as archive:
+        entries = list(files_of(archive))
+        end = archive.offset
+        samples = [_member(archive, key, list(group)) for key, group in groupby(entries, _key)]
     last = max((member.offset + member.size for member in samples if member), default=0)
     if last > size or end + BLOCK > size:  # a whole archive ends with empty blocks
         raise DataError(f"{path}: truncated at {size:,} bytes; fetch or write it again.")
@@ -110,18 +111,24 @@ def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -
     for entry in entries:
         extension = entry.name.rsplit(".", 1)[-1].lower()
         if extension in LABEL_EXTENSIONS:
-            return _read(archive, key, entry).decode("utf-8", "replace").strip()
+            return _checked(archive, key, _read(archive, key, entry).decode("utf-8", "replace").strip())
         if extension == "json":
             found = _json_label(archive, key, _read(archive, key, entry))
-            if found is not None:
-                return str(found)
+            if isinstance(found, str | int | float):
+                return _checked(archive, key, str(found).strip())
     raise DataError(f"{archive.name!s}: sample {key} has no label (a .cls, .txt or .json beside the picture).")
+
+
+def _checked(archive: tarfile.TarFile, key: str, label: str) -> str:
+    if not 0 < len(label) <= MAX_NAME:
+        raise DataError(f"{archive.name!s}: the label of sample {key} has {len(label):,} signs, not 1 to {MAX_NAME}.")
+    return label
 
 
 def _json_label(archive: tarfile.TarFile, key: str, data: bytes) -> Any:
     try:
-        fields: Any = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        fields: Any = parse_json(data)
+    except ValueError as error:
         raise DataError(f"{archive.name!s}: sample {key} has JSON that cannot be read ({error}).") from None
     if not isinstance(fields, dict):
         return None
@@ -132,8 +139,7 @@ def _json_label(archive: tarfile.TarFile, key: str, data: bytes) -> Any:
 def _read(archive: tarfile.TarFile, key: str, entry: tarfile.TarInfo) -> bytes:
     if entry.size > MAX_LABEL:
         raise DataError(f"{archive.name!s}: the label of sample {key} has {entry.size:,} bytes; at most {MAX_LABEL:,}.")
-    file = archive.extractfile(entry)
-    return file.read() if file else b""
+    return read_member(archive, entry)
 
 
 @contextmanager
@@ -187,31 +193,47 @@ def open_shards(where: str, cache: Path, plan: SplitPlan) -> Dataset:
 def _open_indexed(where: str, cache: Path) -> Dataset:
     folder, _, _ = where.rpartition("/")
     try:
-        index: dict[str, Any] = json.loads(fetch_index(where, cache) if "://" in where else Path(where).read_bytes())
-        classes = tuple(str(name) for name in index["classes"])
+        data = fetch_index(where, cache) if "://" in where else read_bytes(Path(where), MAX_INDEX)
+        index = _typed(parse_json(data), dict, "the file")
+        classes = tuple(_name(name) for name in _typed(index["classes"], list, "classes"))
         splits: dict[str, Source] = {}
-        for split, entries in index["splits"].items():
-            labels = [[int(label) for label in entry["labels"]] for entry in entries]
-            _check_entries(split, entries, labels, len(classes))
+        for split, entries in _typed(index["splits"], dict, "splits").items():
+            _check_entries(split, _typed(entries, list, split), len(classes))
             shards = [
-                Shard(f"{folder or '.'}/{entry['file']}", cache, int(entry["bytes"]), len(some))
-                for entry, some in zip(entries, labels, strict=True)
+                Shard(f"{folder or '.'}/{entry['file']}", cache, entry["bytes"], len(entry["labels"]))
+                for entry in entries
             ]
-            splits[split] = _join(shards, labels)
+            splits[split] = _join(shards, [entry["labels"] for entry in entries])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{where}: not a list of shards ({type(error).__name__}: {error}).") from None
+        raise DataError(f"{where}: not a list of shards ({type(error).__name__}: {str(error)[:300]}).") from None
     return Dataset(name=folder.rsplit("/", 1)[-1] or "shards", classes=classes, splits=splits)
 
 
-def _check_entries(split: str, entries: list[dict[str, Any]], labels: list[list[int]], num_classes: int) -> None:
+def _check_entries(split: str, entries: list[Any], num_classes: int) -> None:
     if split not in SPLITS:
-        raise ValueError(f"the split {split!r} must be one of {', '.join(SPLITS)}")
-    for entry, some in zip(entries, labels, strict=True):
-        if Path(entry["file"]).name != entry["file"]:
-            raise ValueError(f"a shard lies beside the list; got {entry['file']!r}")
-        wrong = next((label for label in some if not 0 <= label < num_classes), None)
-        if wrong is not None:
-            raise ValueError(f"{entry['file']} has the label {wrong}, and there are {num_classes} classes")
+        raise ValueError(f"the split {shorten(split)} must be one of {', '.join(SPLITS)}")
+    for number, item in enumerate(entries):
+        entry = _typed(item, dict, f"shard {number} of {split}")
+        file = _name(entry["file"])
+        if Path(file).name != file:
+            raise ValueError(f"a shard lies beside the list; got {shorten(file)}")
+        if type(entry["bytes"]) is not int or not 0 <= entry["bytes"] < 2**62:
+            raise ValueError(f"the bytes of {file} must be a whole number; got {shorten(entry['bytes'])}")
+        for label in _typed(entry["labels"], list, f"the labels of {file}"):
+            if type(label) is not int or not 0 <= label < num_classes:
+                raise ValueError(f"{file} has the label {shorten(label)}, and there are {num_classes} classes")
+
+
+def _typed(value: Any, kind: type[Any], what: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{what} must be a {'list' if kind is list else 'mapping'}; got {shorten(value)}")
+    return value
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or "\0" in value:
+        raise ValueError(f"a name must be a text of 1 to {MAX_NAME} signs; got {shorten(value)}")
+    return value
 
 
 def fetch_index(url: str, cache: Path) -> bytes:
@@ -235,7 +257,7 @@ def _open_foreign(where: str, shards: list[Shard], plan: SplitPlan) -> Dataset:
         raise DataError(f"{where}: no .tar shards there.")
     names = [[member.label for member in shard.members] for shard in shards]
     found = {name for some in names for name in some}
-    classes = sorted(found, key=lambda name: (int(name) if name.isdigit() else -1, name))
+    classes = sorted(found, key=lambda name: (int(name) if name.isdecimal() and len(name) <= MAX_DIGITS else -1, name))
     codes = {name: code for code, name in enumerate(classes)}
     source = _join(shards, [[codes[name] for name in some] for some in names])
     keys = [source.key(index) for index in range(len(source))]
@@ -253,10 +275,14 @@ def _open_foreign(where: str, shards: list[Shard], plan: SplitPlan) -> Dataset:
 
 def expand_braces(pattern: str) -> list[str]:
     """`t-{000..002}.tar` → the three names; a pattern without braces is itself."""
-    match = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
-    if not match:
-        return [pattern]
-    first, last = match.groups()
-    numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-    parts = [pattern[: match.start()] + number + pattern[match.end() :] for number in numbers]
-    return [name for part in parts for name in expand_braces(part)]
+    names = [""]
+    end = 0
+    for match in re.finditer(r"\{([0-9]+)\.\.([0-9]+)\}", pattern):
+        first, last = match.groups()
+        count = int(last) - int(first) + 1 if len(first + last) <= 2 * MAX_DIGITS else MAX_SHARDS + 1
+        if count < 1 or count * len(names) > MAX_SHARDS:
+            raise DataError(f"{shorten(pattern)[1:-1]}: a pattern must stand for 1 to {MAX_SHARDS:,} shards.")
+        numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        names = [name + pattern[end : match.start()] + number for name in names for number in numbers]
+        end = match.end()
+    return [name + pattern[end:] for name in names]

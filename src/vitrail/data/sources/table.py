@@ -12,7 +12,7 @@ from vitrail.data.naming import name_after
 from vitrail.data.source import Dataset, FileSource, Labels, Source, align_labels
 from vitrail.data.sources.parquet import ParquetTable
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
-from vitrail.errors import DataError, shorten
+from vitrail.errors import DataError, list_names, shorten
 from vitrail.reading import check_regular
 
 # What we need from a table → the column names that are tried, in this order.
@@ -109,7 +109,7 @@ def _choose_columns(path: Path, names: Sequence[str], columns: Columns) -> dict[
         if not found and (asked or role != "split"):
             wanted = repr(asked) if asked else f"one of {', '.join(candidates)}"
             hint = " Its columns are separated by semicolons; write them with commas." if _semicolons(names) else ""
-            has = ", ".join(names) or "none"
+            has = list_names(names, 20) or "none"
             raise DataError(f"{path}: the {role} column must be {wanted}; the table has {has}.{hint}")
         chosen[role] = found[0] if found else ""
     return chosen
