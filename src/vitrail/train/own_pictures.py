@@ -63,9 +63,7 @@ def keep_own(dataset: Dataset, rows: Sequence[Row], say: Say) -> Dataset:
     used = {row.name for row in rows}
     lost = sorted(used - set(dataset.classes))
     if lost:
-        raise DataError(
-            f"{dataset.name}: the run's class {lost[0]} is not in the data any more; put it back to resume."
-        )
+        raise DataError(f"{dataset.name}: the run's class {lost[0]} is no longer in the data; put it back to resume.")
     classes = tuple(name for name in dataset.classes if name in used)
     known = {row.key for row in rows}
     new = [key for source in dataset.splits.values() for key in _keys(source) if key not in known]
@@ -106,9 +104,7 @@ def _select(
         row.key for row in own if row.key in places and dataset.classes[source.labels[places[row.key]]] != row.name
     ]
     if changed:
-        say(
-            f"{_pictures(changed)} of another class now; the run goes on with the class that it knows: {_some(changed)}"
-        )
+        say(f"{_pictures(changed)} of another class now; the run keeps the class that it began with: {_some(changed)}")
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[row.name] for row in own], dtype=np.int64)
     if not own:
