@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from mutation import attack, mutate, mutate_json
 
+from mutation import attack, mutate, mutate_json
 from vitrail.data import Dataset
 from vitrail.data.source import FileSource
 from vitrail.data.split import read_split, write_split
