@@ -30,7 +30,7 @@ for module in pkgutil.walk_packages(vitrail.__path__, "vitrail."):
 from dataclasses import replace
 from vitrail.train import recipe, train
 config = recipe("digits")
-config = replace(config, schedule=replace(config.schedule, epochs=1), machine=replace(config.machine, batch_size="auto"))
+config = replace(config, schedule=replace(config.schedule, epochs=1))
 train(config, sys.argv[1])
 assert train(config, sys.argv[1]).epochs == 1
 print("trained")

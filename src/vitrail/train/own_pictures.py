@@ -63,7 +63,9 @@ def keep_own(dataset: Dataset, rows: Sequence[Row], say: Say) -> Dataset:
     used = {row.name for row in rows}
     lost = sorted(used - set(dataset.classes))
     if lost:
-        raise DataError(f"{dataset.name}: the run's class {lost[0]} is no longer in the data; put it back to resume.")
+        raise DataError(
+            f"{dataset.name}: the run's class {lost[0][:100]} is no longer in the data; put it back to resume."
+        )
     classes = tuple(name for name in dataset.classes if name in used)
     known = {row.key for row in rows}
     new = [key for source in dataset.splits.values() for key in _keys(source) if key not in known]
@@ -126,4 +128,4 @@ def _pictures(keys: Sequence[str]) -> str:
 
 
 def _some(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:SHOWN]) + (", …" if len(keys) > SHOWN else "")
+    return ", ".join(key[:100] for key in keys[:SHOWN]) + (", …" if len(keys) > SHOWN else "")
