@@ -150,7 +150,12 @@ def test_a_time_budget_decides_the_epochs(here: Path, capsys: pytest.CaptureFixt
     assert main(["train", "digits", "--minutes", "0.05", "--no-check", "--json", "--out", "short"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["epochs"] < 20, "three seconds are not time for more"
-    assert yaml.safe_load(Path("short/config.yaml").read_text())["schedule"]["epochs"] == facts["epochs"]
+    schedule = yaml.safe_load(Path("short/config.yaml").read_text())["schedule"]
+    assert schedule["minutes"] == 0.05
+    assert "epochs" not in schedule, "they follow, and are revised on the way"
+    assert main(["train", "--config", "short/config.yaml", "--dry-run", "--no-check"]) == 0
+    assert main(["train", "--resume", "short", "--epochs", "3"]) == 2
+    assert "which has --minutes 0.05" in " ".join(capsys.readouterr().err.split())
 
 
 def test_batch_size_auto(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,13 +229,14 @@ def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytes
     assert main([*QUICK, "--out", "run"]) == 2
     assert "--resume run" in " ".join(capsys.readouterr().err.split())
     assert main(["train", "--resume", "run", "--dry-run"]) == 2
-    assert main(["train", "digits", "--resume", "run", "--epochs", "1", "--workers", "0", "--minutes", "9"]) == 0
+    assert main(["train", "--resume", "run", "--minutes", "9"]) == 2
+    assert main(["train", "digits", "--resume", "run", "--epochs", "1", "--workers", "0"]) == 0
     assert (here / "run" / "weights" / "best.safetensors").read_bytes() == before
     assert len((here / "run" / "results.csv").read_text().splitlines()) == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_save_and_say_how_to_go_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vitrail", "train", "digits", "--epochs", "4000", "--no-check", "--out", "run dir"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

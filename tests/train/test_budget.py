@@ -161,7 +161,7 @@ def test_the_final_evaluation_is_part_of_the_budget() -> None:
 def test_the_learning_rate_never_jumps(
     kind: str, warmup: float, durations: list[float], epochs: int, steps: int
 ) -> None:
-    """Whatever the epochs take: after the warm-up it only falls, and where a plan changes it goes on from where it is."""
+    """Whatever the epochs take: after the warm-up it only falls, and a new plan begins where the old one was."""
     config = Schedule(schedule=kind, warmup=warmup, cooldown=0.2)  # type: ignore[arg-type]
     plan, factors, step, spent, position = first_plan(epochs, steps), [], 0, 0.0, 0.0
     for epoch in itertools.count(1):

@@ -11,7 +11,7 @@ from vitrail.train.setup import check_strategy
 
 @pytest.mark.parametrize(
     ("optimizer", "world_size", "message"),
-    [("muon", 2, "whole matrices"), ("muon", 1, "several ranks"), ("adamw", 1, "several ranks")],
+    [("muon", 2, "whole matrices"), ("muon", 1, "several ranks"), ("adamw", 1, "on one, use --strategy ddp")],
 )
 def test_what_cannot_be_spread_is_refused(optimizer: str, world_size: int, message: str) -> None:
     config = recipe("digits")

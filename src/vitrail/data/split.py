@@ -108,7 +108,11 @@ def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
         raise DataError(f"{path}: not a table ({error}).") from None
     gone, new = sorted(set(where) - set(keys)), sorted(set(keys) - set(where))
     if gone or new:
-        found = "; ".join(f"{len(some)} {what}: {', '.join(some[:3])}…" for some, what in _pairs(gone, new) if some)
+        found = "; ".join(
+            f"{len(some)} {what}: {', '.join(key[:100] for key in some[:3])}…"
+            for some, what in _pairs(gone, new)
+            if some
+        )
         raise DataError(f"{path} was made for other pictures ({found}). Delete it to make a new split.")
     parts: dict[str, list[int]] = {}
     for index, key in enumerate(keys):

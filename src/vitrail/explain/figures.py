@@ -58,7 +58,7 @@ def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
     The sign, which is arbitrary, is such that the largest entry is positive.
     """
-    centred = (rows - rows.mean(dim=0)).double()
+    centred = (rows - rows.mean(dim=0)).cpu().double()  # not every device has float64
     _, singular, directions = torch.linalg.svd(centred, full_matrices=False)
     directions, variance = directions[:count], singular.square() / singular.square().sum()
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))

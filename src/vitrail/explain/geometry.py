@@ -52,8 +52,8 @@ def spread(cells: Tensor, view: View, how: Literal["smooth", "blocks"] = "smooth
     """
     top, left, bottom, right = view.seen
     top, bottom = (top, bottom) if rows is None else rows
-    shares = _weights(cells.shape[0], top, bottom, view.top, view.height, how).to(cells)
-    columns = _weights(cells.shape[1], left, right, view.left, view.width, how).to(cells)
+    shares = _weights(cells.shape[0], top, bottom, view.top, view.height, how).to(cells.dtype).to(cells.device)
+    columns = _weights(cells.shape[1], left, right, view.left, view.width, how).to(cells.dtype).to(cells.device)
     return shares @ cells @ columns.T
 
 

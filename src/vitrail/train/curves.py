@@ -1,7 +1,7 @@
 """`results.csv`, one row per epoch, and `results.png`, its curves."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from torch import nn
 from vitrail.errors import DataError
 from vitrail.train.config import TrainConfig
 from vitrail.train.optim import group_parameters
+
+LARGEST = 64 * 2**20  # bytes of a file that we read
+LARGEST_NUMBER = 1e15  # of any column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +49,26 @@ def read_rows(path: Path) -> list[Row]:
     """All whole rows; the last one may have been cut off by a crash."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    lines = text[: text.rfind("\n") + 1].splitlines()  # a number that was cut off may look like one
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it has more than {LARGEST:,} bytes")
+        text = path.read_text(encoding="utf-8")
+        lines = text[: text.rfind("\n") + 1].splitlines()  # a number that was cut off may look like one
+        return _parse(csv.DictReader(lines))
+    except (OSError, LookupError, TypeError, ValueError, csv.Error) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise DataError(
+            f"{path} is damaged ({str(reason)[:200]}); correct it, or remove it to go on without the epochs so far."
+        ) from error
+
+
+def _parse(lines: Iterable[dict[str, str]]) -> list[Row]:
     rows: list[Row] = []
-    for line in csv.DictReader(lines):
-        try:
-            rows.append(_row(line))
-        except (KeyError, TypeError, ValueError):
-            raise DataError(f"{path} is damaged at epoch {len(rows) + 1}.") from None
+    for line in lines:
+        row = _row(line)
+        if row.epoch <= (rows[-1].epoch if rows else 0):
+            raise ValueError(f"epoch {row.epoch} comes after {rows[-1].epoch if rows else 'none'}")
+        rows.append(row)
     return rows
 
 
@@ -61,8 +76,13 @@ def _row(line: dict[str, str]) -> Row:
     values: dict[str, Any] = {}
     for field in fields(Row):
         text = line[field.name]
-        whole = field.name in ("epoch", "step")
-        values[field.name] = None if text == "" else int(text) if whole else float(text)
+        if text == "" and field.name in ("val_loss", "val_accuracy"):
+            values[field.name] = None
+            continue
+        value = int(text) if field.name in ("epoch", "step") else float(text)
+        if not 0 <= value <= LARGEST_NUMBER:
+            raise ValueError(f"{field.name} is {text[:40]}")
+        values[field.name] = value
     return Row(**values)
 
 

@@ -114,7 +114,7 @@ class Lanes:
 
 def count(logits: Tensor, targets: Tensor) -> Scores:
     """Summed loss and correct answers of some logits."""
-    loss = F.cross_entropy(logits, targets, reduction="none").double().sum()
+    loss = F.cross_entropy(logits, targets, reduction="none").cpu().double().sum()  # not every device has float64
     return Scores(float(loss), int((logits.argmax(dim=1) == targets).sum()))
 
 

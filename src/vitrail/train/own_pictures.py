@@ -64,7 +64,7 @@ def keep_own(dataset: Dataset, rows: Sequence[Row], say: Say) -> Dataset:
     lost = sorted(used - set(dataset.classes))
     if lost:
         raise DataError(
-            f"{dataset.name}: the run's class {lost[0]} is not in the data any more; put it back to resume."
+            f"{dataset.name}: the run's class {lost[0][:100]} is no longer in the data; put it back to resume."
         )
     classes = tuple(name for name in dataset.classes if name in used)
     known = {row.key for row in rows}
@@ -106,9 +106,7 @@ def _select(
         row.key for row in own if row.key in places and dataset.classes[source.labels[places[row.key]]] != row.name
     ]
     if changed:
-        say(
-            f"{_pictures(changed)} of another class now; the run goes on with the class that it knows: {_some(changed)}"
-        )
+        say(f"{_pictures(changed)} of another class now; the run keeps the class that it began with: {_some(changed)}")
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[row.name] for row in own], dtype=np.int64)
     if not own:
@@ -130,4 +128,4 @@ def _pictures(keys: Sequence[str]) -> str:
 
 
 def _some(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:SHOWN]) + (", …" if len(keys) > SHOWN else "")
+    return ", ".join(key[:100] for key in keys[:SHOWN]) + (", …" if len(keys) > SHOWN else "")
