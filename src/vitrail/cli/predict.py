@@ -65,11 +65,13 @@ def predict(
     """
     from vitrail.device import pick_device
     from vitrail.predict import load
+    from vitrail.predict.arguments import check_standard_input
     from vitrail.weights.class_names import read_class_names
 
     if top_k < 1:
         raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
     chosen = choose_format(form, out)
+    check_standard_input(pictures, list_file)
     place, class_names = pick_device(device), None if classes is None else read_class_names(classes)
     source, names = tell_apart(pictures, model, predict)
     stream = gather(names, list_file)

@@ -16,6 +16,7 @@ from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.train.config import Machine, Optim, Schedule, Start
+from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
     from vitrail.data import Dataset
@@ -113,7 +114,9 @@ def train(
         if folder is None or "No space left" not in str(error):
             raise
         again = f"vitrail train --resume {shlex.quote(str(folder))}"
-        raise VitrailError(f"{error}; what was saved before is whole: make room and continue with {again}") from error
+        raise VitrailError(
+            f"{reason(error)}; what was saved before is whole: make room and continue with {again}"
+        ) from error
 
 
 def _tell_how_to_go_on(folder: Path | None, ranks: "Ranks", console: Console) -> None:
@@ -132,7 +135,7 @@ def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
         try:
             settings = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"cannot read the config file {config}: {error}") from error
+            raise ConfigError(f"cannot read the config file {config}: {reason(error)}") from error
         changes = flatten(settings, str(config))
     said = given(flags)
     for one, other in (("minutes", "epochs"), ("weights", "model")):  # of which a flag replaces the file's
@@ -169,7 +172,9 @@ def _check(dataset: "Dataset", console: Console, config: "TrainConfig", *, silen
     if total > PREFLIGHT_LIMIT:
         if silent:
             return
-        console.print(f"[dim]{total:,} pictures are not checked one by one; vitrail data check {config.data} does.[/]")
+        console.print(
+            f"[dim]{counted(total, 'picture')} are not checked one by one; vitrail data check {config.data} does.[/]"
+        )
         return
     with progress_bar("checking pictures", total) as advance:
         report = check_data(dataset, os.cpu_count() or 1, advance)
@@ -276,16 +281,16 @@ def print_plan(
 
         console.print(yaml.safe_dump(facts["config"], sort_keys=False, allow_unicode=True), end="", markup=False)
     counts = ", ".join(f"{name} {count:,}" for name, count in facts["pictures"].items())
-    console.print(f"data    {escape(setup.dataset.name)}: {facts['classes']} classes; {counts}")
+    console.print(f"data    {escape(setup.dataset.name)}: {counted(facts['classes'], 'class')}; {counts}")
     height, width = facts["image_size"]
     console.print(
         f"model   {escape(str(facts['model']))}: {parameters:,} parameters, pictures of {width}×{height}, "
         f"recipe {config.recipe}"
     )
     epochs = config.schedule.epochs
-    what = f"{epochs} epochs of about {seconds / epochs:.1f} s ({duration(seconds)})"
+    what = f"{counted(epochs, 'epoch')} of about {seconds / epochs:.1f} s ({duration(seconds)})"
     if config.start.train == "head":
-        what = f"features once, in about {duration(seconds)}; then {epochs} epochs of the head"
+        what = f"features once, in about {duration(seconds)}; then {counted(epochs, 'epoch')} of the head"
     console.print(
         f"plan    {what} on {ranks.device} × {ranks.world_size}, batch {config.machine.batch_size}, "
         f"memory {facts['memory_mb']:,} MB"
@@ -319,7 +324,9 @@ def print_scores(outcome: "Outcome", console: Console) -> None:
     """Accuracy and loss on each split."""
     judged = {name: it for name, it in (("val", outcome.val), ("test", outcome.test)) if it is not None}
     for name, it in judged.items():
-        console.print(f"{name:5} accuracy [bold]{it.accuracy:.2%}[/]  loss {it.loss:.4f}  ({it.count:,} pictures)")
+        console.print(
+            f"{name:5} accuracy [bold]{it.accuracy:.2%}[/]  loss {it.loss:.4f}  ({counted(it.count, 'picture')})"
+        )
 
 
 def written_paths(outcome: "Outcome", pages: list[Path]) -> list[Path]:

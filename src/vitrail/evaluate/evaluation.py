@@ -21,6 +21,7 @@ from vitrail.evaluate.sharing import Share
 from vitrail.evaluate.views import ViewName, views
 from vitrail.predict import Predictor
 from vitrail.predict.stream import map_in_order
+from vitrail.wording import counted
 
 MAX_BROKEN_RATE = 0.01  # more pictures than that cannot be left out without changing what is measured
 
@@ -131,7 +132,7 @@ def raise_broken(broken: dict[str, str], count: int) -> None:
     """Too many to go on."""
     some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
     raise DataError(
-        f"{len(broken)} of {count} pictures cannot be read, more than {MAX_BROKEN_RATE:.0%}; "
+        f"{len(broken)} of {counted(count, 'picture')} cannot be read, more than {MAX_BROKEN_RATE:.0%}; "
         f"run vitrail data check:{some}"
     )
 
@@ -144,7 +145,9 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
         if by_position and width == len(classes):
             return list(range(len(classes)))
         if by_position:
-            raise DataError(f"the model has {width} classes and the data have {len(classes)}; they must be the same.")
+            raise DataError(
+                f"the model has {counted(width, 'class')} and the data have {len(classes)}; they must be the same."
+            )
         raise DataError(
             f"the checkpoint has no class names, so nobody knows which of its {width} outputs is which; load it with "
             f"classes=[…], or say that they are in the data's order ({', '.join(classes[:3])}, …) with --by-position."

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import ViT
+from vitrail.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def _encoder_steps(model: ViT) -> list[Step]:
     attention = count("attention") - count("attention.qkv") - count("attention.proj")
     matrices = depth * tokens * width * width
     return [
-        Step(name=f"encoder, {depth} blocks", shape=(tokens, width), note="in each:", parameters=scales),
+        Step(name=f"encoder, {counted(depth, 'block')}", shape=(tokens, width), note="in each:", parameters=scales),
         Step(name="  LayerNorm", shape=(tokens, width), parameters=norms[0]),
         Step(name="  Q, K, V", shape=heads, parameters=count("attention.qkv"), macs=3 * matrices),
         Step(

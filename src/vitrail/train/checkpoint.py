@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from vitrail.errors import WeightsError
 from vitrail.schema import from_dict, to_dict
 from vitrail.train.ranks import Ranks
+from vitrail.wording import reason
 
 KEPT = 2
 STATE = "state.json"
@@ -160,7 +161,7 @@ def read_progress(path: Path) -> Progress:
         values = {name: value for name, value in facts["progress"].items() if value is not None}
         return from_dict(Progress, values)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"{path} is damaged: its {STATE} cannot be read ({error}).") from error
+        raise WeightsError(f"{path} is damaged: its {STATE} cannot be read ({reason(error)}).") from error
 
 
 def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress:
@@ -192,7 +193,7 @@ def _root_cause(error: BaseException) -> str:
         error = next(iter(failures.values()))[0]
     while error.__cause__ is not None:
         error = error.__cause__
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return reason(error).splitlines()[0]
 
 
 @contextmanager

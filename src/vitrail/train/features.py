@@ -12,6 +12,7 @@ from vitrail.data.loader import Loader
 from vitrail.errors import ConfigError
 from vitrail.evaluate.sharing import Share
 from vitrail.train.ranks import Ranks
+from vitrail.wording import counted
 
 TOLERANCE = 1e-3  # of what sums up the features, computed in other parts
 
@@ -71,7 +72,7 @@ class FeatureLoader:
 def check_batch_size(batch_size: int, pictures: int, world_size: int) -> None:
     """Refuse what gives no whole batch, or no equal parts of one."""
     if batch_size > pictures:
-        raise ConfigError(f"batch_size {batch_size} is more than the {pictures} pictures; lower it.")
+        raise ConfigError(f"batch_size {batch_size} is more than the {counted(pictures, 'picture')}; lower it.")
     if batch_size % world_size:
         raise ConfigError(f"batch_size must be a multiple of the {world_size} ranks; got {batch_size}.")
 

@@ -33,6 +33,7 @@ from vitrail.train.setup import EVAL_BATCH, Setup, check_strategy, num_threads, 
 from vitrail.train.signals import InterruptedRunError, Signals
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.native import save_checkpoint
+from vitrail.wording import counted
 
 MAX_RESCUES = 3
 AGREE_EVERY = {"cpu": 1}  # steps between two questions to the other ranks (stop? save?); on GPUs that costs a wait
@@ -85,7 +86,8 @@ class Trainer:
         def features_of(images: Tensor) -> Tensor:
             return self.model.features(images.to(self.ranks.device))
 
-        self.listener.said(f"computing the features of {len(self.setup.dataset.split(split)):,} {split} pictures, once")
+        pictures = counted(len(self.setup.dataset.split(split)), f"{split} picture")
+        self.listener.said(f"computing the features of {pictures}, once")
         loader = plain_loader(self.setup, split, self.ranks)
         found = compute_features(loader, features_of, partial(self.listener.prepared, f"{split} features"))
         size = self.setup.config.machine.batch_size
@@ -228,7 +230,7 @@ class Trainer:
         self.save()
         self.listener.finished_epoch(row, is_best)
         if progress.stopped_early:
-            self.listener.said(f"no better for {patience} epochs: stopping early")
+            self.listener.said(f"no better for {counted(patience or 0, 'epoch')}: stopping early")
 
     def _is_best(self, judged: Judgement | None) -> bool:
         """Whether these weights are the ones to keep."""

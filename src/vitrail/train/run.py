@@ -42,6 +42,7 @@ from vitrail.train.setup import (
 )
 from vitrail.weights.files import atomic_path
 from vitrail.weights.native import read_native
+from vitrail.wording import reason
 
 CONFIG = "config.yaml"
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
@@ -193,7 +194,7 @@ def read_config(folder: Path) -> TrainConfig:
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{folder} is not a training run: cannot read {path.name} ({error}).") from error
+        raise ConfigError(f"{folder} is not a training run: cannot read {path.name} ({reason(error)}).") from error
     return from_dict(TrainConfig, settings)
 
 
