@@ -225,6 +225,9 @@ def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytes
     assert "--resume run" in " ".join(capsys.readouterr().err.split())
     assert main(["train", "--resume", "run", "--dry-run"]) == 2
     assert main(["train", "digits", "--resume", "run", "--epochs", "1", "--workers", "0", "--minutes", "9"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "run is finished: 1 epoch, the best of them 1; nothing is left to train" in printed
+    assert "wrote run/report.html" not in printed
     assert (here / "run" / "weights" / "best.safetensors").read_bytes() == before
     assert len((here / "run" / "results.csv").read_text().splitlines()) == 2
 

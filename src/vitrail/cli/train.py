@@ -9,7 +9,7 @@ from rich.console import Console
 
 from vitrail.cli.flags import given, optional_fields
 from vitrail.cli.options import Json, parse_size
-from vitrail.cli.printing import SteadyConsole, duration, escape, print_end, print_json, progress_bar
+from vitrail.cli.printing import SteadyConsole, duration, escape, print_end, print_json, progress_bar, working
 from vitrail.cli.report import attempt, report_on_run
 from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.data.augment.config import Augment
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _Flags = optional_fields("TrainFlags", Start, Optim, Schedule, Machine, Augment, DataConfig)
 _FLAGS: Any = Annotated[_Flags, Parameter(name="*")]
 _NOTHING = _Flags()
+PRETRAINED = "hf://google/vit-base-patch16-224-in21k"
 PREFLIGHT_LIMIT = 20_000  # pictures: larger sets are looked at with `vitrail data check`
 
 
@@ -87,6 +88,10 @@ def train(
         if resume is None and (begun := find_begun(out, Path("runs"), ranks)) is not None:
             resume, folder, changes = begun, begun, {}  # the same command as before, so the same run
         if resume is not None:
+            if not as_json and (ended := _refuse_or_describe(resume, data, recipe, changes)):
+                _print_ended(ended, resume, ranks, console)
+                leave_ranks()
+                return 0
             setup = _reopen(resume, data, recipe, changes, ranks)
             outcome = carry_out_shown(setup, ranks, resume, console, track, as_json, resume=True)
         else:
@@ -152,12 +157,18 @@ def _prepare(
     data: str, changes: dict[str, Any], ranks: "Ranks", console: Console, check: bool, as_json: bool
 ) -> tuple["Setup", "Measured"]:
     from vitrail.cli.progress import Display
+    from vitrail.train.choose import wants_weights
     from vitrail.train.run import resolve, settle
 
     display = Display(console, silent=as_json or not ranks.is_first)
     config, dataset = resolve(data, changes, ranks)
     if check:
         ranks.from_first(lambda: _check(dataset, console, config, silent=as_json))
+    if wants_weights(config, dataset):
+        display.said(
+            f"training from scratch on {counted(len(dataset.split('train')), 'photograph')}; pretrained weights are "
+            f"usually far more accurate: add --weights {PRETRAINED}"
+        )
     return settle(config, dataset, ranks, display)
 
 
@@ -210,6 +221,24 @@ def _refuse_with_resume(resume: Path, out: Path | None, dry_run: bool) -> None:
         raise ConfigError(f"--resume continues in {resume}; leave --out {out} away.")
     if dry_run:
         raise ConfigError("--dry-run shows what a new run would do; leave --resume away.")
+
+
+def _refuse_or_describe(folder: Path, data: str, recipe: str | None, changes: dict[str, Any]) -> str:
+    """What a finished run came to, unless the flags conflict with it; "" for a run that can go on."""
+    from vitrail.train.run import describe_end, read_config, refuse_conflicts
+
+    config = read_config(folder)
+    given = {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
+    refuse_conflicts(config, {**changes, **given})
+    return describe_end(folder, config)
+
+
+def _print_ended(ended: str, folder: Path, ranks: "Ranks", console: Console) -> None:
+    if ranks.is_first:
+        console.print(escape(ended))
+        console.print(f"its report: {escape(str(folder / 'report.html'))}")
+        again = shlex.join(["vitrail", "train", "PICTURES", "--weights", str(folder)])
+        print_end([], f"{again} starts a new run from its weights")
 
 
 def _reopen(folder: Path, data: str, recipe: str | None, changes: dict[str, Any], ranks: "Ranks") -> "Setup":
@@ -315,9 +344,11 @@ def end(outcome: "Outcome", setup: "Setup", ranks: "Ranks", console: Console, as
 
 def write_reports(outcome: "Outcome", setup: "Setup", ranks: "Ranks") -> list[Path]:
     """The report of a finished run and the figures beside it; none if they cannot be made, which is then said."""
-    return attempt(
-        lambda: report_on_run(outcome.folder, setup.dataset, str(ranks.device)), f"the model is in {outcome.weights}"
-    )
+    with working("writing the report"):
+        return attempt(
+            lambda: report_on_run(outcome.folder, setup.dataset, str(ranks.device)),
+            f"the model is in {outcome.weights}",
+        )
 
 
 def print_scores(outcome: "Outcome", console: Console) -> None:

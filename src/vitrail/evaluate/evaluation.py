@@ -145,9 +145,7 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
         if by_position and width == len(classes):
             return list(range(len(classes)))
         if by_position:
-            raise DataError(
-                f"the model has {counted(width, 'class')} and the data have {len(classes)}; they must be the same."
-            )
+            raise DataError(f"the model has {width} classes and the data have {len(classes)}; they must be the same.")
         raise DataError(
             f"the checkpoint has no class names, so nobody knows which of its {width} outputs is which; load it with "
             f"classes=[…], or say that they are in the data's order ({', '.join(classes[:3])}, …) with --by-position."

@@ -20,6 +20,7 @@ from vitrail.data.view import augmentation_sheet
 from vitrail.errors import ConfigError
 from vitrail.schema import from_dict, to_dict
 from vitrail.train import plan
+from vitrail.train.checkpoint import list_checkpoints, read_progress
 from vitrail.train.choose import apply_changes, choose
 from vitrail.train.config import TrainConfig
 from vitrail.train.curves import draw_curves, read_rows
@@ -42,7 +43,7 @@ from vitrail.train.setup import (
 )
 from vitrail.weights.files import atomic_path
 from vitrail.weights.native import read_native
-from vitrail.wording import reason
+from vitrail.wording import counted, reason
 
 CONFIG = "config.yaml"
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
@@ -196,6 +197,21 @@ def read_config(folder: Path) -> TrainConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{folder} is not a training run: cannot read {path.name} ({reason(error)}).") from error
     return from_dict(TrainConfig, settings)
+
+
+def describe_end(folder: Path, config: TrainConfig) -> str:
+    """What a run that has nothing left to do came to; "" for one that can go on, or whose report is missing."""
+    saved = list_checkpoints(folder / "weights" / "last")
+    if not saved or not (folder / "metrics.json").is_file() or not (folder / "report.html").is_file():
+        return ""
+    progress = read_progress(saved[-1])
+    if progress.epoch < config.schedule.epochs and not progress.stopped_early:
+        return ""
+    early = ", where it stopped early" if progress.stopped_early else ""
+    return (
+        f"{folder} is finished: {counted(progress.epoch, 'epoch')}{early}, the best of them {progress.best_epoch}; "
+        "nothing is left to train."
+    )
 
 
 def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
