@@ -66,5 +66,5 @@ def test_a_checkpoint_and_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFix
         assert main(["summary", str(source), "--num-classes", "3", "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)["config"]
         assert (facts["width"], facts["depth"], facts["num_classes"]) == (32, 3, 3)
-    assert main(["summary", str(tmp_path / "ran")]) == 2
+    assert main(["summary", str(tmp_path / "runn")]) == 2
     assert f"did you mean {tmp_path / 'run'}?" in capsys.readouterr().err
