@@ -176,7 +176,7 @@ def test_batch_size_auto(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([*QUICK, "--config", "missing.yaml"], "cannot read the config file"),
         (["train", "--resume", "nothing"], "not a training run"),
         (["train", "digits", "--recipe", "finetune", "--no-check"], "--weights"),
-        ([*QUICK, "--batch-size", "5000"], "more than the 1259 pictures"),
+        ([*QUICK, "--batch-size", "5000"], "more than the 1,259 pictures"),
     ],
 )
 def test_mistakes_are_explained(arguments, message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
