@@ -36,9 +36,8 @@ def reason(error: BaseException) -> str:
     """What went wrong, as a person says it: of the system's errors the words and the file, never the number."""
     if not isinstance(error, OSError) or not error.strerror:
         return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-    words = error.strerror[:1].lower() + error.strerror[1:]
     files = " → ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    return f"{files}: {words}" if files else words
+    return f"{files}: {error.strerror}" if files else error.strerror
 
 
 def hint_path(text: str, beside: tuple[str, ...] = ("runs",)) -> str:

@@ -77,7 +77,7 @@ def test_the_system_has_no_numbers(capsys: pytest.CaptureFixture[str], tmp_path:
     with pytest.raises(FileNotFoundError) as caught:
         (tmp_path / "gone").read_bytes()
     printing.print_error(caught.value)
-    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such file or directory\n"
+    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: No such file or directory\n"
 
 
 def test_one_thing_moves_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
