@@ -37,7 +37,7 @@ def test_nothing_that_is_plain_can_steer_a_terminal() -> None:
 def test_the_system_speaks_without_numbers(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Errno") as caught:
         (tmp_path / "gone").read_text()
-    assert reason(caught.value) == f"{tmp_path / 'gone'}: no such file or directory"
+    assert reason(caught.value) == f"{tmp_path / 'gone'}: No such file or directory"
     assert reason(OSError("cannot write")) == "cannot write"
     assert reason(ValueError("bad")) == "bad"
     assert reason(ValueError()) == "ValueError"

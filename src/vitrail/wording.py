@@ -1,5 +1,6 @@
 """The words of messages: counts that agree with their nouns, text that is safe to print, the system's words, hints."""
 
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from itertools import islice
@@ -34,10 +35,9 @@ def _escape(char: str) -> str:
 def reason(error: BaseException) -> str:
     """What went wrong, as a person says it: of the system's errors the words and the file, never the number."""
     if not isinstance(error, OSError) or not error.strerror:
-        return str(error) or type(error).__name__
-    words = error.strerror[:1].lower() + error.strerror[1:]
+        return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
     files = " → ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    return f"{files}: {words}" if files else words
+    return f"{files}: {error.strerror}" if files else error.strerror
 
 
 def hint_path(text: str, beside: tuple[str, ...] = ("runs",)) -> str:

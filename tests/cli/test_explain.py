@@ -115,7 +115,7 @@ def test_explanations_that_say_nothing_are_no_pictures(save, photos, capsys: pyt
     ("arguments", "message"),
     [
         (["a/one.png"], "name at least one picture"),
-        (["a/one.png", "nothing.jpg"], "no such file"),
+        (["a/one.png", "nothing.jpg"], "no such picture"),
         (["a/one.png", "none*.jpg"], "no picture matches this pattern"),
         (["a/one.png", "a", "--layers", "x"], "layers must be whole numbers"),
         (["a/one.png", "a", "--method", "attention", "--heads", "9"], "head must be between -4 and 3"),
@@ -226,7 +226,7 @@ def test_figures_say_what_a_model_has_not(save, capsys: pytest.CaptureFixture[st
 def test_figures_of_many_channels_need_no_pictures(save, capsys: pytest.CaptureFixture[str]) -> None:
     spec = Preprocess(size=(32, 32), channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
     assert main(["figures", save(channels=5, spec=spec), "--out", "f"]) == 0
-    assert "wants 5 channels" in capsys.readouterr().out
+    assert "takes 5 channels" in capsys.readouterr().out
     assert {path.stem for path in Path("f").iterdir()} == {"filters", "positions"}
 
 

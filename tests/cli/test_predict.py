@@ -198,3 +198,36 @@ def test_embed_a_data_set_with_its_labels(inside: Path, capsys: pytest.CaptureFi
 def test_help_names_the_choice_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--help"]) == 0
     assert "[MODEL] PICTURES" in " ".join(capsys.readouterr().out.split())
+
+
+def test_classes_are_named_from_a_file(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(inside / "bare.safetensors", None)
+    (inside / "names.txt").write_text("\n".join(CLASSES))
+    (inside / "few.json").write_text(json.dumps({"0": "a", "1": "b"}))
+    asked = ["photos/00.jpg", "--format", "jsonl"]
+    assert main(["predict", "bare.safetensors", *asked]) == 0
+    numbers = rows_of(capsys)[0]["labels"]
+    assert main(["predict", "bare.safetensors", *asked, "--classes", "names.txt"]) == 0
+    assert rows_of(capsys)[0]["labels"] == [CLASSES[int(number)] for number in numbers]
+    assert main(["predict", "bare.safetensors", *asked, "--classes", "few.json"]) == 2
+    assert "few.json must have one name for each class of the head: it has 2 names" in capsys.readouterr().err
+    assert main(["convert", "bare.safetensors", "named.safetensors", "--classes", "names.txt"]) == 0
+    assert vitrail.load("named.safetensors").classes == CLASSES
+
+
+def test_one_picture_is_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "tiny.safetensors", "photos/00.jpg"]) == 0
+    assert capsys.readouterr().err.startswith("1 picture in ")
+
+
+def test_a_list_may_name_what_is_not_there(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (inside / "list").write_text("photos/00.jpg\ngone.jpg\n")
+    assert main(["predict", "tiny.safetensors", "--list", "list", "--format", "jsonl"]) == 1
+    assert [bool(row["error"]) for row in rows_of(capsys)] == [False, True]
+
+
+def test_names_are_whole_in_a_pipe(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = inside / ("a" * 100 + ".jpg")
+    (inside / "photos/00.jpg").rename(long)
+    assert main(["predict", "tiny.safetensors", str(long)]) == 0
+    assert str(long) in capsys.readouterr().out

@@ -77,4 +77,19 @@ def test_the_system_has_no_numbers(capsys: pytest.CaptureFixture[str], tmp_path:
     with pytest.raises(FileNotFoundError) as caught:
         (tmp_path / "gone").read_bytes()
     printing.print_error(caught.value)
-    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: no such file or directory\n"
+    assert capsys.readouterr().err == f"error: {tmp_path / 'gone'}: No such file or directory\n"
+
+
+def test_one_thing_moves_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar within other work, as a report has it, must not be drawn across its spinner."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with printing.working("writing the report"):
+        outer = printing._SHOWN[-1]
+        assert outer.live.is_started
+        with printing.progress_bar("pictures", 3) as advance:
+            advance(1)
+            assert not outer.live.is_started
+            assert printing._SHOWN[-1].live.is_started
+        assert outer.live.is_started
+    assert not printing._SHOWN
+    assert not outer.live.is_started

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.predict.conftest import write_tiny
 
 from vitrail.cli.main import main
 
@@ -57,3 +58,13 @@ def test_a_bad_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], t
 def test_bad_arguments_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", *arguments]) == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_a_checkpoint_and_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(tmp_path / "run" / "weights" / "best.safetensors")
+    for source in (tmp_path / "run", tmp_path / "run" / "weights" / "best.safetensors"):
+        assert main(["summary", str(source), "--num-classes", "3", "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)["config"]
+        assert (facts["width"], facts["depth"], facts["num_classes"]) == (32, 3, 3)
+    assert main(["summary", str(tmp_path / "runn")]) == 2
+    assert f"did you mean {tmp_path / 'run'}?" in capsys.readouterr().err

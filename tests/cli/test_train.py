@@ -181,7 +181,7 @@ def test_batch_size_auto(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([*QUICK, "--config", "missing.yaml"], "cannot read the config file"),
         (["train", "--resume", "nothing"], "not a training run"),
         (["train", "digits", "--recipe", "finetune", "--no-check"], "--weights"),
-        ([*QUICK, "--batch-size", "5000"], "more than the 1259 pictures"),
+        ([*QUICK, "--batch-size", "5000"], "more than the 1,259 pictures"),
     ],
 )
 def test_mistakes_are_explained(arguments, message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +230,11 @@ def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytes
     assert "--resume run" in " ".join(capsys.readouterr().err.split())
     assert main(["train", "--resume", "run", "--dry-run"]) == 2
     assert main(["train", "--resume", "run", "--minutes", "9"]) == 2
+    capsys.readouterr()
     assert main(["train", "digits", "--resume", "run", "--epochs", "1", "--workers", "0"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "run is finished: 1 epoch, the best of them 1; nothing is left to train" in printed
+    assert "wrote run/report.html" not in printed
     assert (here / "run" / "weights" / "best.safetensors").read_bytes() == before
     assert len((here / "run" / "results.csv").read_text().splitlines()) == 2
 

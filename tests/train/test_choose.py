@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError
 from vitrail.model import variants
 from vitrail.schema import from_dict, to_dict
 from vitrail.train import TrainConfig, recipe
-from vitrail.train.choose import apply_changes, choose, field_homes, flatten, typical_side
+from vitrail.train.choose import apply_changes, choose, field_homes, flatten, typical_side, wants_weights
 from vitrail.train.recipes import RECIPES
 
 
@@ -93,3 +93,18 @@ def test_a_run_folders_config_is_a_config_file() -> None:
 def test_files_with_other_things_are_refused(settings) -> None:
     with pytest.raises(ConfigError):
         flatten(settings, "x.yaml")
+
+
+def test_few_photographs_want_weights(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (96, 80)).save(tmp_path / name / f"{number}.jpg")
+    photographs = open_data(tmp_path)
+    scratch = recipe("scratch")
+    assert wants_weights(scratch, photographs)
+    assert not wants_weights(apply_changes(scratch, {"weights": "w", "model": None}), photographs)
+    assert not wants_weights(scratch, arrays(100, 3, 128))
+    for path in tmp_path.rglob("*.jpg"):
+        Image.new("RGB", (32, 32)).save(path)
+    assert not wants_weights(scratch, photographs)

@@ -1,6 +1,7 @@
 """`vitrail data check | show | shard`."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.data.check.report import Report
@@ -78,7 +80,7 @@ def check(
         print_json(_as_json(report, paths))
     else:
         _print_report(report)
-        print_end(paths, f"vitrail data show {where}")
+        print_end(paths, shlex.join(["vitrail", "data", "show", where]))
     return report.exit_code
 
 
@@ -122,7 +124,7 @@ def show(
     sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
     folder = new_run_folder("data-show", out)
     sheet.save(folder / "augmented.png")
-    print_end([folder / "augmented.png"], f"vitrail data check {where}")
+    print_end([folder / "augmented.png"], shlex.join(["vitrail", "data", "check", where]))
     return 0
 
 
@@ -150,12 +152,12 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
     with progress_bar("writing shards", sum(len(source) for source in dataset.splits.values())) as advance:
         written = write_shards(dataset, out, max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
     console = SteadyConsole(highlight=False)
-    console.print(f"{written.num_samples:,} pictures in {len(written.files) - 1} shards")
+    console.print(f"{counted(written.num_samples, 'picture')} in {counted(len(written.files) - 1, 'shard')}")
     for key, why in list(written.skipped.items())[:10]:
         console.print(f"[yellow]left out[/] {escape(key)}: {escape(why)}", soft_wrap=True)
     if len(written.skipped) > 10:
         console.print(f"… and {len(written.skipped) - 10} more")
-    print_end([written.files[-1]], f"vitrail data check {out}")
+    print_end([written.files[-1]], shlex.join(["vitrail", "data", "check", str(out)]))
     return int(bool(written.skipped))
 
 
@@ -176,12 +178,14 @@ def _print_report(report: "Report") -> None:
     console = SteadyConsole(highlight=False)
     console.print(_count_table(report))
     console.print(_describe_sizes(report))
-    findings = Table("", "found", "pictures", "for example", box=None, pad_edge=False)
-    for item, count in report.summary():
-        example = f"{escape(item.key)}  [dim]{escape(item.detail)}[/]" if item.detail else escape(item.key)
-        findings.add_row(f"[{STYLES[item.severity]}]{item.severity}[/]", item.what, f"{count:,}", example)
     console.print()
-    console.print(findings if report.findings else "[green]Nothing wrong was found.[/]")
+    for item, count in report.summary():  # lines and no table, which would cut the paths
+        detail = f"  [dim]{escape(item.detail)}[/]" if item.detail else ""
+        severity = f"[{STYLES[item.severity]}]{item.severity:7}[/]"
+        example = f"{'' if count == 1 else 'for example '}{escape(item.key)}{detail}"
+        console.print(f"{severity}  {item.what}: {count:,}, {example}", soft_wrap=True)
+    if not report.findings:
+        console.print("[green]Nothing wrong was found.[/]")
 
 
 def _count_table(report: "Report") -> Table:
@@ -196,7 +200,7 @@ def _count_table(report: "Report") -> Table:
         row = [counts[name][split] for split in splits]
         table.add_row(escape(name), *(f"{count:,}" for count in (*row, sum(row))))
     if len(counts) > MAX_ROWS:
-        table.add_row(f"… {len(counts) - MAX_ROWS} more classes")
+        table.add_row(f"… {counted(len(counts) - MAX_ROWS, 'more class')}")
     totals = [sum(row[split] for row in counts.values()) for split in splits]
     table.add_row("[bold]all[/]", *(f"[bold]{count:,}[/]" for count in (*totals, sum(totals))))
     return table

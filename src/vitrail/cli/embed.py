@@ -80,13 +80,13 @@ def embed(
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"--batch-size must be at least 1; got {batch_size}.")
     check_run_folder(out)
+    if data is None and (given := [*(["--split"] if split else ()), *_data_options(config)]):
+        raise ConfigError(f"{', '.join(given)} {'goes' if len(given) == 1 else 'go'} with --data.")
     place = pick_device(device)
     source, names = tell_apart(pictures, model, embed)
     if data is not None and (names or list_file):
         raise ConfigError(f"give pictures or --data, not both; got --data {data} and {list_file or names[0]}.")
     if data is None:
-        if given := [*(["--split"] if split else ()), *_data_options(config)]:
-            raise ConfigError(f"{', '.join(given)} {'goes' if len(given) == 1 else 'go'} with --data.")
         stream = gather(names, list_file)
         table = _embed_pictures(load(source, device=place), stream, batch_size)
     else:

@@ -114,12 +114,14 @@ def eval(  # noqa: A001 - the verb's name
     limit = _number("--robustness-pictures", robustness_pictures, ROBUSTNESS_PICTURES, "--robustness", robustness)
     shots = _number("--shots", shots, SHOTS, "--probe shots", "shots" in probe)
     check_run_folder(out)
-    place, class_names = pick_device(device), None if classes is None else read_class_names(classes)
+    place = pick_device(device)
+    if classes is not None:
+        read_class_names(classes)  # wrong ones are told before anything is opened
     source, where = tell_data(model, data)
     with share_work() as share:
         first = share.rank == 0
         with working(f"loading {source}", speaks=first):
-            predictor = load(source, class_names=class_names, device=place)
+            predictor = load(source, class_names=classes, device=place)
         with working(f"opening {where}", speaks=first):
             dataset, split_from = _open(where, config, source)
         name = split or _default_split(dataset)

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitrail.cli.printing import SteadyConsole, plain
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.evaluate.evaluation import Evaluation
@@ -19,7 +20,7 @@ MAX_CLASSES = 20
 def print_evaluation(title: str, found: "Evaluation", facts: dict[str, Any]) -> None:
     """The numbers, the classes and the mistakes."""
     metrics = found.metrics
-    console = _begin(f"{title}: {len(found.targets):,} pictures", facts)
+    console = _begin(f"{title}: {counted(len(found.targets), 'picture')}", facts)
     if found.chose_epoch:
         console.print(
             "val also chose the epoch whose weights were kept: these figures are a little too good", style="dim"
@@ -76,7 +77,7 @@ def _extra_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if "robustness" in facts:
         robust = facts["robustness"]
         curves = ", ".join(f"{name} {_mean(curve):.1%}" for name, curve in robust["curves"].items())
-        rows.append(("corrupted", f"{robust['mean']:.1%} of {robust['pictures']:,} pictures; {curves}"))
+        rows.append(("corrupted", f"{robust['mean']:.1%} of {counted(robust['pictures'], 'picture')}; {curves}"))
     return rows
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from vitrail.cli.convert import Format
 from vitrail.cli.options import Activation, AttentionScale, Ema, Heads, Json, NormEps, Pooling, Size, parse_size
 from vitrail.cli.printing import SteadyConsole, print_json
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.model import ViTConfig
@@ -107,7 +108,7 @@ def _rows(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
         ("format", checkpoint.file_format),
         ("picture", f"{config.channels}×{config.image_size[0]}×{config.image_size[1]}"),
         ("patches", f"{config.patch_size[0]}×{config.patch_size[1]}{stem}, grid {config.grid[0]}×{config.grid[1]}"),
-        ("encoder", f"{config.depth} blocks, width {config.width}, {config.heads} heads, MLP {config.hidden_width}"),
+        ("encoder", _encoder(config)),
         ("block", _block(config)),
         ("tokens", _tokens(config)),
         ("pooling", config.pooling + (f", representation {config.representation}" if config.representation else "")),
@@ -122,6 +123,11 @@ def _rows(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
     return rows + [("sha256", f"{value} {name}") for name, value in origin.sha256.items()]
 
 
+def _encoder(config: "ViTConfig") -> str:
+    blocks, heads = counted(config.depth, "block"), counted(config.heads, "head")
+    return f"{blocks}, width {config.width}, {heads}, MLP {config.hidden_width}"
+
+
 def _block(config: "ViTConfig") -> str:
     block = config.block
     parts = [block.activation, f"epsilon {block.norm_eps:g}", "qkv with bias" if block.qkv_bias else "qkv without bias"]
@@ -134,7 +140,7 @@ def _block(config: "ViTConfig") -> str:
 
 
 def _tokens(config: "ViTConfig") -> str:
-    extras = [("[cls]", config.class_token), (f"{config.registers} registers", config.registers > 0)]
+    extras = [("[cls]", config.class_token), (counted(config.registers, "register"), config.registers > 0)]
     names = " + ".join([*(name for name, there in extras if there), "patches"])
     return f"{config.tokens}: {names}; positions {config.positions.kind}"
 

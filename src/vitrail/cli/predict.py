@@ -1,6 +1,7 @@
 """`vitrail predict`: labels for pictures."""
 
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -66,20 +67,25 @@ def predict(
     """
     from vitrail.device import pick_device
     from vitrail.predict import load
+    from vitrail.predict.arguments import check_standard_input
     from vitrail.weights.class_names import read_class_names
 
     if top_k < 1:
         raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
     chosen = choose_format(form, out, raw=raw)
-    place, class_names = pick_device(device), None if classes is None else read_class_names(classes)
+    check_standard_input(pictures, list_file)
+    place = pick_device(device)
+    if classes is not None:
+        read_class_names(classes)  # wrong ones are told before anything is opened
     source, names = tell_apart(pictures, model, predict)
     stream = gather(names, list_file)
     with working(f"loading {source}"):
-        predictor = load(source, class_names=class_names, device=place)
+        predictor = load(source, class_names=classes, device=place)
     top_k = min(top_k, predictor.num_classes or top_k)
     count = broken = 0
     start = time.perf_counter()
-    with progress_bar("pictures") as advance, open_rows(chosen, out, top_k, raw=raw) as write:
+    shown = out is None and sys.stdout.isatty()  # the rows themselves show how far it is, and a bar would cross them
+    with progress_bar("pictures", speaks=not shown) as advance, open_rows(chosen, out, top_k, raw=raw) as write:
         for row in predictor.predict_named(stream, top_k=top_k, batch_size=batch_size):
             write(row)
             count += 1

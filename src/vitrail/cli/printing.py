@@ -93,7 +93,7 @@ def progress_bar(what: str, total: int | None = None, *, speaks: bool = True) ->
         columns: Sequence[SpinnerColumn | TextColumn] = (
             () if total is not None else (SpinnerColumn(), TextColumn("{task.description} {task.completed:,}"))
         )
-        with Progress(*columns, console=console, transient=True) as progress:
+        with _live(Progress(*columns, console=console, transient=True)) as progress:
             task = progress.add_task(what, total=total)
             yield lambda count: progress.advance(task, count)
     else:
@@ -107,6 +107,24 @@ def progress_bar(what: str, total: int | None = None, *, speaks: bool = True) ->
             yield advance
 
 
+@contextmanager
+def _live(progress: Progress) -> Generator[Progress]:
+    """Show one thing at a time: what is shown already waits until the inner one has ended."""
+    if _SHOWN:
+        _SHOWN[-1].stop()
+    _SHOWN.append(progress)
+    try:
+        with progress:
+            yield progress
+    finally:
+        _SHOWN.pop()
+        if _SHOWN:
+            _SHOWN[-1].start()
+
+
+_SHOWN: list[Progress] = []  # on this terminal, the innermost last
+
+
 def _describe(done: int, total: int | None) -> str:
     return f"{done:,}" if total is None else f"{done:,} of {total:,}"
 
@@ -118,7 +136,8 @@ def working(what: str, *, speaks: bool = True) -> Generator[None]:
     if not speaks:
         yield
     elif console.is_terminal:
-        with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
+        spinner = Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True)
+        with _live(spinner) as progress:
             progress.add_task(what, total=None)
             yield
     else:

@@ -10,13 +10,14 @@ from rich.console import Console
 
 from vitrail.cli.flags import given, optional_fields
 from vitrail.cli.options import Json, parse_size
-from vitrail.cli.printing import SteadyConsole, duration, escape, print_end, print_json, progress_bar
+from vitrail.cli.printing import SteadyConsole, duration, escape, print_end, print_json, progress_bar, working
 from vitrail.cli.report import attempt, report_on_run
 from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.train.config import Machine, Optim, Schedule, Start
+from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
     from vitrail.data import Dataset
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _Flags = optional_fields("TrainFlags", Start, Optim, Schedule, Machine, Augment, DataConfig)
 _FLAGS: Any = Annotated[_Flags, Parameter(name="*")]
 _NOTHING = _Flags()
+PRETRAINED = "hf://google/vit-base-patch16-224-in21k"
 PREFLIGHT_LIMIT = 20_000  # pictures: larger sets are looked at with `vitrail data check`
 
 
@@ -93,6 +95,10 @@ def train(
         if resume is not None:
             begun = resume
             ranks.from_first(lambda: take_begun(begun, lock))
+            if not as_json and (ended := _refuse_or_describe(resume, data, recipe, changes)):
+                _print_ended(ended, resume, ranks, console)
+                leave_ranks()
+                return 0
             setup = _reopen(
                 resume, data, recipe, changes, ranks, Display(console, silent=as_json or not ranks.is_first)
             )
@@ -122,7 +128,9 @@ def train(
         if folder is None or "No space left" not in str(error):
             raise
         again = f"vitrail train --resume {shlex.quote(str(folder))}"
-        raise VitrailError(f"{error}; what was saved before is whole: make room and continue with {again}") from error
+        raise VitrailError(
+            f"{reason(error)}; what was saved before is whole: make room and continue with {again}"
+        ) from error
     finally:
         lock.release()
 
@@ -157,11 +165,17 @@ def _prepare(
     data: str, changes: dict[str, Any], ranks: "Ranks", console: Console, check: bool, as_json: bool
 ) -> tuple["Setup", "Measured", "CheckRecord | None"]:
     from vitrail.cli.progress import Display
+    from vitrail.train.choose import wants_weights
     from vitrail.train.run import resolve, settle
 
     display = Display(console, silent=as_json or not ranks.is_first)
     config, dataset = resolve(data, changes, ranks)
     checked = ranks.from_first(lambda: _check(dataset, console, config, silent=as_json)) if check else None
+    if wants_weights(config, dataset):
+        display.said(
+            f"training from scratch on {counted(len(dataset.split('train')), 'photograph')}; pretrained weights are "
+            f"usually far more accurate: add --weights {PRETRAINED}"
+        )
     return *settle(config, dataset, ranks, display), checked
 
 
@@ -177,7 +191,9 @@ def _check(dataset: "Dataset", console: Console, config: "TrainConfig", *, silen
     if total > PREFLIGHT_LIMIT:
         if silent:
             return None
-        console.print(f"[dim]{total:,} pictures are not checked one by one; vitrail data check {config.data} does.[/]")
+        console.print(
+            f"[dim]{counted(total, 'picture')} are not checked one by one; vitrail data check {config.data} does.[/]"
+        )
         return None
     with progress_bar("checking pictures", total) as advance:
         report = check_data(dataset, os.cpu_count() or 1, advance)
@@ -223,6 +239,24 @@ def _refuse_with_resume(resume: Path, out: Path | None, dry_run: bool) -> None:
         raise ConfigError(f"--resume continues in {resume}; leave --out {out} away.")
     if dry_run:
         raise ConfigError("--dry-run shows what a new run would do; leave --resume away.")
+
+
+def _refuse_or_describe(folder: Path, data: str, recipe: str | None, changes: dict[str, Any]) -> str:
+    """What a finished run came to, unless the flags conflict with it; "" for a run that can go on."""
+    from vitrail.train.run import describe_end, read_config, refuse_conflicts
+
+    config = read_config(folder)
+    given = {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
+    refuse_conflicts(config, {**changes, **given})
+    return describe_end(folder, config)
+
+
+def _print_ended(ended: str, folder: Path, ranks: "Ranks", console: Console) -> None:
+    if ranks.is_first:
+        console.print(escape(ended))
+        console.print(f"its report: {escape(str(folder / 'report.html'))}")
+        again = shlex.join(["vitrail", "train", "PICTURES", "--weights", str(folder)])
+        print_end([], f"{again} starts a new run from its weights")
 
 
 def _reopen(
@@ -294,16 +328,16 @@ def print_plan(
 
         console.print(yaml.safe_dump(facts["config"], sort_keys=False, allow_unicode=True), end="", markup=False)
     counts = ", ".join(f"{name} {count:,}" for name, count in facts["pictures"].items())
-    console.print(f"data    {escape(setup.dataset.name)}: {facts['classes']} classes; {counts}")
+    console.print(f"data    {escape(setup.dataset.name)}: {counted(facts['classes'], 'class')}; {counts}")
     height, width = facts["image_size"]
     console.print(
         f"model   {escape(str(facts['model']))}: {parameters:,} parameters, pictures of {width}×{height}, "
         f"recipe {config.recipe}"
     )
     epochs = config.schedule.epochs
-    what = f"{epochs} epochs of about {seconds / epochs:.1f} s ({duration(seconds)})"
+    what = f"{counted(epochs, 'epoch')} of about {seconds / epochs:.1f} s ({duration(seconds)})"
     if config.start.train == "head":
-        what = f"features once, in about {duration(seconds)}; then {epochs} epochs of the head"
+        what = f"features once, in about {duration(seconds)}; then {counted(epochs, 'epoch')} of the head"
     console.print(
         f"plan    {what} on {ranks.device} × {ranks.world_size}, batch {config.machine.batch_size}, "
         f"memory {facts['memory_mb']:,} MB"
@@ -329,9 +363,11 @@ def end(outcome: "Outcome", setup: "Setup", ranks: "Ranks", console: Console, as
 
 def write_reports(outcome: "Outcome", setup: "Setup", ranks: "Ranks") -> list[Path]:
     """The report of a finished run and the figures beside it; none if they cannot be made, which is then said."""
-    return attempt(
-        lambda: report_on_run(outcome.folder, setup.dataset, str(ranks.device)), f"the model is in {outcome.weights}"
-    )
+    with working("writing the report"):
+        return attempt(
+            lambda: report_on_run(outcome.folder, setup.dataset, str(ranks.device)),
+            f"the model is in {outcome.weights}",
+        )
 
 
 def print_scores(outcome: "Outcome", console: Console) -> None:
@@ -339,9 +375,8 @@ def print_scores(outcome: "Outcome", console: Console) -> None:
     judged = {name: it for name, it in (("val", outcome.val), ("test", outcome.test)) if it is not None}
     for name, it in judged.items():
         chose = "; val also chose the epoch" if name == "val" and outcome.val_chose_epoch else ""
-        console.print(
-            f"{name:5} accuracy [bold]{it.accuracy:.2%}[/]  loss {it.loss:.4f}  ({it.count:,} pictures{chose})"
-        )
+        pictures = counted(it.count, "picture")
+        console.print(f"{name:5} accuracy [bold]{it.accuracy:.2%}[/]  loss {it.loss:.4f}  ({pictures}{chose})")
 
 
 def written_paths(outcome: "Outcome", pages: list[Path]) -> list[Path]:

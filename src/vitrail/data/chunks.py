@@ -25,6 +25,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Source
 from vitrail.data.transform import fit, fit_tensor, normalize
 from vitrail.errors import DataError, InputError
+from vitrail.wording import reason
 
 SUBSTITUTES = 20  # tries to find a whole picture in place of a broken one
 
@@ -91,7 +92,7 @@ class ChunkMaker:
             try:
                 image = self._crop(index, draws, numbers)
             except (InputError, OSError) as error:
-                chunk.broken.append((self.source.key(index), str(error)))
+                chunk.broken.append((self.source.key(index), reason(error)))
                 if not substitute:
                     return None
             else:

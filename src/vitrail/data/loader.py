@@ -25,6 +25,7 @@ from vitrail.data.order import Order, evaluation_order, shuffle, training_order
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Dataset, Source
 from vitrail.errors import ConfigError, DataError
+from vitrail.wording import counted
 
 CHUNK = 16  # pictures that a worker decodes in one go; even, so that neighbours can be mixed
 
@@ -130,7 +131,7 @@ class Loader:
         count = len(self._order.samples) // self.config.world_size
         if len(broken) > self.config.max_broken_rate * count:
             share = f"more than {self.config.max_broken_rate:.1%} of {count:,}"
-            raise DataError(f"{len(broken)} pictures cannot be read, {share}; run vitrail data check:{some}")
+            raise DataError(f"{counted(len(broken), 'picture')} cannot be read, {share}; run vitrail data check:{some}")
 
     def _batches(self, order: Order, start: int) -> Iterator[tuple[int, list[Chunk], Tensor]]:
         """(number, chunks, memory) of this rank's batches from the given one on, some of them made ahead."""
@@ -205,7 +206,9 @@ def _check_batch_size(config: LoaderConfig, augment: Augment | None, num_samples
     if size % augment.repeats:
         raise ConfigError(f"batch_size must be a multiple of repeats {augment.repeats}; got {size}.")
     if num_samples < size and config.remainder == "drop":
-        raise ConfigError(f"batch_size {size} is more than the {num_samples} pictures; lower it or use 'pad'.")
+        raise ConfigError(
+            f"batch_size {size} is more than the {counted(num_samples, 'picture')}; lower it or use 'pad'."
+        )
 
 
 def _finished(item: tuple[int, list[Future[Chunk]], Tensor]) -> tuple[int, list[Chunk], Tensor]:

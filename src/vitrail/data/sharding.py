@@ -20,6 +20,7 @@ from vitrail.data.sources.shards import INDEX
 from vitrail.data.transform import Picture, as_bytes, to_pil
 from vitrail.errors import DataError, InputError
 from vitrail.reading import read_bytes
+from vitrail.wording import reason
 
 MAX_FILE = 1 << 30  # bytes of one picture
 _COLOR, _GREY = Preprocess(), preset("google", channels=1)
@@ -49,7 +50,7 @@ def write_shards(
         folder.mkdir(parents=True, exist_ok=True)
         used = any(folder.iterdir())
     except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({error.strerror}).") from None
+        raise DataError(f"{folder}: cannot be written ({reason(error)}).") from None
     if used:
         raise DataError(f"{folder}: must be empty or not exist, so that no old shard is mixed with the new ones.")
     skipped: dict[str, str] = {}
@@ -74,7 +75,7 @@ def _samples(
         try:
             data, extension = encode(source.picture(index))
         except (InputError, OSError) as error:
-            skipped[source.key(index)] = str(error)
+            skipped[source.key(index)] = reason(error)
             continue
         yield data, extension, int(source.labels[index])
 

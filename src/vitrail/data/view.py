@@ -16,6 +16,7 @@ from vitrail.data.sheet import Row, Tile, draw_sheet
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import denormalize, pixels, to_pil
 from vitrail.errors import InputError
+from vitrail.wording import counted
 
 COLUMNS = 8
 MAX_CLASSES = 24
@@ -37,7 +38,11 @@ def contact_sheet(report: Report) -> Image.Image:
     rows += _duplicate_rows(report)
     total = sum(len(source) for source in dataset.splits.values())
     shown = "" if len(dataset.classes) <= MAX_CLASSES else f", the first {MAX_CLASSES} shown"
-    return draw_sheet(f"{dataset.name}: {total:,} pictures, {len(dataset.classes)} classes{shown}", rows, smooth=False)
+    return draw_sheet(
+        f"{dataset.name}: {counted(total, 'picture')}, {counted(len(dataset.classes), 'class')}{shown}",
+        rows,
+        smooth=False,
+    )
 
 
 def _class_tiles(dataset: Dataset, label: int) -> Iterator[Tile]:

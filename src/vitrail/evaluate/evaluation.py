@@ -21,6 +21,7 @@ from vitrail.evaluate.sharing import Share
 from vitrail.evaluate.views import ViewName, views
 from vitrail.predict import Predictor
 from vitrail.predict.stream import map_in_order
+from vitrail.wording import counted
 
 MAX_BROKEN_RATE = 0.01  # more pictures than that cannot be left out without changing what is measured
 
@@ -133,7 +134,7 @@ def raise_broken(broken: dict[str, str], count: int) -> None:
     """Too many to go on."""
     some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
     raise DataError(
-        f"{len(broken)} of {count} pictures cannot be read, more than {MAX_BROKEN_RATE:.0%}; "
+        f"{len(broken)} of {counted(count, 'picture')} cannot be read, more than {MAX_BROKEN_RATE:.0%}; "
         f"run vitrail data check:{some}"
     )
 

@@ -11,6 +11,7 @@ from vitrail.errors import ExplanationError
 from vitrail.explain.explanation import Explanation, Loaded, Method, Subject, explain_by, open_subject, target_index
 from vitrail.explain.faithfulness import STEPS, Faithfulness, measure, random_map
 from vitrail.explain.passes import grid_of, on_model
+from vitrail.wording import counted
 
 # What `auto` chooses from. Not occlusion: it costs a forward pass per patch, and was no better where it was measured.
 CANDIDATES: tuple[Method, ...] = ("relevance", "gradient-rollout", "rollout", "attention")
@@ -111,7 +112,7 @@ def mean_of(results: Sequence[Faithfulness]) -> Faithfulness:
 
 
 def _reason(best: str, scores: dict[str, Faithfulness], count: int) -> str:
-    on = "1 picture" if count == 1 else f"{count} pictures"
+    on = counted(count, "picture")
     found, floor = scores[best].score, scores["random"].score
     numbers = f"insertion − deletion {found:.3f} on {on}, random {floor:.3f}"
     if found < floor + MARGIN:

@@ -17,6 +17,7 @@ from vitrail.explain.figures import Filters
 from vitrail.explain.geometry import spread
 from vitrail.explain.render import enlarge, picture_of, scale_map, seen_part
 from vitrail.model.config import Pair
+from vitrail.wording import counted
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -143,8 +144,8 @@ def plot_distance(distance: Tensor, pictures: int, longest: float, theme: Theme 
     axes.set_ylim(0, max(float(distance.max()) * 1.1, longest * 0.5))
     axes.set_xticks(range(0, layers, -(-layers // MOST_TICKS)))
     axes.grid(axis="y", linewidth=0.6, color=theme.line)
-    on = "1 picture" if pictures == 1 else f"{pictures} pictures"
-    axes.set_title(f"How far each of {heads} heads looks, on {on}")
+    on = counted(pictures, "picture")
+    axes.set_title(f"How far {'the head' if heads == 1 else f'each of {heads} heads'} looks, on {on}")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     return paint(figure, theme)
 

@@ -13,6 +13,7 @@ from vitrail.model.config import ViTConfig
 from vitrail.model.pool import AttentionPool
 from vitrail.model.positions import POSITIONS
 from vitrail.model.vit import ViT
+from vitrail.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ def _encoder_steps(model: ViT) -> list[Step]:
     attention = count("attention") - count("attention.qkv") - count("attention.proj")
     matrices = depth * tokens * width * width
     return [
-        Step(name=f"encoder, {depth} blocks", shape=(tokens, width), note="in each:", parameters=scales),
+        Step(name=f"encoder, {counted(depth, 'block')}", shape=(tokens, width), note="in each:", parameters=scales),
         Step(name="  LayerNorm", shape=(tokens, width), parameters=norms[0]),
         Step(name="  Q, K, V", shape=heads, parameters=count("attention.qkv"), macs=3 * matrices),
         Step(

@@ -19,11 +19,11 @@ def tell_pictures(arguments: Sequence[str], model: str | None = None) -> tuple[s
         model = DEFAULT
         if pictures and _is_model(pictures[0]):
             model, pictures = pictures[0], pictures[1:]
-    check_source(model)
     for name in pictures:
         if is_run_or_weights(name):
             what = "training run" if is_run(Path(name)) else "checkpoint"
             raise InputError(f"{name} is a {what}, not a picture; the model comes first, and only one is used.")
+    check_source(model)
     check_pictures(pictures)
     return model, pictures
 

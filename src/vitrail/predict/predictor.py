@@ -25,6 +25,7 @@ from vitrail.weights.checkpoint import Origin
 from vitrail.weights.class_names import ClassNames
 from vitrail.weights.infer import Hints
 from vitrail.weights.opening import open_checkpoint
+from vitrail.wording import reason
 
 TOP_K = 5
 Named = tuple[str, Picture]  # what to call a picture, and the picture
@@ -138,7 +139,7 @@ class Predictor:
                 normalize(_fit(picture, spec, name), spec, images[whole])
                 whole += 1
             except (InputError, OSError) as error:
-                errors[place] = str(error)
+                errors[place] = reason(error)
         rows = iter(compute(images[:whole]) if whole else ())
         found: list[Output] = [
             (name, errors[place] if place in errors else next(rows)) for place, (name, _) in enumerate(chunk)

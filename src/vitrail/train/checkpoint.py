@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from vitrail.errors import WeightsError
 from vitrail.train.ranks import Ranks
 from vitrail.train.state import STATE, Progress, read_state, sum_up, write_state
+from vitrail.wording import reason
 
 KEPT = 2
 DRAFTS = ".step-*.draft"
@@ -221,7 +222,7 @@ def _root_cause(error: BaseException) -> str:
         error = next(iter(failures.values()))[0]
     while error.__cause__ is not None:
         error = error.__cause__
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return reason(error).splitlines()[0]
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from vitrail.train.recipes import recipe
 
 MANY = 20_000  # training pictures from which the paper's fine-tuning pays
 HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
+PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
 PROBES = 64  # pictures whose size is looked at
 
 
@@ -57,6 +58,14 @@ def typical_side(source: Source) -> int:
         except (InputError, OSError):
             continue
     return round(median(sides)) if sides else 224
+
+
+def wants_weights(config: TrainConfig, dataset: Dataset) -> bool:
+    """Whether these are photographs, and so few that pretrained weights would be far better than training anew."""
+    train = dataset.split("train")
+    if config.start.weights is not None or isinstance(train, ArraySource) or len(train) >= MANY:
+        return False
+    return typical_side(train) >= PHOTO_SIDE
 
 
 def field_homes() -> dict[str, str]:

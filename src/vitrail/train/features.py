@@ -16,6 +16,7 @@ from vitrail.evaluate.sharing import Share
 from vitrail.train.listener import Listener
 from vitrail.train.ranks import Ranks
 from vitrail.train.setup import EVAL_BATCH, Setup, plain_loader
+from vitrail.wording import counted
 
 TOLERANCE = 1e-3  # of what sums up the features, computed in other parts
 
@@ -83,7 +84,7 @@ def _are_close(summary: Any, own: list[float]) -> bool:
 def check_batch_size(batch_size: int, pictures: int, world_size: int) -> None:
     """Refuse what gives no whole batch, or no equal parts of one."""
     if batch_size > pictures:
-        raise ConfigError(f"batch_size {batch_size} is more than the {pictures} pictures; lower it.")
+        raise ConfigError(f"batch_size {batch_size} is more than the {counted(pictures, 'picture')}; lower it.")
     if batch_size % world_size:
         raise ConfigError(f"batch_size must be a multiple of the {world_size} ranks; got {batch_size}.")
 
@@ -110,7 +111,7 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener) -
     def features_of(images: Tensor) -> Tensor:
         return model.features(images.to(ranks.device))
 
-    listener.said(f"computing the features of {len(setup.dataset.split(split)):,} {split} pictures, once")
+    listener.said(f"computing the features of {counted(len(setup.dataset.split(split)), f'{split} picture')}, once")
     loader = plain_loader(setup, split, ranks)
     computed = compute_features(loader, features_of, partial(listener.prepared, f"{split} features"))
     assert isinstance(machine.batch_size, int)

@@ -34,6 +34,7 @@ from vitrail.train.signals import InterruptedRunError, Signals
 from vitrail.train.state import Progress
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.native import save_checkpoint
+from vitrail.wording import counted
 
 MAX_RESCUES = 3
 AGREE_EVERY = {"cpu": 1}  # steps between two questions to the other ranks (stop? save?); on GPUs that costs a wait
@@ -257,7 +258,7 @@ class Trainer:
         self._replan(judging_seconds, row.images_per_second)
         self.save()
         if progress.stopped_early:
-            self.listener.said(f"no better for {patience} epochs: stopping early")
+            self.listener.said(f"no better for {counted(patience or 0, 'epoch')}: stopping early")
 
     def _replan(self, judging_seconds: float, images_per_second: float) -> None:
         """With a time budget: as many further epochs as the last one's pace allows."""

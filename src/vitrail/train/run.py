@@ -49,6 +49,7 @@ from vitrail.train.setup import (
 )
 from vitrail.weights.files import atomic_path
 from vitrail.weights.native import read_native
+from vitrail.wording import counted
 
 CONFIG, SPLIT = "config.yaml", "split.csv"
 _DRAFT = re.compile(r"\.[\w-]+\.(json|yaml|csv|html|safetensors|png|jpg)\.[a-z0-9_]{8}")  # as `atomic_path` names them
@@ -223,6 +224,22 @@ def read_config(folder: Path) -> TrainConfig:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def describe_end(folder: Path, config: TrainConfig) -> str:
+    """What a run that has nothing left to do came to; "" for one that can go on, or whose report is missing."""
+    saved = checkpoint.list_checkpoints(folder / "weights" / "last")
+    if not saved or not (folder / "metrics.json").is_file() or not (folder / "report.html").is_file():
+        return ""
+    progress = checkpoint.read_progress(saved[-1])
+    epochs = config.schedule.epochs if progress.plan is None else progress.plan.epochs
+    if progress.epoch < epochs and not progress.stopped_early:
+        return ""
+    early = ", where it stopped early" if progress.stopped_early else ""
+    return (
+        f"{folder} is finished: {counted(progress.epoch, 'epoch')}{early}, the best of them {progress.best_epoch}; "
+        "nothing is left to train."
+    )
 
 
 def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:

@@ -18,6 +18,7 @@ from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.class_names import read_class_names
 from vitrail.weights.opening import check_source, open_checkpoint
+from vitrail.wording import counted
 
 EVAL_BATCH = 256
 LEAST_BATCHES = 8  # per epoch: a batch size that leaves fewer is lowered
@@ -166,7 +167,8 @@ def fit_batch_size(config: TrainConfig, dataset: Dataset, world_size: int) -> Tr
     least = 2 * world_size  # even on each rank, so that pictures can be mixed
     if len(dataset.split("train")) < least:
         raise ConfigError(
-            f"{dataset.name} has {len(dataset.split('train'))} training pictures; training needs at least {least}."
+            f"{dataset.name} has {counted(len(dataset.split('train')), 'training picture')}; "
+            f"training needs at least {least}."
         )
     while size > largest and size // 2 >= least:
         size //= 2

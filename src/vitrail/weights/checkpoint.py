@@ -11,6 +11,7 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model import ViT, ViTConfig
+from vitrail.wording import counted
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
@@ -43,8 +44,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if self.classes is not None and len(self.classes) != self.config.num_classes:
             raise WeightsError(
-                f"a checkpoint needs one name per class: it has {len(self.classes)} names and a head for "
-                f"{self.config.num_classes} classes."
+                f"a checkpoint needs one name per class: it has {counted(len(self.classes), 'name')} and a head for "
+                f"{counted(self.config.num_classes, 'class')}."
             )
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
             twice = sorted({name for name in self.classes if self.classes.count(name) > 1})

@@ -17,6 +17,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import as_bytes, to_pil
 from vitrail.errors import InputError
+from vitrail.wording import reason
 
 THUMBNAIL = 16
 _COLOR = Preprocess()  # how pictures are decoded to be compared: RGB, upright
@@ -65,7 +66,7 @@ def examine(source: Source, split: str, index: int) -> Facts:
             fact = replace(_read_header(fact, image), extension=_wrong_extension(picture, image.format or ""))
             return _measure(fact, decode(image, _COLOR, fact.key))
     except (InputError, OSError) as error:
-        return replace(fact, trouble=str(error))
+        return replace(fact, trouble=reason(error))
 
 
 def _read_header(fact: Facts, image: Image.Image) -> Facts:

@@ -12,6 +12,7 @@ from vitrail.data.picture import EXTENSIONS
 from vitrail.data.source import Dataset, FileSource, align_labels
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError
+from vitrail.wording import counted
 
 
 def open_folder(root: Path, plan: SplitPlan) -> Dataset:
@@ -81,14 +82,16 @@ def _open_splits(root: Path, splits: Mapping[str, Path]) -> Dataset:
 def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
     if not folders:
         pictures = sum(entry.suffix.lower() in EXTENSIONS for entry in root.iterdir())
-        found = f"{pictures} pictures without a class" if pictures else "an empty folder"
+        found = f"{counted(pictures, 'picture')} without a class" if pictures else "an empty folder"
         raise DataError(f"{root}: pictures must be in one folder per class (cat/1.jpg, dog/2.jpg); found {found}.")
     named = _class_folders(root)
     classes = align_labels(str(root), {"train": list(named)})
     others = _loose_files(root)
     source = _source(root, named, classes, others)
     if not len(source):
-        raise DataError(f"{root}: no pictures in its {len(classes)} folders; known extensions: {' '.join(EXTENSIONS)}.")
+        raise DataError(
+            f"{root}: no pictures in its {counted(len(classes), 'folder')}; known extensions: {' '.join(EXTENSIONS)}."
+        )
     keys = [source.key(index) for index in range(len(source))]
     splits = {name: source.select(indices) for name, indices in plan.apply(keys, source.labels).items()}
     made = plan.file is None
