@@ -23,6 +23,7 @@ from vitrail.explain import explain_by
 from vitrail.model import ConvStem, PositionConfig
 from vitrail.train.curves import Row
 from vitrail.train.recipes import digits
+from vitrail.train.section import training_section
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
@@ -103,7 +104,7 @@ def test_what_the_check_found_is_printed_kept_and_reported_and_val_chose_the_epo
     assert facts["evaluation"]["split_chose_epoch"]
     whole = " ".join(check_page(read_page(Path("run"))).text)
     for text in (
-        "compact-64 on flowers",
+        "compact-32 on flowers",
         "the same picture in two splits",
         "val/rose/0.png",
         "Val also chose the epoch",
@@ -207,7 +208,7 @@ def test_a_training_loss_above_the_validations_is_explained(train_loss: float, s
     row = Row(
         epoch=1, step=9, lr=0.1, train_loss=train_loss, val_loss=0.2, val_accuracy=0.9, images_per_second=1, seconds=3
     )
-    section = report._training_section([row])
+    section = training_section([row], {"AdamW, all weights": 1e-3}, "1 epoch")
     assert ("being of augmented pictures" in str(section)) == says
 
 

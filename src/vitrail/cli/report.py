@@ -186,9 +186,9 @@ def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evalua
     from vitrail.evaluate.mistakes import top_losses
     from vitrail.evaluate.report import Gallery, Paragraph, Section
 
-    wrong = int((found.logits.argmax(axis=1) != found.targets).sum())
+    is_right = found.answers.predicted == found.targets
+    wrong, right = int((~is_right).sum()), np.flatnonzero(is_right)
     worst = top_losses(found, MISTAKES)
-    right = np.flatnonzero(found.logits.argmax(axis=1) == found.targets)
     _, first = np.unique(found.targets[right], return_index=True)  # one of each class
     sections: list[Section] = []
     beside = "The colours beside each picture show which parts counted for the answer"

@@ -16,7 +16,7 @@ from vitrail.data.chunks import ChunkMaker
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import Picture
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluate.metrics import Metrics, measure
+from vitrail.evaluate.metrics import Answers, Metrics, answer, check, sum_up
 from vitrail.evaluate.sharing import Share
 from vitrail.evaluate.views import ViewName, views
 from vitrail.predict import Predictor
@@ -48,8 +48,13 @@ class Evaluation:
     chose_epoch: bool = False  # the weights are those of the epoch that was best on this split: it flatters them
 
     @cached_property
+    def answers(self) -> Answers:
+        """What is said of each picture, how surely, and at what loss."""
+        return answer(*check(self.logits, self.targets))
+
+    @cached_property
     def metrics(self) -> Metrics:
-        return measure(self.logits, self.targets)
+        return sum_up(self.answers, self.targets, len(self.classes))
 
     @property
     def images_per_second(self) -> float:

@@ -90,15 +90,19 @@ class Answers:
 def measure(logits: Any, targets: Any) -> Metrics:
     """All metrics of one evaluation."""
     scores, truth = check(logits, targets)
-    answers = answer(scores, truth)
-    num_classes = scores.shape[1]
-    confusion = count_pairs(answers.predicted, truth, num_classes)
+    return sum_up(answer(scores, truth), truth, scores.shape[1])
+
+
+def sum_up(answers: Answers, targets: Integers, num_classes: int) -> Metrics:
+    """All metrics of what every row says."""
+    count = len(targets)
+    confusion = count_pairs(answers.predicted, targets, num_classes)
     return Metrics(
-        top1=rate(int((answers.rank < 1).sum()), len(truth)),
-        top5=rate(int((answers.rank < 5).sum()), len(truth)) if num_classes > 5 else None,
+        top1=rate(int((answers.rank < 1).sum()), count),
+        top5=rate(int((answers.rank < 5).sum()), count) if num_classes > 5 else None,
         nll=float(answers.losses.mean()),
         brier=float(answers.brier.mean()),
-        calibration=bin_confidence(answers.confidence, answers.predicted == truth),
+        calibration=bin_confidence(answers.confidence, answers.predicted == targets),
         confusion=confusion,
         classes=score_classes(confusion),
     )
@@ -136,23 +140,33 @@ def blocks(logits: Array) -> Iterator[tuple[slice, Floats]]:
 
 def answer(logits: Array, targets: Integers) -> Answers:
     """What every row says, of logits and targets that were checked."""
-    count, num_classes = logits.shape
+    count = len(logits)
     predicted, rank = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     confidence, loss, brier = np.empty(count), np.empty(count), np.empty(count)
     for rows, scores in blocks(logits):
         truth = targets[rows]
         places = np.arange(len(truth))
-        own = scores[places, truth][:, None]
-        earlier = np.arange(num_classes) < truth[:, None]
-        rank[rows] = (scores > own).sum(axis=1) + ((scores == own) & earlier).sum(axis=1)
+        own = scores[places, truth]
         predicted[rows] = scores.argmax(axis=1)
-        log_probabilities = log_softmax(scores)
-        loss[rows] = -log_probabilities[places, truth]
-        confidence[rows] = np.exp(log_probabilities.max(axis=1))
-        distance = np.exp(log_probabilities)
-        distance[places, truth] -= 1
-        brier[rows] = (distance**2).sum(axis=1)
+        rank[rows] = _rank(scores, own, truth)
+        highest = scores.max(axis=1)
+        probabilities = np.exp(scores - highest[:, None])
+        total = probabilities.sum(axis=1)
+        loss[rows] = np.log(total) - (own - highest)
+        confidence[rows] = np.exp(-np.log(total))
+        probabilities /= total[:, None]
+        probabilities[places, truth] -= 1
+        brier[rows] = np.square(probabilities, out=probabilities).sum(axis=1)
     return Answers(predicted=predicted, confidence=confidence, rank=rank, losses=loss, brier=brier)
+
+
+def _rank(scores: Floats, own: Floats, truth: Integers) -> Integers:
+    """How many classes are ahead of the target: those with a higher logit, and of equal ones the earlier."""
+    rank = (scores > own[:, None]).sum(axis=1)
+    equal = scores == own[:, None]
+    tied = np.flatnonzero(equal.sum(axis=1) > 1)
+    rank[tied] += (equal[tied] & (np.arange(scores.shape[1]) < truth[tied, None])).sum(axis=1)
+    return rank
 
 
 def accuracy(logits: Any, targets: Any, k: int = 1) -> Rate:

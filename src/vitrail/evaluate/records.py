@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.evaluate.evaluation import Evaluation
-from vitrail.evaluate.metrics import Rate, blocks, log_softmax
+from vitrail.evaluate.metrics import Rate
 from vitrail.tables import open_table
 from vitrail.weights.files import atomic_path
 
@@ -23,14 +23,11 @@ ROW_BYTES = 400  # of one picture in predictions.csv, and of one class or pair w
 
 def write_predictions(evaluation: Evaluation, path: Path, *, raw: bool = False) -> None:
     """One row per picture, in the order of the split; those that could not be read come last, with their error."""
-    names = evaluation.classes
+    names, answers = evaluation.classes, evaluation.answers
+    columns = (answers.predicted, evaluation.targets, answers.confidence, np.exp(-answers.losses))
     with atomic_path(path) as draft, open_table(draft, COLUMNS, raw=raw) as write:
-        for rows, logits in blocks(evaluation.logits):
-            probabilities = np.exp(log_softmax(logits))
-            for key, truth, row in zip(evaluation.keys[rows], evaluation.targets[rows], probabilities, strict=True):
-                best = int(row.argmax())
-                scores = (f"{row[best]:.6f}", f"{row[truth]:.6f}")
-                write((key, names[truth], names[best], *scores, int(best == truth), ""))
+        for key, said, truth, score, true_score in zip(evaluation.keys, *columns, strict=True):
+            write((key, names[truth], names[said], f"{score:.6f}", f"{true_score:.6f}", int(said == truth), ""))
         for key, why in evaluation.broken.items():
             write((key, "", "", "", "", "", why))
 
