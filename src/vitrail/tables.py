@@ -1,0 +1,53 @@
+"""CSV files for people: a cell can neither start a formula in a spreadsheet nor send codes to a terminal.
+
+Whatever names a data set has may end up in a table that somebody opens: a class called `=HYPERLINK(…)` would be
+computed, one with an escape code would move the cursor. Such cells get a leading apostrophe, and control characters are
+spelled out (`\\x1b`). Numbers stay numbers, -0.5 too. `raw` writes every cell as it is, for programs. Files that
+vitrail reads again (split.csv, results.csv) are not written here: they must hold exactly what they were given.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+Cell = str | int | float | None
+WriteRow = Callable[[Iterable[Cell]], None]
+
+# What a spreadsheet may take for the beginning of a formula, the wide forms of East Asian keyboards too.
+_FORMULA = tuple("=+-@\t\r\n＝＋－＠")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
+# Control characters, what turns the direction of a text, and control bytes of names that are not UTF-8.
+_CODES = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
+
+
+def harmless_cell(cell: Cell) -> Cell:
+    """The cell as a text that stays a text, or the number that it is."""
+    if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
+        return cell
+    text = _CODES.sub(_spell_out, cell)
+    return f"'{text}" if cell.lstrip(" ").startswith(_FORMULA) else text
+
+
+def _spell_out(match: re.Match[str]) -> str:
+    code = match[0]
+    return f"\\x{ord(code) - 0xDC00:02x}" if code >= "\udc80" else code.encode("unicode_escape").decode()
+
+
+def row_writer(file: IO[str], *, raw: bool = False) -> WriteRow:
+    """A function that writes one row of a CSV file which is open with `newline=""`."""
+    rows = csv.writer(file, lineterminator="\n")
+    if raw:
+        return rows.writerow
+    return lambda cells: rows.writerow([harmless_cell(cell) for cell in cells])
+
+
+@contextmanager
+def open_table(path: Path, head: Sequence[str], *, raw: bool = False) -> Generator[WriteRow]:
+    """A new CSV file with its first row; names that are not UTF-8 keep their bytes."""
+    with path.open("w", encoding="utf-8", newline="", errors="surrogateescape") as file:
+        write = row_writer(file, raw=raw)
+        write(head)
+        yield write
