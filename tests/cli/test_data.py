@@ -35,6 +35,14 @@ def test_check_prints_writes_and_exits(make_folder, capsys: pytest.CaptureFixtur
     assert sorted(path.name for path in Path("other").iterdir()) == ["check.csv", "contact_sheet.png"]
 
 
+def test_cells_of_the_check_are_harmless_unless_raw(make_folder) -> None:  # noqa: F811
+    root = make_folder("train/=cat", "train/dog", "val/=cat", "val/dog")
+    assert main(["data", "check", str(root), "--out", "safe"]) == 1
+    assert main(["data", "check", str(root), "--out", "raw", "--raw"]) == 1
+    assert ",'=cat," in Path("safe/check.csv").read_text()
+    assert ",=cat," in Path("raw/check.csv").read_text()
+
+
 def test_check_as_json(make_folder, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     root = make_folder("train/a", "train/b", count=10)
     assert main(["data", "check", str(root), "--json"]) == 0

@@ -21,7 +21,16 @@ from vitrail.errors import DataError
 from vitrail.evaluate.evaluation import evaluate
 from vitrail.weights import bundled
 
-FILES = ["confusion_matrix.png", "metrics.json", "predictions.csv", "reliability.png", "report.html", "top_losses.jpg"]
+FILES = [
+    "classes.csv",
+    "confusion.csv",
+    "confusion_matrix.png",
+    "metrics.json",
+    "predictions.csv",
+    "reliability.png",
+    "report.html",
+    "top_losses.jpg",
+]
 DIGITS = tuple("9876543210")
 
 

@@ -70,6 +70,25 @@ def test_csv_and_parquet_files_say_the_same(inside: Path, capsys: pytest.Capture
         assert row["score_2"] == (f"{line['scores'][1]:.6f}" if line["scores"] else "")
 
 
+def test_csv_cells_are_harmless_unless_raw(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("=cmd()", "+1-1", "@x", "\x1b[31m", "-0.5")
+    write_tiny(inside / "odd.safetensors", names)
+    (inside / "photos/00.jpg").rename(inside / "=a.jpg")
+    arguments = ["predict", "odd.safetensors", "./=a.jpg", "--top-k", "5"]
+    written: dict[str, set[str]] = {}
+    for options in (["--format", "csv"], ["--format", "csv", "--raw"], ["--out", "a.csv"], ["--out", "b.csv", "--raw"]):
+        assert main([*arguments, *options]) == 0
+        out = capsys.readouterr().out
+        text = out if options[0] == "--format" else (inside / options[1]).read_text(encoding="utf-8")
+        (row,) = csv.DictReader(text.splitlines())
+        written[" ".join(options)] = {row[f"label_{place}"] for place in range(1, 6)}
+        assert all(float(row[f"score_{place}"]) > 0 for place in range(1, 6))
+    safe, raw = {"'=cmd()", "'+1-1", "'@x", "\\x1b[31m", "-0.5"}, set(names)
+    assert list(written.values()) == [safe, raw, safe, raw]
+    assert main([*arguments, "--out", "a.jsonl"]) == 0
+    assert set(json.loads((inside / "a.jsonl").read_text())["labels"]) == raw
+
+
 def test_the_model_is_the_first_argument_or_an_option_or_the_bundled_one(
     inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +130,7 @@ def test_a_picture_or_a_list_on_standard_input(inside: Path, capsys: pytest.Capt
         (["predict", "tiny.safetensors", "photos", "--out", "a.txt"], "must end in .jsonl"),
         (["predict", "tiny.safetensors", "photos", "--out", "a.txt", "--format", "table"], "for the terminal"),
         (["predict", "tiny.safetensors", "photos", "--out", "photos", "--format", "csv"], "photos is a folder"),
+        (["predict", "tiny.safetensors", "photos", "--raw"], "--raw is about the cells of CSV files; leave it out for"),
         (["predict", "tiny.safetensors", ""], "a picture's name is empty"),
         (["predict", "tiny.safetensors", "photos", "--device", "meta"], "device 'meta' cannot be used"),
         (["predict", "tiny.safetensors", "photos", "--tpo-k", "2"], "unknown option --tpo-k; did you mean --top-k?"),

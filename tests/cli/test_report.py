@@ -15,6 +15,7 @@ from tests.predict.conftest import make_predictor
 from vitrail.cli import report
 from vitrail.cli.main import main
 from vitrail.data import Dataset, open_data
+from vitrail.data.check.record import read_record
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import DataError
 from vitrail.evaluate.evaluation import evaluate
@@ -22,6 +23,7 @@ from vitrail.explain import explain_by
 from vitrail.model import ConvStem, PositionConfig
 from vitrail.train.curves import Row
 from vitrail.train.recipes import digits
+from vitrail.train.section import training_section
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
@@ -47,10 +49,10 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
     facts = json.loads((run / "metrics.json").read_text())
     assert facts["evaluation"]["top1"]["value"] == pytest.approx(facts["test"]["accuracy"])
     for text in (
-        f"compact-8 names {facts['test']['accuracy']:.2%} of 269 test pictures of digits right",
+        f"compact-8 classifies {facts['test']['accuracy']:.2%} of 269 test pictures of digits correctly",
         "1 epoch in",
         "Worst mistakes",
-        "Right answers",
+        "Correct answers",
         "which parts counted for the answer (relevance)",
         "pixels in the first layer",
         f"vitrail train --config '{run}/config.yaml'",
@@ -74,8 +76,46 @@ def test_eval_of_a_run_has_its_curves_too(
     assert main(["eval", str(run), "digits", "--split", "val"]) == 0
     assert "wrote runs/eval-1/report.html, " in capsys.readouterr().out
     page = check_page(read_page(Path("runs/eval-1")))
-    assert "of 269 val pictures of digits right" in " ".join(page.text)
+    assert "of 269 val pictures of digits correctly" in " ".join(page.text)
     assert len(page.all("svg")) == 3
+
+
+def test_what_the_check_found_is_printed_kept_and_reported_and_val_chose_the_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "flowers" / "dataset"
+    for split in ("train", "val"):
+        for number, name in enumerate(("rose", "=tulip")):
+            (root / split / name).mkdir(parents=True)
+            for index in range(12):
+                picture(100 * number + index + 50 * (split == "val")).save(root / split / name / f"{index}.png")
+    picture(0).save(root / "val/rose/0.png")  # the training picture of the same name
+    assert main(["train", str(root), "--epochs", "2", "--batch-size", "8", "--out", "run"]) == 0
+    printed = capsys.readouterr().out
+    assert "error in the data: the same picture in two splits: 1, for example val/rose/0.png" in printed
+    assert "training goes on with these data; details: vitrail data check" in printed
+    assert "24 pictures; val also chose the epoch)" in printed
+    record = read_record(Path("run/data_check.json"))
+    assert record is not None
+    assert [item.finding for item in record.serious] == ["the same picture in two splits"]
+    facts = json.loads(Path("run/metrics.json").read_text())
+    assert facts["val_chose_epoch"]
+    assert facts["evaluation"]["split_chose_epoch"]
+    whole = " ".join(check_page(read_page(Path("run"))).text)
+    for text in (
+        "compact-32 on flowers",
+        "the same picture in two splits",
+        "val/rose/0.png",
+        "Val also chose the epoch",
+    ):
+        assert text in whole, text
+    assert "'=tulip" in Path("run/predictions.csv").read_text()
+    assert main(["eval", "run", str(root), "--raw", "--out", "again"]) == 0
+    assert "val also chose the epoch" in capsys.readouterr().out
+    assert json.loads(Path("again/metrics.json").read_text())["split_chose_epoch"]
+    assert "the same picture in two splits" in read_page(Path("again"))
+    assert ",=tulip," in Path("again/predictions.csv").read_text()
 
 
 def test_the_demo_shows_what_to_try(
@@ -168,7 +208,7 @@ def test_a_training_loss_above_the_validations_is_explained(train_loss: float, s
     row = Row(
         epoch=1, step=9, lr=0.1, train_loss=train_loss, val_loss=0.2, val_accuracy=0.9, images_per_second=1, seconds=3
     )
-    section = report._training_section([row])
+    section = training_section([row], {"AdamW, all weights": 1e-3}, "1 epoch")
     assert ("being of augmented pictures" in str(section)) == says
 
 

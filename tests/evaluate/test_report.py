@@ -1,9 +1,11 @@
 """The page: self-contained, small, accessible, and deaf to what names contain."""
 
+import base64
 import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 from PIL import Image
 
 from vitrail.data import Dataset
+from vitrail.data.check.record import CheckRecord, Trouble
 from vitrail.evaluate.curves import Curve, Plot, draw_plot, round_steps, thin
 from vitrail.evaluate.evaluation import Evaluation, evaluate
+from vitrail.evaluate.records import worst_first
 from vitrail.evaluate.report import (
     MOST_BYTES,
     PHOTO_SIDE,
@@ -31,7 +35,7 @@ from vitrail.evaluate.report import (
     encode_photo,
     render,
 )
-from vitrail.evaluate.sections import data_section, result_section, verdict, worst_first
+from vitrail.evaluate.sections import check_blocks, data_section, headline, result_section, verdict
 from vitrail.predict import Predictor
 
 HOSTILE = (
@@ -42,7 +46,7 @@ HOSTILE = (
     "half \udc80 and \u202e back",
     "$x^2$ {braces} %s",
 )
-VOID = {"meta", "link", "img", "line", "circle", "polyline", "br"}
+VOID = {"meta", "link", "img", "source", "line", "circle", "polyline", "br"}
 
 
 class Page(HTMLParser):
@@ -82,7 +86,7 @@ def check_page(text: str) -> Page:
     assert not {"script", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in page.tags}
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on")], tag
-        for name in ("src", "href"):
+        for name in ("src", "srcset", "href"):
             assert attributes.get(name, "#").startswith(("data:", "#")), (tag, name)
     assert all(image["alt"].strip() for image in page.all("img"))
     assert all(svg["aria-label"].strip() for svg in page.all("svg"))
@@ -105,12 +109,12 @@ def photo(seed: int = 0, size: tuple[int, int] = (900, 700), alt: str = "noise")
 def everything(name: str) -> Report:
     """Each kind of block with the same text in every place that takes one."""
     fact = Fact(name=name, value=name, note=name)
-    picture = replace(photo(size=(40, 30)), alt=name, caption=name)
+    picture = replace(photo(size=(40, 30)), alt=name, caption=name, dark=photo(size=(40, 30)).data)
     blocks = [
         Paragraph(text=name),
         Paragraph(text=name, quiet=True),
         Facts(facts=[fact]),
-        Table(head=(name, name), rows=[(name, name)], note=name),
+        Table(head=(name, name), rows=[(name, name)], note=name, texts=(1,)),
         Drawings(pictures=[picture]),
         Gallery(tiles=[Tile(pictures=[picture, picture], title=name, note=name)]),
         Plots(plots=[Plot(title=name, curves=[Curve(name=name, points=[(1, 2.0), (2, 3.0)])] * 2, across=name)]),
@@ -163,7 +167,7 @@ def test_an_evaluation_tells_its_story(predictor: Predictor, arrays: Dataset) ->
     page = check_page(render(Report(title="t", verdict=verdict("tiny", found), sections=sections)))
     whole = " ".join(page.text)
     rate = found.metrics.top1
-    assert f"tiny names {rate.value:.2%} of 100 test pictures of arrays right" in whole
+    assert f"tiny classifies {rate.value:.2%} of 100 test pictures of arrays correctly" in whole
     assert f"(95 % interval: {rate.low:.2%} to {rate.high:.2%})" in whole
     assert all(name in whole for name in arrays.classes)
     assert len(page.all("img")) == 2
@@ -190,6 +194,70 @@ def test_a_thousand_classes(arrays: Dataset) -> None:
     assert len(text.encode()) < 2_000_000
     assert len(page.all("tr")) == 41
     assert "40 worst of 1,000 classes" in text
+    assert "classes.csv has all of them" in text
+
+
+def test_drawings_have_a_dark_form_and_photographs_do_not(predictor: Predictor, arrays: Dataset) -> None:
+    found = evaluate(predictor, arrays)
+    gallery = Gallery(tiles=[Tile(pictures=[photo()], title="a photograph")])
+    sections = [result_section(found), Section(title="photos", blocks=[gallery])]
+    page = check_page(render(Report(title="t", verdict="", sections=sections)))
+    sources = page.all("source")
+    assert len(sources) == 2
+    assert {source["media"] for source in sources} == {"(prefers-color-scheme: dark)"}
+    for source, image in zip(sources, page.all("img"), strict=False):
+        light, dark = (read_data_url(url) for url in (image["src"], source["srcset"]))
+        assert light.size == dark.size
+        assert np.array(light.convert("L")).mean() > 128 > np.array(dark.convert("L")).mean()
+
+
+def read_data_url(url: str) -> Image.Image:
+    return Image.open(BytesIO(base64.b64decode(url.split(",", 1)[1])))
+
+
+def test_a_split_that_chose_the_epoch_is_named_wherever_its_figures_are(predictor: Predictor, arrays: Dataset) -> None:
+    found = evaluate(predictor, arrays)
+    fair = Report(title="t", verdict=verdict("m", found), facts=headline(found), sections=[result_section(found)])
+    assert "chose the epoch" not in render(fair)
+    chosen = replace(found, chose_epoch=True)
+    assert "also chose the epoch" in verdict("m", chosen)
+    assert "also chose the epoch" in headline(chosen)[0].note
+    section = result_section(chosen)
+    assert isinstance(section.blocks[0], Paragraph)
+    assert "also chose the epoch" in section.blocks[0].text
+
+
+def test_what_the_data_check_found_is_told() -> None:
+    def text(record: CheckRecord | None) -> str:
+        section = Section(title="Data", blocks=check_blocks(record, "my pictures"))
+        return " ".join(check_page(render(Report(title="t", verdict="", sections=[section]))).text)
+
+    assert "were not checked before the training; vitrail data check my pictures looks for" in text(None)
+    assert "looked at 30 pictures, found nothing wrong." in text(CheckRecord(data="d", pictures=30))
+    twice = Trouble(severity="error", finding="the same picture in two splits", count=3, example="a/<1>.png")
+    grey = Trouble(severity="note", finding="grey", count=9, example="b.png")
+    told = text(CheckRecord(data="d", pictures=30, findings=(twice, grey)))
+    assert "looked at 30 pictures and made 1 note; the training went on with what it found:" in told
+    for cell in ("the same picture in two splits", "error", "3", "a/<1>.png"):
+        assert cell in told
+    assert "grey" not in told
+
+
+def test_a_legend_stays_inside_its_plot() -> None:
+    """Its names stand below one another where they are too long to stand side by side, and the curves make room."""
+
+    def draw(*names: str) -> list[tuple[float, float, str]]:
+        curves = [Curve(name=name, points=[(1, 1.0), (2, 2.0)]) for name in names]
+        text = draw_plot(Plot(title="rates", curves=curves, named=True))
+        found = re.findall(r'<text class="first" x="([\d.]+)" y="([\d.]+)"[^>]*>— ([^<]*)', text)
+        assert min(float(y) for y in re.findall(r'y1="([\d.]+)"', text)) > max(float(y) for _, y, _ in found)
+        return [(float(x), float(y), name) for x, y, name in found]
+
+    assert [name for *_, name in draw("all weights")] == ["all weights"]
+    assert len({y for _, y, _ in draw("training", "validation")}) == 1
+    long = draw("Muon, matrices, last layers", "Muon, matrices, first layer", "AdamW, the rest, last layers")
+    assert len({y for _, y, _ in long}) == 3
+    assert all(x + 7 * len(name) < 340 for x, _, name in long)
 
 
 def test_the_worst_comes_first_and_the_undefined_last() -> None:

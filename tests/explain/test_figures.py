@@ -104,3 +104,19 @@ def test_a_figure_is_a_pdf_and_a_png(make_model, tmp_path) -> None:
     assert mosaic[5, 14 + 3] == pytest.approx(position_similarity(model)[1, 2, 0, 3].item())
     dots = figures["distance"].axes[0].collections
     assert len(dots) == 4
+
+
+def test_of_many_positions_some_are_shown_on_the_scale_of_the_others(make_model) -> None:
+    """A tile per patch of 14×14 would be too small to see; and 1, of a patch with itself, would leave one colour."""
+    generator = torch.Generator().manual_seed(0)
+    similarity = 0.2 * torch.rand(14, 14, 14, 14, generator=generator)
+    own = torch.arange(14)
+    similarity[own[:, None], own, own[:, None], own] = 1.0
+    axes = plot_positions(similarity, "learned").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "3", "5", "7", "10", "12", "14"]
+    image = axes.images[0]
+    assert image.get_clim()[1] <= 0.2
+    mosaic = image.get_array()
+    assert np.allclose(mosaic[:14, :14], similarity[0, 0].numpy())
+    assert np.allclose(mosaic[-14:, -14:], similarity[13, 13].numpy())
+    assert np.ma.masked_invalid(mosaic).mask[14, :14].all()  # a gap between the tiles

@@ -7,7 +7,11 @@ import pytest
 from PIL import Image
 
 from vitrail.errors import DataError
-from vitrail.train.curves import Row, append_row, best_row, draw_curves, keep_rows, read_rows
+from vitrail.model import ViT, variant
+from vitrail.train.config import Optim, Start, TrainConfig
+from vitrail.train.curves import Row, append_row, best_row, draw_curves, keep_rows, learning_rates, read_rows
+from vitrail.train.optim import group_parameters
+from vitrail.train.section import training_section
 
 
 def row(epoch: int, *, judged: bool = True) -> Row:
@@ -64,3 +68,33 @@ def test_the_picture(judged: bool, tmp_path: Path) -> None:
     with Image.open(tmp_path / "r.png") as picture:
         assert picture.size[0] > 1000
         assert len(set(picture.convert("L").get_flattened_data())) > 50
+
+
+@pytest.mark.parametrize(
+    ("optim", "start", "names"),
+    [
+        (Optim(optimizer="adamw"), Start(), ["AdamW, all weights"]),
+        (Optim(optimizer="muon"), Start(), ["Muon, matrices", "AdamW, the rest"]),
+        (Optim(optimizer="sgd", layer_decay=0.75), Start(), ["SGD, last layers", "SGD, first layer"]),
+        (Optim(optimizer="adamw"), Start(train="head", weights="x", model=None), ["head"]),
+    ],
+)
+def test_each_group_of_weights_has_its_learning_rate(optim: Optim, start: Start, names: list[str]) -> None:
+    model = ViT(variant("compact-8", num_classes=3))
+    config = TrainConfig(optim=optim, start=start)
+    rates = learning_rates(model, config, model.config.depth)
+    assert list(rates) == names
+    if start.train == "all":
+        groups = [group.lr for group in group_parameters(model, optim, model.config.depth)]
+        assert {max(groups), min(groups)} <= set(rates.values())
+    section = training_section([row(1), row(2)], rates, "2 epochs")
+    plot = section.blocks[1].plots[-1]
+    assert [curve.name for curve in plot.curves] == names
+    assert plot.curves[0].points == [(1, 0.1), (2, 0.05)]  # what a row holds is the highest
+    assert plot.curves[-1].points[0][1] == pytest.approx(0.1 * min(rates.values()) / max(rates.values()))
+
+
+def test_the_section_says_that_val_chose_the_epoch() -> None:
+    one, two = (training_section(rows, {"all": 1.0}, "done").blocks[0].text for rows in ([row(1)], [row(1), row(2)]))
+    assert "val chose the epoch" in two
+    assert "chose" not in one

@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from vitrail.cli.options import Raw
 from vitrail.cli.printing import escape, print_end, progress_bar
 from vitrail.cli.runs import new_run_folder
 from vitrail.data.augment.config import Augment
@@ -41,6 +42,7 @@ def check(
     config: Flags = _PLAIN,
     out: Path | None = None,
     workers: int | None = None,
+    raw: Raw = False,
     json_output: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """Look at every picture: counts, sizes, damaged files, duplicates, leakage between splits, imbalance.
@@ -68,7 +70,7 @@ def check(
     with progress_bar("looking at pictures", total) as advance:
         report = check_data(dataset, workers or os.cpu_count() or 1, advance)
     folder = new_run_folder("data-check", out)
-    report.write_csv(folder / "check.csv")
+    report.write_csv(folder / "check.csv", raw=raw)
     contact_sheet(report).save(folder / "contact_sheet.png")
     paths = [folder / "check.csv", folder / "contact_sheet.png"]
     if dataset.made_split:
@@ -160,13 +162,13 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
 
 
 def _as_json(report: "Report", paths: list[Path]) -> dict[str, object]:
+    from vitrail.data.check.record import sum_up
+    from vitrail.schema import to_dict
+
     return {
         "name": report.dataset.name,
         "counts": report.counts(),
-        "findings": [
-            {"severity": item.severity, "finding": item.what, "count": count, "example": item.key}
-            for item, count in report.summary()
-        ],
+        "findings": to_dict(sum_up(report))["findings"],
         "exit_code": report.exit_code,
         "written": [str(path) for path in paths],
     }

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from vitrail.cli.eval_probes import Probe, plan_probes, run_probes
 from vitrail.cli.eval_table import print_evaluation, print_probes
-from vitrail.cli.options import Device, Json
+from vitrail.cli.options import Device, Json, Raw
 from vitrail.cli.printing import print_end, progress_bar
 from vitrail.cli.report import attempt, report_on_eval, write_evaluation
 from vitrail.cli.runs import check_run_folder, new_run_folder, run_of
@@ -67,15 +67,16 @@ def eval(  # noqa: A001 - the verb's name
     shots: int | None = None,
     by_position: Annotated[bool, Parameter(negative=())] = False,
     out: Path | None = None,
+    raw: Raw = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> int:
     """Measure a model on a data set: vitrail eval [MODEL] DATA
 
-    Writes report.html, predictions.csv, metrics.json, confusion_matrix.png, reliability.png and top_losses.jpg. Under
-    torchrun the ranks share the pictures, and the result is the same. With --probe, a model without a head, or with one
-    for other classes, is measured by its features alone. Exit code 1: some pictures could not be read, or no report
-    could be made.
+    Writes report.html, metrics.json, predictions.csv, classes.csv, confusion.csv, confusion_matrix.png, reliability.png
+    and top_losses.jpg. Under torchrun the ranks share the pictures, and the result is the same. With --probe, a model
+    without a head, or with one for other classes, is measured by its features alone. Exit code 1: some pictures could
+    not be read, or no report could be made.
 
     Parameters
     ----------
@@ -104,6 +105,7 @@ def eval(  # noqa: A001 - the verb's name
     from vitrail.evaluate.evaluation import evaluate
     from vitrail.evaluate.sharing import share_work
     from vitrail.predict import load
+    from vitrail.train.history import chose_epoch
     from vitrail.weights.bundled import DEFAULT
 
     limit = _number("--robustness-pictures", robustness_pictures, ROBUSTNESS_PICTURES, "--robustness", robustness)
@@ -125,7 +127,8 @@ def eval(  # noqa: A001 - the verb's name
         if not alone:
             with progress_bar("evaluating", _count(dataset, name), speaks=first) as advance:
                 found = evaluate(predictor, dataset, name, tta=tta, by_position=by_position, progress=advance)
-            _add_evaluation(results, found, dataset)
+            found = replace(found, chose_epoch=chose_epoch(run_of(source), where, name))
+            _add_evaluation(results, found, dataset, raw)
         if parts is not None:
             results.add({"probes": run_probes(predictor, parts, probe, shots, speaks=first)})
         if robustness and found is not None:
@@ -226,12 +229,12 @@ def _measure_robustness(
         )
 
 
-def _add_evaluation(results: _Results, found: "Evaluation", dataset: "Dataset") -> None:
+def _add_evaluation(results: _Results, found: "Evaluation", dataset: "Dataset", raw: bool) -> None:
     from vitrail.evaluate import records
 
     results.add(records.facts(found))
     if results.folder is not None:
-        results.paths += write_evaluation(results.folder, found, dataset)
+        results.paths += write_evaluation(results.folder, found, dataset, raw=raw)
 
 
 def _add_robustness(results: _Results, curves: "Robustness", found: "Evaluation") -> None:

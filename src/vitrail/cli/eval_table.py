@@ -20,6 +20,10 @@ def print_evaluation(title: str, found: "Evaluation", facts: dict[str, Any]) -> 
     """The numbers, the classes and the mistakes."""
     metrics = found.metrics
     console = _begin(f"{title}: {len(found.targets):,} pictures", facts)
+    if found.chose_epoch:
+        console.print(
+            "val also chose the epoch whose weights were kept: these figures are a little too good", style="dim"
+        )
     rows = [("top-1", _describe(metrics.top1))]
     rows += [("top-5", _describe(metrics.top5))] if metrics.top5 else []
     rows += [
@@ -90,14 +94,14 @@ def _describe_facts(rate: dict[str, float]) -> str:
 
 def _class_table(found: "Evaluation") -> Table:
     """Every class, or the worst where there are many."""
+    from vitrail.evaluate.records import worst_first
+
     scores = found.metrics.classes
     places = list(range(len(found.classes)))
     title = "class"
     if len(places) > MAX_CLASSES:
-        places = sorted(places, key=lambda place: (scores.f1[place] != scores.f1[place], scores.f1[place]))[
-            :MAX_CLASSES
-        ]
-        title = f"the {MAX_CLASSES} worst of {len(found.classes)} classes"
+        places = worst_first(scores.f1.tolist())[:MAX_CLASSES]
+        title = f"the {MAX_CLASSES} worst of {len(found.classes):,} classes"
     table = Table(title, "precision", "recall", "F1", "pictures", box=None)
     for column in table.columns[1:]:
         column.justify = "right"

@@ -8,6 +8,14 @@ from cyclopts import Parameter
 from vitrail.errors import ConfigError
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
+Raw = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Write the cells of CSV files as they are, for programs: without it, what a spreadsheet would take for a "
+        "formula gets a leading apostrophe, and control characters are spelled out.",
+    ),
+]
 Size = Annotated[str | None, Parameter(help="Pixels: 384, or HEIGHTxWIDTH such as 224x320.")]
 Device = Annotated[str, Parameter(help="Where to compute: auto, cpu, cuda, cuda:1, mps, …")]
 

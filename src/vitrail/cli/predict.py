@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, get_type_hints
 from cyclopts import Parameter
 from rich.console import Console
 
-from vitrail.cli.options import Device
+from vitrail.cli.options import Device, Raw
 from vitrail.cli.printing import print_end, progress_bar
 from vitrail.cli.rows import Format, choose_format, open_rows
 from vitrail.errors import ConfigError
@@ -40,6 +40,7 @@ def predict(
     top_k: int = 3,
     form: Annotated[Format | None, Parameter(name="--format")] = None,
     out: Path | None = None,
+    raw: Raw = False,
     batch_size: int | None = None,
     device: Device = "auto",
 ) -> int:
@@ -66,14 +67,14 @@ def predict(
 
     if top_k < 1:
         raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
-    chosen = choose_format(form, out)
+    chosen = choose_format(form, out, raw=raw)
     source, names = tell_apart(pictures, model, predict)
     stream = gather(names, list_file)
     predictor = load(source, device=device)
     top_k = min(top_k, predictor.num_classes or top_k)
     count = broken = 0
     start = time.perf_counter()
-    with progress_bar("pictures") as advance, open_rows(chosen, out, top_k) as write:
+    with progress_bar("pictures") as advance, open_rows(chosen, out, top_k, raw=raw) as write:
         for row in predictor.predict_named(stream, top_k=top_k, batch_size=batch_size):
             write(row)
             count += 1

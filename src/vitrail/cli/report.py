@@ -2,14 +2,15 @@
 
 import json
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from vitrail.cli.printing import duration, plain, progress_bar
+from vitrail.cli.runs import run_of
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Story:
     settings: dict[str, Any]
     environment: dict[str, Any]
     run: Path | None = None  # the training run, whose curves are shown
+    check: "Sequence[Block]" = ()  # what the data check before the training found
     split_from: str = ""  # where the splits are from, if the data have none
 
 
@@ -43,10 +45,13 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
 
     One process does this alone, after the ranks have parted.
     """
+    from vitrail.data.check.record import RECORD, read_record
     from vitrail.evaluate.evaluation import evaluate, pick_split
     from vitrail.evaluate.records import facts, write_facts
+    from vitrail.evaluate.sections import check_blocks
     from vitrail.predict import load
     from vitrail.schema import to_dict
+    from vitrail.train.history import chose_epoch
     from vitrail.train.run import read_config
 
     config = read_config(folder)
@@ -56,6 +61,7 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
     if split is not None:
         with progress_bar("evaluating", len(pick_split(dataset, split))) as advance:
             found = evaluate(predictor, dataset, split, progress=advance)
+        found = replace(found, chose_epoch=chose_epoch(folder, config.data, split))
         paths = write_evaluation(folder, found, dataset)
         told = _read_json(folder / "metrics.json") | {"evaluation": facts(found)}
         write_facts(told, folder / "metrics.json")
@@ -66,6 +72,7 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
         settings=to_dict(config),
         environment=_read_json(folder / "env.json"),
         run=folder,
+        check=check_blocks(read_record(folder / RECORD), config.data),
     )
     return [write_page(folder, story, predictor, dataset, found), *paths]
 
@@ -89,38 +96,47 @@ def report_on_eval(
     settings: dict[str, Any],
 ) -> Path:
     """The report of `vitrail eval`; if the model is a run folder, with the curves of its training."""
+    from vitrail.evaluate.sections import check_blocks
+    from vitrail.train.history import data_check, trained_on
     from vitrail.train.run import environment
 
-    source = str(settings["model"])
-    where = _data_argument(str(settings["data"]), settings["source"]["data_dir"])
+    source, data = str(settings["model"]), str(settings["data"])
+    where, run = _data_argument(data, settings["source"]["data_dir"]), run_of(source)
     told = environment()
     story = Story(
         model=source,
         commands={"measure it again": _as_typed(told), **_model_commands(source, where)},
         settings=settings,
         environment=told,
-        run=Path(source) if (Path(source) / "results.csv").is_file() else None,
+        run=run if (run / "results.csv").is_file() else None,
         split_from=str(settings["split_from"] or ""),
+        check=check_blocks(data_check(run, data), data) if trained_on(run, data) else (),
     )
     return write_page(folder, story, predictor, dataset, found, curves)
 
 
-def write_evaluation(folder: Path, found: "Evaluation", dataset: "Dataset") -> list[Path]:
-    """Every answer as a CSV, and the figures, as files of their own."""
+def write_evaluation(folder: Path, found: "Evaluation", dataset: "Dataset", *, raw: bool = False) -> list[Path]:
+    """The answers, classes and confusions as CSV files, and the figures, as files of their own."""
     from vitrail.evaluate import plots, records
     from vitrail.evaluate.mistakes import mistakes_sheet
     from vitrail.weights.files import atomic_path
 
     metrics = found.metrics
-    title = f"{found.data}, {found.split}: top-1 {metrics.top1.value:.1%} of {metrics.top1.total:,}"
-    names = ("predictions.csv", "confusion_matrix.png", "reliability.png", "top_losses.jpg")
-    paths = [folder / name for name in names]
-    records.write_predictions(found, paths[0])
-    plots.save_figure(plots.confusion_figure(metrics.confusion, found.classes, title), paths[1])
-    plots.save_figure(plots.reliability_figure(metrics.calibration, title), paths[2])
-    with atomic_path(paths[3]) as draft:
+    chose = " (also chose the epoch)" if found.chose_epoch else ""
+    title = f"{found.data}, {found.split}{chose}: top-1 {metrics.top1.value:.1%} of {metrics.top1.total:,}"
+    tables = {
+        "predictions.csv": records.write_predictions,
+        "classes.csv": records.write_classes,
+        "confusion.csv": records.write_confusion,
+    }
+    for name, write in tables.items():
+        write(found, folder / name, raw=raw)
+    paths = [folder / name for name in ("confusion_matrix.png", "reliability.png", "top_losses.jpg")]
+    plots.save_figure(plots.confusion_figure(metrics.confusion, found.classes, title), paths[0])
+    plots.save_figure(plots.reliability_figure(metrics.calibration, title), paths[1])
+    with atomic_path(paths[2]) as draft:
         mistakes_sheet(found, dataset).save(draft, quality=92)
-    return paths
+    return [*(folder / name for name in tables), *paths]
 
 
 def write_page(
@@ -134,17 +150,20 @@ def write_page(
     """report.html, from everything that is known."""
     from vitrail.evaluate.report import Fact, Report, write_report
     from vitrail.evaluate.sections import data_section, headline, result_section, verdict
-    from vitrail.train.curves import read_rows
+    from vitrail.train.curves import learning_rates, read_rows
+    from vitrail.train.run import read_config
+    from vitrail.train.section import training_section
 
     predictor.model.cpu()  # what follows is a few pictures at a time, and drawn from main memory
     parameters = sum(parameter.numel() for parameter in predictor.model.parameters())
     height, width = predictor.preprocess.size
     model = Fact(name="model", value=_short_count(parameters), note=f"parameters, pictures of {width}×{height}")
     facts = [*(headline(found) if found is not None else ()), model]
-    sections = [data_section(dataset, story.split_from)]
+    sections = [data_section(dataset, story.split_from, story.check)]
     rows = read_rows(story.run / "results.csv") if story.run is not None else []
-    if rows:
-        sections.append(_training_section(rows))
+    if story.run is not None and rows:
+        rates = learning_rates(predictor.model, read_config(story.run), predictor.model.config.depth)
+        sections.append(training_section(rows, rates, f"{_epochs(rows)} in {duration(rows[-1].seconds)}"))
         facts.append(Fact(name="training", value=duration(rows[-1].seconds), note=_epochs(rows)))
     if found is not None:
         sections += [result_section(found, curves), *_picture_sections(predictor, dataset, found)]
@@ -160,30 +179,6 @@ def write_page(
     return folder / REPORT
 
 
-def _training_section(rows: "list[Row]") -> "Section":
-    from vitrail.evaluate.curves import Curve, Plot
-    from vitrail.evaluate.report import Paragraph, Plots, Section
-    from vitrail.train.curves import best_row
-
-    judged = [(row.epoch, row.val_loss, row.val_accuracy) for row in rows]
-    losses = [(epoch, loss) for epoch, loss, _ in judged if loss is not None]
-    rights = [(epoch, right) for epoch, _, right in judged if right is not None]
-    curves = [Curve(name="training", points=[(row.epoch, row.train_loss) for row in rows])]
-    curves += [Curve(name="validation", points=losses, style="second")] if losses else []
-    plots = [Plot(title="Loss", curves=curves)]
-    said = f"{_epochs(rows)} in {duration(rows[-1].seconds)}."
-    if rights:
-        kept = best_row([row for row in rows if row.val_accuracy is not None])
-        best = (kept.epoch, kept.val_accuracy or 0.0)
-        curve = Curve(name="validation", points=rights, style="second", mark=best)
-        plots.append(Plot(title="Validation accuracy", curves=[curve], percent=True))
-        said += f" The best validation accuracy is {best[1]:.2%}, after epoch {best[0]}."
-    if losses and rows[-1].train_loss > losses[-1][1]:
-        said += " Its loss lies above validation's, being of augmented pictures and an average over each epoch."
-    plots.append(Plot(title="Learning rate", curves=[Curve(name="rate", points=[(row.epoch, row.lr) for row in rows])]))
-    return Section(title="Training", blocks=[Paragraph(text=said), Plots(plots=plots)])
-
-
 def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evaluation") -> "list[Section]":
     """The worst mistakes and some right answers, each beside what it was decided by."""
     import numpy as np
@@ -191,18 +186,18 @@ def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evalua
     from vitrail.evaluate.mistakes import top_losses
     from vitrail.evaluate.report import Gallery, Paragraph, Section
 
-    wrong = int((found.logits.argmax(axis=1) != found.targets).sum())
+    is_right = found.answers.predicted == found.targets
+    wrong, right = int((~is_right).sum()), np.flatnonzero(is_right)
     worst = top_losses(found, MISTAKES)
-    right = np.flatnonzero(found.logits.argmax(axis=1) == found.targets)
     _, first = np.unique(found.targets[right], return_index=True)  # one of each class
     sections: list[Section] = []
     beside = "The colours beside each picture show which parts counted for the answer"
     for title, places, said in (
         ("Worst mistakes", worst, _count_wrong(wrong)),
-        ("Right answers", right[first[:: max(1, len(first) // RIGHT)][:RIGHT]], "One picture each of some classes."),
+        ("Correct answers", right[first[:: max(1, len(first) // RIGHT)][:RIGHT]], "One picture each of some classes."),
     ):
         if not len(places):
-            text = "No picture is named wrong." if places is worst else "No picture is named right."
+            text = "No picture is misclassified." if places is worst else "No picture is classified correctly."
             sections.append(Section(title=title, blocks=[Paragraph(text=text)]))
             continue
         tiles, methods, failure = _explain(predictor, dataset, found, places)
@@ -216,8 +211,8 @@ def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evalua
 
 def _count_wrong(wrong: int) -> str:
     if wrong == 1:
-        return "One picture is named wrong."
-    return f"{wrong:,} pictures are named wrong{'; these cost most' if wrong > MISTAKES else ''}."
+        return "One picture is misclassified."
+    return f"{wrong:,} pictures are misclassified{'; these cost most' if wrong > MISTAKES else ''}."
 
 
 def _explain(
@@ -283,13 +278,18 @@ def _attention_section(predictor: "Predictor", dataset: "Dataset", found: "Evalu
     model = predictor.model
     filters = patch_filters(model)
     drawn = [
-        encode_figure(plot_filters(filters), f"{filters.what}, as small pictures", "What the first layer looks for.")
+        encode_figure(
+            lambda theme: plot_filters(filters, theme),
+            f"{filters.what}, as small pictures",
+            "What the first layer looks for.",
+        )
     ]
     similarity = position_similarity(model)
     if similarity is not None:
         kind = "learned" if model.config.positions.kind == "learned" else "fixed sines and cosines"
         about = "Each tile: how like one patch's position is to all others."
-        drawn.append(encode_figure(plot_positions(similarity, kind), "Similarity of the position embeddings", about))
+        alt = "Similarity of the position embeddings"
+        drawn.append(encode_figure(lambda theme: plot_positions(similarity, kind, theme), alt, about))
     source = pick_split(dataset, found.split if found is not None else "train")
     looks: list[torch.Tensor] = []
     for index in permutation(0, 0, len(source))[:LOOKED_AT].tolist():
@@ -301,8 +301,13 @@ def _attention_section(predictor: "Predictor", dataset: "Dataset", found: "Evalu
     if looks:
         distance, longest = torch.stack(looks).mean(dim=0), longest_distance(model.config.image_size)
         ends = f"{distance[0].mean():.1f} pixels in the first layer, {distance[-1].mean():.1f} in the last"
-        figure = plot_distance(distance, len(looks), longest)
-        drawn.append(encode_figure(figure, f"Mean attention distance: {ends}", f"A head looks {ends}, on average."))
+        drawn.append(
+            encode_figure(
+                lambda theme: plot_distance(distance, len(looks), longest, theme),
+                f"Mean attention distance: {ends}",
+                f"A head looks {ends}, on average.",
+            )
+        )
     text = "The figures of the ViT paper, for this checkpoint."
     blocks: list[Block] = [Paragraph(text=text, quiet=True), Drawings(pictures=drawn)]
     return Section(title="Attention", blocks=blocks)

@@ -1,6 +1,5 @@
 """Predictions as rows: a table that grows line by line, JSON lines, CSV or Parquet."""
 
-import csv
 import json
 import sys
 from collections.abc import Callable, Generator
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from vitrail.cli.printing import plain
 from vitrail.errors import ConfigError, MissingExtraError
+from vitrail.tables import row_writer
 
 if TYPE_CHECKING:
     from vitrail.predict import Prediction
@@ -25,8 +25,15 @@ NAME_WIDTH = 44
 LABEL_WIDTH = 22
 
 
-def choose_format(asked: Format | None, out: Path | None) -> Format:
+def choose_format(asked: Format | None, out: Path | None, *, raw: bool = False) -> Format:
     """What was asked for, or what the file's name says."""
+    chosen = _choose(asked, out)
+    if raw and chosen != "csv":
+        raise ConfigError(f"--raw is about the cells of CSV files; leave it out for {chosen}, or add --format csv.")
+    return chosen
+
+
+def _choose(asked: Format | None, out: Path | None) -> Format:
     if out is None:
         if asked == "parquet":
             raise ConfigError("--format parquet needs --out FILE.parquet: it cannot be printed.")
@@ -42,13 +49,13 @@ def choose_format(asked: Format | None, out: Path | None) -> Format:
 
 
 @contextmanager
-def open_rows(form: Format, out: Path | None, top_k: int) -> Generator[Write]:
+def open_rows(form: Format, out: Path | None, top_k: int, *, raw: bool = False) -> Generator[Write]:
     """Where rows go, one at a time; a file appears under its name only when it is whole."""
     if form == "table":
         yield _Table(top_k).write
         return
     if out is None:
-        with _writer(form, sys.stdout, top_k) as write:
+        with _writer(form, sys.stdout, top_k, raw) as write:
             yield write
         return
     from vitrail.weights.files import atomic_path
@@ -59,22 +66,22 @@ def open_rows(form: Format, out: Path | None, top_k: int) -> Generator[Write]:
                 yield write
             return
         file = draft.open("w", encoding="utf-8", newline="", errors="surrogateescape")
-        with file, _writer(form, file, top_k) as write:
+        with file, _writer(form, file, top_k, raw) as write:
             yield write
 
 
 @contextmanager
-def _writer(form: Format, file: IO[str], top_k: int) -> Generator[Write]:
+def _writer(form: Format, file: IO[str], top_k: int, raw: bool) -> Generator[Write]:
     if form == "jsonl":
         yield lambda row: print(json.dumps(_fields(row)), file=file)
         return
-    rows = csv.writer(file, lineterminator="\n")
+    write_row = row_writer(file, raw=raw and not file.isatty())  # a terminal never gets control characters
     pairs = [name for place in range(1, top_k + 1) for name in (f"label_{place}", f"score_{place}")]
-    rows.writerow(["picture", *pairs, "error"])
+    write_row(["picture", *pairs, "error"])
 
     def write(row: "Prediction") -> None:
         cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
-        rows.writerow([row.picture, *cells, *[""] * (2 * top_k - len(cells)), row.error or ""])
+        write_row([row.picture, *cells, *[""] * (2 * top_k - len(cells)), row.error or ""])
 
     yield write
 

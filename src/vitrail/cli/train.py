@@ -20,6 +20,7 @@ from vitrail.train.config import Machine, Optim, Schedule, Start
 
 if TYPE_CHECKING:
     from vitrail.data import Dataset
+    from vitrail.data.check.record import CheckRecord
     from vitrail.train.config import TrainConfig
     from vitrail.train.listener import Listener
     from vitrail.train.plan import Measured
@@ -92,12 +93,12 @@ def train(
         else:
             changes |= {"recipe": recipe} if recipe else {}
             ranks.from_first(lambda: _refuse_begun(out))
-            setup, measured = _prepare(data, changes, ranks, console, check, as_json)
+            setup, measured, checked = _prepare(data, changes, ranks, console, check, as_json)
             if ranks.is_first and (dry_run or not as_json):
                 print_plan(setup, measured, ranks, console, dry_run, as_json)
             if dry_run:
                 return 0
-            folder = ranks.from_first(lambda: make_folder(setup, out))
+            folder = ranks.from_first(lambda: make_folder(setup, out, checked=checked))
             outcome = carry_out_shown(setup, ranks, folder, console, track, as_json)
         leave_ranks()  # not after an error: other ranks may be waiting, and torchrun ends them when this one ends
         code = end(outcome, setup, ranks, console, as_json) if ranks.is_first else 0
@@ -147,49 +148,54 @@ def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
 
 def _prepare(
     data: str, changes: dict[str, Any], ranks: "Ranks", console: Console, check: bool, as_json: bool
-) -> tuple["Setup", "Measured"]:
+) -> tuple["Setup", "Measured", "CheckRecord | None"]:
     from vitrail.cli.progress import Display
     from vitrail.train.run import resolve, settle
 
     display = Display(console, silent=as_json or not ranks.is_first)
     config, dataset = resolve(data, changes, ranks)
-    if check:
-        ranks.from_first(lambda: _check(dataset, console, config, silent=as_json))
-    return settle(config, dataset, ranks, display)
+    checked = ranks.from_first(lambda: _check(dataset, console, config, silent=as_json)) if check else None
+    return *settle(config, dataset, ranks, display), checked
 
 
-def _check(dataset: "Dataset", console: Console, config: "TrainConfig", *, silent: bool) -> None:
-    """Say what is wrong with the data before hours are spent on them."""
+def _check(dataset: "Dataset", console: Console, config: "TrainConfig", *, silent: bool) -> "CheckRecord | None":
+    """Say what is wrong with the data before hours are spent on them; None if they are too many to look at."""
     import os
 
     from vitrail.cli.data import STYLES
+    from vitrail.data.check.record import sum_up
     from vitrail.data.check.report import check_data
 
     total = sum(len(source) for source in dataset.splits.values())
     if total > PREFLIGHT_LIMIT:
         if silent:
-            return
+            return None
         console.print(f"[dim]{total:,} pictures are not checked one by one; vitrail data check {config.data} does.[/]")
-        return
+        return None
     with progress_bar("checking pictures", total) as advance:
         report = check_data(dataset, os.cpu_count() or 1, advance)
     serious = [(item, count) for item, count in report.summary() if item.severity != "note" and not silent]
     for item, count in serious:
         example = escape(item.key)
-        console.print(f"[{STYLES[item.severity]}]{item.severity}[/] {item.what}: {count:,}, for example {example}")
-    if serious:
-        console.print(f"[dim]details: vitrail data check {escape(config.data)}[/]")
+        severity = f"[{STYLES[item.severity]}]{item.severity} in the data[/]"
+        console.print(f"{severity}: {item.what}: {count:,}, for example {example}")
     if report.exit_code == 2:
         raise ConfigError(f"too many pictures of {config.data} cannot be read; see vitrail data check.")
+    if serious:
+        console.print(f"[dim]training goes on with these data; details: vitrail data check {escape(config.data)}[/]")
+    return sum_up(report)
 
 
-def make_folder(setup: "Setup", out: Path | None, name: str = "train") -> Path:
-    """A new run folder with what the run is."""
+def make_folder(setup: "Setup", out: Path | None, name: str = "train", *, checked: "CheckRecord | None" = None) -> Path:
+    """A new run folder with what the run is, and what is known about its data."""
+    from vitrail.data.check.record import RECORD, write_record
     from vitrail.train.run import begin
 
     _refuse_begun(out)
     folder = new_run_folder(name, out)
     begin(setup, folder)
+    if checked is not None:
+        write_record(checked, folder / RECORD)
     return folder
 
 
@@ -302,6 +308,7 @@ def end(outcome: "Outcome", setup: "Setup", ranks: "Ranks", console: Console, as
         facts: dict[str, Any] = {"folder": str(outcome.folder), "weights": str(outcome.weights)}
         facts |= {"epochs": outcome.epochs, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
         facts |= {name: vars(it) for name, it in judged.items()}
+        facts |= {"val_chose_epoch": outcome.val_chose_epoch}
         print(json.dumps({**facts, "written": [str(path) for path in pages]}, indent=2))
     else:
         print_end(written_paths(outcome, pages), f"vitrail predict {shlex.quote(str(outcome.folder))} PICTURES")
@@ -319,7 +326,10 @@ def print_scores(outcome: "Outcome", console: Console) -> None:
     """Accuracy and loss on each split."""
     judged = {name: it for name, it in (("val", outcome.val), ("test", outcome.test)) if it is not None}
     for name, it in judged.items():
-        console.print(f"{name:5} accuracy [bold]{it.accuracy:.2%}[/]  loss {it.loss:.4f}  ({it.count:,} pictures)")
+        chose = "; val also chose the epoch" if name == "val" and outcome.val_chose_epoch else ""
+        console.print(
+            f"{name:5} accuracy [bold]{it.accuracy:.2%}[/]  loss {it.loss:.4f}  ({it.count:,} pictures{chose})"
+        )
 
 
 def written_paths(outcome: "Outcome", pages: list[Path]) -> list[Path]:

@@ -3,6 +3,7 @@
 preprocess  `Preprocess`: a picture → a model's input, as data, with a preset per family of weights
 picture     opening pictures safely; transform carries a `Preprocess` out
 source      what every source gives; sources/ has one file per kind; opening decides which (`open_data`)
+naming      what data are called
 split       stratified splits and split.csv
 augment/    augmentation, batched and deterministic
 order       which samples are in which batch; chunks makes them; loader hands them out

@@ -11,6 +11,7 @@ TILE = 112
 GAP = 8
 CAPTION = 17  # pixels of one caption line
 TITLE = 30
+HEADING = 22  # pixels of one more line of the heading
 MARGIN = 16
 PAPER, INK, FAINT, EMPTY = "#ffffff", "#1b1b1f", "#6b6b76", "#ececf1"
 
@@ -37,10 +38,13 @@ def draw_sheet(heading: str, rows: Sequence[Row], *, smooth: bool = True, tile: 
     columns = max((len(row.tiles) for row in rows), default=1)
     heights = [_row_height(row, tile) for row in rows]
     width = max(2 * MARGIN + columns * (tile + GAP) - GAP, 480)
-    sheet = Image.new("RGB", (width, 2 * MARGIN + TITLE + sum(heights)), PAPER)
+    lines = wrap_text(heading, width - 2 * MARGIN, font_of(17))
+    head = TITLE + HEADING * (len(lines) - 1)
+    sheet = Image.new("RGB", (width, 2 * MARGIN + head + sum(heights)), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.text((MARGIN, MARGIN), _shorten(heading, width - 2 * MARGIN, font_of(17)), INK, font=font_of(17))
-    top = MARGIN + TITLE + 4
+    for number, line in enumerate(lines):
+        pen.text((MARGIN, MARGIN + HEADING * number), line, INK, font=font_of(17))
+    top = MARGIN + head + 4
     for row, height in zip(rows, heights, strict=True):
         _draw_row(sheet, pen, row, top, width, smooth, tile)
         top += height
@@ -98,6 +102,18 @@ def font_of(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
     """matplotlib's font, which has more scripts than Pillow's."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, size)
+
+
+def wrap_text(text: str, width: float, font: ImageFont.FreeTypeFont) -> list[str]:
+    """A text broken between words, so that each line fits; a word that is longer than a line is shortened."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if font.getlength(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [_shorten(line, width, font) for line in lines]
 
 
 def _shorten(text: str, width: float, font: ImageFont.FreeTypeFont) -> str:

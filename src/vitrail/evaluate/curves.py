@@ -7,6 +7,7 @@ from html import escape
 
 WIDTH, HEIGHT = 340, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 46, 30  # margins around the curves
+LEGEND, LETTER = 15, 6.2  # height of a line of the legend, and about the width of a letter in it
 MOST_POINTS = 400
 TICKS = 4
 LONGEST = 200  # characters of one name
@@ -20,7 +21,7 @@ class Curve:
 
     name: str
     points: Sequence[Point]
-    style: str = "first"  # or second
+    style: str = "first"  # second, third or fourth
     mark: Point | None = None  # a point to show, such as the best one
 
 
@@ -32,6 +33,7 @@ class Plot:
     curves: Sequence[Curve]
     across: str = "epoch"
     percent: bool = False
+    named: bool = False  # a single curve has its name in a legend too
 
 
 def harmless(text: str, longest: int = LONGEST) -> str:
@@ -53,24 +55,37 @@ def draw_plot(plot: Plot) -> str:
     left, right = min(xs), max(xs)
     marks = round_steps(min(ys), max(ys))
     low, high = marks[0], marks[-1]
+    legend = _place_legend([curve.name for curve in plot.curves]) if len(curves) > 1 or plot.named else []
+    top = TOP + max((y for _, y in legend), default=0)
 
     def place(point: Point) -> Point:
         across = (point[0] - left) / (right - left) if right > left else 0.5
         up = (point[1] - low) / (high - low)
-        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - top - BOTTOM)
 
     parts = [_text(0, 14, plot.title, "heading"), *_axes(plot, marks, left, right, place)]
-    at = LEFT
     for curve, points in curves:
         parts.append(_line([place(point) for point in points], curve.style))
         if curve.mark is not None and _is_real(curve.mark):
             x, y = place(curve.mark)
             parts.append(f'<circle class="{curve.style}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
-        if len(curves) > 1:
-            parts.append(_text(at, 34, f"— {curve.name}", curve.style))
-            at += 7 * len(curve.name) + 34
+    for curve, (x, y) in zip(plot.curves, legend, strict=False):
+        parts.append(_text(x, 34 + y, f"— {curve.name}", curve.style))
     spoken = harmless(f"{plot.title}; from {_number(ys[0], plot.percent)} to {_number(ys[-1], plot.percent)}")
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{spoken}">{"".join(parts)}</svg>'
+
+
+def _place_legend(names: Sequence[str]) -> list[Point]:
+    """Where each name of the legend begins, beside the others or, where there is no more room, below them."""
+    places: list[Point] = []
+    x, y = float(LEFT), 0
+    for name in names:
+        length = LETTER * min(len(name) + 2, LONGEST)
+        if places and x + length > WIDTH - RIGHT:
+            x, y = float(LEFT), y + LEGEND
+        places.append((x, y))
+        x += length + 14
+    return places
 
 
 def _axes(plot: Plot, marks: Sequence[float], left: float, right: float, place: Callable[[Point], Point]) -> list[str]:

@@ -16,7 +16,7 @@ from vitrail.data.chunks import ChunkMaker
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import Picture
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluate.metrics import Metrics, measure
+from vitrail.evaluate.metrics import Answers, Metrics, answer, check, sum_up
 from vitrail.evaluate.sharing import Share
 from vitrail.evaluate.views import ViewName, views
 from vitrail.predict import Predictor
@@ -44,10 +44,16 @@ class Evaluation:
     targets: Integers  # (N,)
     broken: dict[str, str] = field(default_factory=dict[str, str])  # what could not be read, and why
     seconds: float
+    chose_epoch: bool = False  # the weights are those of the epoch that was best on this split: it flatters them
+
+    @cached_property
+    def answers(self) -> Answers:
+        """What is said of each picture, how surely, and at what loss."""
+        return answer(*check(self.logits, self.targets))
 
     @cached_property
     def metrics(self) -> Metrics:
-        return measure(self.logits, self.targets)
+        return sum_up(self.answers, self.targets, len(self.classes))
 
     @property
     def images_per_second(self) -> float:
@@ -74,12 +80,12 @@ def evaluate(
         limit: only so many samples, chosen evenly and always the same.
         by_position: the checkpoint has no class names, and its classes are the data's in their order.
     """
-    order = align_classes(predictor, dataset.classes, by_position=by_position)
+    order = torch.as_tensor(align_classes(predictor, dataset.classes, by_position=by_position))
     source = pick_split(dataset, split)
     samples = choose(len(source), limit)
 
     def compute(images: Tensor) -> Tensor:
-        return _average([predictor.runtime.logits(view) for view in views(images, tta)])
+        return _average([predictor.runtime.logits(view) for view in views(images, tta)])[:, order]
 
     start = time.perf_counter()
     kept, logits, broken = run(predictor, source, samples, compute, change=change, progress=progress)
@@ -91,7 +97,7 @@ def evaluate(
         classes=dataset.classes,
         samples=kept,
         keys=tuple(source.key(int(sample)) for sample in kept),
-        logits=logits[:, order],
+        logits=logits,
         targets=source.labels[kept],
         broken=broken,
         seconds=time.perf_counter() - start,
@@ -210,11 +216,24 @@ def run(
         parts.append(part)
         progress((len(part[0]) + len(part[2])) * share.world_size)
     everything = [part for own in share.gather(parts) for part in own]
+    kept = np.concatenate([part[0] for part in everything])
     numbers = [part[1] for part in everything if len(part[0])]
     broken = {key: why for part in everything for key, why in part[2].items()}
     if not numbers:
         raise_broken(broken, len(samples))
-    return np.concatenate([part[0] for part in everything]), np.concatenate(numbers), broken
+    del parts, everything
+    return kept, _join(numbers), broken
+
+
+def _join(parts: list[Floats]) -> Floats:
+    """All rows in one array; each part is given up when it is copied, for together they may be gigabytes."""
+    whole = np.empty((sum(map(len, parts)), parts[0].shape[1]), dtype=parts[0].dtype)
+    end = len(whole)
+    while parts:
+        part = parts.pop()
+        whole[end - len(part) : end] = part
+        end -= len(part)
+    return whole
 
 
 def _average(logits: list[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import pixels, to_pil
 from vitrail.errors import InputError
 from vitrail.evaluate.evaluation import Evaluation, pick_split
-from vitrail.evaluate.metrics import Integers, log_softmax, losses
+from vitrail.evaluate.metrics import Integers
 
 COLUMNS, ROWS = 8, 4
 _COLOR = Preprocess()
@@ -17,27 +17,26 @@ _COLOR = Preprocess()
 
 def top_losses(evaluation: Evaluation, count: int) -> Integers:
     """The places of the mistakes with the highest loss, the worst first."""
-    loss = losses(evaluation.logits, evaluation.targets)
-    wrong = np.flatnonzero(evaluation.logits.argmax(axis=1) != evaluation.targets)
-    return wrong[np.argsort(-loss[wrong], kind="stable")[:count]]
+    answers = evaluation.answers
+    wrong = np.flatnonzero(answers.predicted != evaluation.targets)
+    return wrong[np.argsort(-answers.losses[wrong], kind="stable")[:count]]
 
 
 def mistakes_sheet(evaluation: Evaluation, dataset: Dataset) -> Image.Image:
     """The worst mistakes: what was said, how surely, and what is true."""
     source = pick_split(dataset, evaluation.split)
     worst = top_losses(evaluation, COLUMNS * ROWS)
-    logits = evaluation.logits[worst].astype(np.float64)
-    sure = np.exp(log_softmax(logits).max(axis=1)) if len(worst) else logits
+    answers = evaluation.answers
     tiles = [
         Tile(
             image=_load(source, int(evaluation.samples[place])),
-            caption=f"{share:.0%} {evaluation.classes[int(row.argmax())]}\n"
+            caption=f"{answers.confidence[place]:.0%} {evaluation.classes[answers.predicted[place]]}\n"
             f"is: {evaluation.classes[evaluation.targets[place]]}",
         )
-        for place, row, share in zip(worst, logits, sure, strict=True)
+        for place in worst
     ]
     rows = [Row(title="", tiles=tiles[start : start + COLUMNS]) for start in range(0, len(tiles), COLUMNS)]
-    wrong = int((evaluation.logits.argmax(axis=1) != evaluation.targets).sum())
+    wrong = int((answers.predicted != evaluation.targets).sum())
     shown = f", the {len(tiles)} with the highest loss" if wrong > len(tiles) else ""
     heading = f"{evaluation.data}, {evaluation.split}: {wrong:,} of {len(evaluation.targets):,} wrong{shown}"
     return draw_sheet(heading, rows, smooth=False)

@@ -12,16 +12,19 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
+from vitrail.drawing import LIGHT, Theme, paint, shading
+from vitrail.evaluate.confusion import Confusion
 from vitrail.evaluate.fonts import any_script
 from vitrail.evaluate.metrics import Calibration, Integers
 from vitrail.evaluate.robustness import Robustness
 from vitrail.weights.files import atomic_path
 
-INK, FAINT, BLUE, RED = "#1b1b1f", "#8a8a94", "#2f6db5", "#c4483a"
-COLORS = (BLUE, "#d98a29", "#3f9a5f", RED, "#7d5bb0", "#3aa6a6", "#b04f8c", "#7a6a53", "#5b6ee1", "#8aa62f")
+# Of several curves or classes; seen on white and on dark paper.
+COLORS = ("#4a86cf", "#d98a29", "#3f9a5f", "#d0594b", "#8d6cc0", "#3aa6a6", "#b85c96", "#8f7c61", "#6b7cf0", "#8aa62f")
 DPI = 150
 MOST_NUMBERS = 30  # classes whose confusion matrix still has room for numbers
-MOST_NAMES = 100  # classes that are named on an axis
+MOST_NAMES = 100  # classes whose matrix can be looked at; of more, the pairs that are confused most are shown
+MOST_PAIRS = 30
 
 
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
@@ -29,11 +32,9 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.tick_params(colors=INK, length=3)
+    axes.tick_params(length=3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(FAINT)
     return figure, axes
 
 
@@ -49,83 +50,109 @@ def shorten(name: str, length: int = 22) -> str:
     return text.replace("$", r"\$")
 
 
-def confusion_figure(confusion: Integers, classes: Sequence[str], title: str) -> Figure:
+def confusion_figure(confusion: Confusion, classes: Sequence[str], title: str, theme: Theme = LIGHT) -> Figure:
+    """Which class is taken for which: a matrix, or of more than `MOST_NAMES` classes the most frequent mistakes."""
+    if len(classes) > MOST_NAMES:
+        return paint(_draw_pairs(confusion, classes, title, theme), theme)
+    return paint(_draw_matrix(np.asarray(confusion), classes, title, theme), theme)
+
+
+def _draw_matrix(counts: Integers, classes: Sequence[str], title: str, theme: Theme) -> Figure:
     """Rows are the truth, shaded by their share; the numbers are counts."""
     count = len(classes)
     side = float(np.clip(2.4 + 0.42 * count, 4.6, 15))
     large = max(1.0, side / 7)  # a large figure is shown smaller, and its words must still be read
     figure, axes = new_figure(side + 0.9, side)
-    axes.tick_params(labelsize=9 * large)
-    totals = confusion.sum(axis=1, keepdims=True)
-    shares = np.divide(confusion, totals, out=np.zeros(confusion.shape), where=totals > 0)
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
     # The square root makes a rare mistake visible beside a diagonal of 99 %.
-    image = axes.imshow(np.sqrt(shares), cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
+    image = axes.imshow(np.sqrt(shares), cmap=shading(theme), vmin=0, vmax=1, aspect="equal", interpolation="nearest")
     for spine in axes.spines.values():
         spine.set_visible(False)
     size = 9.0 if count <= 20 else float(np.clip(15 * 62 / count * 0.62, 4, 8))
-    if count <= MOST_NAMES:
-        names = [shorten(name) for name in classes]
-        upright = all(len(name) <= 3 for name in names) and count <= MOST_NUMBERS
-        axes.set_xticks(range(count), names, rotation=0 if upright else 90, fontsize=size)
-        axes.set_yticks(range(count), names, fontsize=size)
+    names = [shorten(name) for name in classes]
+    upright = all(len(name) <= 3 for name in names) and count <= MOST_NUMBERS
+    axes.set_xticks(range(count), names, rotation=0 if upright else 90, fontsize=size)
+    axes.set_yticks(range(count), names, fontsize=size)
     if count <= MOST_NUMBERS:
-        _write_counts(axes, confusion, shares, size)
-    elif count <= MOST_NAMES:  # lines between more cells would cover them
+        _write_counts(axes, counts, shares, size, theme)
+    else:
         axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
-        axes.grid(which="minor", color="#f1f1f5", linewidth=0.3)
+        axes.grid(which="minor", color=theme.line, linewidth=0.3)
         axes.tick_params(which="minor", length=0)
-    axes.set_xlabel("predicted", color=INK, fontsize=10 * large)
-    axes.set_ylabel("true class", color=INK, fontsize=10 * large)
-    axes.set_title(shorten(title, 90), loc="left", fontsize=11 * large, color=INK)
+    axes.set_xlabel("predicted", fontsize=10 * large)
+    axes.set_ylabel("true class", fontsize=10 * large)
+    axes.set_title(shorten(title, 90), loc="left", fontsize=11 * large)
     ticks = (0, 0.01, 0.05, 0.2, 0.5, 1)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, ticks=[tick**0.5 for tick in ticks], pad=0.02)
     bar.ax.set_yticklabels([f"{tick:.0%}" for tick in ticks], fontsize=8 * large)
-    bar.set_label("share of the true class", fontsize=8 * large, color=INK)
+    bar.set_label("share of the true class", fontsize=8 * large)
     cast("Any", bar).outline.set_visible(False)
     return figure
 
 
-def _write_counts(axes: Axes, confusion: Integers, shares: np.ndarray[Any, Any], size: float) -> None:
-    for row, column in zip(*np.nonzero(confusion), strict=True):
-        color = "white" if shares[row, column] ** 0.5 > 0.55 else INK
-        axes.text(column, row, f"{confusion[row, column]}", ha="center", va="center", fontsize=size, color=color)
+def _write_counts(axes: Axes, counts: Integers, shares: np.ndarray[Any, Any], size: float, theme: Theme) -> None:
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        color = theme.on_shade if shares[row, column] ** 0.5 > 0.55 else theme.ink
+        axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=size, color=color)
 
 
-def reliability_figure(calibration: Calibration, title: str) -> Figure:
+def _draw_pairs(confusion: Confusion, classes: Sequence[str], title: str, theme: Theme) -> Figure:
+    """The most frequent mistakes as bars, with their share of the true class."""
+    worst = confusion.mistakes(MOST_PAIRS)
+    support = confusion.support
+    figure, axes = new_figure(7.4, 1.1 + 0.24 * max(len(worst), 2))
+    places = range(len(worst))
+    lengths = [count for _, _, count in worst]
+    axes.barh(places, lengths, 0.72, color=theme.red)
+    names = [f"{shorten(classes[truth], 30)} → {shorten(classes[said], 30)}" for truth, said, _ in worst]
+    axes.set_yticks(places, names, fontsize=8)
+    axes.set_ylim(max(len(worst), 1) - 0.4, -0.6)
+    axes.set_xlim(0, 1.15 * max(lengths, default=1))
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", integer=True)
+    for place, (truth, _, count) in enumerate(worst):
+        share = f" {count / support[truth]:.0%}"
+        axes.text(count, place, share, va="center", fontsize=7.5, color=theme.faint)
+    axes.set_xlabel("pictures, and their share of the true class", fontsize=9)
+    below = f"the {len(worst)} most frequent mistakes (true → predicted)" if worst else "no picture is misclassified"
+    axes.set_title(f"{shorten(title, 70)}\n{below}", loc="left", fontsize=11)
+    return figure
+
+
+def reliability_figure(calibration: Calibration, title: str, theme: Theme = LIGHT) -> Figure:
     """Accuracy against confidence, with how many answers stand behind each bar."""
     bins = len(calibration.counts)
     edges = np.linspace(0, 1, bins + 1)
     centres, width = (edges[:-1] + edges[1:]) / 2, 1 / bins
-    figure = Figure(figsize=(5.4, 5.6), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(5.4, 5.8), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, height_ratios=(3.2, 1), sharex=True)
     filled = calibration.counts > 0
     hits, means = calibration.accuracy[filled], calibration.confidence[filled]
     left, right = edges[:-1][filled] + 0.03 * width, edges[1:][filled] - 0.03 * width
-    above.bar(centres[filled], hits, 0.94 * width, color=BLUE, label="accuracy")
-    above.hlines(means, left, right, color=RED, linewidth=2.4, label="mean confidence")
-    above.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1, label="perfect")
+    above.bar(centres[filled], hits, 0.94 * width, color=theme.blue, label="accuracy")
+    above.hlines(means, left, right, color=theme.red, linewidth=2.4, label="mean confidence")
+    above.plot([0, 1], [0, 1], color=theme.faint, linestyle="--", linewidth=1, label="perfect")
     above.set_ylim(0, 1.02)
     above.set_xlim(0, 1)
-    above.set_ylabel("accuracy", color=INK)
+    above.set_ylabel("accuracy")
     above.yaxis.set_major_formatter(PercentFormatter(1))
-    above.legend(framealpha=0.85, edgecolor="none", fontsize=8.5, loc="upper left")  # bars may stand behind it
-    above.set_title(
-        f"{shorten(title, 60)}\ncalibration error {calibration.error:.1%}", loc="left", fontsize=11, color=INK
-    )
-    below.bar(centres, calibration.counts / calibration.counts.sum(), 0.94 * width, color=FAINT)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)  # bars may stand anywhere above
+    above.set_title(f"{shorten(title, 60)}\ncalibration error {calibration.error:.1%}", loc="left", fontsize=11)
+    below.bar(centres, calibration.counts / calibration.counts.sum(), 0.94 * width, color=theme.faint)
     below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     below.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    below.set_ylabel("answers", color=INK)
-    below.set_xlabel("confidence", color=INK)
+    below.set_ylabel("answers")
+    below.set_xlabel("confidence")
     for axes in (above, below):
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    return figure
+    return paint(figure, theme)
 
 
-def robustness_figure(robustness: Robustness, title: str) -> Figure:
+def robustness_figure(robustness: Robustness, title: str, theme: Theme = LIGHT) -> Figure:
     """Top-1 accuracy against severity, one line per corruption, its name at its end."""
     figure, axes = new_figure(7.0, 4.4)
     ends: list[tuple[float, str, str]] = []
@@ -140,14 +167,12 @@ def robustness_figure(robustness: Robustness, title: str) -> Figure:
     axes.set_xlim(-0.1, 6.1)
     axes.set_xticks(range(6), ["clean", "1", "2", "3", "4", "5"])
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.grid(axis="y", color="#ececf1", linewidth=0.8)
+    axes.grid(axis="y", color=theme.line, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_xlabel("severity", color=INK)
-    axes.set_ylabel("top-1 accuracy", color=INK)
-    axes.set_title(
-        f"{shorten(title, 60)}\nmean over corruptions {robustness.mean:.1%}", loc="left", fontsize=11, color=INK
-    )
-    return figure
+    axes.set_xlabel("severity")
+    axes.set_ylabel("top-1 accuracy")
+    axes.set_title(f"{shorten(title, 60)}\nmean over corruptions {robustness.mean:.1%}", loc="left", fontsize=11)
+    return paint(figure, theme)
 
 
 def _write_ends(axes: Axes, ends: list[tuple[float, str, str]], last: int) -> None:
@@ -163,15 +188,15 @@ def map_figure(points: np.ndarray[Any, Any], labels: Sequence[str] | None, title
     figure, axes = new_figure(7.4, 6.0)
     size = float(np.clip(24_000 / len(points), 5, 40))
     if labels is None:
-        axes.scatter(points[:, 0], points[:, 1], s=size, color=BLUE, alpha=0.7, linewidths=0)
+        axes.scatter(points[:, 0], points[:, 1], s=size, color=LIGHT.blue, alpha=0.7, linewidths=0)
     else:
         _scatter_classes(axes, points, np.array(labels), size)
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_title(shorten(title, 90), loc="left", fontsize=11, color=INK)
-    return figure
+    axes.set_title(shorten(title, 90), loc="left", fontsize=11)
+    return paint(figure, LIGHT)
 
 
 def _scatter_classes(axes: Axes, points: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], size: float) -> None:

@@ -1,8 +1,8 @@
-"""What an evaluation leaves on disk: every answer as a CSV, and the numbers as JSON-ready facts."""
+"""What an evaluation leaves on disk: answers, classes and confusions as CSV files, and the numbers as JSON facts."""
 
-import csv
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,52 @@ from typing import Any
 import numpy as np
 
 from vitrail.evaluate.evaluation import Evaluation
-from vitrail.evaluate.metrics import Rate, log_softmax
+from vitrail.evaluate.metrics import Rate
+from vitrail.tables import open_table
 from vitrail.weights.files import atomic_path
 
 COLUMNS = ("picture", "true", "predicted", "score", "true_score", "correct", "error")
+MOST_CLASSES = 1000  # whose scores are in the facts: the worst; classes.csv has them all
+MOST_CELLS = 100  # classes up to which the facts hold the confusion matrix; confusion.csv has every pair
+MOST_MISTAKES = 100  # pairs of classes in the facts
+ROW_BYTES = 400  # of one picture in predictions.csv, and of one class or pair with its names: more than most need
 
 
-def write_predictions(evaluation: Evaluation, path: Path) -> None:
+def write_predictions(evaluation: Evaluation, path: Path, *, raw: bool = False) -> None:
     """One row per picture, in the order of the split; those that could not be read come last, with their error."""
-    probabilities = np.exp(log_softmax(evaluation.logits.astype(np.float64)))
-    with atomic_path(path) as draft, draft.open("w", encoding="utf-8", newline="", errors="surrogateescape") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(COLUMNS)
-        for key, truth, row in zip(evaluation.keys, evaluation.targets, probabilities, strict=True):
-            best = int(row.argmax())
-            names = (evaluation.classes[truth], evaluation.classes[best])
-            rows.writerow((key, *names, f"{row[best]:.6f}", f"{row[truth]:.6f}", int(best == truth), ""))
+    names, answers = evaluation.classes, evaluation.answers
+    columns = (answers.predicted, evaluation.targets, answers.confidence, np.exp(-answers.losses))
+    with atomic_path(path) as draft, open_table(draft, COLUMNS, raw=raw) as write:
+        for key, said, truth, score, true_score in zip(evaluation.keys, *columns, strict=True):
+            write((key, names[truth], names[said], f"{score:.6f}", f"{true_score:.6f}", int(said == truth), ""))
         for key, why in evaluation.broken.items():
-            rows.writerow((key, "", "", "", "", "", why))
+            write((key, "", "", "", "", "", why))
+
+
+def write_classes(evaluation: Evaluation, path: Path, *, raw: bool = False) -> None:
+    """Precision, recall and F1 of every class, in the data's order; what is undefined is empty."""
+    scores = evaluation.metrics.classes
+    with (
+        atomic_path(path) as draft,
+        open_table(draft, ("class", "precision", "recall", "f1", "pictures"), raw=raw) as (write),
+    ):
+        for place, name in enumerate(evaluation.classes):
+            rates = (scores.precision[place], scores.recall[place], scores.f1[place])
+            write((name, *("" if math.isnan(value) else f"{value:.6f}" for value in rates), int(scores.support[place])))
+
+
+def write_confusion(evaluation: Evaluation, path: Path, *, raw: bool = False) -> None:
+    """How often each class was taken for each: the pairs that occurred, ordered by the true class."""
+    confusion, names = evaluation.metrics.confusion, evaluation.classes
+    with atomic_path(path) as draft, open_table(draft, ("true", "predicted", "pictures"), raw=raw) as write:
+        for truth, predicted, count in zip(confusion.targets, confusion.predicted, confusion.counts, strict=True):
+            write((names[truth], names[predicted], int(count)))
+
+
+def disk_bytes(num_pictures: int, num_classes: int) -> int:
+    """About what these files and the facts will take: a row per picture, per class and per pair that occurs."""
+    pairs = min(num_pictures, num_classes * num_classes)
+    return ROW_BYTES * (num_pictures + pairs + num_classes + min(num_classes, MOST_CLASSES) + MOST_CELLS**2)
 
 
 def write_facts(told: dict[str, Any], path: Path) -> None:
@@ -37,22 +65,27 @@ def write_facts(told: dict[str, Any], path: Path) -> None:
 
 
 def facts(evaluation: Evaluation) -> dict[str, Any]:
-    """The numbers of an evaluation; what is undefined is None."""
+    """The numbers of an evaluation; what is undefined is None. Of very many classes, the worst, and no matrix."""
     metrics = evaluation.metrics
     scores = metrics.classes
+    places = range(len(evaluation.classes))
+    if len(places) > MOST_CLASSES:
+        places = worst_first(scores.f1.tolist())[:MOST_CLASSES]
     per_class = [
         {
-            "name": name,
+            "name": evaluation.classes[place],
             "precision": number(scores.precision[place]),
             "recall": number(scores.recall[place]),
             "f1": number(scores.f1[place]),
             "support": int(scores.support[place]),
         }
-        for place, name in enumerate(evaluation.classes)
+        for place in places
     ]
+    mistakes = confusions(evaluation, MOST_MISTAKES)
     return {
         "data": evaluation.data,
         "split": evaluation.split,
+        "split_chose_epoch": evaluation.chose_epoch,
         "pictures": len(evaluation.targets),
         "broken": evaluation.broken,
         "top1": rate_facts(metrics.top1),
@@ -63,8 +96,10 @@ def facts(evaluation: Evaluation) -> dict[str, Any]:
         "brier": metrics.brier,
         "calibration_error": metrics.calibration.error,
         "images_per_second": evaluation.images_per_second,
+        "num_classes": len(evaluation.classes),
         "classes": per_class,
-        "confusion": metrics.confusion.tolist(),
+        "confusion": np.asarray(metrics.confusion).tolist() if len(evaluation.classes) <= MOST_CELLS else None,
+        "mistakes": [{"true": truth, "predicted": said, "count": count} for truth, said, count in mistakes],
     }
 
 
@@ -80,9 +115,11 @@ def number(value: float) -> float | None:
 
 def confusions(evaluation: Evaluation, count: int) -> list[tuple[str, str, int]]:
     """The most frequent mistakes: (true class, what it was taken for, how often)."""
-    wrong = evaluation.metrics.confusion.copy()
-    np.fill_diagonal(wrong, 0)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:count]
-    places = [divmod(int(cell), len(wrong)) for cell in order]
     names = evaluation.classes
-    return [(names[row], names[column], int(wrong[row, column])) for row, column in places if wrong[row, column]]
+    mistakes = evaluation.metrics.confusion.mistakes(count)
+    return [(names[truth], names[predicted], often) for truth, predicted, often in mistakes]
+
+
+def worst_first(values: Sequence[float]) -> list[int]:
+    """The places of the values from the lowest to the highest, what is undefined last."""
+    return sorted(range(len(values)), key=lambda place: (math.isnan(values[place]), values[place]))

@@ -4,7 +4,7 @@ A pure renderer: it is given texts, tables and encoded pictures. Whatever the te
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vitrail import __version__
+from vitrail.drawing import DARK, LIGHT, Theme
 from vitrail.evaluate.curves import Plot, draw_plot, harmless
 from vitrail.evaluate.fonts import any_script
 from vitrail.weights.files import atomic_path
@@ -36,6 +37,12 @@ class Picture:
     width: int
     height: int
     caption: str = ""
+    dark: bytes = b""  # the same for a dark page, if it differs
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data) + len(self.dark)
 
     @property
     def is_tiny(self) -> bool:
@@ -68,11 +75,12 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of texts; the first column names, the others are numbers."""
+    """Rows of texts; the first column names, the others are numbers, but for those in `texts`."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    texts: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +155,14 @@ def encode_photo(image: Image.Image, alt: str, caption: str = "") -> Picture:
     return Picture(data=buffer.getvalue(), alt=alt, width=small.width, height=small.height, caption=caption)
 
 
-def encode_figure(figure: Figure, alt: str, caption: str = "") -> Picture:
-    """A drawing as a PNG of few colours, or as a JPEG where that is still large."""
+def encode_figure(draw: Callable[[Theme], Figure], alt: str, caption: str = "") -> Picture:
+    """A drawing for light and for dark pages, each as a PNG of few colours, or as a JPEG where that is still large."""
+    light, size = _encode(draw(LIGHT))
+    dark, _ = _encode(draw(DARK))
+    return Picture(data=light, dark=dark, alt=alt, width=size[0], height=size[1], caption=caption)
+
+
+def _encode(figure: Figure) -> tuple[bytes, tuple[int, int]]:
     buffer = BytesIO()
     with any_script(figure):
         figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.05, metadata={"Software": None})
@@ -159,7 +173,7 @@ def encode_figure(figure: Figure, alt: str, caption: str = "") -> Picture:
     if buffer.tell() > FIGURE_BYTES:
         buffer = BytesIO()
         image.save(buffer, "JPEG", quality=80, optimize=True)
-    return Picture(data=buffer.getvalue(), alt=alt, width=image.width, height=image.height, caption=caption)
+    return buffer.getvalue(), image.size
 
 
 def write_report(report: Report, path: Path) -> None:
@@ -170,7 +184,7 @@ def write_report(report: Report, path: Path) -> None:
 
 def render(report: Report) -> str:
     """The page as HTML, below `MOST_BYTES`: if need be, the largest pictures become their words."""
-    largest = sorted((len(picture.data) for picture in _all_pictures(report)), reverse=True)
+    largest = sorted((picture.size for picture in _all_pictures(report)), reverse=True)
     room = MOST_BYTES - len(_page(report, limit=-1).encode())
     while largest and sum(_grown(size) for size in largest) > room:
         largest = [size for size in largest if size < largest[0]]
@@ -179,7 +193,7 @@ def render(report: Report) -> str:
 
 def _grown(size: int) -> int:
     """The bytes that a picture of `size` bytes takes as base64, with its tag."""
-    return -(-size // 3) * 4 + 400
+    return -(-size // 3) * 4 + 600
 
 
 def _all_pictures(report: Report) -> list[Picture]:
@@ -267,11 +281,20 @@ def _facts(facts: Sequence[Fact]) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{harmless(name)}</th>' for name in table.head)
-    rows = "\n".join("<tr>" + "".join(f"<td>{harmless(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    kinds = ["text" if place in table.texts else "" for place in range(len(table.head))]
+    head = "".join(_cell("th", name, kind, ' scope="col"') for name, kind in zip(table.head, kinds, strict=True))
+    rows = "\n".join(
+        "<tr>" + "".join(_cell("td", cell, kind) for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        for row in table.rows
+    )
     note = f'<p class="note">{harmless(table.note)}</p>' if table.note else ""
     whole = f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{whole}</div>{note}'
+
+
+def _cell(tag: str, text: str, kind: str, more: str = "") -> str:
+    style = f' class="{kind}"' if kind else ""
+    return f"<{tag}{style}{more}>{harmless(text)}</{tag}>"
 
 
 def _drawing(picture: Picture, limit: int) -> str:
@@ -288,10 +311,17 @@ def _tile(tile: Tile, limit: int) -> str:
 
 
 def _image(picture: Picture, limit: int) -> str:
-    if len(picture.data) > limit:
+    if picture.size > limit:
         return f'<p class="note">(left out to keep the page small: {harmless(picture.alt)})</p>'
-    kind = "png" if picture.data.startswith(b"\x89PNG") else "jpeg"
     tiny = ' class="small"' if picture.is_tiny else ""
-    data = base64.b64encode(picture.data).decode()
     size = f'width="{picture.width}" height="{picture.height}"'
-    return f'<img{tiny} {size} alt="{harmless(picture.alt)}" src="data:image/{kind};base64,{data}">'
+    shown = f'<img{tiny} {size} alt="{harmless(picture.alt)}" src="{_data_url(picture.data)}">'
+    if not picture.dark:
+        return shown
+    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{_data_url(picture.dark)}">'
+    return f"<picture>{dark}{shown}</picture>"
+
+
+def _data_url(data: bytes) -> str:
+    kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vitrail.data.check.record import CheckRecord
 from vitrail.data.source import Dataset
 from vitrail.evaluate import plots
 from vitrail.evaluate.evaluation import Evaluation
 from vitrail.evaluate.metrics import Rate
-from vitrail.evaluate.records import confusions
+from vitrail.evaluate.records import confusions, worst_first
 from vitrail.evaluate.report import Block, Drawings, Fact, Facts, Paragraph, Picture, Section, Table, encode_figure
 from vitrail.evaluate.robustness import Robustness
 
@@ -23,26 +24,37 @@ def verdict(model: str, found: Evaluation) -> str:
     top1 = found.metrics.top1
     where = "pictures" if found.split == "all" else f"{found.split} pictures"
     return (
-        f"{model} names {top1.value:.2%} of {top1.total:,} {where} of {found.data} right "
+        f"{model} classifies {top1.value:.2%} of {top1.total:,} {where} of {found.data} correctly "
         f"(95 % interval: {top1.low:.2%} to {top1.high:.2%})."
+        + (" Val also chose the epoch, so this is a little too good." if found.chose_epoch else "")
+    )
+
+
+def chosen_by(found: Evaluation) -> str:
+    """Why numbers of a split that chose the epoch are no fair ones."""
+    which = "val, which is among them," if found.split == "all" else found.split
+    return (
+        f"A caution: {which} also chose the epoch whose weights were kept, so these figures are a little too good; "
+        "only pictures that had no part in training are a fair test."
     )
 
 
 def headline(found: Evaluation) -> list[Fact]:
     """The numbers that a reader wants first."""
     metrics = found.metrics
-    facts = [_rate_fact("top-1 accuracy", metrics.top1)]
+    facts = [_rate_fact("top-1 accuracy", metrics.top1, "val also chose the epoch" if found.chose_epoch else "")]
     facts += [_rate_fact("top-5 accuracy", metrics.top5)] if metrics.top5 else []
     gap = "how far confidence is from accuracy"
     return [*facts, Fact(name="calibration error", value=f"{metrics.calibration.error:.2%}", note=gap)]
 
 
-def _rate_fact(name: str, rate: Rate) -> Fact:
-    return Fact(name=name, value=f"{rate.value:.2%}", note=f"95 %: {rate.low:.2%} to {rate.high:.2%}")
+def _rate_fact(name: str, rate: Rate, caution: str = "") -> Fact:
+    interval = f"95 %: {rate.low:.2%} to {rate.high:.2%}"
+    return Fact(name=name, value=f"{rate.value:.2%}", note=f"{interval}; {caution}" if caution else interval)
 
 
-def data_section(dataset: Dataset, split_from: str = "") -> Section:
-    """How many pictures of which class are in which split, and where the splits are from."""
+def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] = ()) -> Section:
+    """How many pictures of which class are in which split, where the splits are from, and what a check found."""
     splits = sorted(dataset.splits, key=lambda name: (*SPLITS, name).index(name))
     counts = {name: np.bincount(dataset.split(name).labels, minlength=len(dataset.classes)) for name in splits}
     total = sum(int(count.sum()) for count in counts.values())
@@ -63,8 +75,34 @@ def data_section(dataset: Dataset, split_from: str = "") -> Section:
                 rows=rows,
                 note=f"The first {len(shown)} classes; {hidden:,} more are counted in the last row." if hidden else "",
             ),
+            *check,
         ],
     )
+
+
+def check_blocks(record: CheckRecord | None, data: str) -> list[Block]:
+    """What the data check found before the training, or that there was none."""
+    if record is None:
+        text = f"These pictures were not checked before the training; vitrail data check {data} looks for damaged "
+        return [Paragraph(text=text + "files, duplicates, the same picture in two splits, and imbalance.")]
+    looked = f"The data check before the training looked at {record.pictures:,} pictures"
+    notes = len(record.findings) - len(record.serious)
+    rest = "" if not notes else " and made 1 note" if notes == 1 else f" and made {notes} notes"
+    if not record.serious:
+        return [Paragraph(text=f"{looked}, found nothing wrong{rest}.")]
+    rows = [
+        (item.finding, item.severity, f"{item.count:,}", f"{item.example} {item.detail}".strip())
+        for item in record.serious
+    ]
+    return [
+        Paragraph(text=f"{looked}{rest}; the training went on with what it found:"),
+        Table(
+            head=("found", "severity", "how many", "for example"),
+            rows=rows,
+            note=f"vitrail data check {data} names all of them.",
+            texts=(1, 3),
+        ),
+    ]
 
 
 def result_section(found: Evaluation, curves: Robustness | None = None) -> Section:
@@ -77,7 +115,8 @@ def result_section(found: Evaluation, curves: Robustness | None = None) -> Secti
         Fact(name="Brier score", value=f"{metrics.brier:.4f}"),
         Fact(name="throughput", value=f"{found.images_per_second:,.0f}", note="pictures per second, file to answer"),
     ]
-    blocks: list[Block] = [Facts(facts=numbers), _class_table(found)]
+    blocks: list[Block] = [Paragraph(text=chosen_by(found))] if found.chose_epoch else []
+    blocks += [Facts(facts=numbers), _class_table(found)]
     worst = [f"{_brief(truth)} → {_brief(said)} ({count:,}×)" for truth, said, count in confusions(found, 5)]
     if worst:
         blocks.append(Paragraph(text="Most frequent mistakes (true → said): " + ", ".join(worst) + "."))
@@ -85,22 +124,27 @@ def result_section(found: Evaluation, curves: Robustness | None = None) -> Secti
         blocks.append(Paragraph(text=f"{len(found.broken):,} pictures could not be read and were left out."))
     blocks.append(Drawings(pictures=_drawings(found)))
     if curves is not None:
-        figure = plots.robustness_figure(curves, "accuracy under corruptions")
-        told = f"Accuracy against severity of {', '.join(curves.curves)}; mean {curves.mean:.1%}."
-        blocks.append(Drawings(pictures=[encode_figure(figure, told)]))
+        alt = f"Accuracy against severity of {', '.join(curves.curves)}; mean {curves.mean:.1%}."
+        drawn = encode_figure(
+            lambda theme: plots.robustness_figure(curves, "accuracy under corruptions", theme),
+            alt,
+        )
+        blocks.append(Drawings(pictures=[drawn]))
     return Section(title=f"Results on {found.split}", blocks=blocks)
 
 
 def _drawings(found: Evaluation) -> list[Picture]:
-    metrics = found.metrics
+    metrics, many = found.metrics, len(found.classes) > plots.MOST_NAMES
+    title = "confused most" if many else "confusion matrix"
+    caption = "confusion.csv has every pair." if many else "Rows are the truth, shaded by their share."
     return [
         encode_figure(
-            plots.confusion_figure(metrics.confusion, found.classes, "confusion matrix"),
-            f"Confusion matrix of {len(found.classes)} classes; {metrics.top1.value:.1%} lie on the diagonal.",
-            "Rows are the truth, shaded by their share; the diagonal is right.",
+            lambda theme: plots.confusion_figure(metrics.confusion, found.classes, title, theme),
+            f"Which of {len(found.classes):,} classes are taken for which; {metrics.top1.value:.1%} are right.",
+            caption,
         ),
         encode_figure(
-            plots.reliability_figure(metrics.calibration, "reliability"),
+            lambda theme: plots.reliability_figure(metrics.calibration, "reliability", theme),
             f"Accuracy against confidence in bins; the calibration error is {metrics.calibration.error:.1%}.",
             "Bars on the dashed line: the model is as sure as it is right.",
         ),
@@ -116,7 +160,7 @@ def _class_table(found: Evaluation) -> Table:
         places = worst_first(scores.f1.tolist())[:MOST_CLASSES]
         note = "The worst class first."
         if count > MOST_CLASSES:
-            note = f"The {MOST_CLASSES} worst of {count:,} classes, the worst first; metrics.json has all of them."
+            note = f"The {MOST_CLASSES} worst of {count:,} classes, the worst first; classes.csv has all of them."
     rows = [
         (
             found.classes[place],
@@ -128,11 +172,6 @@ def _class_table(found: Evaluation) -> Table:
         for place in places
     ]
     return Table(head=("class", "precision", "recall", "F1", "pictures"), rows=rows, note=note)
-
-
-def worst_first(values: Sequence[float]) -> list[int]:
-    """The places of the values from the lowest to the highest, what is undefined last."""
-    return sorted(range(len(values)), key=lambda place: (math.isnan(values[place]), values[place]))
 
 
 def _brief(name: str, length: int = 32) -> str:

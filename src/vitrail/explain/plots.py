@@ -6,10 +6,12 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitrail.drawing import LIGHT, Theme, paint
 from vitrail.explain.explanation import Explanation, Subject
 from vitrail.explain.figures import Filters
 from vitrail.explain.geometry import spread
@@ -35,6 +37,7 @@ EXAMPLE_SIDE = 1.25  # inches of one of them
 PRINTED = 512  # and its pixels
 DARKEST, GAMMA = 0.12, 0.6  # how a map becomes light: eyes see half the light as more than half as bright
 MOST_TICKS = 12
+MOST_TILES = 7  # across and down in the figure of the positions, as in the paper: more are too small to be seen
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -48,7 +51,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 @matplotlib.rc_context(STYLE)
-def plot_filters(filters: Filters) -> Figure:
+def plot_filters(filters: Filters, theme: Theme = LIGHT) -> Figure:
     """Each filter or component as a small picture, on its own scale."""
     count, channels = filters.pictures.shape[:2]
     columns = min(7 if filters.explained is not None else 8, count)
@@ -67,67 +70,83 @@ def plot_filters(filters: Filters) -> Figure:
         shown = shown if channels == 3 else shown.mean(axis=2)
         axes.imshow(shown, cmap=None if channels == 3 else "gray", interpolation="nearest")
         axes.set(xticks=[], yticks=[])
-        axes.spines[:].set(visible=True, linewidth=0.4, color="#bbbbbb")
+        axes.spines[:].set(visible=True, linewidth=0.4)
     figure.subplots_adjust(wspace=0.08, hspace=0.08, left=0, right=1, bottom=0, top=height / (height + head))
     figure.suptitle(title, fontsize=10, y=1.0, va="top")
-    return figure
+    return paint(figure, theme)
 
 
 @matplotlib.rc_context(STYLE)
-def plot_positions(similarity: Tensor, kind: str) -> Figure:
-    """For each patch a tile: the cosine of its position with all positions."""
+def plot_positions(similarity: Tensor, kind: str, theme: Theme = LIGHT) -> Figure:
+    """For each patch, or some evenly spread ones, a tile: the cosine of its position with all positions."""
     rows, columns = similarity.shape[:2]
-    tile = np.full((rows + 1, columns + 1), np.nan)  # a gap below and to the right
-    mosaic = np.tile(tile, (rows, columns))
-    for row in range(rows):
-        for column in range(columns):
-            top, left = row * (rows + 1), column * (columns + 1)
+    down, across = _spread(rows), _spread(columns)
+    gap = max(1, round(max(rows, columns) / 12))  # below and to the right of each tile
+    mosaic = np.full((len(down) * (rows + gap), len(across) * (columns + gap)), np.nan)
+    for place, row in enumerate(down):
+        for other, column in enumerate(across):
+            top, left = place * (rows + gap), other * (columns + gap)
             mosaic[top : top + rows, left : left + columns] = similarity[row, column].numpy()
-    mosaic = mosaic[:-1, :-1]
+    mosaic = mosaic[:-gap, :-gap]
     shape = mosaic.shape[0] / mosaic.shape[1]
     width = min(4.6, 4.6 / shape)
     figure = _figure(width + 1.2, width * shape + 0.8)
     axes = figure.add_subplot()
-    # A cosine of 1 with itself is in every tile: the scale starts where the others are.
-    shown = axes.imshow(mosaic, cmap="viridis", vmin=float(similarity.min()), vmax=1.0, interpolation="nearest")
-    axes.set_xticks(*_tick_places(columns))
-    axes.set_yticks(*_tick_places(rows))
+    low, high = _range_of_others(similarity)
+    shown = axes.imshow(mosaic, cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
+    axes.set_xticks([place * (columns + gap) + (columns - 1) / 2 for place in range(len(across))], _numbers(across))
+    axes.set_yticks([place * (rows + gap) + (rows - 1) / 2 for place in range(len(down))], _numbers(down))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("input patch column")
     axes.set_ylabel("input patch row")
     axes.set_title(f"Position embedding similarity ({kind})")
-    bar = figure.colorbar(shown, cax=axes.inset_axes((1.0 + 0.12 / width, 0, 0.14 / width, 1)))
-    bar.set_label("cosine similarity")
+    bar = figure.colorbar(shown, cax=axes.inset_axes((1.0 + 0.12 / width, 0, 0.14 / width, 1)), extend="max")
+    bar.set_label("cosine similarity (1 with itself)")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    return figure
+    return paint(figure, theme)
 
 
-def _tick_places(count: int) -> tuple[list[float], list[str]]:
-    step = -(-count // MOST_TICKS)
-    numbers = range(0, count, step)
-    return [number * (count + 1) + (count - 1) / 2 for number in numbers], [str(number + 1) for number in numbers]
+def _range_of_others(similarity: Tensor) -> tuple[float, float]:
+    """The lowest and highest cosine of two different patches: the 1 of each with itself would leave them one colour."""
+    count = similarity.shape[0] * similarity.shape[1]
+    others = similarity.reshape(count, count)[~torch.eye(count, dtype=torch.bool)]
+    if not others.numel() or others.min() == others.max():
+        return float(similarity.min()), 1.0
+    return float(others.min()), float(others.max())
+
+
+def _spread(count: int) -> list[int]:
+    """At most `MOST_TILES` places of `count`, evenly spread, the first and the last among them."""
+    if count <= MOST_TILES:
+        return list(range(count))
+    return [round(place * (count - 1) / (MOST_TILES - 1)) for place in range(MOST_TILES)]
+
+
+def _numbers(places: Sequence[int]) -> list[str]:
+    return [str(place + 1) for place in places]
 
 
 @matplotlib.rc_context(STYLE)
-def plot_distance(distance: Tensor, pictures: int, longest: float) -> Figure:
+def plot_distance(distance: Tensor, pictures: int, longest: float, theme: Theme = LIGHT) -> Figure:
     """One dot per head and layer, and the layers' means as a line."""
     layers, heads = distance.shape
     figure = _figure(4.2, 3.0)
     axes = figure.add_subplot()
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, heads))
+    dark = theme is not LIGHT  # the ends of the colours that the paper would swallow are left out
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.25 if dark else 0, 1 if dark else 0.92, heads))
     for head in range(heads):
         axes.scatter(range(layers), distance[:, head].numpy(), s=16, color=colours[head], linewidths=0, zorder=3)
-    axes.plot(range(layers), distance.mean(dim=1).numpy(), color="#555555", linewidth=1, zorder=2, label="mean")
+    axes.plot(range(layers), distance.mean(dim=1).numpy(), color=theme.faint, linewidth=1, zorder=2, label="mean")
     axes.set_xlabel("network depth (layer)")
     axes.set_ylabel("mean attention distance (pixels)")
     axes.set_ylim(0, max(float(distance.max()) * 1.1, longest * 0.5))
     axes.set_xticks(range(0, layers, -(-layers // MOST_TICKS)))
-    axes.grid(axis="y", linewidth=0.3, color="#cccccc")
+    axes.grid(axis="y", linewidth=0.6, color=theme.line)
     on = "1 picture" if pictures == 1 else f"{pictures} pictures"
     axes.set_title(f"How far each of {heads} heads looks, on {on}")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    return figure
+    return paint(figure, theme)
 
 
 @matplotlib.rc_context(STYLE)
@@ -153,7 +172,7 @@ def plot_attention(found: Sequence[tuple[Subject, Explanation]], who: str) -> Fi
     top = (height - 0.2) / (height + head)  # the first row's titles stand above it
     figure.subplots_adjust(wspace=0.05, hspace=0.22, left=0, right=1, bottom=0, top=top)
     figure.suptitle(f"Attention rollout from {who}", fontsize=10, y=1.0, va="top")
-    return figure
+    return paint(figure, LIGHT)
 
 
 def _lit(subject: Subject, explanation: Explanation) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vitrail.data.sheet import FAINT, GAP, INK, MARGIN, PAPER, Row, Tile, draw_sheet, font_of
+from vitrail.data.sheet import FAINT, GAP, INK, MARGIN, PAPER, Row, Tile, draw_sheet, font_of, wrap_text
 from vitrail.data.transform import to_pil, to_tensor
 from vitrail.explain.attention import AttentionMaps
 from vitrail.explain.explanation import Explanation, Subject
@@ -198,7 +198,7 @@ def _with_legend(sheet: Image.Image, note: str) -> Image.Image:
     """The sheet with lines below it: what was done, and what the colours mean."""
     font, low, high = font_of(13), "least", "counts most"
     legend = int(font.getlength(low) + font.getlength(high)) + BAR + 2 * GAP
-    lines = _lines(note, sheet.width - 2 * MARGIN)
+    lines = wrap_text(note, sheet.width - 2 * MARGIN, font)
     apart = len(lines) > 1 or font.getlength(note) + legend + 3 * MARGIN > sheet.width
     height = LINE * (len(lines) + apart)
     extended = Image.new("RGB", (sheet.width, sheet.height + height + 12), PAPER)
@@ -214,15 +214,3 @@ def _with_legend(sheet: Image.Image, note: str) -> Image.Image:
     extended.paste(bar.resize((BAR, 12)), (left, top + 2))
     pen.text((left + BAR + GAP, top), high, FAINT, font=font)
     return extended
-
-
-def _lines(text: str, width: float) -> list[str]:
-    """A text broken between words, so that each line fits."""
-    font, lines = font_of(13), [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if font.getlength(longer) <= width or not lines[-1]:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines

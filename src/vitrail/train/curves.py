@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from torch import nn
 
 from vitrail.errors import DataError
+from vitrail.train.config import TrainConfig
+from vitrail.train.optim import group_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +20,7 @@ class Row:
 
     epoch: int
     step: int
-    lr: float
+    lr: float  # the highest of all groups of weights
     train_loss: float
     val_loss: float | None
     val_accuracy: float | None
@@ -79,6 +82,8 @@ def keep_rows(path: Path, epochs: int) -> list[Row]:
 
 OVERFITTED = 1.05  # times the lowest validation loss
 INK, QUIET, ACCENT = "#1b2a41", "#8d99ae", "#c8553d"
+COLORS = (INK, ACCENT, "#3a7d7c", "#b08a2e")  # of learning rates
+OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
 def is_better(accuracy: float, loss: float, best_accuracy: float, lowest_loss: float) -> bool:
@@ -100,25 +105,55 @@ def best_row(judged: Sequence[Row]) -> Row:
     return best
 
 
-def draw_curves(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Loss, accuracy and learning rate over the epochs."""
+def learning_rates(model: nn.Module, config: TrainConfig, depth: int) -> dict[str, float]:
+    """The highest learning rate of each group of weights by its name: the optimiser, and where they lie.
+
+    Where the rate falls from layer to layer, the last ones and the first stand for all.
+    """
+    if config.start.train == "head":
+        return {"head": config.optim.lr}
+    kinds: dict[str, set[float]] = {}
+    for group in group_parameters(model, config.optim, depth):
+        kinds.setdefault(group.kind, set()).add(group.lr)
+    rates: dict[str, float] = {}
+    for kind in sorted(kinds, key=lambda kind: -max(kinds[kind])):
+        name = OPTIMIZERS[kind]
+        part = "" if len(kinds) == 1 else ", matrices" if kind == "muon" else ", the rest"
+        high, low = max(kinds[kind]), min(kinds[kind])
+        if high == low:
+            rates[f"{name}{part or ', all weights'}"] = high
+        else:
+            rates |= {f"{name}{part}, last layers": high, f"{name}{part}, first layer": low}
+    return rates
+
+
+def draw_curves(rows: Sequence[Row], path: Path, title: str, rates: dict[str, float] | None = None) -> None:
+    """Loss, accuracy and learning rates over the epochs; `rates` are the highest ones of the groups of weights."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     loss, accuracy, rate = figure.subplots(1, 3)
     epochs = [row.epoch for row in rows]
+    dots: dict[str, Any] = {"marker": "o", "markersize": 4} if len(rows) == 1 else {}  # one point is no line
     judged = [row for row in rows if row.val_loss is not None and row.val_accuracy is not None]
-    loss.plot(epochs, [row.train_loss for row in rows], color=INK, label="training")
+    loss.plot(epochs, [row.train_loss for row in rows], color=INK, label="training", **dots)
     if judged:
-        loss.plot([row.epoch for row in judged], [row.val_loss for row in judged], color=ACCENT, label="validation")
+        places = [row.epoch for row in judged]
+        loss.plot(places, [row.val_loss for row in judged], color=ACCENT, label="validation", **dots)
         best = best_row(judged)
         percent = [100 * (row.val_accuracy or 0.0) for row in judged]
-        accuracy.plot([row.epoch for row in judged], percent, color=ACCENT)
+        accuracy.plot(places, percent, color=ACCENT)
         top = 100 * (best.val_accuracy or 0.0)
         accuracy.plot([best.epoch], [top], "o", color=ACCENT)
-        accuracy.set_title(f"validation accuracy: best {top:.2f} % (epoch {best.epoch})", fontsize=10)
-    rate.plot(epochs, [row.lr for row in rows], color=INK)
+        chosen = ", which it chose" if len(judged) > 1 else ""
+        accuracy.set_title(f"validation accuracy: {top:.2f} % at epoch {best.epoch}{chosen}", fontsize=10)
+    groups = rates or {"highest of all weights": 1.0}
+    highest = max(groups.values())
+    for (name, peak), color in zip(groups.items(), COLORS, strict=False):
+        values = [row.lr * peak / highest if highest else row.lr for row in rows]
+        rate.plot(epochs, values, color=color, label=name, **dots)
     loss.set_title("loss", fontsize=10)
     loss.legend(frameon=False)
     rate.set_title("learning rate at the end of the epoch", fontsize=10)
+    rate.legend(frameon=False, fontsize=8)
     accuracy.set_ylabel("%")
     for axes in (loss, accuracy, rate):
         axes.set_xlabel("epoch")

@@ -18,11 +18,12 @@ from vitrail import __version__
 from vitrail.data import Augment, Dataset, write_split_file
 from vitrail.data.view import augmentation_sheet
 from vitrail.errors import ConfigError
+from vitrail.evaluate.records import disk_bytes
 from vitrail.schema import from_dict, to_dict
 from vitrail.train import plan
 from vitrail.train.choose import apply_changes, choose
 from vitrail.train.config import TrainConfig
-from vitrail.train.curves import draw_curves, read_rows
+from vitrail.train.curves import draw_curves, learning_rates, read_rows
 from vitrail.train.features import check_batch_size
 from vitrail.train.judging import Judgement, judge
 from vitrail.train.listener import Listener
@@ -60,6 +61,11 @@ class Outcome:
     seconds: float
     val: Judgement | None
     test: Judgement | None
+
+    @property
+    def val_chose_epoch(self) -> bool:
+        """Whether val decided which epoch's weights are kept, which makes its own figures a little too good."""
+        return self.val is not None and self.epochs > 1
 
     @property
     def weights(self) -> Path:
@@ -205,10 +211,13 @@ def check_space(folder: Path, setup: Setup) -> None:
     """Refuse to begin what the disk cannot hold."""
     weights = sum(parameter.numel() * 4 for parameter in setup.model.parameters())
     needed = weights * (4 * 3 + 1) + SPARE_BYTES  # three checkpoints of weights, two moments and average; best
+    pictures = max((len(source) for name, source in setup.dataset.splits.items() if name != "train"), default=0)
+    needed += disk_bytes(pictures, len(setup.dataset.classes))
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ConfigError(
-            f"{folder} needs about {needed / 2**20:,.0f} MB for checkpoints; {free / 2**20:,.0f} MB are free."
+            f"{folder} needs about {needed / 2**20:,.0f} MB for checkpoints and tables; "
+            f"{free / 2**20:,.0f} MB are free."
         )
 
 
@@ -265,7 +274,8 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     progress = trainer.run()
     rows = read_rows(folder / "results.csv")
     if ranks.is_first:
-        draw_curves(rows, folder / "results.png", f"{setup.dataset.name}, {setup.config.recipe}")
+        rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
+        draw_curves(rows, folder / "results.png", f"{setup.dataset.name}, {setup.config.recipe}", rates)
     val = test = None
     if setup.has_validation:
         val = Judgement(loss=progress.best_loss, accuracy=progress.best_accuracy, count=len(setup.dataset.split("val")))
@@ -282,6 +292,7 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     if ranks.is_first:
         facts = {"epochs": outcome.epochs, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
         facts |= {name: None if it is None else vars(it) for name, it in (("val", val), ("test", test))}
+        facts["val_chose_epoch"] = outcome.val_chose_epoch
         with atomic_path(folder / "metrics.json") as draft:
             draft.write_text(json.dumps(facts, indent=2), encoding="utf-8")
         (folder / ELASTIC).unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """The facts of a data set judged: findings with a severity, tables of counts, and the files that show them."""
 
-import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from vitrail.data.check.duplicates import exact_groups, near_pairs, partners
 from vitrail.data.check.scan import Facts, scan
 from vitrail.data.config import LoaderConfig
 from vitrail.data.source import Dataset
+from vitrail.tables import open_table
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -66,13 +66,11 @@ class Report:
         rows = [(some[0], len(some)) for some in groups.values()]
         return sorted(rows, key=lambda row: (SEVERITIES.index(row[0].severity), -row[1], row[0].what))
 
-    def write_csv(self, path: Path) -> None:
+    def write_csv(self, path: Path, *, raw: bool = False) -> None:
         """One row per finding."""
-        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.writer(file)
-            writer.writerow(("severity", "finding", "key", "split", "class", "detail"))
+        with open_table(path, ("severity", "finding", "key", "split", "class", "detail"), raw=raw) as write:
             for item in self.findings:
-                writer.writerow((item.severity, item.what, item.key, item.split, item.label, item.detail))
+                write((item.severity, item.what, item.key, item.split, item.label, item.detail))
 
 
 def check_data(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Report:

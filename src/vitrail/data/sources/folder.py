@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.naming import name_after
 from vitrail.data.picture import EXTENSIONS
 from vitrail.data.source import Dataset, FileSource, align_labels
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
@@ -53,7 +54,7 @@ def _open_splits(root: Path, splits: Mapping[str, Path]) -> Dataset:
     classes = align_labels(str(root), {name: list(folders) for name, folders in found.items()}, same_everywhere=True)
     others = [*_loose_files(root), *(file for folder in splits.values() for file in _loose_files(folder))]
     sources = {name: _source(root, folders, classes, others) for name, folders in found.items()}
-    return Dataset(name=root.name, classes=classes, splits=sources, ignored=_names(others, root))
+    return Dataset(name=name_after(root), classes=classes, splits=sources, ignored=_names(others, root))
 
 
 def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
@@ -70,7 +71,7 @@ def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
     keys = [source.key(index) for index in range(len(source))]
     splits = {name: source.select(indices) for name, indices in plan.apply(keys, source.labels).items()}
     made = plan.file is None
-    return Dataset(name=root.name, classes=classes, splits=splits, made_split=made, ignored=_names(others, root))
+    return Dataset(name=name_after(root), classes=classes, splits=splits, made_split=made, ignored=_names(others, root))
 
 
 def subfolders(root: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from vitrail.data.config import Columns
+from vitrail.data.naming import name_after
 from vitrail.data.source import Dataset, FileSource, Labels, Source, align_labels
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError, MissingExtraError
@@ -68,7 +69,7 @@ def open_table(path: Path, plan: SplitPlan, columns: Columns | None = None) -> D
     source.labels = np.array([codes[name] for name in labels], dtype=np.int64)
     splits = {name: source.select(indices) for name, indices in parts.items()}
     made = not chosen["split"] and plan.file is None
-    return Dataset(name=path.stem, classes=classes, splits=splits, made_split=made)
+    return Dataset(name=name_after(path), classes=classes, splits=splits, made_split=made)
 
 
 def _read_csv(path: Path) -> tuple[list[str], dict[str, Any], dict[str, list[str]]]:

@@ -1,0 +1,24 @@
+"""What data are called: after their folder, or after the one above where that says only that there are data."""
+
+from pathlib import Path
+
+# Names that say nothing about what is in a folder or a table, and places where nobody names folders after data.
+GENERIC = frozenset(
+    {"data", "dataset", "datasets", "images", "imgs", "pictures", "photos", "train", "training", "test", "val"}
+    | {"labels", "annotations", "metadata", "extracted", "unzipped", "download", "downloads"}
+)
+ELSEWHERE = frozenset({"", "tmp", "home", "root", "mnt", "media", "users", "content", "workspace", "work"})
+
+
+def name_after(path: Path) -> str:
+    """The name of data that lie in a folder or a file: `flowers` for flowers/dataset and for flowers/labels.csv."""
+    own = path.absolute()
+    first = own.stem if own.is_file() else own.name
+    if first.lower() not in GENERIC:
+        return first
+    for folder in own.parents:
+        if folder.name.lower() in ELSEWHERE:
+            break
+        if folder.name.lower() not in GENERIC:
+            return folder.name
+    return first

@@ -1,0 +1,65 @@
+"""The colours of figures: on white paper, as in files, or on a dark page."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theme:
+    """What a figure is drawn with."""
+
+    paper: str
+    ink: str  # texts
+    faint: str  # axes, and what is said quietly
+    line: str  # grids
+    blue: str
+    red: str
+    shades: tuple[str, ...]  # from nothing to all
+    on_shade: str  # texts on the strongest shades
+
+
+LIGHT = Theme(
+    paper="#ffffff",
+    ink="#1b1b1f",
+    faint="#8a8a94",
+    line="#ececf1",
+    blue="#2f6db5",
+    red="#c4483a",
+    shades=("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b"),
+    on_shade="#ffffff",
+)
+DARK = Theme(
+    paper="#15161a",
+    ink="#ececf1",
+    faint="#8f8f9c",
+    line="#34353e",
+    blue="#6aa5ea",
+    red="#f08a78",
+    shades=("#1f2026", "#243b58", "#33669f", "#5f9fe0", "#b9dcff"),
+    on_shade="#0c1420",
+)
+_UNSET = ("black", "#000000", "k")  # matplotlib's colour of what was given none
+
+
+def shading(theme: Theme) -> LinearSegmentedColormap:
+    """The theme's shades as a colour map."""
+    return LinearSegmentedColormap.from_list("shades", theme.shades)
+
+
+def paint(figure: Figure, theme: Theme) -> Figure:
+    """Give paper, axes and all texts without a colour of their own the theme's."""
+    figure.set_facecolor(theme.paper)
+    for axes in figure.findobj(Axes):
+        axes.set_facecolor(theme.paper)
+        axes.tick_params(which="both", color=theme.faint, labelcolor=theme.ink)
+        for spine in axes.spines.values():
+            spine.set_edgecolor(theme.faint)
+    for text in cast("list[Any]", figure.findobj(Text)):
+        if text.get_color() in _UNSET:
+            text.set_color(theme.ink)
+    return figure
