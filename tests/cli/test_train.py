@@ -69,9 +69,9 @@ def test_the_head_alone_is_planned_and_trained(pictures: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ("data", "the pictures are not those of the run"),
+        ("data", "cannot be found"),
         ("weights", "the features are not those of the run"),
-        ("classes", "does not fit: Size mismatch"),
+        ("classes", "is no longer in the data"),
     ],
 )
 def test_the_head_is_not_resumed_on_anything_else(

@@ -1,6 +1,7 @@
 """How a command shows a training run: a live bar on a terminal, one line per epoch in a pipe."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -84,5 +85,6 @@ class Display(Listener):
 
     def ended(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with suppress(OSError):  # after SIGHUP, there is no terminal any more
+                self._bar.stop()
             self._bar = None
