@@ -69,9 +69,8 @@ def test_the_head_alone_is_planned_and_trained(pictures: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ("data", "the pictures are not those of the run"),
+        ("data", "class blue is no longer in the data"),
         ("weights", "the features are not those of the run"),
-        ("classes", "does not fit: Size mismatch"),
     ],
 )
 def test_the_head_is_not_resumed_on_anything_else(
@@ -85,10 +84,8 @@ def test_the_head_is_not_resumed_on_anything_else(
     if changed == "weights":
         assert main([*arguments, "--recipe", "finetune-adamw", "--out", "other"]) == 0
         again += ["--weights", "other"]
-    elif changed == "data":
-        (pictures / "blue").rename(pictures / "azure")
     else:
-        shutil.copytree(pictures / "blue", pictures / "green")
+        (pictures / "blue").rename(pictures / "azure")
     best = Path("head/weights/best.safetensors").read_bytes()
     capsys.readouterr()
     assert main(again) == 2

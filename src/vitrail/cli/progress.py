@@ -1,7 +1,7 @@
 """How a command shows a training run: a live bar on a terminal; in a pipe a line per epoch and per half minute."""
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -105,7 +105,8 @@ class Display(Listener):
 
     def ended(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with suppress(OSError):  # after SIGHUP, there is no terminal any more
+                self._bar.stop()
             self._bar = None
         self._beating.close()
         self._pulse = None
