@@ -86,7 +86,8 @@ class Loader:
             raise ConfigError(f"cannot resume the data: no state of a loader, it lacks {', '.join(missing)}.")
         for name, value in identity.items():
             if state[name] != value:
-                raise ConfigError(f"cannot resume the data: {name} was {state[name]!r} and is now {value!r}.")
+                was = repr(state[name])[:100]
+                raise ConfigError(f"cannot resume the data: {name} was {was} and is now {value!r}.")
         self.set_epoch(state["epoch"])
         self._batch = self._start = state["batch"]
         self.broken = dict(state["broken"])
