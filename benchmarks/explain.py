@@ -26,10 +26,10 @@ from benchmarks.peers import transformers
 from benchmarks.timing import best_seconds
 from vitrail.data import open_data
 from vitrail.errors import ExplanationError
-from vitrail.explain import METHODS, Faithfulness, explain_by, measure, open_subject
-from vitrail.explain.choice import mean_of
-from vitrail.explain.faithfulness import STEPS, random_map
-from vitrail.explain.rollout import rollout
+from vitrail.explanation import METHODS, Faithfulness, explain_by, measure, open_subject
+from vitrail.explanation.choice import mean_of
+from vitrail.explanation.faithfulness import STEPS, random_map
+from vitrail.explanation.rollout import rollout
 from vitrail.model import ViT, create, variant
 
 CONTESTANTS = ("plain forward", "vitrail rollout", "transformers, eager forward", "transformers, eager rollout")

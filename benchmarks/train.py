@@ -42,10 +42,10 @@ from benchmarks.timing import best_seconds, ratio_table
 from vitrail.data import Augment, DataConfig, Loader, LoaderConfig
 from vitrail.data.source import ArraySource
 from vitrail.model import variant
-from vitrail.train import recipe
-from vitrail.train.loop import Trainer
-from vitrail.train.ranks import Ranks
-from vitrail.train.setup import open_training_data, prepare_run
+from vitrail.ranks import Ranks
+from vitrail.training import recipe
+from vitrail.training.loop import Trainer
+from vitrail.training.setup import open_training_data, prepare_run
 
 BATCH = 256
 MEMORY_BATCHES = (4, 12)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitrail.errors import AssumptionWarning, VitrailError
     from vitrail.model import ViT, ViTConfig, create, variants
-    from vitrail.predict import Predictor, load
+    from vitrail.prediction import Predictor, load
 
 __version__ = "0.1.0.dev0"
 
 # Public name → the module that defines it.
 _HOME = {
     "AssumptionWarning": "vitrail.errors",
-    "Predictor": "vitrail.predict",
+    "Predictor": "vitrail.prediction",
     "ViT": "vitrail.model",
     "ViTConfig": "vitrail.model",
     "VitrailError": "vitrail.errors",
     "create": "vitrail.model",
-    "load": "vitrail.predict",
+    "load": "vitrail.prediction",
     "variants": "vitrail.model",
 }
 

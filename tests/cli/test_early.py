@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.predict.conftest import checkpoint_file, photos, write_tiny  # noqa: F401
+from tests.prediction.conftest import checkpoint_file, photos, write_tiny  # noqa: F401
 
 from vitrail.cli.main import main
 from vitrail.data import opening
-from vitrail.predict import pictures as predict_pictures
+from vitrail.prediction import pictures as predict_pictures
 from vitrail.weights import formats
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.data.conftest import picture
-from tests.predict.conftest import write_tiny
+from tests.prediction.conftest import write_tiny
 
 from vitrail.cli.main import main
-from vitrail.predict import Predictor
+from vitrail.prediction import Predictor
 
 
 @pytest.fixture(autouse=True)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.data.conftest import picture
-from tests.evaluate.conftest import make_class_folders
-from tests.predict.conftest import CLASSES, write_tiny
+from tests.evaluation.conftest import make_class_folders
+from tests.prediction.conftest import CLASSES, write_tiny
 
 import vitrail
 from vitrail.cli.main import main
 from vitrail.data import open_data, write_split_file
 from vitrail.errors import DataError
-from vitrail.evaluate.evaluation import evaluate
+from vitrail.evaluation.evaluation import evaluate
 from vitrail.weights import bundled
 
 FILES = [
@@ -171,7 +171,7 @@ def test_what_is_measured_survives_what_fails_later(
         assert options["tta"] == "flip"
         raise DataError("the power is gone")
 
-    monkeypatch.setattr("vitrail.evaluate.robustness.measure_robustness", fail)
+    monkeypatch.setattr("vitrail.evaluation.robustness.measure_robustness", fail)
     arguments = ["--tta", "flip", "--robustness", "--probe", "knn", "--out", "x"]
     assert main(["eval", "digits.safetensors", "digits", *arguments]) == 2
     assert "the power is gone" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from tests.data.conftest import picture
 from vitrail.cli.explain import parse_numbers, unique_names
 from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess
-from vitrail.explain.choice import CANDIDATES
+from vitrail.explanation.choice import CANDIDATES
 from vitrail.model import ConvStem, PositionConfig, ViT
 from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from tests.predict.conftest import CLASSES, checkpoint_file, photos, write_tiny  # noqa: F401
+from tests.prediction.conftest import CLASSES, checkpoint_file, photos, write_tiny  # noqa: F401
 
 import vitrail
 from vitrail.cli.main import main

@@ -9,7 +9,7 @@ from vitrail.cli import pulse
 from vitrail.cli.printing import PlainConsole, progress_bar, working
 from vitrail.cli.progress import Display
 from vitrail.cli.pulse import EVERY, Pulse
-from vitrail.train.curves import Row
+from vitrail.training.curves import Row
 
 ROW = Row(epoch=1, step=9, lr=0.1, train_loss=1.0, val_loss=1.0, val_accuracy=0.5, images_per_second=100.0, seconds=9.0)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.data.conftest import picture
-from tests.evaluate.conftest import arrays  # noqa: F401
-from tests.evaluate.test_report import check_page
-from tests.predict.conftest import make_predictor
+from tests.evaluation.conftest import arrays  # noqa: F401
+from tests.evaluation.test_report import check_page
+from tests.prediction.conftest import make_predictor
 
 from vitrail.cli import report
 from vitrail.cli.main import main
@@ -18,12 +18,12 @@ from vitrail.data import Dataset, open_data
 from vitrail.data.check.record import read_record
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import DataError
-from vitrail.evaluate.evaluation import evaluate
-from vitrail.explain import explain_by
+from vitrail.evaluation.evaluation import evaluate
+from vitrail.explanation import explain_by
 from vitrail.model import ConvStem, PositionConfig
-from vitrail.train.curves import Row
-from vitrail.train.recipes import digits
-from vitrail.train.section import training_section
+from vitrail.training.curves import Row
+from vitrail.training.recipes import digits
+from vitrail.training.section import training_section
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
@@ -122,7 +122,7 @@ def test_the_demo_shows_what_to_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = replace(digits(), schedule=replace(digits().schedule, epochs=1))
-    monkeypatch.setattr("vitrail.train.recipes.recipe", lambda _: quick)
+    monkeypatch.setattr("vitrail.training.recipes.recipe", lambda _: quick)
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == 0
     printed = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_what_is_explained_is_what_was_said(arrays: Dataset, monkeypatch: pytest
         explained.append(found.label or "")
         return found
 
-    monkeypatch.setattr("vitrail.explain.explain_by", spy)
+    monkeypatch.setattr("vitrail.explanation.explain_by", spy)
     predictor = make_predictor()
     found = evaluate(predictor, arrays, limit=3)
     averaged = replace(found, logits=-found.logits)

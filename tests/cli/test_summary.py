@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.predict.conftest import write_tiny
+from tests.prediction.conftest import write_tiny
 
 from vitrail.cli.main import main
 

@@ -256,7 +256,7 @@ def test_signals_save_and_say_how_to_go_on(number: signal.Signals, code: int, tm
     assert progress["step"] >= 9
 
 
-@pytest.mark.parametrize("place", ["vitrail.train.run.judge_best", "vitrail.cli.train.write_reports"])
+@pytest.mark.parametrize("place", ["vitrail.training.run.judge_best", "vitrail.cli.train.write_reports"])
 def test_ctrl_c_after_the_last_step_says_how_to_go_on(
     place: str, here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,8 +272,8 @@ def test_ctrl_c_after_the_last_step_says_how_to_go_on(
 
 
 def test_demo_learns_and_shows_what_is_next(here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from vitrail.train import recipes
-    from vitrail.train.choose import apply_changes
+    from vitrail.training import recipes
+    from vitrail.training.choose import apply_changes
 
     quick = apply_changes(recipes.digits(), {"epochs": 1})
     monkeypatch.setitem(recipes.RECIPES, "digits", lambda: quick)

@@ -21,8 +21,8 @@ from vitrail.data import (
     open_data,
     preset,
 )
-from vitrail.data.loader import start_workers
 from vitrail.errors import ConfigError, DataError
+from vitrail.threads import start_workers
 
 SPEC = Preprocess(size=(16, 16))
 EVERYTHING = Augment(

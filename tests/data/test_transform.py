@@ -13,10 +13,10 @@ from PIL import Image
 from tests.data.conftest import picture
 
 from vitrail.data import Augment, Source
-from vitrail.data.augment.draws import Draws
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.transform import denormalize, fit, fit_tensor, normalize, prepare
+from vitrail.draws import Draws
 from vitrail.errors import DataError, InputError
 
 SPECS = [preset(name, 32) for name in ("google", "timm", "hf", "torchvision")]

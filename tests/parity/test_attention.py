@@ -5,8 +5,8 @@ import torch
 from benchmarks.peers import transformers
 
 from conftest import randomize
-from vitrail.explain.attention import attention_maps
-from vitrail.explain.rollout import rollout
+from vitrail.explanation.attention import attention_maps
+from vitrail.explanation.rollout import rollout
 from vitrail.weights.formats import read_checkpoint
 
 

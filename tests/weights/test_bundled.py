@@ -9,7 +9,7 @@ import torch
 import vitrail
 from vitrail.data import open_data
 from vitrail.data.config import DataConfig
-from vitrail.evaluate.evaluation import evaluate
+from vitrail.evaluation.evaluation import evaluate
 from vitrail.weights import bundled
 from vitrail.weights.convert import sample_photos
 from vitrail.weights.native import read_native

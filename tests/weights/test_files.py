@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vitrail.errors import VitrailError, WeightsError
+from vitrail.files import atomic_path
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.files import atomic_path, write_pickle
+from vitrail.weights.files import write_pickle
 from vitrail.weights.formats import SUFFIXES, find_files, read_checkpoint, write_checkpoint
 from vitrail.weights.infer import Hints
 from weights_fixtures import FITTING

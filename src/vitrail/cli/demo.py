@@ -18,12 +18,12 @@ def demo(*, out: Path | None = None) -> int:
         The folder to write to [default: runs/demo-N].
     """
     from vitrail.cli.progress import Display
-    from vitrail.train.lock import RunLock
-    from vitrail.train.ranks import join_ranks
-    from vitrail.train.recipes import recipe
-    from vitrail.train.run import settle
-    from vitrail.train.setup import open_training_data
-    from vitrail.train.signals import InterruptedRunError
+    from vitrail.ranks import join_ranks
+    from vitrail.training.lock import RunLock
+    from vitrail.training.recipes import recipe
+    from vitrail.training.run import settle
+    from vitrail.training.setup import open_training_data
+    from vitrail.training.signals import InterruptedRunError
 
     console = SteadyConsole(highlight=False, soft_wrap=True)
     ranks = join_ranks("auto")

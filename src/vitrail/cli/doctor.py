@@ -15,7 +15,7 @@ def doctor(model: str | None = None, *, data: str | None = None) -> int:
     data
         Also examine this data set.
     """
-    from vitrail.doctor import doctor as examine
+    from vitrail.diagnosis import doctor as examine
 
     diagnosis = examine(model, data)
     print(diagnosis.markdown, end="")

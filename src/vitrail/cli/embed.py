@@ -18,7 +18,7 @@ from vitrail.errors import ConfigError, InputError
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.predict import Predictor
+    from vitrail.prediction import Predictor
 
 BROKEN = 1
 MOST_POINTS = 5000  # on a map; t-SNE of more takes minutes and shows no more
@@ -73,7 +73,7 @@ def embed(
     """
     from vitrail.data.opening import check_where
     from vitrail.device import pick_device
-    from vitrail.predict import load
+    from vitrail.prediction import load
 
     if form == "parquet":
         load_pyarrow("writing Parquet")
@@ -154,7 +154,7 @@ def _embed_data(
 def _write(table: _Table, folder: Path, form: str) -> Path:
     import numpy as np
 
-    from vitrail.weights.files import atomic_path
+    from vitrail.files import atomic_path
 
     path = folder / f"features.{form}"
     vectors = np.stack(table.vectors)
@@ -174,9 +174,9 @@ def _write(table: _Table, folder: Path, form: str) -> Path:
 def _draw(table: _Table, folder: Path, method: Literal["pca", "tsne"]) -> Path:
     import numpy as np
 
-    from vitrail.data.augment.draws import permutation
-    from vitrail.evaluate.plots import map_figure, save_figure
-    from vitrail.evaluate.projection import project
+    from vitrail.draws import permutation
+    from vitrail.evaluation.plots import map_figure, save_figure
+    from vitrail.evaluation.projection import project
 
     chosen = np.sort(permutation(0, 0, len(table.vectors), "map")[:MOST_POINTS])
     points = project(np.stack([table.vectors[place] for place in chosen]), method)

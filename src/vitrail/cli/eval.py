@@ -20,10 +20,10 @@ from vitrail.schema import to_dict
 
 if TYPE_CHECKING:
     from vitrail.data.source import Dataset
-    from vitrail.evaluate.evaluation import Evaluation
-    from vitrail.evaluate.robustness import Robustness
-    from vitrail.evaluate.views import ViewName
-    from vitrail.predict import Predictor
+    from vitrail.evaluation.evaluation import Evaluation
+    from vitrail.evaluation.robustness import Robustness
+    from vitrail.evaluation.views import ViewName
+    from vitrail.prediction import Predictor
 
 BROKEN = 1
 SHOTS = 5
@@ -43,7 +43,7 @@ class _Results:
 
     def add(self, facts: dict[str, Any]) -> None:
         """Write metrics.json with these facts too."""
-        from vitrail.evaluate.records import write_facts
+        from vitrail.evaluation.records import write_facts
 
         self.facts.update(facts)
         if not self.writes:
@@ -104,11 +104,11 @@ def eval(  # noqa: A001 - the verb's name
         The folder to write to [default: runs/eval-N].
     """
     from vitrail.device import pick_device
-    from vitrail.evaluate.evaluation import evaluate, order_by_position
-    from vitrail.evaluate.sharing import share_work
-    from vitrail.predict import load
-    from vitrail.predict.arguments import tell_data
-    from vitrail.train.history import chose_epoch
+    from vitrail.evaluation.evaluation import evaluate, order_by_position
+    from vitrail.prediction import load
+    from vitrail.prediction.arguments import tell_data
+    from vitrail.ranks import shared_ranks
+    from vitrail.training.history import chose_epoch
     from vitrail.weights.class_names import read_class_names
 
     limit = _number("--robustness-pictures", robustness_pictures, ROBUSTNESS_PICTURES, "--robustness", robustness)
@@ -118,7 +118,7 @@ def eval(  # noqa: A001 - the verb's name
     if classes is not None:
         read_class_names(classes)  # wrong ones are told before anything is opened
     source, where = tell_data(model, data)
-    with share_work() as share:
+    with shared_ranks() as share:
         first = share.rank == 0
         with working(f"loading {source}", speaks=first):
             predictor = load(source, class_names=classes, device=place)
@@ -216,7 +216,7 @@ def _default_split(dataset: "Dataset") -> str:
 
 
 def _count(dataset: "Dataset", split: str) -> int:
-    from vitrail.evaluate.evaluation import pick_split
+    from vitrail.evaluation.evaluation import pick_split
 
     return len(pick_split(dataset, split))
 
@@ -231,8 +231,8 @@ def _measure_robustness(
     *,
     speaks: bool,
 ) -> "Robustness":
-    from vitrail.evaluate.corruptions import SEVERITIES, STRENGTHS
-    from vitrail.evaluate.robustness import measure_robustness
+    from vitrail.evaluation.corruptions import SEVERITIES, STRENGTHS
+    from vitrail.evaluation.robustness import measure_robustness
 
     passes = 1 + len(STRENGTHS) * len(SEVERITIES)
     with progress_bar("corrupting", passes * min(limit, _count(dataset, split)), speaks=speaks) as advance:
@@ -242,7 +242,7 @@ def _measure_robustness(
 
 
 def _add_evaluation(results: _Results, found: "Evaluation", dataset: "Dataset", raw: bool) -> None:
-    from vitrail.evaluate import records
+    from vitrail.evaluation import records
 
     results.add(records.facts(found))
     if results.folder is not None:
@@ -250,7 +250,7 @@ def _add_evaluation(results: _Results, found: "Evaluation", dataset: "Dataset", 
 
 
 def _add_robustness(results: _Results, curves: "Robustness", found: "Evaluation") -> None:
-    from vitrail.evaluate import plots, records
+    from vitrail.evaluation import plots, records
 
     rates = {kind: [records.rate_facts(rate) for rate in curve] for kind, curve in curves.curves.items()}
     clean = records.rate_facts(curves.clean)

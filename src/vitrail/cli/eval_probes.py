@@ -7,15 +7,15 @@ from vitrail.cli.printing import progress_bar, working
 
 if TYPE_CHECKING:
     from vitrail.data.source import Dataset
-    from vitrail.evaluate.probe import Features, Parts
-    from vitrail.predict import Predictor
+    from vitrail.evaluation.probe import Features, Parts
+    from vitrail.prediction import Predictor
 
 Probe = Literal["knn", "linear", "shots"]
 
 
 def plan_probes(dataset: "Dataset", split: str, kinds: Sequence[Probe], shots: int) -> "Parts | None":
     """The pictures for the probes that are asked for; what cannot work is refused here."""
-    from vitrail.evaluate.probe import check_shots, choose_parts
+    from vitrail.evaluation.probe import check_shots, choose_parts
 
     if not kinds:
         return None
@@ -29,7 +29,7 @@ def run_probes(
     predictor: "Predictor", parts: "Parts", kinds: Sequence[Probe], shots: int, *, speaks: bool
 ) -> dict[str, Any]:
     """Every probe on features that are computed once."""
-    from vitrail.evaluate import probe
+    from vitrail.evaluation import probe
 
     with progress_bar("features", sum(len(source) for source in parts.sources), speaks=speaks) as advance:
         train, test = (probe.extract(predictor, source, advance) for source in (parts.train, parts.test))
@@ -41,8 +41,8 @@ def run_probes(
 def _fit(
     train: "Features", val: "Features | None", test: "Features", parts: "Parts", kinds: Sequence[Probe], shots: int
 ) -> dict[str, Any]:
-    from vitrail.evaluate import probe
-    from vitrail.evaluate.records import rate_facts
+    from vitrail.evaluation import probe
+    from vitrail.evaluation.records import rate_facts
 
     results: dict[str, Any] = {}
     if "knn" in kinds:  # which chooses nothing, so it may learn from all training pictures

@@ -11,8 +11,8 @@ from vitrail.cli.printing import SteadyConsole, plain
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.evaluate.evaluation import Evaluation
-    from vitrail.evaluate.metrics import Rate
+    from vitrail.evaluation.evaluation import Evaluation
+    from vitrail.evaluation.metrics import Rate
 
 MAX_CLASSES = 20
 
@@ -95,7 +95,7 @@ def _describe_facts(rate: dict[str, float]) -> str:
 
 def _class_table(found: "Evaluation") -> Table:
     """Every class, or the worst where there are many."""
-    from vitrail.evaluate.records import worst_first
+    from vitrail.evaluation.records import worst_first
 
     scores = found.metrics.classes
     places = list(range(len(found.classes)))
@@ -114,7 +114,7 @@ def _class_table(found: "Evaluation") -> Table:
 
 
 def _print_mistakes(console: Console, found: "Evaluation") -> None:
-    from vitrail.evaluate.records import confusions
+    from vitrail.evaluation.records import confusions
 
     worst = [f"{truth} → {said} {count}×" for truth, said, count in confusions(found, 5)]
     if worst:

@@ -20,8 +20,8 @@ from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
     from vitrail.data.transform import Picture
-    from vitrail.explain import AttentionMaps, Choice, Explanation, Faithfulness, Loaded, Subject
-    from vitrail.explain.render import Drawn
+    from vitrail.explanation import AttentionMaps, Choice, Explanation, Faithfulness, Loaded, Subject
+    from vitrail.explanation.render import Drawn
 
 LONGEST_STEM = 200  # bytes; on most disks a name with its ending has at most 255
 
@@ -59,10 +59,10 @@ def explain(
     out
         The folder to write to [default: runs/explain-N].
     """
-    from vitrail.explain import open_subject
-    from vitrail.explain.attention import check_choice
-    from vitrail.explain.explanation import target_index
-    from vitrail.predict import load
+    from vitrail.explanation import open_subject
+    from vitrail.explanation.attention import check_choice
+    from vitrail.explanation.explanation import target_index
+    from vitrail.prediction import load
 
     check_run_folder(out)
     chosen_layers, chosen_heads = parse_numbers("layers", layers), parse_numbers("heads", heads)
@@ -114,8 +114,8 @@ class Work:
 
     def add(self, folder: Path, name: str, subject: "Subject") -> None:
         """Explain one picture and write its overlay, heads, layers and raw maps."""
-        from vitrail.explain import attention_maps, explain_by, measure
-        from vitrail.explain.render import MOST_ON_SHEET, draw, heads_sheet, layers_sheet, overlay
+        from vitrail.explanation import attention_maps, explain_by, measure
+        from vitrail.explanation.render import MOST_ON_SHEET, draw, heads_sheet, layers_sheet, overlay
 
         found = explain_by(self.loaded, subject, self.method, self.target, self.layers, self.heads)
         score = None
@@ -141,7 +141,7 @@ class Work:
 
     def finish(self, folder: Path, heading: str, note: str) -> None:
         """Write the sheet of all pictures, or of the first ones if there are many."""
-        from vitrail.explain.render import explanation_sheet
+        from vitrail.explanation.render import explanation_sheet
 
         if len(self.drawn) < len(self.found):
             note = f"the first {len(self.drawn)} of {counted(len(self.found), 'picture')}; {note}"
@@ -151,7 +151,7 @@ class Work:
 
 def unique_names(paths: Iterable[str]) -> list[str]:
     """A name for each picture's results: its own, with a number where two share one."""
-    from vitrail.predict.pictures import STDIN
+    from vitrail.prediction.pictures import STDIN
 
     names: dict[str, None] = {}
     for path in paths:
@@ -186,8 +186,8 @@ def _choose(
     heads: tuple[int, ...] | None,
 ) -> "Choice":
     """Judge the methods on a few pictures, spread evenly over those given; broken files are passed over here."""
-    from vitrail.explain import choose, open_subject
-    from vitrail.explain.choice import CANDIDATES, JUDGED
+    from vitrail.explanation import choose, open_subject
+    from vitrail.explanation.choice import CANDIDATES, JUDGED
 
     named = list(found.items())
     spread = [named[index * len(named) // JUDGED] for index in range(JUDGED)] if len(named) > JUDGED else named

@@ -15,8 +15,8 @@ from vitrail.wording import counted, reason
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitrail.explain import Loaded, Subject
-    from vitrail.predict.predictor import Named
+    from vitrail.explanation import Loaded, Subject
+    from vitrail.prediction.predictor import Named
 
 MOST_PICTURES = 128  # that attention distance is averaged over, as in the paper
 
@@ -34,7 +34,7 @@ def figures(*pictures: Pictures, model: Model = None, out: Path | None = None, a
     out
         The folder to write to [default: runs/figures-N].
     """
-    from vitrail.predict import load
+    from vitrail.prediction import load
 
     check_run_folder(out)
     source, names = tell_apart(pictures, model, figures)
@@ -91,9 +91,9 @@ class _Looks:
 
 def _look(loaded: "Loaded", examples: "list[Named]") -> _Looks:
     """One picture after the other; only those to show stay in memory."""
-    from vitrail.explain import open_subject
-    from vitrail.explain.figures import attention_distance
-    from vitrail.explain.plots import EXAMPLES
+    from vitrail.explanation import open_subject
+    from vitrail.explanation.figures import attention_distance
+    from vitrail.explanation.plots import EXAMPLES
 
     looks = _Looks()
     with progress_bar("looking", len(examples)) as advance:
@@ -111,8 +111,8 @@ def _look(loaded: "Loaded", examples: "list[Named]") -> _Looks:
 
 def _draw_weights(loaded: "Loaded", folder: Path, notes: list[str]) -> list[Path]:
     """The figures that need no picture."""
-    from vitrail.explain.figures import patch_filters, position_similarity
-    from vitrail.explain.plots import plot_filters, plot_positions, save_figure
+    from vitrail.explanation.figures import patch_filters, position_similarity
+    from vitrail.explanation.plots import plot_filters, plot_positions, save_figure
 
     config = loaded.model.config
     filters = patch_filters(loaded.model)
@@ -131,8 +131,8 @@ def _draw_looks(loaded: "Loaded", looks: _Looks, folder: Path, notes: list[str])
     """The figures that show the model looking at pictures."""
     import torch
 
-    from vitrail.explain import explain_by
-    from vitrail.explain.plots import longest_distance, plot_attention, plot_distance, save_figure
+    from vitrail.explanation import explain_by
+    from vitrail.explanation.plots import longest_distance, plot_attention, plot_distance, save_figure
 
     distance = torch.stack(looks.distances).mean(dim=0)
     longest = longest_distance(loaded.model.config.image_size)

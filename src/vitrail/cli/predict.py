@@ -17,7 +17,7 @@ from vitrail.errors import ConfigError
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.predict.predictor import Named
+    from vitrail.prediction.predictor import Named
 
 BROKEN = 1
 Model = Annotated[
@@ -66,8 +66,8 @@ def predict(
         Pictures per call of the model [default: what suits it].
     """
     from vitrail.device import pick_device
-    from vitrail.predict import load
-    from vitrail.predict.arguments import check_standard_input
+    from vitrail.prediction import load
+    from vitrail.prediction.arguments import check_standard_input
     from vitrail.weights.class_names import read_class_names
 
     if top_k < 1:
@@ -104,7 +104,7 @@ def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[...
             near = get_close_matches(name, _options(verb), n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"unknown option {name}; {hint}A picture of that name is ./{name}")
-    from vitrail.predict.arguments import tell_pictures
+    from vitrail.prediction.arguments import tell_pictures
 
     return tell_pictures(arguments, model)
 
@@ -121,8 +121,8 @@ def _options(verb: Callable[..., int]) -> list[str]:
 
 def gather(names: tuple[str, ...], list_file: str | None) -> "Iterator[Named]":
     """The pictures that were named, then those of the list; the list may name some that are not there."""
-    from vitrail.predict.arguments import check_standard_input
-    from vitrail.predict.pictures import find_pictures, name_paths, read_list
+    from vitrail.prediction.arguments import check_standard_input
+    from vitrail.prediction.pictures import find_pictures, name_paths, read_list
 
     check_standard_input(names, list_file)
     found = find_pictures(names)

@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vitrail.cli.pulse import Pulse
-from vitrail.train.curves import Row
-from vitrail.train.listener import Listener
+from vitrail.training.curves import Row
+from vitrail.training.listener import Listener
 
 
 class Display(Listener):

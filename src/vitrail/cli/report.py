@@ -13,12 +13,12 @@ from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from vitrail.data.source import Dataset
-    from vitrail.evaluate.evaluation import Evaluation
-    from vitrail.evaluate.metrics import Integers
-    from vitrail.evaluate.report import Block, Picture, Section, Tile
-    from vitrail.evaluate.robustness import Robustness
-    from vitrail.predict import Predictor
-    from vitrail.train.curves import Row
+    from vitrail.evaluation.evaluation import Evaluation
+    from vitrail.evaluation.metrics import Integers
+    from vitrail.evaluation.report import Block, Picture, Section, Tile
+    from vitrail.evaluation.robustness import Robustness
+    from vitrail.prediction import Predictor
+    from vitrail.training.curves import Row
 
 REPORT = "report.html"
 MISTAKES, RIGHT = 12, 6  # pictures that are explained
@@ -44,13 +44,13 @@ def report_on_run(folder: Path, dataset: "Dataset", device: str = "auto") -> lis
     One process does this alone, after the ranks have parted.
     """
     from vitrail.data.check.record import RECORD, read_record
-    from vitrail.evaluate.evaluation import evaluate, pick_split
-    from vitrail.evaluate.records import facts, write_facts
-    from vitrail.evaluate.sections import check_blocks
-    from vitrail.predict import load
+    from vitrail.evaluation.evaluation import evaluate, pick_split
+    from vitrail.evaluation.records import facts, write_facts
+    from vitrail.evaluation.sections import check_blocks
+    from vitrail.prediction import load
     from vitrail.schema import to_dict
-    from vitrail.train.history import chose_epoch
-    from vitrail.train.run import read_config
+    from vitrail.training.history import chose_epoch
+    from vitrail.training.run import read_config
 
     config = read_config(folder)
     predictor = load(folder, device=device)
@@ -96,9 +96,9 @@ def report_on_eval(
     settings: dict[str, Any],
 ) -> Path:
     """The report of `vitrail eval`; if the model is a run folder, with the curves of its training."""
-    from vitrail.evaluate.sections import check_blocks
-    from vitrail.train.history import data_check, trained_on
-    from vitrail.train.run import environment
+    from vitrail.environment import environment
+    from vitrail.evaluation.sections import check_blocks
+    from vitrail.training.history import data_check, trained_on
 
     source, data = str(settings["model"]), str(settings["data"])
     where, run = _data_argument(data, settings["source"]["data_dir"]), run_of(source)
@@ -117,9 +117,9 @@ def report_on_eval(
 
 def write_evaluation(folder: Path, found: "Evaluation", dataset: "Dataset", *, raw: bool = False) -> list[Path]:
     """The answers, classes and confusions as CSV files, and the figures, as files of their own."""
-    from vitrail.evaluate import plots, records
-    from vitrail.evaluate.mistakes import mistakes_sheet
-    from vitrail.weights.files import atomic_path
+    from vitrail.evaluation import plots, records
+    from vitrail.evaluation.mistakes import mistakes_sheet
+    from vitrail.files import atomic_path
 
     metrics = found.metrics
     chose = " (also chose the epoch)" if found.chose_epoch else ""
@@ -148,11 +148,11 @@ def write_page(
     curves: "Robustness | None" = None,
 ) -> Path:
     """report.html, from everything that is known."""
-    from vitrail.evaluate.report import Fact, Report, write_report
-    from vitrail.evaluate.sections import data_section, headline, result_section, verdict
-    from vitrail.train.curves import learning_rates, read_rows
-    from vitrail.train.run import read_config
-    from vitrail.train.section import training_section
+    from vitrail.evaluation.report import Fact, Report, write_report
+    from vitrail.evaluation.sections import data_section, headline, result_section, verdict
+    from vitrail.training.curves import learning_rates, read_rows
+    from vitrail.training.run import read_config
+    from vitrail.training.section import training_section
 
     predictor.model.cpu()  # what follows is a few pictures at a time, and drawn from main memory
     parameters = sum(parameter.numel() for parameter in predictor.model.parameters())
@@ -183,8 +183,8 @@ def _picture_sections(predictor: "Predictor", dataset: "Dataset", found: "Evalua
     """The worst mistakes and some right answers, each beside what it was decided by."""
     import numpy as np
 
-    from vitrail.evaluate.mistakes import top_losses
-    from vitrail.evaluate.report import Gallery, Paragraph, Section
+    from vitrail.evaluation.mistakes import top_losses
+    from vitrail.evaluation.report import Gallery, Paragraph, Section
 
     is_right = found.answers.predicted == found.targets
     wrong, right = int((~is_right).sum()), np.flatnonzero(is_right)
@@ -221,11 +221,11 @@ def _explain(
     """The pictures with their explanations, the methods that gave them, and why one could not be explained."""
     import numpy as np
 
-    from vitrail.evaluate.evaluation import align_classes, pick_split
-    from vitrail.evaluate.metrics import log_softmax
-    from vitrail.evaluate.report import Tile, encode_photo
-    from vitrail.explain import open_subject
-    from vitrail.explain.render import enlarge, overlay, picture_of, seen_part
+    from vitrail.evaluation.evaluation import align_classes, pick_split
+    from vitrail.evaluation.metrics import log_softmax
+    from vitrail.evaluation.report import Tile, encode_photo
+    from vitrail.explanation import open_subject
+    from vitrail.explanation.render import enlarge, overlay, picture_of, seen_part
 
     source = pick_split(dataset, found.split)
     order = align_classes(predictor, found.classes, by_position=predictor.classes is None)
@@ -256,7 +256,7 @@ def _explain(
 def _decide_by(predictor: "Predictor", subject: Any, target: int) -> tuple[Any, str]:
     """What counted for the class that was said, by a cheap method that knows classes, or else by one that does not."""
     from vitrail.errors import ExplanationError
-    from vitrail.explain import explain_by
+    from vitrail.explanation import explain_by
 
     try:
         return explain_by(predictor, subject, "relevance", target).map, "relevance"
@@ -268,12 +268,12 @@ def _attention_section(predictor: "Predictor", dataset: "Dataset", found: "Evalu
     """How the checkpoint looks at pictures: filters, positions, and how far its heads look."""
     import torch
 
-    from vitrail.data.augment.draws import permutation
-    from vitrail.evaluate.evaluation import pick_split
-    from vitrail.evaluate.report import Block, Drawings, Paragraph, Section, encode_figure
-    from vitrail.explain import open_subject
-    from vitrail.explain.figures import attention_distance, patch_filters, position_similarity
-    from vitrail.explain.plots import longest_distance, plot_distance, plot_filters, plot_positions
+    from vitrail.draws import permutation
+    from vitrail.evaluation.evaluation import pick_split
+    from vitrail.evaluation.report import Block, Drawings, Paragraph, Section, encode_figure
+    from vitrail.explanation import open_subject
+    from vitrail.explanation.figures import attention_distance, patch_filters, position_similarity
+    from vitrail.explanation.plots import longest_distance, plot_distance, plot_filters, plot_positions
 
     model = predictor.model
     filters = patch_filters(model)
@@ -316,7 +316,7 @@ def _attention_section(predictor: "Predictor", dataset: "Dataset", found: "Evalu
 def _last_sections(story: Story) -> "list[Section]":
     import yaml
 
-    from vitrail.evaluate.report import Block, Listing, Paragraph, Section
+    from vitrail.evaluation.report import Block, Listing, Paragraph, Section
 
     commands: list[Block] = []
     for what, command in story.commands.items():

@@ -14,7 +14,7 @@ from vitrail.errors import ConfigError, MissingExtraError
 from vitrail.tables import row_writer
 
 if TYPE_CHECKING:
-    from vitrail.predict import Prediction
+    from vitrail.prediction import Prediction
 
 Format = Literal["table", "jsonl", "csv", "parquet"]
 Write = Callable[["Prediction"], None]
@@ -57,7 +57,7 @@ def open_rows(form: Format, out: Path | None, top_k: int, *, raw: bool = False) 
         with _writer(form, sys.stdout, top_k, raw) as write:
             yield write
         return
-    from vitrail.weights.files import atomic_path
+    from vitrail.files import atomic_path
 
     with atomic_path(out) as draft:
         if form == "parquet":

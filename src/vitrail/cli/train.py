@@ -16,19 +16,19 @@ from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, VitrailError
-from vitrail.train.config import Machine, Optim, Schedule, Start
+from vitrail.training.config import Machine, Optim, Schedule, Start
 from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
     from vitrail.data import Dataset
     from vitrail.data.check.record import CheckRecord
-    from vitrail.train.config import TrainConfig
-    from vitrail.train.listener import Listener
-    from vitrail.train.lock import RunLock
-    from vitrail.train.plan import Measured
-    from vitrail.train.ranks import Ranks
-    from vitrail.train.run import Outcome
-    from vitrail.train.setup import Setup
+    from vitrail.ranks import Ranks
+    from vitrail.training.config import TrainConfig
+    from vitrail.training.listener import Listener
+    from vitrail.training.lock import RunLock
+    from vitrail.training.plan import Measured
+    from vitrail.training.run import Outcome
+    from vitrail.training.setup import Setup
 
 _Flags = optional_fields("TrainFlags", Start, Optim, Schedule, Machine, Augment, DataConfig)
 _FLAGS: Any = Annotated[_Flags, Parameter(name="*")]
@@ -74,11 +74,11 @@ def train(
         Write TensorBoard's files too.
     """
     from vitrail.cli.progress import Display
-    from vitrail.train.lock import RunLock
-    from vitrail.train.ranks import join_ranks, leave_ranks
-    from vitrail.train.run import find_begun, read_config, take_begun
-    from vitrail.train.signals import InterruptedRunError
-    from vitrail.train.tensorboard import require_tensorboard
+    from vitrail.ranks import join_ranks, leave_ranks
+    from vitrail.training.lock import RunLock
+    from vitrail.training.run import find_begun, read_config, take_begun
+    from vitrail.training.signals import InterruptedRunError
+    from vitrail.training.tensorboard import require_tensorboard
 
     changes = _changes(config, flags)
     if resume is not None:
@@ -143,7 +143,7 @@ def _tell_how_to_go_on(folder: Path | None, ranks: "Ranks", console: Console) ->
 
 def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
     """What the YAML file and the flags say, the flags last."""
-    from vitrail.train.choose import flatten
+    from vitrail.training.choose import flatten
 
     changes: dict[str, Any] = {}
     if config is not None:
@@ -165,8 +165,8 @@ def _prepare(
     data: str, changes: dict[str, Any], ranks: "Ranks", console: Console, check: bool, as_json: bool
 ) -> tuple["Setup", "Measured", "CheckRecord | None"]:
     from vitrail.cli.progress import Display
-    from vitrail.train.choose import wants_weights
-    from vitrail.train.run import resolve, settle
+    from vitrail.training.choose import wants_weights
+    from vitrail.training.run import resolve, settle
 
     display = Display(console, silent=as_json or not ranks.is_first)
     config, dataset = resolve(data, changes, ranks)
@@ -214,7 +214,7 @@ def make_folder(
 ) -> Path:
     """A new run folder with what the run is and what is known about its data, which nobody else may write into."""
     from vitrail.data.check.record import RECORD, write_record
-    from vitrail.train.run import begin
+    from vitrail.training.run import begin
 
     _refuse_begun(out)
     folder = new_run_folder(name, out)
@@ -225,8 +225,8 @@ def make_folder(
 
 
 def _refuse_begun(out: Path | None) -> None:
-    from vitrail.train.lock import refuse_locked
-    from vitrail.train.run import CONFIG
+    from vitrail.training.lock import refuse_locked
+    from vitrail.training.run import CONFIG
 
     if out is not None:
         refuse_locked(out)
@@ -243,7 +243,7 @@ def _refuse_with_resume(resume: Path, out: Path | None, dry_run: bool) -> None:
 
 def _refuse_or_describe(folder: Path, data: str, recipe: str | None, changes: dict[str, Any]) -> str:
     """What a finished run came to, unless the flags conflict with it; "" for a run that can go on."""
-    from vitrail.train.run import describe_end, read_config, refuse_conflicts
+    from vitrail.training.run import describe_end, read_config, refuse_conflicts
 
     config = read_config(folder)
     given = {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
@@ -263,7 +263,7 @@ def _reopen(
     folder: Path, data: str, recipe: str | None, changes: dict[str, Any], ranks: "Ranks", listener: "Listener"
 ) -> "Setup":
     """What a begun run trains, on what."""
-    from vitrail.train.run import read_config, refuse_conflicts, reopen
+    from vitrail.training.run import read_config, refuse_conflicts, reopen
 
     changes |= {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
     config = refuse_conflicts(read_config(folder), changes)
@@ -281,13 +281,13 @@ def carry_out_shown(
     resume: bool = False,
 ) -> "Outcome":
     from vitrail.cli.progress import Display
-    from vitrail.train.listener import Listeners
-    from vitrail.train.run import carry_out
+    from vitrail.training.listener import Listeners
+    from vitrail.training.run import carry_out
 
     silent = as_json or not ranks.is_first
     members: list[Listener] = [Display(console, silent=silent)]
     if track and ranks.is_first:
-        from vitrail.train.tensorboard import TensorBoard
+        from vitrail.training.tensorboard import TensorBoard
 
         members.append(TensorBoard(folder))
     if not silent:
@@ -299,8 +299,8 @@ def print_plan(
     setup: "Setup", measured: "Measured", ranks: "Ranks", console: Console, whole: bool, as_json: bool
 ) -> None:
     """The facts that a person wants to see before hours of work; all of them for a dry run."""
-    from vitrail.train.plan import run_seconds
-    from vitrail.train.run import describe_config
+    from vitrail.training.plan import run_seconds
+    from vitrail.training.run import describe_config
 
     config, splits = setup.config, setup.dataset.splits
     parameters = sum(parameter.numel() for parameter in setup.model.parameters())

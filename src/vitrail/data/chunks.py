@@ -17,13 +17,13 @@ from vitrail.data.augment.crops import (
     resized_crop_numbers,
     shift_batch,
 )
-from vitrail.data.augment.draws import Draws, Integers
 from vitrail.data.augment.mixing import mix, one_hot
 from vitrail.data.augment.ops import take
 from vitrail.data.augment.pipeline import augment_batch
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Source
 from vitrail.data.transform import fit, fit_tensor, normalize
+from vitrail.draws import Draws, Integers
 from vitrail.errors import DataError, InputError
 from vitrail.wording import reason
 

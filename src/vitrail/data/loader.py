@@ -9,7 +9,6 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Barrier
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +16,15 @@ import torch
 from torch import Tensor
 
 from vitrail.data.augment.config import Augment
-from vitrail.data.augment.draws import Draws, Integers
 from vitrail.data.buffers import Buffers
 from vitrail.data.chunks import Chunk, ChunkMaker
 from vitrail.data.config import LoaderConfig
 from vitrail.data.order import Order, evaluation_order, shuffle, training_order
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Dataset, Source
+from vitrail.draws import Draws, Integers
 from vitrail.errors import ConfigError, DataError
+from vitrail.threads import start_workers
 from vitrail.wording import counted
 
 CHUNK = 16  # pictures that a worker decodes in one go; even, so that neighbours can be mixed
@@ -228,21 +228,3 @@ def _join(chunks: list[Chunk], images: Tensor) -> Batch:
         images = torch.cat(parts)
     targets = torch.cat([chunk.targets for chunk in chunks])
     return Batch(images, targets, torch.as_tensor(np.concatenate([chunk.indices for chunk in chunks])))
-
-
-def start_workers(count: int) -> ThreadPoolExecutor:
-    """Threads that run torch's operations on one core each, without changing what other threads use."""
-    started = Barrier(count + 1)
-    pool = ThreadPoolExecutor(count, thread_name_prefix="vitrail-data")
-    own = torch.get_num_threads()
-
-    def begin() -> None:
-        torch.get_num_threads()  # a thread's first use takes over the common number: let it be before ours
-        torch.set_num_threads(1)  # holds for this thread, and for threads that start from now on …
-        started.wait()
-
-    for _ in range(count):
-        pool.submit(begin)
-    started.wait()
-    torch.set_num_threads(own)  # … which this takes back
-    return pool

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.augment.draws import permutation
+from vitrail.draws import permutation
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 WINDOW = 8  # shards whose samples are shuffled together

@@ -8,13 +8,13 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.augment.config import Augment
-from vitrail.data.augment.draws import Draws, permutation
 from vitrail.data.check.report import Report
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sheet import Row, Tile, draw_sheet
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import denormalize, pixels, to_pil
+from vitrail.draws import Draws, permutation
 from vitrail.errors import InputError
 from vitrail.wording import counted
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import WeightsError
+from vitrail.files import atomic_path
 from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint, FormatName
-from vitrail.weights.files import atomic_path
 from vitrail.weights.formats import (
     FORMATS,
     check_replaceable,

@@ -5,19 +5,15 @@ pickles are read with `weights_only=True` and only where the caller allows pickl
 """
 
 import argparse
-import hashlib
 import json
 import os
 import pickle
-import shutil
 import struct
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from errno import EISDIR
 from pathlib import Path
 from typing import Any, cast
 
@@ -176,37 +172,6 @@ def _clear_errors(path: Path, kind: str) -> Generator[None]:
         raise WeightsError(
             f"{path} cannot be read as a {kind} file; it is damaged or something else: {first_line}"
         ) from error
-
-
-def sha256_of(path: Path) -> str:
-    """The checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def atomic_path(path: Path) -> Generator[Path]:
-    """A place beside `path` for a new file or folder, which takes the place of `path` in one step if all goes well.
-
-    A file never takes the place of a folder.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    workshop = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        draft = workshop / path.name
-        yield draft
-        if path.is_dir():  # only files can be replaced in one step; a folder makes room first
-            if not draft.is_dir():
-                raise IsADirectoryError(EISDIR, "a file would take the place of a folder", str(path))
-            path.replace(workshop / "old")
-        try:
-            draft.replace(path)
-        except OSError:
-            if (workshop / "old").exists():
-                (workshop / "old").replace(path)
-            raise
-    finally:
-        shutil.rmtree(workshop, ignore_errors=True)
 
 
 def write_npz(path: Path, tensors: Mapping[str, Tensor]) -> None:

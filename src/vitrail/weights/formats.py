@@ -11,10 +11,11 @@ from typing import Any, cast
 from torch import Tensor
 
 from vitrail.errors import VitrailError, WeightsError, suggest
+from vitrail.files import atomic_path, sha256_of
 from vitrail.model import ViTConfig
 from vitrail.weights import big_vision, dinov2, google, huggingface, native, timm, torchvision
 from vitrail.weights.checkpoint import Checkpoint, FormatName
-from vitrail.weights.files import Contents, atomic_path, read_contents, sha256_of
+from vitrail.weights.files import Contents, read_contents
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError, WeightsError
+from vitrail.files import atomic_path
 from vitrail.model import ViTConfig
 from vitrail.schema import from_dict, to_dict
 from vitrail.weights.checkpoint import Checkpoint, Origin
-from vitrail.weights.files import DTYPES, atomic_path, bytes_of, read_safetensors, write_safetensors
+from vitrail.weights.files import DTYPES, bytes_of, read_safetensors, write_safetensors
 
 VERSION = 1
 EXTRA = "extra."  # prefix of the names of `Checkpoint.extras` in the file

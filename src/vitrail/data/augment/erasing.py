@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitrail.data.augment.config import Augment
-from vitrail.data.augment.draws import Draws
 from vitrail.data.preprocess import Preprocess
+from vitrail.draws import Draws
 
 AREA = (0.02, 1 / 3)
 RATIO = (0.3, 1 / 0.3)

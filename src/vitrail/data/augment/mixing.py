@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.augment.config import Augment
-from vitrail.data.augment.draws import Draws
+from vitrail.draws import Draws
 
 _special = cast("Any", import_module("scipy.special"))  # scipy ships no types
 Floats = np.ndarray[Any, np.dtype[np.float64]]

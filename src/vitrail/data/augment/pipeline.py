@@ -4,11 +4,11 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.data.augment.config import Augment
-from vitrail.data.augment.draws import Draws
 from vitrail.data.augment.erasing import erase
 from vitrail.data.augment.ops import apply_ops, put, take
 from vitrail.data.augment.policies import steps
 from vitrail.data.preprocess import Preprocess
+from vitrail.draws import Draws
 
 
 def augment_batch(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.augment.config import Augment
-from vitrail.data.augment.draws import Draws
+from vitrail.draws import Draws
 
 Floats = np.ndarray[Any, Any]
 Names = np.ndarray[Any, Any]

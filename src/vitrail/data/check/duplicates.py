@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.augment.draws import permutation
 from vitrail.data.check.scan import THUMBNAIL, Facts
+from vitrail.draws import permutation
 
 MIN_CORRELATION = 0.97  # between the grey levels of two thumbnails; on CIFAR-10 this finds what a person calls the same
 MIN_EDGE_CORRELATION = 0.8  # between their differences; copies have 0.9, two photographs of one layout below 0.7

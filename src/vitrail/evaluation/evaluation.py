@@ -1,0 +1,253 @@
+"""`evaluate`: a predictor over one split. Ranks share the work and each ends with the whole result, exactly."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.chunks import ChunkMaker
+from vitrail.data.source import Dataset, Source
+from vitrail.data.transform import Picture
+from vitrail.draws import Draws, Integers, permutation
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.metrics import Answers, Metrics, answer, check, sum_up
+from vitrail.evaluation.views import ViewName, views
+from vitrail.prediction import Predictor
+from vitrail.ranks import current_ranks
+from vitrail.threads import map_in_order
+from vitrail.wording import counted
+
+MAX_BROKEN_RATE = 0.01  # more pictures than that cannot be left out without changing what is measured
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Change = Callable[[Tensor, Integers], Tensor]  # prepared pictures (B, C, H, W) and their places in the split → others
+Compute = Callable[[Tensor], Tensor]
+Progress = Callable[[int], None]
+_Part = tuple[Integers, Floats, dict[str, str]]  # samples, numbers, what could not be read
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """What a model answered to every picture of a split."""
+
+    data: str
+    split: str
+    classes: tuple[str, ...]  # in the order of the logits and targets
+    samples: Integers  # (N,) places in the split, ascending
+    keys: tuple[str, ...]  # the names of these samples
+    logits: Floats  # (N, classes); with test-time augmentation, the logarithms of the mean probabilities
+    targets: Integers  # (N,)
+    broken: dict[str, str] = field(default_factory=dict[str, str])  # what could not be read, and why
+    seconds: float
+    chose_epoch: bool = False  # the weights are those of the epoch that was best on this split: it flatters them
+
+    @cached_property
+    def answers(self) -> Answers:
+        """What is said of each picture, how surely, and at what loss."""
+        return answer(*check(self.logits, self.targets))
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return sum_up(self.answers, self.targets, len(self.classes))
+
+    @property
+    def images_per_second(self) -> float:
+        return len(self.samples) / self.seconds
+
+
+def evaluate(
+    predictor: Predictor,
+    dataset: Dataset,
+    split: str = "test",
+    *,
+    tta: ViewName | None = None,
+    change: Change | None = None,
+    limit: int | None = None,
+    by_position: bool = False,
+    progress: Progress = lambda _: None,
+) -> Evaluation:
+    """The answers to a split.
+
+    Args:
+        split: the name of one, or `all` for every picture of the data set.
+        tta: views whose probabilities are averaged.
+        change: what to do to the prepared pictures, such as a corruption.
+        limit: only so many samples, chosen evenly and always the same.
+        by_position: the checkpoint has no class names, and its classes are the data's in their order; classes that
+            are whole numbers are ordered as numbers.
+    """
+    order = torch.as_tensor(align_classes(predictor, dataset.classes, by_position=by_position))
+    source = pick_split(dataset, split)
+    samples = choose(len(source), limit)
+
+    def compute(images: Tensor) -> Tensor:
+        return _average([predictor.runtime.logits(view) for view in views(images, tta)])[:, order]
+
+    start = time.perf_counter()
+    kept, logits, broken = run(predictor, source, samples, compute, change=change, progress=progress)
+    if len(broken) > MAX_BROKEN_RATE * len(samples):
+        raise_broken(broken, len(samples))
+    return Evaluation(
+        data=dataset.name,
+        split=split,
+        classes=dataset.classes,
+        samples=kept,
+        keys=tuple(source.key(int(sample)) for sample in kept),
+        logits=logits,
+        targets=source.labels[kept],
+        broken=broken,
+        seconds=time.perf_counter() - start,
+    )
+
+
+class _Joined(Source):
+    """Several sources, one after the other."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        super().__init__(np.concatenate([part.labels for part in parts]))
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def _place(self, index: int) -> tuple[Source, int]:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return self._parts[part], index - int(self._ends[part]) + len(self._parts[part])
+
+    def picture(self, index: int) -> Picture:
+        part, place = self._place(index)
+        return part.picture(place)
+
+    def key(self, index: int) -> str:
+        part, place = self._place(index)
+        return part.key(place)
+
+    def select(self, indices: Sequence[int] | Integers) -> Source:
+        raise NotImplementedError("nobody takes parts of it")
+
+
+def pick_split(dataset: Dataset, split: str) -> Source:
+    """One split, or all of them together."""
+    return _Joined(list(dataset.splits.values())) if split == "all" else dataset.split(split)
+
+
+def raise_broken(broken: dict[str, str], count: int) -> None:
+    """Too many to go on."""
+    some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
+    raise DataError(
+        f"{len(broken)} of {counted(count, 'picture')} cannot be read, more than {MAX_BROKEN_RATE:.0%}; "
+        f"run vitrail data check:{some}"
+    )
+
+
+def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: bool = False) -> list[int]:
+    """For each class of the data, its place in the model's head; by name, never by position unless that is said."""
+    known = predictor.classes
+    if known is None:
+        width = predictor.num_classes
+        if by_position and width == len(classes):
+            places = {name: place for place, name in enumerate(order_by_position(classes))}
+            return [places[name] for name in classes]
+        if by_position:
+            raise DataError(f"the model has {width} classes and the data have {len(classes)}; they must be the same.")
+        first = ", ".join(order_by_position(classes)[:3])
+        raise DataError(
+            f"the checkpoint has no class names, so nobody knows which of its {width} outputs is which; load it with "
+            f"classes=[…], or say that they are in the data's order ({first}, …) with --by-position."
+        )
+    if by_position:
+        raise ConfigError(
+            f"--by-position is for checkpoints without class names; this one has them ({_list(list(known))}), and "
+            "classes align by name: leave it out."
+        )
+    missing = sorted(set(classes) - set(known))
+    extra = sorted(set(known) - set(classes))
+    if missing or extra:
+        parts = [f"the data have {_list(missing)}, which the model has not"] if missing else []
+        parts += [f"the model has {_list(extra)}, which the data have not"] if extra else []
+        raise DataError(f"the classes of model and data must be the same: {'; '.join(parts)}.")
+    return [known.index(name) for name in classes]
+
+
+def order_by_position(classes: Sequence[str]) -> list[str]:
+    """The data's classes in the order that `by_position` means: whole numbers as numbers, so that 2 is before 10."""
+    if all(name.isascii() and name.isdecimal() and len(name) <= 18 for name in classes):
+        return sorted(classes, key=lambda name: (int(name), name))
+    return list(classes)
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def choose(count: int, limit: int | None) -> Integers:
+    """All samples, or `limit` of them: always the same ones, in ascending order."""
+    if limit is not None and limit < 1:
+        raise ConfigError(f"the number of pictures must be at least 1; got {limit}.")
+    if not count:
+        raise DataError("the split has no pictures.")
+    if limit is None or limit >= count:
+        return np.arange(count)
+    return np.sort(permutation(0, 0, count, "limit")[:limit])
+
+
+def run(
+    predictor: Predictor,
+    source: Source,
+    samples: Integers,
+    compute: Compute,
+    *,
+    change: Change | None = None,
+    progress: Progress = lambda _: None,
+) -> _Part:
+    """`compute` of the given samples, by all ranks together: (samples that could be read, their numbers, the others).
+
+    Ranks divide whole chunks, whose borders do not depend on the number of ranks: the results are the same bits.
+    """
+    share = current_ranks()
+    size = predictor.runtime.batch_size
+    maker = ChunkMaker(source, predictor.preprocess, None, 0)
+
+    def work(number: int) -> _Part:
+        chosen = samples[number * size : (number + 1) * size]
+        images = torch.empty(len(chosen), maker.spec.channels, *maker.spec.size)
+        chunk = maker.make(chosen, Draws(0, 0, chosen), images, substitute=False)
+        images = images[: chunk.num_images]
+        if change is not None and len(images):
+            images = change(images, chunk.indices)
+        numbers = compute(images).numpy() if len(images) else np.zeros((0, 0), dtype=np.float32)
+        return chunk.indices, numbers, dict(chunk.broken)
+
+    parts: list[_Part] = []
+    for part in map_in_order(work, share.part(math.ceil(len(samples) / size)), predictor.runtime.threads):
+        parts.append(part)
+        progress((len(part[0]) + len(part[2])) * share.world_size)
+    everything = [part for own in share.gather(parts) for part in own]
+    kept = np.concatenate([part[0] for part in everything])
+    numbers = [part[1] for part in everything if len(part[0])]
+    broken = {key: why for part in everything for key, why in part[2].items()}
+    if not numbers:
+        raise_broken(broken, len(samples))
+    del parts, everything
+    return kept, _join(numbers), broken
+
+
+def _join(parts: list[Floats]) -> Floats:
+    """All rows in one array; each part is given up when it is copied, for together they may be gigabytes."""
+    whole = np.empty((sum(map(len, parts)), parts[0].shape[1]), dtype=parts[0].dtype)
+    end = len(whole)
+    while parts:
+        part = parts.pop()
+        whole[end - len(part) : end] = part
+        end -= len(part)
+    return whole
+
+
+def _average(logits: list[Tensor]) -> Tensor:
+    if len(logits) == 1:
+        return logits[0]
+    return torch.stack([item.log_softmax(dim=1) for item in logits]).logsumexp(dim=0) - math.log(len(logits))

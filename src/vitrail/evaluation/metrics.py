@@ -1,0 +1,241 @@
+"""Metrics of logits (N, classes) and integer targets (N,), as arrays or tensors. NumPy alone: cheap to import.
+
+Of equal logits the first class counts as the higher one, in every metric. What is undefined is NaN and not 0: the
+recall of a class without samples, the precision of a class that was never predicted. Rows are taken in blocks, so that
+the logits of thousands of classes are never held a second time.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitrail.errors import InputError
+from vitrail.evaluation.confusion import Confusion, Integers, count_pairs
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Array = np.ndarray[Any, Any]
+BINS = 15
+BLOCK = 1 << 20  # logits that are computed with at once
+Z = 1.959963984540054  # of a 95 % interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A share of correct answers with its 95 % interval (Wilson's score)."""
+
+    correct: int
+    total: int
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassScores:
+    """Per class, in the order of the classes."""
+
+    precision: Floats
+    recall: Floats
+    f1: Floats
+    support: Integers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Calibration:
+    """Confidence against accuracy in equally wide bins, and the expected calibration error."""
+
+    error: float
+    counts: Integers  # (bins,)
+    confidence: Floats  # mean of each bin, NaN where it is empty
+    accuracy: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Metrics:
+    """Everything at once."""
+
+    top1: Rate
+    top5: Rate | None  # None with five classes or fewer
+    nll: float
+    brier: float
+    calibration: Calibration
+    confusion: Confusion
+    classes: ClassScores
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean over the classes that have samples or were predicted."""
+        return _mean(self.classes.f1)
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """The mean recall over the classes that have samples."""
+        return _mean(self.classes.recall)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answers:
+    """What each row of logits says, (N,) each."""
+
+    predicted: Integers
+    confidence: Floats  # the probability of the predicted class
+    rank: Integers  # how many classes are ahead of the target
+    losses: Floats  # the cross-entropy
+    brier: Floats  # the squared distance to the one-hot truth
+
+
+def measure(logits: Any, targets: Any) -> Metrics:
+    """All metrics of one evaluation."""
+    scores, truth = check(logits, targets)
+    return sum_up(answer(scores, truth), truth, scores.shape[1])
+
+
+def sum_up(answers: Answers, targets: Integers, num_classes: int) -> Metrics:
+    """All metrics of what every row says."""
+    count = len(targets)
+    confusion = count_pairs(answers.predicted, targets, num_classes)
+    return Metrics(
+        top1=rate(int((answers.rank < 1).sum()), count),
+        top5=rate(int((answers.rank < 5).sum()), count) if num_classes > 5 else None,
+        nll=float(answers.losses.mean()),
+        brier=float(answers.brier.mean()),
+        calibration=bin_confidence(answers.confidence, answers.predicted == targets),
+        confusion=confusion,
+        classes=score_classes(confusion),
+    )
+
+
+def check(logits: Any, targets: Any) -> tuple[Array, Integers]:
+    """Both as arrays, or an error that says what is wrong with them."""
+    scores, truth = _to_array(logits), _to_array(targets)
+    if scores.ndim != 2 or truth.shape != scores.shape[:1] or not scores.size:
+        raise InputError(
+            f"logits must be (N, classes) and targets (N,), with N at least 1; got {scores.shape} and {truth.shape}."
+        )
+    if truth.dtype.kind not in "iu":
+        raise InputError(f"targets must be whole numbers, the places of the classes; got {truth.dtype}.")
+    broken = np.flatnonzero(np.concatenate([~np.isfinite(block).all(axis=1) for _, block in blocks(scores)]))
+    if len(broken):
+        kind = "NaN" if np.isnan(scores[broken[0]]).any() else "infinite"
+        raise InputError(
+            f"logits must be finite; {len(broken)} of {len(scores)} rows are not, the first is row {broken[0]} "
+            f"({kind})."
+        )
+    if truth.min() < 0 or truth.max() >= scores.shape[1]:
+        wrong = truth.min() if truth.min() < 0 else truth.max()
+        raise InputError(f"targets must be from 0 to {scores.shape[1] - 1}, one per class; got {wrong}.")
+    return scores, truth.astype(np.int64)
+
+
+def blocks(logits: Array) -> Iterator[tuple[slice, Floats]]:
+    """Stretches of the rows, in order, with their logits in double precision."""
+    size = max(1, BLOCK // max(logits.shape[1], 1))
+    for start in range(0, len(logits), size):
+        rows = slice(start, min(start + size, len(logits)))
+        yield rows, logits[rows].astype(np.float64)
+
+
+def answer(logits: Array, targets: Integers) -> Answers:
+    """What every row says, of logits and targets that were checked."""
+    count = len(logits)
+    predicted, rank = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    confidence, loss, brier = np.empty(count), np.empty(count), np.empty(count)
+    for rows, scores in blocks(logits):
+        truth = targets[rows]
+        places = np.arange(len(truth))
+        own = scores[places, truth]
+        predicted[rows] = scores.argmax(axis=1)
+        rank[rows] = _rank(scores, own, truth)
+        highest = scores.max(axis=1)
+        probabilities = np.exp(scores - highest[:, None])
+        total = probabilities.sum(axis=1)
+        loss[rows] = np.log(total) - (own - highest)
+        confidence[rows] = np.exp(-np.log(total))
+        probabilities /= total[:, None]
+        probabilities[places, truth] -= 1
+        brier[rows] = np.square(probabilities, out=probabilities).sum(axis=1)
+    return Answers(predicted=predicted, confidence=confidence, rank=rank, losses=loss, brier=brier)
+
+
+def _rank(scores: Floats, own: Floats, truth: Integers) -> Integers:
+    """How many classes are ahead of the target: those with a higher logit, and of equal ones the earlier."""
+    rank = (scores > own[:, None]).sum(axis=1)
+    equal = scores == own[:, None]
+    tied = np.flatnonzero(equal.sum(axis=1) > 1)
+    rank[tied] += (equal[tied] & (np.arange(scores.shape[1]) < truth[tied, None])).sum(axis=1)
+    return rank
+
+
+def accuracy(logits: Any, targets: Any, k: int = 1) -> Rate:
+    """How often the target is among the k highest logits."""
+    scores, truth = check(logits, targets)
+    return rate(int((answer(scores, truth).rank < k).sum()), len(truth))
+
+
+def rate(correct: int, total: int) -> Rate:
+    """A share with Wilson's 95 % interval, which is sound for few samples and for shares near 0 and 1."""
+    share, spread = correct / total, Z * Z / total
+    centre = (share + spread / 2) / (1 + spread)
+    half = Z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
+    low = 0.0 if correct == 0 else max(0.0, centre - half)
+    high = 1.0 if correct == total else min(1.0, centre + half)
+    return Rate(correct=correct, total=total, value=share, low=low, high=high)
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """The logarithms of the probabilities, (N, classes)."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def losses(logits: Any, targets: Any) -> Floats:
+    """The cross-entropy of each sample, (N,)."""
+    return answer(*check(logits, targets)).losses
+
+
+def score_classes(confusion: Confusion) -> ClassScores:
+    """Precision, recall, F1 and support of each class."""
+    hits, support, predictions = confusion.hits.astype(np.float64), confusion.support, confusion.predictions
+    return ClassScores(
+        precision=_divide(hits, predictions),
+        recall=_divide(hits, support),
+        f1=_divide(2 * hits, support + predictions),
+        support=support,
+    )
+
+
+def calibrate(logits: Any, targets: Any, bins: int = BINS) -> Calibration:
+    """Bin the answers by their confidence; the error is the mean gap to the accuracy, weighted by the bins' counts."""
+    scores, truth = check(logits, targets)
+    answers = answer(scores, truth)
+    return bin_confidence(answers.confidence, answers.predicted == truth, bins)
+
+
+def bin_confidence(confidence: Floats, correct: Array, bins: int = BINS) -> Calibration:
+    """The same of the answers' confidences (N,) and whether they are right (N,)."""
+    edges = np.linspace(0, 1, bins + 1)
+    place = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, bins - 1)
+    counts = np.bincount(place, minlength=bins)
+    means = _divide(np.bincount(place, confidence, bins), counts)
+    hits = _divide(np.bincount(place, correct, bins), counts)
+    gaps = np.abs(means - hits)[counts > 0]
+    error = float((gaps * counts[counts > 0]).sum() / len(confidence))
+    return Calibration(error=error, counts=counts.astype(np.int64), confidence=means, accuracy=hits)
+
+
+def _divide(above: Any, below: Any) -> Floats:
+    return np.divide(above, below, out=np.full(len(above), np.nan), where=np.asarray(below) > 0)
+
+
+def _mean(values: Floats) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+
+
+def _to_array(values: Any) -> np.ndarray[Any, Any]:
+    if hasattr(values, "detach"):  # a tensor, without importing torch; NumPy has no bfloat16
+        values = values.detach().cpu()
+        return (values.float() if values.is_floating_point() and values.element_size() < 4 else values).numpy()
+    return np.asarray(values)

@@ -1,0 +1,188 @@
+"""Simple classifiers on frozen features: how much a checkpoint knows, without training it."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, cast
+
+import numpy as np
+
+from vitrail.data.source import Dataset, Source
+from vitrail.draws import permutation
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.evaluation import MAX_BROKEN_RATE, choose, raise_broken, run
+from vitrail.evaluation.metrics import Integers, Rate, rate
+from vitrail.prediction import Predictor
+
+NEIGHBOURS = 20
+TEMPERATURE = 0.07  # both are DINO's (Caron et al., 2021)
+SWEEP = tuple(10.0**power for power in range(-5, 3))  # of C, the inverse of the regularisation
+BLOCK = 1024  # test features that are compared with all others at once
+MAX_ITERATIONS = 1000
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Features:
+    """The features (N, D) of one split with their labels: computed once, used by every probe."""
+
+    vectors: Floats
+    labels: Integers
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What probes fit on, choose on if they choose anything, and are measured on: no picture is in two of them."""
+
+    train: Source
+    val: Source | None
+    test: Source
+    carved: bool  # val was a part of the training pictures
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(source for source in (self.train, self.val, self.test) if source is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourResult:
+    """A kNN probe: its accuracy on the test split, and how many neighbours voted."""
+
+    top1: Rate
+    k: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearResult:
+    """A linear probe: its accuracy on the test split, and the sweep that chose C on the validation split."""
+
+    top1: Rate
+    best_c: float
+    validation: dict[float, float]  # C → accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShotResult:
+    """n-shot probes on several draws of the training pictures."""
+
+    shots: int
+    mean: float
+    std: float
+    trials: tuple[float, ...]
+
+
+def choose_parts(dataset: Dataset, measured: str, *, selects: bool) -> Parts:
+    """The pictures for probes that are measured on one split; with `selects`, some to choose a setting on.
+
+    Those are of another split, or else a tenth of the training pictures.
+    """
+    if measured in ("train", "all"):
+        raise DataError(f"a probe is measured on a split other than train; got {measured!r}.")
+    train, test = dataset.split("train"), dataset.split(measured)
+    if not selects:
+        return Parts(train=train, val=None, test=test, carved=False)
+    for name in ("val", "test"):
+        if name != measured and name in dataset.splits:
+            return Parts(train=train, val=dataset.split(name), test=test, carved=False)
+    divided = replace(dataset, splits={"train": train}).with_validation().splits
+    if "val" not in divided:
+        raise DataError(
+            f"a linear probe chooses C on pictures of their own, and {dataset.name} has one training picture of each "
+            "class; add some, or use --probe knn."
+        )
+    return Parts(train=divided["train"], val=divided["val"], test=test, carved=True)
+
+
+def check_shots(parts: Parts, shots: int) -> None:
+    """Refuse more training pictures of each class than there are."""
+    _check_shots(np.bincount(parts.train.labels), shots)
+
+
+def _check_shots(counts: Integers, shots: int) -> None:
+    fewest = int(counts[counts > 0].min())
+    if not 1 <= shots <= fewest:
+        raise ConfigError(f"shots must be from 1 to {fewest}, the pictures of the smallest class; got {shots}.")
+
+
+def extract(predictor: Predictor, source: Source, progress: Callable[[int], None] = lambda _: None) -> Features:
+    """The features of pictures, in their order."""
+    samples = choose(len(source), None)
+    kept, vectors, broken = run(predictor, source, samples, predictor.runtime.features, progress=progress)
+    if len(broken) > MAX_BROKEN_RATE * len(samples):
+        raise_broken(broken, len(samples))
+    keys = tuple(source.key(int(sample)) for sample in kept)
+    return Features(vectors=vectors, labels=source.labels[kept], keys=keys)
+
+
+def join(first: Features, second: Features) -> Features:
+    """Both, one after the other."""
+    return Features(
+        vectors=np.concatenate([first.vectors, second.vectors]),
+        labels=np.concatenate([first.labels, second.labels]),
+        keys=first.keys + second.keys,
+    )
+
+
+def knn(train: Features, test: Features, *, k: int = NEIGHBOURS, temperature: float = TEMPERATURE) -> NeighbourResult:
+    """The k nearest by cosine vote, each with exp(similarity / temperature), as DINO does it."""
+    if k < 1:
+        raise ConfigError(f"the number of neighbours must be at least 1; got {k}.")
+    k = min(k, len(train.labels))
+    bank, queries = _unit(train.vectors), _unit(test.vectors)
+    num_classes = int(max(train.labels.max(), test.labels.max())) + 1
+    correct = 0
+    for start in range(0, len(queries), BLOCK):
+        similar = queries[start : start + BLOCK] @ bank.T  # (B, N)
+        nearest = np.argpartition(-similar, k - 1, axis=1)[:, :k]
+        votes = np.exp(np.take_along_axis(similar, nearest, axis=1).astype(np.float64) / temperature)
+        totals = np.zeros((len(nearest), num_classes))
+        np.add.at(totals, (np.arange(len(nearest))[:, None], train.labels[nearest]), votes)
+        correct += int((totals.argmax(axis=1) == test.labels[start : start + BLOCK]).sum())
+    return NeighbourResult(top1=rate(correct, len(test.labels)), k=k)
+
+
+def linear(train: Features, val: Features, test: Features, *, sweep: Sequence[float] = SWEEP) -> LinearResult:
+    """Logistic regression on standardised features; C is chosen on the validation split, never on the test split."""
+    scale = _scaler(train.vectors)
+    inputs, seen = scale(train.vectors), scale(val.vectors)
+    models = {c: _fit(inputs, train.labels, c) for c in sweep}
+    validation = {c: float((model.predict(seen) == val.labels).mean()) for c, model in models.items()}
+    best = max(sweep, key=lambda c: (validation[c], -c))  # of equal ones, the simplest
+    correct = int((models[best].predict(scale(test.vectors)) == test.labels).sum())
+    return LinearResult(top1=rate(correct, len(test.labels)), best_c=best, validation=validation)
+
+
+def few_shot(
+    train: Features, val: Features, test: Features, *, shots: int, trials: int = 3, sweep: Sequence[float] = SWEEP
+) -> ShotResult:
+    """Linear probes on `shots` training pictures of each class, drawn anew in each trial."""
+    counts = np.bincount(train.labels)
+    _check_shots(counts, shots)
+    rates: list[float] = []
+    for trial in range(trials):
+        order = permutation(trial, 0, len(train.labels), "shots")
+        chosen = np.concatenate([order[train.labels[order] == label][:shots] for label in np.flatnonzero(counts)])
+        few = Features(vectors=train.vectors[chosen], labels=train.labels[chosen])
+        rates.append(linear(few, val, test, sweep=sweep).top1.value)
+    return ShotResult(shots=shots, mean=float(np.mean(rates)), std=float(np.std(rates)), trials=tuple(rates))
+
+
+def _unit(vectors: Floats) -> Floats:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def _scaler(vectors: Floats) -> Callable[[Floats], Floats]:
+    mean, std = vectors.mean(axis=0), vectors.std(axis=0)
+    return lambda values: (values - mean) / np.where(std > 0, std, 1)
+
+
+def _fit(inputs: Floats, labels: Integers, c: float) -> Any:
+    """scikit-learn's logistic regression; a fit that stopped early is good enough for its place in a sweep."""
+    sklearn_linear = cast("Any", import_module("sklearn.linear_model"))
+    exceptions = cast("Any", import_module("sklearn.exceptions"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
+        return sklearn_linear.LogisticRegression(C=c, max_iter=MAX_ITERATIONS).fit(inputs, labels)

@@ -1,0 +1,30 @@
+"""What a checkpoint looks at, and how far to believe the picture of it.
+
+passes        the model's forward pass, with the attention done by somebody else
+attention     raw attention from what the pooling reads; rollout and relevance: how it flows through the layers
+occlusion     covering patches, as a plain check
+faithfulness  deletion and insertion: the judge; choice lets it choose (`explain` with method "auto")
+explanation   one picture by one method, with its checks; geometry brings maps back onto the picture
+render        overlays and sheets; figures: the paper's figures for a checkpoint
+"""
+
+from vitrail.explanation.attention import AttentionMaps, attention_maps
+from vitrail.explanation.choice import Choice, choose, explain
+from vitrail.explanation.explanation import METHODS, Explanation, Loaded, Subject, explain_by, open_subject
+from vitrail.explanation.faithfulness import Faithfulness, measure
+
+__all__ = [
+    "METHODS",
+    "AttentionMaps",
+    "Choice",
+    "Explanation",
+    "Faithfulness",
+    "Loaded",
+    "Subject",
+    "attention_maps",
+    "choose",
+    "explain",
+    "explain_by",
+    "measure",
+    "open_subject",
+]

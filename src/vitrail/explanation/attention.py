@@ -1,0 +1,91 @@
+"""Raw attention: where the tokens that the pooling reads look, layer by layer and head by head.
+
+The pooling decides whose attention counts. With [cls] it is the [cls] row. With the mean of the patches it is the mean
+of all patches' rows. With attention pooling the patches' rows are weighted by the probe's own attention, and the probe
+itself is the last layer, named "pool".
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import InputError
+from vitrail.explanation.passes import fused, grid_of, head_chunks, head_mean, on_model, run
+from vitrail.model import ViT
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionMaps:
+    """The attention of every layer and head on the patches."""
+
+    names: tuple[str, ...]  # of the layers: "0", "1", …, and "pool" where there is attention pooling
+    maps: Tensor  # (B, layers, H, h, w); a row sums to at most 1: the rest goes to [cls] and registers
+    logits: Tensor  # (B, classes)
+
+    def select(self, layers: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> "AttentionMaps":
+        """Chosen encoder layers (None: the last look, of the pooling where it looks itself) and heads (None: all).
+
+        Numbers count from 0, negative ones from the end of the encoder.
+        """
+        depth = len(self.names) - (self.names[-1] == "pool")
+        rows = [len(self.names) - 1] if layers is None else [_index("layer", layer, depth) for layer in layers]
+        count = self.maps.shape[2]
+        columns = range(count) if heads is None else [_index("head", head, count) for head in heads]
+        maps = self.maps[:, rows][:, :, list(columns)]
+        return AttentionMaps(names=tuple(self.names[row] for row in rows), maps=maps, logits=self.logits)
+
+
+def attention_maps(model: ViT, images: Tensor) -> AttentionMaps:
+    """Attention from what the pooling reads, of all layers and heads, computed layer by layer."""
+    images = on_model(model, images)
+    config, grid = model.config, grid_of(model, images)
+    with torch.inference_mode():
+        reads = _reading_weights(model, images)
+        maps: list[Tensor] = []
+
+        def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+            if layer == config.depth:  # the probe's only row, over the patches alone
+                maps.append(torch.cat([rows[:, :, 0] for rows in head_chunks(query, key, scale)], dim=1))
+                return fused(query, key, value, scale)
+            readers = query[:, :, :1] if config.pooling == "cls" else query[:, :, config.prefix :]
+            rows = [torch.einsum("bq,bhqk->bhk", reads, part) for part in head_chunks(readers, key, scale)]
+            maps.append(torch.cat(rows, dim=1)[:, :, config.prefix :])
+            return fused(query, key, value, scale)
+
+        logits = run(model, images, mix)
+    names = [str(layer) for layer in range(config.depth)] + (["pool"] if config.pooling == "map" else [])
+    stacked = torch.stack(maps, dim=1).unflatten(-1, grid)
+    return AttentionMaps(names=tuple(names), maps=stacked, logits=logits)
+
+
+def _reading_weights(model: ViT, images: Tensor) -> Tensor:
+    """How much of each reader the pooling takes: (B, readers), sums to 1; the readers are [cls], or the patches."""
+    rows, columns = grid_of(model, images)
+    if model.config.pooling == "cls":
+        return torch.ones(len(images), 1, device=images.device)
+    if model.config.pooling == "mean":
+        return torch.full((len(images), rows * columns), 1 / (rows * columns), device=images.device)
+    weights: list[Tensor] = []
+
+    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        if layer == model.config.depth:
+            weights.append(head_mean(query, key, scale)[:, 0])
+        return fused(query, key, value, scale)
+
+    run(model, images, mix)
+    return weights[0]
+
+
+def check_choice(model: ViT, layers: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> None:
+    """Raise unless the model has these layers and heads."""
+    for layer in layers or ():
+        _index("layer", layer, model.config.depth)
+    for head in heads or ():
+        _index("head", head, model.config.heads)
+
+
+def _index(what: str, index: int, count: int) -> int:
+    if not -count <= index < count:
+        raise InputError(f"{what} must be between {-count} and {count - 1}; got {index}.")
+    return index % count

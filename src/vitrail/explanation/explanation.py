@@ -1,0 +1,180 @@
+"""One picture explained by one method: a map that says which patches counted, or an error that says why not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.transform import Picture, fit_tensor, normalize, pixels
+from vitrail.errors import ConfigError, ExplanationError, suggest
+from vitrail.explanation.attention import attention_maps
+from vitrail.explanation.geometry import View, spread, view_of
+from vitrail.explanation.occlusion import occlusion
+from vitrail.explanation.relevance import gradient_rollout, relevance
+from vitrail.explanation.rollout import rollout
+from vitrail.model import ViT
+from vitrail.model.config import Pair
+
+Method = Literal["attention", "rollout", "gradient-rollout", "relevance", "occlusion"]
+METHODS: tuple[Method, ...] = get_args(Method)
+ROUNDING = 1e-5  # of a map's largest value: differences below it are float noise
+
+Targeted = Callable[[ViT, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+TARGETED: dict[Method, Targeted] = {
+    "gradient-rollout": gradient_rollout,
+    "relevance": relevance,
+    "occlusion": occlusion,
+}
+
+
+class Loaded(Protocol):
+    """A model in eval mode with what belongs to it: what `vitrail.load` gives."""
+
+    @property
+    def model(self) -> ViT: ...
+    @property
+    def preprocess(self) -> Preprocess: ...
+    @property
+    def classes(self) -> tuple[str, ...] | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A picture ready to be explained."""
+
+    name: str
+    pixels: Tensor  # (C, H, W), bytes: the whole upright picture
+    image: Tensor  # (C, height, width): what the model sees of it
+    view: View  # where that lies in the picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Which patches of one picture counted for one class."""
+
+    map: Tensor  # (h, w), float, on the CPU; higher counted more
+    method: Method
+    view: View  # where the map lies in the picture
+    target: int | None = None  # the class that is explained; None for a model without classes
+    label: str = ""  # its name
+    probability: float = torch.nan
+    predicted: str = ""  # the name of the class that the model would say
+    confidence: float = torch.nan  # and its probability
+
+    @property
+    def grid(self) -> Pair:
+        return self.map.shape[0], self.map.shape[1]
+
+    def over_picture(self, how: Literal["smooth", "blocks"] = "smooth") -> Tensor:
+        """The map over the pixels of the whole picture (H, W); NaN where the model did not look."""
+        canvas = torch.full(self.view.picture, torch.nan)
+        top, left, bottom, right = self.view.seen
+        canvas[top:bottom, left:right] = spread(self.map, self.view, how)
+        return canvas
+
+
+def open_subject(picture: Picture | Subject, spec: Preprocess, name: str = "picture") -> Subject:
+    """Decode a picture once: all of it to draw on, and what the model sees of it."""
+    if isinstance(picture, Subject):
+        return picture
+    whole = pixels(picture, spec, name)
+    height, width = whole.shape[-2:]
+    image = normalize(fit_tensor(whole, spec), spec)
+    return Subject(name=name, pixels=whole, image=image, view=view_of(spec, (height, width)))
+
+
+def explain_by(
+    loaded: Loaded,
+    picture: Picture | Subject,
+    method: Method,
+    target: int | str | None = None,
+    layers: tuple[int, ...] | None = None,
+    heads: tuple[int, ...] | None = None,
+) -> Explanation:
+    """Explain one picture by one method; `layers` and `heads` choose what method "attention" averages."""
+    subject = open_subject(picture, loaded.preprocess)
+    wanted = target_index(loaded, target)
+    batch = subject.image[None]
+    if method == "attention":
+        attention = attention_maps(loaded.model, batch)
+        maps, logits = attention.select(layers, heads).maps.mean(dim=(1, 2)), attention.logits
+    elif method == "rollout":
+        maps, logits = rollout(loaded.model, batch)
+    elif method in TARGETED:
+        maps, logits = TARGETED[method](loaded.model, batch, None if wanted is None else torch.tensor([wanted]))
+    else:
+        raise ConfigError(f"unknown method {method!r}; {suggest(method, METHODS)}")
+    return _describe(loaded, subject, method, wanted, maps[0].float().cpu(), logits[0].float().cpu())
+
+
+def _describe(
+    loaded: Loaded, subject: Subject, method: Method, wanted: int | None, cells: Tensor, logits: Tensor
+) -> Explanation:
+    if not torch.isfinite(logits).all():
+        raise ExplanationError(
+            f"{subject.name}: the model's own answer is not a number, so nothing can be explained; its weights are "
+            "damaged, or overflow in this precision: look with `vitrail inspect`, or load it in float32."
+        )
+    if not loaded.model.config.num_classes:
+        check_map(cells, subject.name, method, "the picture")
+        return Explanation(map=cells, method=method, view=subject.view)
+    shares = logits.softmax(dim=0)
+    predicted = int(logits.argmax())
+    target = predicted if wanted is None else wanted
+    label = label_of(loaded, target)
+    check_map(cells, subject.name, method, f"class {label}")
+    return Explanation(
+        map=cells,
+        method=method,
+        view=subject.view,
+        target=target,
+        label=label,
+        probability=shares[target].item(),
+        predicted=label_of(loaded, predicted),
+        confidence=shares[predicted].item(),
+    )
+
+
+def check_map(cells: Tensor, name: str, method: str, what: str) -> None:
+    """Raise, with the reason, unless the map tells patches apart."""
+    if cells.numel() < 2:
+        raise ExplanationError(f"{name}: the model sees a single patch, so there is nothing to tell apart.")
+    if not torch.isfinite(cells).all():
+        raise ExplanationError(
+            f"{name}: the map of {method} is not a number, although the answer is; its gradients overflow: load the "
+            "model in float32, or use method rollout."
+        )
+    high, low = cells.max().item(), cells.min().item()
+    if high - low <= ROUNDING * max(abs(high), abs(low)):
+        if high == low == 0 and method in TARGETED:
+            why = f"no patch speaks for {what} (its head may be zero: an untrained model says the same to everything)"
+        elif method in TARGETED:
+            why = f"every patch matters the same for {what}"
+        else:
+            why = "the model attends to all patches alike, as before training or for a picture of one colour"
+        raise ExplanationError(f"{name}: {method} gives every patch the same value, {high:.3g}: {why}.")
+
+
+def target_index(loaded: Loaded, target: int | str | None) -> int | None:
+    """The number of the class that `target` names; numbers may be texts."""
+    if target is None:
+        return None
+    count, names = loaded.model.config.num_classes, loaded.classes or ()
+    if not count:
+        raise ConfigError("this model has no head, so there is no class to explain; leave out the target.")
+    if isinstance(target, str) and target in names:
+        return names.index(target)
+    if isinstance(target, str) and not target.isdecimal():
+        known = suggest(target, names) if names else f"this checkpoint has no names; give a number below {count}."
+        raise ConfigError(f"unknown class {target!r}; {known}")
+    if not 0 <= int(target) < count:
+        raise ConfigError(f"target must be a class number from 0 to {count - 1}, or a name; got {target}.")
+    return int(target)
+
+
+def label_of(loaded: Loaded, index: int) -> str:
+    """A class's name, or its number where the checkpoint has no names."""
+    return loaded.classes[index] if loaded.classes is not None else str(index)

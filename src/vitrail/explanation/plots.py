@@ -1,0 +1,195 @@
+"""Drawing the paper's figures: matplotlib figures that go into a paper or a talk as they are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitrail.drawing import LIGHT, Theme, paint
+from vitrail.explanation.explanation import Explanation, Subject
+from vitrail.explanation.figures import Filters
+from vitrail.explanation.geometry import spread
+from vitrail.explanation.render import enlarge, picture_of, scale_map, seen_part
+from vitrail.model.config import Pair
+from vitrail.wording import counted
+
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.labelsize": 9.0,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "pdf.fonttype": 42,  # text stays text: journals ask for it, and it can be searched
+    "savefig.dpi": 300,
+}
+FILTER_SIDE = 0.72  # inches of one filter
+EXAMPLES = 6  # pictures in the attention figure
+EXAMPLE_SIDE = 1.25  # inches of one of them
+PRINTED = 512  # and its pixels
+DARKEST, GAMMA = 0.12, 0.6  # how a map becomes light: eyes see half the light as more than half as bright
+MOST_TICKS = 12
+MOST_TILES = 7  # across and down in the figure of the positions, as in the paper: more are too small to be seen
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """One PDF and one PNG."""
+    paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
+    with matplotlib.rc_context(STYLE):
+        for path in paths:
+            metadata: dict[str, Any] = {"CreationDate": None} if path.suffix == ".pdf" else {}
+            figure.savefig(path, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+    return paths
+
+
+@matplotlib.rc_context(STYLE)
+def plot_filters(filters: Filters, theme: Theme = LIGHT) -> Figure:
+    """Each filter or component as a small picture, on its own scale."""
+    count, channels = filters.pictures.shape[:2]
+    columns = min(7 if filters.explained is not None else 8, count)
+    rows = -(-count // columns)
+    title = filters.what[0].upper() + filters.what[1:]
+    if filters.explained is not None:
+        title += f"\n{count} components hold {filters.explained.sum():.0%} of the variance"
+    if channels not in (1, 3):
+        title += f"\n(mean of {channels} channels)"
+    height, head = FILTER_SIDE * rows, 0.18 * (title.count("\n") + 1) + 0.08
+    figure = _figure(FILTER_SIDE * columns, height + head)
+    for index, picture in enumerate(filters.pictures):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        low, high = picture.min(), picture.max()
+        shown = ((picture - low) / (high - low).clamp(min=1e-12)).permute(1, 2, 0).numpy()
+        shown = shown if channels == 3 else shown.mean(axis=2)
+        axes.imshow(shown, cmap=None if channels == 3 else "gray", interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(visible=True, linewidth=0.4)
+    figure.subplots_adjust(wspace=0.08, hspace=0.08, left=0, right=1, bottom=0, top=height / (height + head))
+    figure.suptitle(title, fontsize=10, y=1.0, va="top")
+    return paint(figure, theme)
+
+
+@matplotlib.rc_context(STYLE)
+def plot_positions(similarity: Tensor, kind: str, theme: Theme = LIGHT) -> Figure:
+    """For each patch, or some evenly spread ones, a tile: the cosine of its position with all positions."""
+    rows, columns = similarity.shape[:2]
+    down, across = _spread(rows), _spread(columns)
+    gap = max(1, round(max(rows, columns) / 12))  # below and to the right of each tile
+    mosaic = np.full((len(down) * (rows + gap), len(across) * (columns + gap)), np.nan)
+    for place, row in enumerate(down):
+        for other, column in enumerate(across):
+            top, left = place * (rows + gap), other * (columns + gap)
+            mosaic[top : top + rows, left : left + columns] = similarity[row, column].numpy()
+    mosaic = mosaic[:-gap, :-gap]
+    shape = mosaic.shape[0] / mosaic.shape[1]
+    width = min(4.6, 4.6 / shape)
+    figure = _figure(width + 1.2, width * shape + 0.8)
+    axes = figure.add_subplot()
+    low, high = _range_of_others(similarity)
+    shown = axes.imshow(mosaic, cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
+    axes.set_xticks([place * (columns + gap) + (columns - 1) / 2 for place in range(len(across))], _numbers(across))
+    axes.set_yticks([place * (rows + gap) + (rows - 1) / 2 for place in range(len(down))], _numbers(down))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("input patch column")
+    axes.set_ylabel("input patch row")
+    axes.set_title(f"Position embedding similarity ({kind})")
+    bar = figure.colorbar(shown, cax=axes.inset_axes((1.0 + 0.12 / width, 0, 0.14 / width, 1)), extend="max")
+    bar.set_label("cosine similarity (1 with itself)")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return paint(figure, theme)
+
+
+def _range_of_others(similarity: Tensor) -> tuple[float, float]:
+    """The lowest and highest cosine of two different patches: the 1 of each with itself would leave them one colour."""
+    count = similarity.shape[0] * similarity.shape[1]
+    others = similarity.reshape(count, count)[~torch.eye(count, dtype=torch.bool)]
+    if not others.numel() or others.min() == others.max():
+        return float(similarity.min()), 1.0
+    return float(others.min()), float(others.max())
+
+
+def _spread(count: int) -> list[int]:
+    """At most `MOST_TILES` places of `count`, evenly spread, the first and the last among them."""
+    if count <= MOST_TILES:
+        return list(range(count))
+    return [round(place * (count - 1) / (MOST_TILES - 1)) for place in range(MOST_TILES)]
+
+
+def _numbers(places: Sequence[int]) -> list[str]:
+    return [str(place + 1) for place in places]
+
+
+@matplotlib.rc_context(STYLE)
+def plot_distance(distance: Tensor, pictures: int, longest: float, theme: Theme = LIGHT) -> Figure:
+    """One dot per head and layer, and the layers' means as a line."""
+    layers, heads = distance.shape
+    figure = _figure(4.2, 3.0)
+    axes = figure.add_subplot()
+    dark = theme is not LIGHT  # the ends of the colours that the paper would swallow are left out
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.25 if dark else 0, 1 if dark else 0.92, heads))
+    for head in range(heads):
+        axes.scatter(range(layers), distance[:, head].numpy(), s=16, color=colours[head], linewidths=0, zorder=3)
+    axes.plot(range(layers), distance.mean(dim=1).numpy(), color=theme.faint, linewidth=1, zorder=2, label="mean")
+    axes.set_xlabel("network depth (layer)")
+    axes.set_ylabel("mean attention distance (pixels)")
+    axes.set_ylim(0, max(float(distance.max()) * 1.1, longest * 0.5))
+    axes.set_xticks(range(0, layers, -(-layers // MOST_TICKS)))
+    axes.grid(axis="y", linewidth=0.6, color=theme.line)
+    on = counted(pictures, "picture")
+    axes.set_title(f"How far {'the head' if heads == 1 else f'each of {heads} heads'} looks, on {on}")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return paint(figure, theme)
+
+
+@matplotlib.rc_context(STYLE)
+def plot_attention(found: Sequence[tuple[Subject, Explanation]], who: str) -> Figure:
+    """Each picture, and beside it the same picture lit by the attention that reaches it (the paper's figure 6)."""
+    columns = min(3, len(found))
+    rows = -(-len(found) // columns)
+    pictures = [_lit(subject, explanation) for subject, explanation in found]
+    tallest = max(seen.shape[0] / seen.shape[1] for seen, _ in pictures)
+    height, head = (EXAMPLE_SIDE * min(tallest, 2.0) + 0.2) * rows, 0.15
+    figure = _figure(2 * EXAMPLE_SIDE * columns, height + head)
+    for index, ((_, explanation), pair) in enumerate(zip(found, pictures, strict=True)):
+        for offset, image in enumerate(pair):
+            axes = figure.add_subplot(rows, 2 * columns, 2 * index + offset + 1)
+            axes.imshow(image, interpolation="nearest")
+            axes.set_axis_off()
+            if offset == 1 and explanation.predicted:
+                axes.set_title(
+                    f"{explanation.predicted} {explanation.confidence:.0%}", fontsize=8, pad=3, parse_math=False
+                )
+            elif offset == 0:
+                axes.set_title("input", fontsize=8, pad=3, color="#777777")
+    top = (height - 0.2) / (height + head)  # the first row's titles stand above it
+    figure.subplots_adjust(wspace=0.05, hspace=0.22, left=0, right=1, bottom=0, top=top)
+    figure.suptitle(f"Attention rollout from {who}", fontsize=10, y=1.0, va="top")
+    return paint(figure, LIGHT)
+
+
+def _lit(subject: Subject, explanation: Explanation) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    seen = enlarge(seen_part(subject, PRINTED))
+    pixels = np.asarray(picture_of(seen))
+    light = spread(scale_map(explanation.map), seen.view).clamp(0, 1).numpy()[..., None]
+    return pixels, (pixels * (DARKEST + (1 - DARKEST) * light**GAMMA)).astype(np.uint8)
+
+
+def longest_distance(size: Pair) -> float:
+    """The diagonal of a picture, which no attention can exceed."""
+    return float(np.hypot(*size))
+
+
+def _figure(width: float, height: float) -> Figure:
+    """A figure of its own, in inches: pyplot would keep it, and open windows."""
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure

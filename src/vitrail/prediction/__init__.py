@@ -1,0 +1,14 @@
+"""Pictures in, labelled scores or embeddings out.
+
+predictor  `load` and `Predictor`: what a user holds
+results    `Prediction` and `Embedding`
+runtime    the seam to what computes: torch now, others behind the same two calls
+stream     many chunks of work on all cores, their results in order, memory flat
+pictures   what a person names on the command line → pictures
+"""
+
+from vitrail.prediction.predictor import Predictor, load
+from vitrail.prediction.results import Embedding, Prediction
+from vitrail.prediction.runtime import Runtime, TorchRuntime
+
+__all__ = ["Embedding", "Prediction", "Predictor", "Runtime", "TorchRuntime", "load"]

@@ -1,0 +1,106 @@
+"""What a person names on the command line → pictures: files, folders, patterns, and standard input."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from glob import has_magic, iglob
+from pathlib import Path
+from typing import TextIO
+
+from vitrail.data.picture import EXTENSIONS
+from vitrail.data.sources.folder import walk_files
+from vitrail.errors import InputError
+from vitrail.prediction.predictor import Named
+from vitrail.wording import hint_path, reason
+
+STDIN = "-"
+
+
+def find_pictures(names: Sequence[str]) -> Iterator[Named]:
+    """The pictures that the names stand for, in their order; those of a folder or a pattern sorted by name.
+
+    A file is taken whatever its extension; in folders and patterns, only files with a picture's. `-` is one picture on
+    standard input. A name that stands for nothing is an error before the first picture is read.
+    """
+    check_pictures(names)
+    return _stream(names)
+
+
+def check_pictures(names: Sequence[str]) -> None:
+    """Raise if a name stands for nothing: no file, no folder with pictures, no pattern that matches."""
+    for name in names:
+        if not name:
+            raise InputError("a picture's name is empty; an unset variable? The current folder is called `.`")
+        if name == STDIN:
+            continue
+        try:
+            _check(name, Path(name))
+        except (OSError, ValueError) as error:  # a folder that may not be listed, a name with a NUL
+            raise InputError(f"{name}: cannot be looked at ({reason(error)}).") from error
+
+
+def _check(name: str, path: Path) -> None:
+    if path.is_dir():
+        if next(_in_folder(path), None) is None:
+            raise InputError(f"{name}: no pictures in this folder; known extensions: {' '.join(EXTENSIONS)}.")
+    elif _is_pattern(name):
+        if next(_matches(name), None) is None:
+            raise InputError(f"{name}: no picture matches this pattern.")
+    elif not path.exists():
+        hint = hint_path(name)
+        raise InputError(f"{name}: there is no such picture, folder or checkpoint{f'; {hint}' if hint else '.'}")
+
+
+def read_list(place: str) -> Iterator[str]:
+    """The lines of a file, or of standard input for `-`: one path each."""
+    if place == STDIN:
+        yield from _lines(_standard_input())
+        return
+    try:
+        with Path(place).open(encoding="utf-8", errors="surrogateescape") as file:
+            yield from _lines(file)
+    except OSError as error:
+        raise InputError(f"{place}: this list of pictures cannot be read ({reason(error)}).") from None
+
+
+def name_paths(paths: Iterable[str]) -> Iterator[Named]:
+    """Paths under their own names."""
+    for path in paths:
+        yield path, path
+
+
+def _lines(file: Iterable[str]) -> Iterator[str]:
+    for line in file:
+        if text := line.rstrip("\r\n"):
+            yield text
+
+
+def _stream(names: Sequence[str]) -> Iterator[Named]:
+    for name in names:
+        path = Path(name)
+        if name == STDIN:
+            yield STDIN, _standard_input().buffer.read()
+        elif path.is_dir():
+            yield from ((str(file), file) for file in _in_folder(path))
+        elif _is_pattern(name):
+            yield from ((str(file), file) for file in sorted(set(_matches(name))))
+        else:
+            yield name, path
+
+
+def _standard_input() -> TextIO:
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  # `<&-`, some services
+        raise InputError("standard input is closed, so there is no picture to read from it.")
+    return sys.stdin
+
+
+def _is_pattern(name: str) -> bool:
+    return has_magic(name) and not Path(name).exists()
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    return (file for file in walk_files(folder) if file.suffix.lower() in EXTENSIONS)
+
+
+def _matches(pattern: str) -> Iterator[Path]:
+    found = (Path(name) for name in iglob(pattern, recursive=True))  # noqa: PTH207 - it takes absolute patterns
+    return (path for path in found if path.suffix.lower() in EXTENSIONS and path.is_file())

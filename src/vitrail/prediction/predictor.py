@@ -1,0 +1,245 @@
+"""`vitrail.load` and what it returns: a checkpoint that takes pictures."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, overload
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.transform import Picture, fit, normalize
+from vitrail.device import pick_device
+from vitrail.errors import ConfigError, InputError, WeightsError
+from vitrail.model import ViT
+from vitrail.model.config import Pair
+from vitrail.prediction.results import Embedding, Prediction
+from vitrail.prediction.runtime import Runtime, TorchRuntime
+from vitrail.threads import in_chunks, map_in_order
+from vitrail.weights.adapt import Kernel, adapt
+from vitrail.weights.bundled import DEFAULT
+from vitrail.weights.checkpoint import Origin
+from vitrail.weights.class_names import ClassNames
+from vitrail.weights.infer import Hints
+from vitrail.weights.opening import open_checkpoint
+from vitrail.wording import reason
+
+TOP_K = 5
+Named = tuple[str, Picture]  # what to call a picture, and the picture
+Output = tuple[str, Tensor | str]  # what it is called, and its numbers or why there are none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """A model, on any runtime, with what belongs to it."""
+
+    runtime: Runtime
+    preprocess: Preprocess
+    classes: tuple[str, ...] | None
+    origin: Origin
+    notes: tuple[str, ...] = ()  # what reading the checkpoint assumed or left out
+
+    @property
+    def model(self) -> ViT:
+        """The model in torch, in eval mode."""
+        if not isinstance(self.runtime, TorchRuntime):
+            raise InputError(f"this predictor runs on {type(self.runtime).__name__}, which has no torch model.")
+        return self.runtime.model
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes the head has; None where only the runtime knows."""
+        if self.classes is not None:
+            return len(self.classes)
+        return self.model.config.num_classes if isinstance(self.runtime, TorchRuntime) else None
+
+    def __call__(self, images: Tensor | Sequence[Tensor]) -> Tensor:
+        """Logits of prepared pictures (B, C, H, W), without gradients; lists of several sizes need the torch model."""
+        if isinstance(images, Tensor):
+            return self.runtime.logits(images)
+        return TorchRuntime(self.model).logits(images)
+
+    @overload
+    def predict(self, pictures: Picture, *, top_k: int = ..., batch_size: int | None = ...) -> Prediction: ...
+    @overload
+    def predict(
+        self, pictures: Iterable[Picture], *, top_k: int = ..., batch_size: int | None = ...
+    ) -> Iterator[Prediction]: ...
+    def predict(
+        self, pictures: Picture | Iterable[Picture], *, top_k: int = TOP_K, batch_size: int | None = None
+    ) -> Prediction | Iterator[Prediction]:
+        """The most likely classes of one picture, or a stream of them for several, in their order.
+
+        A picture is a path, an encoded file, a PIL picture, an array or a tensor; 4-D arrays and tensors are several.
+        Of several, one that cannot be read is a `Prediction` with its `error`; a single one raises.
+        """
+        self._require_classes()
+        if top_k < 1:
+            raise ConfigError(f"top_k must be at least 1; got {top_k}.")
+        if _is_one(pictures):
+            return self._prediction(*self._one(cast("Picture", pictures), self.runtime.logits), top_k)
+        return self.predict_named(name_pictures(cast("Iterable[Picture]", pictures)), top_k, batch_size)
+
+    def predict_named(
+        self, pictures: Iterable[Named], top_k: int = TOP_K, batch_size: int | None = None
+    ) -> Iterator[Prediction]:
+        """`predict` for pictures that have names of their own."""
+        self._require_classes()
+        return (self._prediction(name, value, top_k) for name, value in self.logits(pictures, batch_size))
+
+    @overload
+    def embed(self, pictures: Picture, *, batch_size: int | None = ...) -> Embedding: ...
+    @overload
+    def embed(self, pictures: Iterable[Picture], *, batch_size: int | None = ...) -> Iterator[Embedding]: ...
+    def embed(
+        self, pictures: Picture | Iterable[Picture], *, batch_size: int | None = None
+    ) -> Embedding | Iterator[Embedding]:
+        """What the head sees of one picture, or a stream of it for several; see `predict` for what a picture is."""
+        if _is_one(pictures):
+            return _embedding(*self._one(cast("Picture", pictures), self.runtime.features))
+        named = name_pictures(cast("Iterable[Picture]", pictures))
+        return (_embedding(name, value) for name, value in self.features(named, batch_size))
+
+    def logits(self, pictures: Iterable[Named], batch_size: int | None = None) -> Iterator[Output]:
+        """The logits of named pictures, in order, or why a picture has none."""
+        return self._stream(pictures, self.runtime.logits, batch_size)
+
+    def features(self, pictures: Iterable[Named], batch_size: int | None = None) -> Iterator[Output]:
+        """The features of named pictures, in order, or why a picture has none."""
+        return self._stream(pictures, self.runtime.features, batch_size)
+
+    def label(self, index: int) -> str:
+        """The name of a class; its number where the checkpoint has no names."""
+        return self.classes[index] if self.classes else str(index)
+
+    def _stream(
+        self, pictures: Iterable[Named], compute: Callable[[Tensor], Tensor], batch_size: int | None
+    ) -> Iterator[Output]:
+        size = self.runtime.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise ConfigError(f"batch_size must be at least 1; got {size}.")
+
+        def work(chunk: list[Named]) -> list[Output]:
+            return self._compute(chunk, compute)
+
+        for outputs in map_in_order(work, in_chunks(pictures, size), self.runtime.threads):
+            yield from outputs
+
+    def _compute(self, chunk: list[Named], compute: Callable[[Tensor], Tensor]) -> list[Output]:
+        """One chunk from the files to its numbers, in one thread."""
+        spec = self.preprocess
+        images = torch.empty(len(chunk), spec.channels, *spec.size)
+        errors: dict[int, str] = {}
+        whole = 0
+        for place, (name, picture) in enumerate(chunk):
+            try:
+                normalize(_fit(picture, spec, name), spec, images[whole])
+                whole += 1
+            except (InputError, OSError) as error:
+                errors[place] = reason(error)
+        rows = iter(compute(images[:whole]) if whole else ())
+        found: list[Output] = [
+            (name, errors[place] if place in errors else next(rows)) for place, (name, _) in enumerate(chunk)
+        ]
+        return [(name, value if isinstance(value, str) else _finite(value)) for name, value in found]
+
+    def _one(self, picture: Picture, compute: Callable[[Tensor], Tensor]) -> tuple[str, Tensor]:
+        name = str(picture) if isinstance(picture, str | Path) else "picture"
+        _, value = self._compute([(name, picture)], compute)[0]
+        if isinstance(value, str):
+            raise InputError(value)
+        return name, value
+
+    def _prediction(self, name: str, value: Tensor | str, top_k: int) -> Prediction:
+        if isinstance(value, str):
+            return Prediction(picture=name, error=value)
+        scores, indices = value.double().softmax(0).topk(min(top_k, len(value)))
+        places = tuple(int(index) for index in indices)
+        labels = tuple(self.label(index) for index in places)
+        return Prediction(picture=name, labels=labels, scores=tuple(float(score) for score in scores), indices=places)
+
+    def _require_classes(self) -> None:
+        if self.num_classes == 0:
+            raise WeightsError("this checkpoint has no classes to predict; use embed, or train a head for it.")
+
+
+def load(
+    source: str | Path = DEFAULT,
+    *,
+    num_classes: int | None = None,
+    classes: Sequence[str] | None = None,
+    image_size: int | Pair | None = None,
+    channels: int | None = None,
+    drop_representation: bool | None = None,
+    resample: Kernel | None = None,
+    hints: Hints | None = None,
+    class_names: ClassNames | None = None,
+    dtype: torch.dtype | None = torch.float32,
+    device: str | torch.device = "cpu",
+    verify: bool = True,
+) -> Predictor:
+    """The checkpoint of `source`, ready to take pictures; without a source, the bundled CIFAR-10 model.
+
+    A source is a file, a run folder, `hf://owner/name` or `google://NAME`; `adapt` says what changes with classes,
+    sizes and channels. A new head drops the representation layer too, as in the paper, unless `drop_representation` is
+    False. `class_names` are those of the head that the checkpoint has, in order, or a file with one per line (or JSON),
+    for a checkpoint without names. Pickles are refused: convert them once. `verify=False` skips the checksums of a file
+    that you trust, and with them the reading of weights before they are used.
+
+    What a foreign file leaves open is settled by `hints`, or by a convention: an `AssumptionWarning` then lists what
+    was assumed, and `Predictor.notes` keeps it.
+    """
+    where = pick_device(device)
+    checkpoint = open_checkpoint(source, hints=hints, class_names=class_names, verify=verify)
+    new_head = (num_classes if classes is None else len(classes)) not in (None, checkpoint.config.num_classes)
+    if classes is not None and checkpoint.classes is not None:
+        new_head = set(classes) != set(checkpoint.classes)
+    checkpoint = adapt(
+        checkpoint,
+        num_classes=num_classes,
+        classes=classes,
+        image_size=image_size,
+        channels=channels,
+        drop_representation=new_head if drop_representation is None else drop_representation,
+        resample=resample,
+    )
+    return Predictor(
+        runtime=TorchRuntime(checkpoint.build(dtype).to(where)),
+        preprocess=checkpoint.preprocess,
+        classes=checkpoint.classes,
+        origin=checkpoint.origin,
+        notes=(*checkpoint.notes, *checkpoint.remarks),
+    )
+
+
+def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:
+    """Paths are called what they are, other pictures by their place."""
+    for place, picture in enumerate(pictures):
+        yield str(picture) if isinstance(picture, str | Path) else f"picture {place}", picture
+
+
+def _is_one(pictures: object) -> bool:
+    if isinstance(pictures, np.ndarray | Tensor):
+        return pictures.ndim < 4
+    if not isinstance(pictures, str | Path | bytes | Image.Image | Iterable):
+        raise InputError(f"a picture is a path, bytes, a PIL picture, an array or a tensor; got {pictures!r}.")
+    return isinstance(pictures, str | Path | bytes | Image.Image)
+
+
+def _fit(picture: Any, spec: Preprocess, name: str) -> Tensor:
+    if not isinstance(picture, str | Path | bytes | Image.Image | np.ndarray | Tensor):
+        raise InputError(f"{name}: must be a path, bytes, PIL, array or tensor; got {type(picture).__name__}.")
+    return fit(picture, spec, name)
+
+
+def _finite(value: Tensor) -> Tensor | str:
+    return value if bool(value.isfinite().all()) else "the model's answer is not finite (NaN or infinite)."
+
+
+def _embedding(name: str, value: Tensor | str) -> Embedding:
+    if isinstance(value, str):
+        return Embedding(picture=name, error=value)
+    return Embedding(picture=name, vector=value.numpy().copy())

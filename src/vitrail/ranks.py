@@ -1,0 +1,171 @@
+"""The processes of one run: one, or those that torchrun started."""
+
+import os
+import socket
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from vitrail.device import pick_device
+
+T = TypeVar("T")
+TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process among its peers, and how they agree."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_first(self) -> bool:
+        """The one that speaks and writes."""
+        return self.rank == 0
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """Each number added up over all ranks, in double precision."""
+        if self.world_size == 1:
+            return list(numbers)
+        device = self.device if self.device.type == "cuda" else torch.device("cpu")
+        total = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.all_reduce(total)
+        return cast("list[float]", total.tolist())
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds for any rank."""
+        return self.sum([float(flag)])[0] > 0
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What the first rank makes, on all of them; its error is everybody's."""
+        if self.world_size == 1:
+            return make()
+        box: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                box[0] = make()
+            except Exception as error:
+                box[1] = error
+        dist.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            error: Any = box[1]
+            error.told = not self.is_first  # the first rank speaks for all
+            raise error
+        return box[0]
+
+    def in_turn(self, make: Callable[[], T]) -> T:
+        """First on the first rank, which may have to download; then on the others."""
+        made: list[T] = []
+        self.from_first(lambda: made.append(make()))
+        return made[0] if made else make()
+
+    def part(self, count: int) -> range:
+        """This rank's stretch of `count` things; the stretches follow one another and miss nothing."""
+        return range(self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size)
+
+    def gather(self, own: T) -> list[T]:
+        """What every rank has, in the order of the ranks, on every rank."""
+        if self.world_size == 1:
+            return [own]
+        everything: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(everything, own)
+        return [item for item in everything if item is not None]
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def current_ranks() -> Ranks:
+    """This process among those that have met; one of one where none have. What is shared lies in main memory."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Ranks()
+    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size())
+
+
+@contextmanager
+def shared_ranks() -> Generator[Ranks]:
+    """The ranks that torchrun started, together for as long as the block lasts; one of one without torchrun."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+        yield current_ranks()
+        return
+    dist.init_process_group("gloo")  # what is gathered lies in main memory, whatever computes
+    try:
+        yield current_ranks()
+    finally:
+        dist.destroy_process_group()
+
+
+def join_ranks(device_name: str) -> Ranks:
+    """This process's place; under torchrun it meets the others first."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    device = pick_device(device_name)
+    if world_size == 1:
+        return Ranks(device=device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        _meet("nccl" if device.type == "cuda" else "gloo")
+    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
+
+
+def _meet(backend: str) -> None:
+    """Start the process group under a name that only this round of processes knows.
+
+    After a lost worker, torchrun's store still holds the addresses of the dead; whoever read those would wait in vain.
+    """
+    store, rank, world_size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    board: Any = PrefixStore("vitrail", store)
+    if rank == 0:
+        name = uuid4().hex
+        board.set("round", name)
+        board.wait([f"{name}/{other}" for other in range(1, world_size)], TIMEOUT)
+        board.set(f"{name}/go", "")
+    else:
+        name = _answer(board, rank)
+    dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size, timeout=TIMEOUT)
+    if rank == 0:
+        board.delete_key("round")
+
+
+def _answer(board: Any, rank: int) -> str:
+    """Answer the first rank's call until it says go; a call that nobody follows up was an older one."""
+    while True:
+        board.wait(["round"], TIMEOUT)
+        name = board.get("round").decode()
+        board.set(f"{name}/{rank}", "")
+        try:
+            board.wait([f"{name}/go"], timedelta(seconds=2))
+        except dist.DistStoreError:
+            continue
+        return name
+
+
+def leave_ranks() -> None:
+    """End the meeting, where there was one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def was_restarted() -> bool:
+    """Whether torchrun has started this process again after one was lost; on other nodes it may not say so."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def elastic_id() -> str | None:
+    """What stays the same when torchrun starts processes again; None without torchrun."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run_id == "none":  # nobody has named the job: the launcher on this machine is its name
+        return f"{socket.gethostname()}-{os.getppid()}"
+    return run_id

@@ -1,0 +1,69 @@
+"""A time budget (`minutes`): how many epochs it holds, decided anew after each epoch from what the last one took.
+
+The learning rate follows one curve, drawn over the steps of the first plan. When the plan changes, the rest of the
+curve is walked faster or slower from where the run is, so the learning rate never jumps. The plan is part of the saved
+state: a resumed run goes on with it.
+"""
+
+import math
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, replace
+
+from vitrail.training.state import Plan
+
+SHARE = 0.95  # of the minutes that are planned for
+TOLD = 1.25  # a plan that has become so much longer or shorter is worth a line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Seconds that a run has taken and will take."""
+
+    so_far: float
+    epoch: float  # for one more, with its validation and checkpoints
+    ending: float  # for the final evaluation and the report
+
+
+def first_plan(epochs: int, steps_per_epoch: int) -> Plan:
+    """The plan that a run begins with."""
+    return Plan(epochs=epochs, curve_steps=epochs * steps_per_epoch)
+
+
+def curve_position(plan: Plan, step: int, total_steps: int) -> float:
+    """How far along the curve a step is; the last step of the plan is near the curve's end."""
+    left = max(total_steps - plan.step, 1)
+    return plan.position + (step - plan.step) * (plan.curve_steps - plan.position) / left
+
+
+def fitting_epochs(minutes: float, pace: Pace) -> int:
+    """Further epochs that fit into the budget."""
+    left = 60 * minutes * SHARE - pace.so_far - pace.ending
+    return max(math.floor(left / max(pace.epoch, 1e-9)), 0)
+
+
+def revise(plan: Plan, minutes: float, pace: Pace, *, epoch: int, steps_per_epoch: int, step: int) -> Plan:
+    """The plan after `epoch` whole epochs; one that is complete stays so, since its curve has come to its end."""
+    if epoch >= plan.epochs:
+        return plan
+    epochs = epoch + fitting_epochs(minutes, pace)
+    position = curve_position(plan, step, plan.epochs * steps_per_epoch)
+    return replace(plan, epochs=epochs, step=step, position=min(position, float(plan.curve_steps)))
+
+
+def describe(after: Plan, minutes: float, pace: Pace, *, epoch: int, told: int) -> str | None:
+    """What a person should know of a revision, if anything; `told` is the number of epochs that they have heard of."""
+    if after.epochs == epoch and epoch < told:
+        return (
+            f"{minutes:g} minutes have no room for another epoch, which now takes {pace.epoch:.1f} s: "
+            f"ending after epoch {epoch} of {told}"
+        )
+    if max(after.epochs, told) < TOLD * min(after.epochs, told):
+        return None
+    return f"an epoch now takes {pace.epoch:.1f} s: {after.epochs} epochs fit into {minutes:g} minutes"
+
+
+def pictures_at_the_end(splits: Mapping[str, Sized]) -> int:
+    """Pictures that are evaluated after the last epoch: the final evaluation and the report see the test split each."""
+    if "test" in splits:
+        return 2 * len(splits["test"])
+    return len(splits["val"]) if "val" in splits else 0

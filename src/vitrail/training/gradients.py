@@ -1,0 +1,152 @@
+"""The gradient of one batch, computed in micro-batches.
+
+On a CPU, a small ViT's operations are too short to be worth sharing between threads: threads that each work alone, on
+micro-batches which stay in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
+order of the micro-batches: with the same micro-batches, the result does not depend on the number of threads.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.model import ViT
+from vitrail.threads import start_workers
+from vitrail.training.parallel import without_sync
+
+LANE_TOKENS = 4096  # per micro-batch of a lane: fewer, and Python gets in the way; more, and the cache is too small
+SLACK = 0.1  # of a turn: rather somewhat larger micro-batches than one turn more
+CPU_TOKENS = 4096  # per micro-batch of larger models
+LANE_WIDTH = 256  # wider models keep all cores busy with one operation
+
+Forward = Callable[[Tensor], Tensor]
+
+
+class Scores(NamedTuple):
+    """What evaluation needs of some pictures."""
+
+    loss: float  # summed
+    correct: int
+
+
+class Plain:
+    """One micro-batch after the other, each with all threads of the device."""
+
+    def __init__(self, module: nn.Module, forward: Forward, micro_batch: int | None, precision: str) -> None:
+        self.module = module
+        self.forward = forward
+        self.micro_batch = micro_batch
+        self.precision = precision
+
+    def accumulate(self, inputs: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+        """Add the gradient of the mean loss to the parameters; the loss itself."""
+        total = torch.zeros((), device=inputs.device)
+        pieces = list(split(inputs, targets, self.micro_batch))
+        for index, (some, labels) in enumerate(pieces):
+            with without_sync(self.module, last=index == len(pieces) - 1):
+                with autocast(inputs.device, self.precision):
+                    loss = F.cross_entropy(self.forward(some).float(), labels, label_smoothing=label_smoothing)
+                loss = loss * (len(some) / len(inputs))
+                loss.backward()
+            total += loss.detach()
+        return total
+
+    def score(self, inputs: Tensor, targets: Tensor) -> Scores:
+        """Summed loss and correct answers, without gradients."""
+        parts = [self._score(some, labels) for some, labels in split(inputs, targets, self.micro_batch)]
+        return Scores(sum(part.loss for part in parts), sum(part.correct for part in parts))
+
+    def _score(self, inputs: Tensor, targets: Tensor) -> Scores:
+        with torch.no_grad(), autocast(inputs.device, self.precision):
+            logits = self.forward(inputs).float()
+            return count(logits, targets)
+
+
+class Lanes:
+    """Several threads, each with micro-batches of its own."""
+
+    def __init__(self, module: nn.Module, forward: Forward, micro_batch: int, num_lanes: int) -> None:
+        self.forward = forward
+        self.micro_batch = micro_batch
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._pool = start_workers(num_lanes)
+
+    def accumulate(self, inputs: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+        """Add the gradient of the mean loss to the parameters; the loss itself."""
+        futures = [
+            self._pool.submit(self._gradient, some, labels, len(some) / len(inputs), label_smoothing)
+            for some, labels in split(inputs, targets, self.micro_batch)
+        ]
+        total = torch.zeros(())
+        sums: list[Tensor] = []
+        for future in futures:
+            loss, gradients = future.result()
+            total += loss
+            if sums:
+                for total_gradient, gradient in zip(sums, gradients, strict=True):
+                    total_gradient.add_(gradient)
+            else:
+                sums = gradients
+        for parameter, gradient in zip(self.parameters, sums, strict=True):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        return total
+
+    def _gradient(
+        self, inputs: Tensor, targets: Tensor, share: float, label_smoothing: float
+    ) -> tuple[Tensor, list[Tensor]]:
+        loss = F.cross_entropy(self.forward(inputs), targets, label_smoothing=label_smoothing) * share
+        return loss.detach(), list(torch.autograd.grad(loss, self.parameters))
+
+    def score(self, inputs: Tensor, targets: Tensor) -> Scores:
+        """Summed loss and correct answers, without gradients."""
+        futures = [self._pool.submit(self._score, *piece) for piece in split(inputs, targets, self.micro_batch)]
+        parts = [future.result() for future in futures]
+        return Scores(sum(part.loss for part in parts), sum(part.correct for part in parts))
+
+    def _score(self, inputs: Tensor, targets: Tensor) -> Scores:
+        with torch.no_grad():
+            return count(self.forward(inputs), targets)
+
+
+def count(logits: Tensor, targets: Tensor) -> Scores:
+    """Summed loss and correct answers of some logits."""
+    loss = F.cross_entropy(logits, targets, reduction="none").cpu().double().sum()  # not every device has float64
+    return Scores(float(loss), int((logits.argmax(dim=1) == targets).sum()))
+
+
+def suits_lanes(model: ViT, device: torch.device) -> bool:
+    """Whether threads may share the model: a small one on a CPU, without random numbers or batch statistics."""
+    rates = model.config.rates
+    draws = rates.dropout or rates.attention or rates.path or rates.patch
+    stateful = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    return device.type == "cpu" and model.config.width <= LANE_WIDTH and not draws and not stateful
+
+
+def lane_batch(model: ViT, batch_size: int, num_lanes: int) -> int:
+    """Pictures per micro-batch: few enough for the cache, and as many micro-batches for each lane as for the others."""
+    fitting = max(LANE_TOKENS / model.config.tokens, 1)
+    turns = math.ceil(batch_size / (fitting * num_lanes) - SLACK)
+    return math.ceil(batch_size / (max(turns, 1) * num_lanes))
+
+
+def default_micro_batch(model: ViT, device: torch.device) -> int | None:
+    """On a CPU, few enough pictures for its memory; the whole batch elsewhere, and where its statistics count."""
+    if device.type != "cpu" or any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+        return None
+    return max(8 * round(CPU_TOKENS / model.config.tokens / 8), 8)
+
+
+def split(inputs: Tensor, targets: Tensor, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    size = size or len(inputs)
+    yield from zip(inputs.split(size), targets.split(size), strict=True)
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """bf16 where it is asked for."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()

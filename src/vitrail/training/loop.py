@@ -1,0 +1,389 @@
+"""The training loop, the only one: every recipe, on one process or many, comes through here.
+
+A step is a function of (weights, optimiser's memory, seed, step number) alone: batches, augmentation and dropout follow
+from counters, nothing from the clock or from a generator's history. That is why a run that was killed and resumed ends
+with the same bits as one that was not.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import VitrailError, WeightsError
+from vitrail.ranks import Ranks
+from vitrail.training import budget, checkpoint
+from vitrail.training.averaging import Average
+from vitrail.training.curves import Row, append_row, is_better, keep_rows
+from vitrail.training.engines import make_engine, pick_precision
+from vitrail.training.features import feature_loader
+from vitrail.training.gradients import Lanes, Plain
+from vitrail.training.judging import Judgement, judge
+from vitrail.training.listener import Listener
+from vitrail.training.optim import build_optimizers, set_learning_rate, start_state
+from vitrail.training.parallel import spread, whole
+from vitrail.training.recovery import Recovery
+from vitrail.training.schedule import lr_factor
+from vitrail.training.setup import Setup, check_strategy, plain_loader, training_loader
+from vitrail.training.signals import InterruptedRunError, Signals
+from vitrail.training.state import Progress
+from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.native import save_checkpoint
+from vitrail.wording import counted
+
+MAX_RESCUES = 3
+AGREE_EVERY = {"cpu": 1}  # steps between two questions to the other ranks (stop? save?); on GPUs that costs a wait
+
+
+class Trainer:
+    """One run: made from a setup, moved by `run`, kept in a folder."""
+
+    def __init__(self, setup: Setup, ranks: Ranks, folder: Path, listener: Listener | None = None) -> None:
+        config = setup.config
+        check_strategy(config, ranks.world_size)
+        self.setup, self.ranks, self.folder = setup, ranks, folder
+        self.listener = listener or Listener()
+        self.model = setup.model.to(ranks.device)
+        self.model.gradient_checkpointing = config.machine.recompute
+        self.only_head = config.start.train == "head"
+        sharded = config.machine.strategy == "fsdp" and not self.only_head
+        trained: Any = self.model.head if self.only_head else self.model
+        self.module = spread(trained, ranks, "fsdp" if sharded else "ddp")
+        self.sharded = sharded
+        depth = self.model.config.depth
+        self.optimizers = build_optimizers(self.model, config.optim, depth)
+        self._peak_lr = max(group["peak_lr"] for optimizer in self.optimizers for group in optimizer.param_groups)
+        self.precision = pick_precision(config.machine.precision, ranks.device)
+        self.engine = make_engine(setup, self.module, ranks)
+        self.loader: Any = None
+        self.val_loader: Any = None
+        self._make_loaders()
+        self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
+        self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
+        start_state(self.optimizers)
+        self.progress = Progress()
+        if config.schedule.minutes is not None:
+            self.progress.plan = budget.first_plan(config.schedule.epochs, len(self.loader))
+        self._told_epochs = config.schedule.epochs  # that a person has heard of
+        self._saved_at = time.monotonic()
+        self._clock = time.monotonic()
+        self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
+
+    def _make_loaders(self) -> None:
+        if self.only_head:
+            self.loader = feature_loader(self.setup, "train", self.ranks, self.listener)
+        else:
+            self.loader = training_loader(self.setup, self.ranks)
+        if self.setup.has_validation and self.only_head:
+            self.val_loader = feature_loader(self.setup, "val", self.ranks, self.listener)
+        elif self.setup.has_validation:
+            self.val_loader = plain_loader(self.setup, "val", self.ranks)
+
+    @property
+    def last(self) -> Path:
+        """Where the resumable checkpoints are."""
+        return self.folder / "weights" / "last"
+
+    @property
+    def epochs(self) -> int:
+        """Of the whole run, as planned."""
+        plan = self.progress.plan
+        return self.setup.config.schedule.epochs if plan is None else plan.epochs
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * len(self.loader)
+
+    # The run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Progress:
+        """From wherever the run is to its end; raises `InterruptedRunError` after saving if a signal asks for that."""
+        if self.progress.step == 0 and not checkpoint.list_checkpoints(self.last):
+            self.save()
+        self.listener.began(self.total_steps, self.progress.step, self.epochs)
+        try:
+            with Signals() as signals, self.one_thread():
+                while self.progress.epoch < self.epochs and not self.progress.stopped_early:
+                    self._train_epoch(signals)
+        finally:
+            self.listener.ended()
+        return self.progress
+
+    @contextmanager
+    def one_thread(self) -> Generator[None]:
+        """With lanes, whatever is left to this thread is small, and sums in one order only if nobody helps it."""
+        before = torch.get_num_threads()
+        if isinstance(self.engine, Lanes):
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def resume(self) -> None:
+        """Go back to the newest whole checkpoint of the folder, on disk and in memory; without any, to the beginning.
+
+        What is damaged is set aside and said.
+        """
+        if self.ranks.from_first(lambda: bool(checkpoint.list_checkpoints(self.last))):
+            if not self._recovery.go_back(self.last, self._restore):
+                raise WeightsError(f"none of the checkpoints in {self.last} is whole; start a new run.")
+            self._told_epochs = self.epochs
+        self.ranks.from_first(lambda: keep_rows(self.folder / "results.csv", self.progress.epoch))
+
+    def _restore(self, path: Path) -> bool:
+        """Continue from a checkpoint; whether its numbers are finite."""
+        progress = checkpoint.restore(path, self._tensors(), self.ranks)
+        steps = len(self.loader)
+        if progress.step > (progress.epoch + 1) * steps or progress.loader.get("batch", 0) > steps:
+            raise WeightsError(f"{path} does not fit this run, whose epochs have {steps} steps.")
+        if progress.loader:
+            self.loader.load_state_dict(progress.loader)
+        if progress.validation not in ("", self._validation):
+            self.listener.said("the validation pictures are not those of before: do not compare accuracies across this")
+        self.progress = progress
+        return all(_is_finite(tensor) for tensor in self._tensors().values())
+
+    def _train_epoch(self, signals: Signals) -> None:
+        """The rest of the epoch under way."""
+        self.loader.set_epoch(self.progress.epoch)
+        self.module.train()
+        progress = self.progress
+        self._clock = began = time.monotonic()
+        for batch in self.loader:
+            loss, norm = self.step(batch.images, batch.targets)
+            if not math.isfinite(norm):  # the same on all ranks, since they have added up their gradients
+                self._rescue("the gradient is not finite")
+                return
+            self._recovery.stepped()
+            progress.images += len(batch.images) * self.ranks.world_size
+            progress.images_seconds += time.monotonic() - began
+            self.listener.stepped(progress.step, loss, self._images_per_second())
+            self._agree(signals)
+            began = time.monotonic()
+        self._end_epoch()
+        self._agree(signals)
+
+    def _images_per_second(self) -> float:
+        return self.progress.images / max(self.progress.images_seconds, 1e-9)
+
+    def _lr_share(self, step: int) -> float:
+        """The learning rate of a step as a share of its highest."""
+        progress, schedule = self.progress, self.setup.config.schedule
+        if progress.plan is None:
+            return lr_factor(schedule, step, self.total_steps) * progress.lr_scale
+        position = budget.curve_position(progress.plan, step, self.total_steps)
+        return lr_factor(schedule, position, progress.plan.curve_steps) * progress.lr_scale
+
+    def step(self, images: Tensor, targets: Tensor) -> tuple[float, float]:
+        """One change of the weights: its loss (of this rank) and the norm of the gradient (of all)."""
+        config, progress = self.setup.config, self.progress
+        torch.manual_seed(_mix(config.machine.seed, progress.step, self.ranks.rank))
+        set_learning_rate(self.optimizers, self._lr_share(progress.step))
+        images = images.to(self.ranks.device, non_blocking=True)
+        targets = targets.to(self.ranks.device, non_blocking=True)
+        loss = float(self.engine.accumulate(images, targets, config.optim.label_smoothing))
+        norm = self._clip(config.optim.clip)
+        if math.isfinite(norm):  # otherwise the weights stay as they were
+            for optimizer in self.optimizers:
+                optimizer.step()
+            if self.average is not None:
+                self.average.update(progress.step)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        progress.step += 1
+        progress.loss_sum += loss
+        progress.loss_count += 1
+        return loss, norm
+
+    def _clip(self, limit: float | None) -> float:
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
+        return float(whole(norm))
+
+    def _agree(self, signals: Signals) -> None:
+        """All ranks stop, or save, at the same step."""
+        if self.ranks.world_size > 1 and self.progress.step % AGREE_EVERY.get(self.ranks.device.type, 16):
+            return
+        late = time.monotonic() - self._saved_at > 60 * self.setup.config.machine.save_minutes
+        stop, save = self.ranks.sum([float(signals.received > 0), float(late and self.ranks.is_first)])
+        if stop or save:
+            self.save()
+        if stop:
+            raise InterruptedRunError(signals.received or signal.SIGTERM)
+
+    def _end_epoch(self) -> None:
+        progress, config = self.progress, self.setup.config
+        loss_sum, count = self.ranks.sum([progress.loss_sum, progress.loss_count])
+        train_loss = loss_sum / count
+        chance = math.log(len(self.setup.dataset.classes))
+        if not train_loss <= max(2 * progress.lowest_train_loss, 1.5 * chance):  # so that NaN counts too
+            self._rescue(f"the training loss has risen to {train_loss:.3g}", whole_epochs=True)
+            return
+        began = time.monotonic()
+        with self.best_weights():
+            judged = self.judge(self.val_loader) if self.val_loader is not None else None
+        if judged is not None and not math.isfinite(judged.loss):
+            self._rescue("the validation loss is not finite", whole_epochs=True)
+            return
+        judging_seconds = time.monotonic() - began
+        progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
+        progress.epoch += 1
+        progress.loss_sum, progress.loss_count, progress.rescues = 0.0, 0, 0
+        is_best = self._is_best(judged)
+        if is_best:
+            with self.best_weights():
+                self._save_best()
+        self._count_seconds()
+        row = Row(
+            epoch=progress.epoch,
+            step=progress.step,
+            lr=self._lr_share(progress.step - 1) * self._peak_lr,
+            train_loss=train_loss,
+            val_loss=None if judged is None else judged.loss,
+            val_accuracy=None if judged is None else judged.accuracy,
+            images_per_second=self._images_per_second(),
+            seconds=progress.seconds,
+        )
+        self.ranks.from_first(lambda: append_row(self.folder / "results.csv", row))
+        patience = config.schedule.patience
+        progress.stopped_early = patience is not None and progress.epoch - progress.improved_epoch >= patience
+        progress.images, progress.images_seconds = 0, 0.0
+        self.listener.finished_epoch(row, is_best)
+        self._replan(judging_seconds, row.images_per_second)
+        self.save()
+        if progress.stopped_early:
+            self.listener.said(f"no better for {counted(patience or 0, 'epoch')}: stopping early")
+
+    def _replan(self, judging_seconds: float, images_per_second: float) -> None:
+        """With a time budget: as many further epochs as the last one's pace allows."""
+        progress, minutes = self.progress, self.setup.config.schedule.minutes
+        epoch_seconds, progress.epoch_began = progress.seconds - progress.epoch_began, progress.seconds
+        if progress.plan is None or minutes is None or progress.stopped_early:
+            return
+        splits = self.setup.dataset.splits
+        each = judging_seconds / len(splits["val"]) if self.val_loader is not None else 1 / (3 * images_per_second)
+        ending = each * budget.pictures_at_the_end(splits)
+        pace = budget.Pace(so_far=progress.seconds, epoch=epoch_seconds, ending=ending)
+        where = {"epoch": progress.epoch, "steps_per_epoch": len(self.loader), "step": progress.step}
+        plan = progress.plan
+        progress.plan = self.ranks.from_first(lambda: budget.revise(plan, minutes, pace, **where))
+        note = budget.describe(progress.plan, minutes, pace, epoch=progress.epoch, told=self._told_epochs)
+        if note is not None:
+            self._told_epochs = progress.plan.epochs
+            self.listener.said(note)
+        self.listener.planned(self.total_steps, self.epochs)
+
+    def _is_best(self, judged: Judgement | None) -> bool:
+        """Whether these weights are the ones to keep."""
+        progress = self.progress
+        if judged is None or judged.accuracy > progress.best_accuracy or judged.loss < progress.lowest_val_loss:
+            progress.improved_epoch = progress.epoch
+        if judged is not None:
+            progress.lowest_val_loss = min(progress.lowest_val_loss, judged.loss)
+            if not is_better(judged.accuracy, judged.loss, progress.best_accuracy, progress.lowest_val_loss):
+                return False
+            progress.best_accuracy, progress.best_loss = judged.accuracy, judged.loss
+        progress.best_epoch = progress.epoch
+        return True
+
+    def _rescue(self, reason: str, *, whole_epochs: bool = False) -> None:
+        """Go back to a good checkpoint with half the learning rate; give up if that has not helped before.
+
+        A loss that has run away may have done so before the newest checkpoint was written, so `whole_epochs` goes back
+        to the end of an epoch, which was evaluated. A checkpoint whose first step fails is not tried again.
+        """
+        before, rescues = self.progress, self.progress.rescues + 1
+        if rescues > MAX_RESCUES or not self._recovery.go_back(self.last, self._restore, whole_epochs=whole_epochs):
+            tried = f"even with the learning rate at {before.lr_scale:g} of what was asked"
+            raise VitrailError(
+                f"training diverges again and again (step {before.step}: {reason}), "
+                f"{tried if rescues > MAX_RESCUES else 'and there is no other whole checkpoint to go back to'}; "
+                f"lower --lr, raise --warmup, or check the data. The checkpoints are in {self.last}."
+            )
+        now = self.progress
+        now.rescues, now.lr_scale = rescues, before.lr_scale / 2
+        now.epoch_began += before.seconds - now.seconds  # the time was spent, if in vain
+        now.seconds = before.seconds
+        self.listener.said(
+            f"step {before.step}: {reason}; back to step {now.step} with the learning rate at {now.lr_scale:g} "
+            "of the plan"
+        )
+
+    # Weights ------------------------------------------------------------------------------------------------------
+
+    def judge(self, loader: Any) -> Judgement:
+        """The model as it is now on a loader's pictures."""
+        self.module.eval()
+        if self.sharded:  # whole batches: every rank must gather the weights equally often
+            plain = Plain(self.module, self.module, None, self.precision)
+            shape = (1, self.model.config.channels, *self.model.config.image_size)
+            nothing = (
+                torch.zeros(shape, device=self.ranks.device),
+                torch.zeros(1, dtype=torch.long, device=self.ranks.device),
+            )
+            found = judge(plain.score, loader, self.ranks, lambda: _ignore(plain.score(*nothing)))
+        elif isinstance(self.engine, Plain):  # not through DDP, whose forward talks to the other ranks
+            forward = self.model.classify if self.only_head else self.model
+            found = judge(
+                Plain(self.module, forward, self.engine.micro_batch, self.precision).score, loader, self.ranks
+            )
+        else:
+            found = judge(self.engine.score, loader, self.ranks)
+        self.module.train()
+        return found
+
+    def best_weights(self) -> AbstractContextManager[None]:
+        """With the averaged weights in the model, where there are some."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        average = None if self.average is None else self.average.tensors
+        return checkpoint.named_tensors(self.model, self.optimizers, average, only_trained=self.only_head)
+
+    def save(self) -> None:
+        """Write a resumable checkpoint."""
+        self._count_seconds()
+        self.progress.loss_sum = self.ranks.sum([self.progress.loss_sum])[0] / self.ranks.world_size
+        self.progress.loader, self.progress.validation = self.loader.state_dict(), self._validation
+        path = checkpoint.save(self.last, self._tensors(), self.progress, self.ranks)
+        self._saved_at = time.monotonic()
+        self.listener.saved(path)
+
+    def _count_seconds(self) -> None:
+        now = time.monotonic()
+        self.progress.seconds += now - self._clock
+        self._clock = now
+
+    def _save_best(self) -> None:
+        """The model as others use it: one file that says everything about itself."""
+        tensors = {name: whole(tensor).detach().cpu() for name, tensor in self.model.state_dict().items()}
+        setup = self.setup
+        finished = Checkpoint(
+            config=self.model.config,
+            tensors=tensors,
+            preprocess=setup.preprocess,
+            classes=setup.dataset.classes,
+            origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
+        )
+        self.ranks.from_first(lambda: save_checkpoint(finished, self.folder / "weights" / "best.safetensors"))
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    local = getattr(tensor, "to_local", None)
+    return bool((tensor if local is None else local()).isfinite().all())
+
+
+def _mix(seed: int, step: int, rank: int) -> int:
+    """One number for a step's random numbers, different for every step and rank."""
+    return (seed * 1_000_003 + step * 7_919 + rank) % 2**63

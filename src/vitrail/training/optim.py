@@ -1,0 +1,99 @@
+"""Which weights an optimiser changes, and how: groups with their decay and learning rate, and the optimisers."""
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from vitrail.training.config import Optim
+from vitrail.training.muon import Muon
+
+_UNDECAYED = ("embed.class_token", "embed.registers", "embed.positions", "pool.probe")
+_FIRST_FILTERS = ("embed.stem.0.", "embed.stem.conv_root.")
+
+
+@dataclass
+class Group:
+    """Parameters that share their settings."""
+
+    kind: str  # the optimiser: adamw, sgd or muon
+    decay: float
+    lr: float
+    parameters: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
+
+
+def group_parameters(model: nn.Module, config: Optim, depth: int) -> list[Group]:
+    """Every trainable parameter in exactly one group."""
+    groups: dict[tuple[str, float, float], Group] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decay = config.weight_decay if is_decayed(name, parameter) else 0.0
+        kind = config.optimizer if config.optimizer != "muon" or is_hidden_matrix(name, parameter) else "adamw"
+        lr = config.muon_lr if kind == "muon" else config.lr
+        lr *= config.layer_decay ** (depth + 1 - layer_of(name, depth))
+        group = groups.setdefault((kind, decay, lr), Group(kind, decay, lr))
+        group.parameters.append(parameter)
+    return list(groups.values())
+
+
+def is_decayed(name: str, parameter: Tensor) -> bool:
+    """Matrices and filters are; norms, biases, tokens and positions never."""
+    return parameter.ndim > 1 and name not in _UNDECAYED
+
+
+def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """What Muon is for: the matrices inside, neither the first layer, which sees the pixels, nor the head."""
+    inside = name.startswith(("blocks.", "embed.stem.")) and not name.startswith(_FIRST_FILTERS)
+    return parameter.ndim > 1 and inside
+
+
+def layer_of(name: str, depth: int) -> int:
+    """0 for the embedding, 1 … depth for the blocks, depth + 1 for what comes after."""
+    if name.startswith("embed."):
+        return 0
+    block = re.match(r"blocks\.(\d+)\.", name)
+    return depth + 1 if block is None else int(block[1]) + 1
+
+
+def build_optimizers(model: nn.Module, config: Optim, depth: int) -> list[Optimizer]:
+    """The optimisers of a run; each group remembers its highest learning rate as `peak_lr`."""
+    groups = group_parameters(model, config, depth)
+    return [_build(kind, groups, config) for kind in ("adamw", "sgd", "muon") if any(g.kind == kind for g in groups)]
+
+
+def _build(kind: str, groups: list[Group], config: Optim) -> Optimizer:
+    settings = [
+        {"params": group.parameters, "weight_decay": group.decay, "lr": group.lr, "peak_lr": group.lr}
+        for group in groups
+        if group.kind == kind
+    ]
+    if kind == "muon":
+        return Muon(settings)
+    if kind == "sgd":
+        return SGD(settings, lr=config.lr, momentum=config.momentum)
+    return AdamW(settings, lr=config.lr, betas=(0.9, config.beta2), fused=True)
+
+
+def set_learning_rate(optimizers: list[Optimizer], factor: float) -> None:
+    """Give every group its share of its highest learning rate."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+
+
+def start_state(optimizers: list[Optimizer]) -> None:
+    """Give optimisers their (empty) memory without a step, so that a checkpoint can be read into it."""
+    set_learning_rate(optimizers, 0.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for memory in optimizer.state.values():
+            for value in memory.values():
+                if isinstance(value, Tensor):
+                    value.zero_()

@@ -1,0 +1,232 @@
+"""What a run will take, measured on a few real batches before it begins: time, memory, batch size, torch.compile."""
+
+import copy
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.data import Batch, Loader, LoaderConfig
+from vitrail.errors import ConfigError
+from vitrail.ranks import Ranks
+from vitrail.training.budget import Pace, fitting_epochs, pictures_at_the_end
+from vitrail.training.config import TrainConfig
+from vitrail.training.engines import compiled, make_engine, pick_precision
+from vitrail.training.gradients import Lanes, Plain
+from vitrail.training.memory import peak_memory, total_memory
+from vitrail.training.optim import build_optimizers, start_state
+from vitrail.training.recipes import RECIPES
+from vitrail.training.setup import Setup, training_loader
+
+WARM, TIMED = 1, 3  # batches
+SMALLEST, LARGEST = 16, 1024  # of the batch sizes that are tried
+WORTH = 1.05  # a choice must be this much faster to be made
+MEMORY_SHARE = 0.7
+MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
+FEW = 16  # pictures whose features are timed at once
+PATIENCE = 10.0  # seconds after which no further batch is timed; warming up, which may be compiling, is free
+SAVE_SECONDS, DISK_SPEED = 0.05, 300e6  # of writing a checkpoint: at least, and bytes per second
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One training step on this machine."""
+
+    seconds: float
+    images: int
+    peak_bytes: int
+    epoch_overhead: float = 0.0  # seconds for what happens once per epoch: writing checkpoints
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds
+
+
+def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> Measured:
+    """Time this rank's part of a few real batches through the gradient, and leave everything as it was."""
+    model = setup.model.to(ranks.device)
+    model.train()
+    engine = engine or make_engine(setup, model, ranks)
+    size = setup.config.machine.batch_size
+    assert isinstance(size, int)
+    part = replace(setup, config=_with_batch(setup.config, max(size // ranks.world_size, 1)))
+    states = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        seconds, images = _time_batches(
+            training_loader(part, Ranks(device=ranks.device)),
+            ranks.device,
+            lambda images, targets: engine.accumulate(images, targets, 0.0),
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a batch of {size} does not fit into the memory of {ranks.device}; lower --micro-batch (or --batch-size), "
+            "or use --recompute."
+        ) from error
+    finally:
+        model.zero_grad(set_to_none=True)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(states[name])
+    return Measured(
+        seconds=seconds + _measure_update(setup) * images * ranks.world_size / size,
+        images=images,
+        peak_bytes=peak_memory(ranks.device),
+        epoch_overhead=_estimate_saving(setup),
+    )
+
+
+def measure_features(setup: Setup, ranks: Ranks) -> Measured:
+    """Time the features of a few pictures, which is nearly all that training the head alone takes."""
+    model = setup.model.to(ranks.device).eval()
+    options = LoaderConfig(batch_size=FEW, workers=setup.config.machine.workers)
+    loader = Loader(setup.dataset, "train", setup.preprocess, options)
+    with torch.no_grad():
+        seconds, images = _time_batches(loader, ranks.device, lambda images, _: model.features(images))
+    return Measured(seconds=seconds, images=images, peak_bytes=peak_memory(ranks.device))
+
+
+def _time_batches(
+    batches: Iterable[Batch], device: torch.device, work: Callable[[Tensor, Tensor], object]
+) -> tuple[float, int]:
+    """Seconds and pictures of the batch that went fastest, of a few after warming up."""
+    timed: list[tuple[float, int]] = []
+    began = time.perf_counter()
+    for batch in itertools.islice(batches, WARM + TIMED):
+        images = min(len(batch.images), MOST_TIMED) if device.type == "cpu" else len(batch.images)
+        work(batch.images[:images].to(device), batch.targets[:images].to(device))
+        _finish(device)
+        now = time.perf_counter()
+        timed.append((now - began, images))
+        began = now
+        if sum(seconds for seconds, _ in timed[WARM:]) > PATIENCE:
+            break
+    return min(timed[WARM:] or timed, key=lambda pair: pair[0] / pair[1])
+
+
+def _measure_update(setup: Setup) -> float:
+    """Seconds of an optimiser's step, on a copy of the model."""
+    model = copy.deepcopy(setup.model)
+    optimizers = build_optimizers(model, setup.config.optim, model.config.depth)
+    start_state(optimizers)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    began = time.perf_counter()
+    for optimizer in optimizers:
+        optimizer.step()
+    return time.perf_counter() - began
+
+
+def _estimate_saving(setup: Setup) -> float:
+    """Seconds that an epoch's checkpoints take: weights, two moments and perhaps an average; and the best weights."""
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in setup.model.parameters())
+    return SAVE_SECONDS + 5 * weights / DISK_SPEED
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+    """One epoch with its evaluation, which costs about a third of a step per picture."""
+    splits = setup.dataset.splits
+    evaluated = len(splits["val"]) if "val" in splits else 0
+    return (len(splits["train"]) + evaluated / 3) / (measured.images_per_second * world_size) + measured.epoch_overhead
+
+
+def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+    """All epochs; of training the head alone, the features, beside which epochs are nothing."""
+    config, splits = setup.config, setup.dataset.splits
+    if config.start.train == "all":
+        return config.schedule.epochs * epoch_seconds(setup, measured, world_size)
+    pictures = len(splits["train"]) + (len(splits["val"]) if "val" in splits else 0)
+    return pictures / (measured.images_per_second * world_size)
+
+
+def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> TrainConfig:
+    """As many epochs as the time budget seems to hold; `train/budget.py` revises that on the way."""
+    config = setup.config
+    minutes = config.schedule.minutes
+    if minutes is None:
+        return config
+    each = epoch_seconds(setup, measured, ranks.world_size)
+    ending = pictures_at_the_end(setup.dataset.splits) / 3 / (measured.images_per_second * ranks.world_size)
+    epochs = fitting_epochs(minutes, Pace(so_far=0.0, epoch=each, ending=ending))
+    if epochs < 1:
+        say(f"one epoch takes about {each:.1f} s, more than the {minutes:g} minutes asked for; training for one")
+    else:
+        noun = "epoch" if epochs == 1 else "epochs"
+        say(f"{minutes:g} minutes are time for about {epochs} {noun} of {each:.1f} s; revised after each")
+    schedule = replace(config.schedule, epochs=max(epochs, 1))
+    return replace(config, schedule=schedule)
+
+
+def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
+    """The smallest of the fastest batch sizes that fit; learning rates follow it."""
+    config = setup.config
+    usual = _recipe_batch(config)
+    limit = min(LARGEST, max(len(setup.dataset.split("train")) // ranks.world_size // 8, 2)) // 2 * 2
+    best: tuple[int, float] | None = None
+    size = min(SMALLEST, limit)
+    memory = total_memory(ranks.device) * MEMORY_SHARE
+    while size <= limit:
+        tried = replace(setup, config=_with_batch(config, size * ranks.world_size))
+        try:
+            measured = measure(tried, ranks)
+        except ConfigError:  # it does not fit
+            break
+        if best is None or measured.images_per_second > WORTH * best[1]:
+            best = (size, measured.images_per_second)
+        if 2 * measured.peak_bytes > memory:
+            break
+        size *= 2
+    if best is None:
+        raise ConfigError(f"not even a batch of {SMALLEST} fits into memory; choose a smaller model or --recompute.")
+    chosen = best[0] * ranks.world_size
+    factor = chosen / usual if config.optim.optimizer == "sgd" else (chosen / usual) ** 0.5
+    optim = replace(config.optim, lr=config.optim.lr * factor, muon_lr=config.optim.muon_lr * factor)
+    say(f"batch size {chosen} ({best[1]:,.0f} images/s per rank); learning rate scaled by {factor:.3g} to match")
+    return replace(_with_batch(config, chosen), optim=optim)
+
+
+def _recipe_batch(config: TrainConfig) -> int:
+    usual = RECIPES[config.recipe]().machine.batch_size if config.recipe in RECIPES else 256
+    return usual if isinstance(usual, int) else 256
+
+
+def _with_batch(config: TrainConfig, size: int) -> TrainConfig:
+    return replace(config, machine=replace(config.machine, batch_size=size))
+
+
+def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
+    """Decide on torch.compile by trying it; without it is always possible, and said."""
+    config = setup.config
+    if config.machine.compile == "off":
+        return config
+    machine = replace(config.machine, compile="off")
+    plain = replace(setup, config=replace(config, machine=machine))
+    say("trying torch.compile, which may take a minute")
+    try:
+        precision = pick_precision(machine.precision, ranks.device)
+        module: nn.Module = setup.model
+        engine = Plain(module, compiled(module), machine.micro_batch, precision)
+        with_compile = measure(plain, ranks, engine)
+    except ConfigError:
+        raise
+    except Exception as error:  # the compiler needs a toolchain, and has many ways to fail
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        say(f"torch.compile does not work here ({first_line}); going on without it")
+        return replace(config, machine=machine)
+    if config.machine.compile == "on":
+        return config
+    without = measure(plain, ranks)
+    gain = with_compile.images_per_second / without.images_per_second
+    if gain < WORTH:
+        say(f"torch.compile gives {gain:.2f}× here; going on without it")
+        return replace(config, machine=machine)
+    say(f"torch.compile gives {gain:.2f}× here")
+    return replace(config, machine=replace(config.machine, compile="on"))

@@ -1,0 +1,144 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from tests.evaluation.conftest import make_class_folders
+from tests.prediction.conftest import CLASSES, make_predictor
+
+from vitrail.data import Dataset, open_data, prepare
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.evaluation import Evaluation, align_classes, choose, evaluate, order_by_position
+from vitrail.evaluation.views import views
+from vitrail.prediction import Predictor
+
+
+def straightforward(predictor: Predictor, dataset: Dataset, sample: int) -> torch.Tensor:
+    """The logits of one test picture, in the order of the data's classes, one step after the other."""
+    with torch.inference_mode():
+        logits = predictor.model(prepare(dataset.split("test").picture(sample), predictor.preprocess)[None])[0]
+    assert predictor.classes is not None
+    return torch.stack([logits[predictor.classes.index(name)] for name in dataset.classes])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_classes_align_by_name(
+    predictor: Predictor, arrays: Dataset, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(predictor.runtime), "threads", threads)
+    monkeypatch.setattr(type(predictor.runtime), "batch_size", 16)
+    found = evaluate(predictor, arrays)
+    assert arrays.classes != predictor.classes
+    expected = torch.stack([straightforward(predictor, arrays, sample) for sample in range(100)])
+    np.testing.assert_allclose(found.logits, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found.targets, arrays.split("test").labels)
+    assert found.keys[5] == "arrays/5"
+    assert found.metrics.top1.correct == int((expected.argmax(1).numpy() == found.targets).sum())
+    assert found.images_per_second > 0
+
+
+def test_a_broken_picture_is_left_out_and_named(predictor: Predictor, folder: Dataset) -> None:
+    found = evaluate(predictor, folder)
+    assert list(found.broken) == ["test/cat/007.png"]
+    assert len(found.logits) == len(found.targets) == len(found.keys) == 209
+    assert "test/cat/007.png" not in found.keys
+    place = found.keys.index("test/cat/008.png")
+    assert folder.classes[found.targets[place]] == "cat"
+    np.testing.assert_allclose(
+        found.logits[place], straightforward(predictor, folder, int(found.samples[place])), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_too_many_broken_pictures_are_an_error(predictor: Predictor, tmp_path: Path) -> None:
+    root = make_class_folders(tmp_path / "few", count=8)
+    with pytest.raises(DataError, match=r"1 of 56 pictures cannot be read, more than 1%.*\n.*cat/007.png: "):
+        evaluate(predictor, open_data(root))
+
+
+def test_all_splits_at_once(predictor: Predictor, folder: Dataset) -> None:
+    found = evaluate(predictor, folder, "all")
+    assert len(found.keys) == 14 + 209
+    counts = np.bincount(found.targets, minlength=7)
+    assert sorted(counts) == [31, *[32] * 6]
+    for place in (0, 13, 14, 200):
+        assert found.keys[place].split("/")[1] == folder.classes[found.targets[place]]
+
+
+def test_some_of_the_pictures(predictor: Predictor, arrays: Dataset) -> None:
+    found = evaluate(predictor, arrays, limit=10)
+    everything = evaluate(predictor, arrays)
+    assert len(found.samples) == 10
+    assert list(found.samples) == sorted(set(found.samples))
+    np.testing.assert_allclose(found.logits, everything.logits[found.samples], rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(choose(5, 9), np.arange(5))
+    with pytest.raises(ConfigError, match="at least 1; got 0"):
+        choose(5, 0)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("flip", 2), ("shift", 5), ("full", 10)])
+def test_test_time_augmentation_averages_probabilities(
+    predictor: Predictor, arrays: Dataset, kind: Any, count: int
+) -> None:
+    images = prepare(arrays.split("test").picture(0), predictor.preprocess)[None]
+    seen = views(images, kind)
+    assert len(seen) == count
+    assert len({view.numpy().tobytes() for view in seen}) == count
+    assert all(view.shape == images.shape for view in seen)
+    found = evaluate(predictor, arrays, tta=kind, limit=100)
+    with torch.inference_mode():
+        mean = torch.stack([predictor.model(view)[0].softmax(0) for view in seen]).mean(0)
+    order = align_classes(predictor, arrays.classes)
+    np.testing.assert_allclose(np.exp(found.logits[0]), mean[order], rtol=1e-4)
+    with pytest.raises(ConfigError, match="flip, shift or full"):
+        views(images, "filp")  # pyright: ignore
+
+
+def test_flips_and_shifts_by_hand() -> None:
+    image = torch.arange(32 * 32, dtype=torch.float32).view(1, 1, 32, 32)
+    seen = views(image, "full")
+    torch.testing.assert_close(seen[5], image.flip(-1))
+    torch.testing.assert_close(seen[4][..., :-2, :-2], image[..., 2:, 2:])  # down and right by 1/16, so 2 pixels
+
+
+def test_other_classes_are_named(predictor: Predictor, arrays: Dataset) -> None:
+    with pytest.raises(DataError, match="the data have yak, which the model has not; the model has ant"):
+        align_classes(predictor, [*CLASSES[1:], "yak"])
+    with pytest.raises(DataError, match=r"the model has fox, gnu, which the data have not\."):
+        align_classes(predictor, CLASSES[:5])
+    nameless = replace(predictor, classes=None)
+    with pytest.raises(DataError, match="no class names.*--by-position"):
+        evaluate(nameless, arrays)
+    assert align_classes(nameless, arrays.classes, by_position=True) == list(range(7))
+    with pytest.raises(DataError, match="7 classes and the data have 2"):
+        align_classes(nameless, ["a", "b"], by_position=True)
+
+
+def _evaluate_on_a_rank(rank: int, world_size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    found = evaluate(make_predictor(), open_data(Path(folder) / "animals"))
+    arrays = {"logits": found.logits, "targets": found.targets, "samples": found.samples}
+    np.savez(f"{folder}/rank-{rank}.npz", keys=np.array(found.keys), broken=np.array(list(found.broken)), **arrays)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_together_give_the_same_bits_as_one(tmp_path: Path, folder: Dataset, world_size: int) -> None:
+    alone = evaluate(make_predictor(), folder)
+    mp.start_processes(_evaluate_on_a_rank, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn")
+    for rank in range(world_size):
+        found = np.load(tmp_path / f"rank-{rank}.npz")
+        for name in ("logits", "targets", "samples"):
+            np.testing.assert_array_equal(found[name], getattr(alone, name))
+        assert found["keys"].tolist() == list(alone.keys)
+        assert found["broken"].tolist() == list(alone.broken)
+    assert isinstance(alone, Evaluation)
+
+
+def test_classes_that_are_numbers_are_ordered_as_numbers_by_position() -> None:
+    assert order_by_position(["0", "1", "10", "100", "2"]) == ["0", "1", "2", "10", "100"]
+    assert order_by_position(["a", "10", "2"]) == ["a", "10", "2"]

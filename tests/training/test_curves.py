@@ -1,0 +1,100 @@
+"""results.csv and its picture."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vitrail.errors import DataError
+from vitrail.model import ViT, variant
+from vitrail.training.config import Optim, Start, TrainConfig
+from vitrail.training.curves import Row, append_row, best_row, draw_curves, keep_rows, learning_rates, read_rows
+from vitrail.training.optim import group_parameters
+from vitrail.training.section import training_section
+
+
+def row(epoch: int, *, judged: bool = True) -> Row:
+    return Row(
+        epoch=epoch,
+        step=10 * epoch,
+        lr=0.1 / epoch,
+        train_loss=1 / epoch,
+        val_loss=0.5 if judged else None,
+        val_accuracy=0.25 if judged else None,
+        images_per_second=100.0,
+        seconds=1.5 * epoch,
+    )
+
+
+def test_the_best_epoch_is_the_one_whose_weights_are_kept() -> None:
+    rows = [row(1), replace(row(2), val_loss=0.4), row(3), replace(row(4), val_accuracy=0.2)]
+    assert best_row(rows).epoch == 2
+    assert best_row([*rows, replace(row(5), val_loss=0.404)]).epoch == 5
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    rows = [row(1), row(2, judged=False)]
+    for each in rows:
+        append_row(path, each)
+    assert read_rows(path) == rows
+    assert read_rows(tmp_path / "none.csv") == []
+
+
+def test_a_last_line_that_was_cut_off_is_dropped_and_a_broken_middle_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    for epoch in (1, 2):
+        append_row(path, row(epoch))
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    assert [each.epoch for each in read_rows(path)] == [1]
+    path.write_text(whole.replace("1,10,", "one,10,"))
+    with pytest.raises(DataError, match="damaged"):
+        read_rows(path)
+
+
+def test_resume_forgets_what_came_after(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    for epoch in (1, 2, 3):
+        append_row(path, row(epoch))
+    assert [each.epoch for each in keep_rows(path, 2)] == [1, 2]
+    assert [each.epoch for each in read_rows(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_the_picture(judged: bool, tmp_path: Path) -> None:
+    draw_curves([row(epoch, judged=judged) for epoch in range(1, 6)], tmp_path / "r.png", "a title")
+    with Image.open(tmp_path / "r.png") as picture:
+        assert picture.size[0] > 1000
+        assert len(set(picture.convert("L").get_flattened_data())) > 50
+
+
+@pytest.mark.parametrize(
+    ("optim", "start", "names"),
+    [
+        (Optim(optimizer="adamw"), Start(), ["AdamW, all weights"]),
+        (Optim(optimizer="muon"), Start(), ["Muon, matrices", "AdamW, the rest"]),
+        (Optim(optimizer="sgd", layer_decay=0.75), Start(), ["SGD, last layers", "SGD, first layer"]),
+        (Optim(optimizer="adamw"), Start(train="head", weights="x", model=None), ["head"]),
+    ],
+)
+def test_each_group_of_weights_has_its_learning_rate(optim: Optim, start: Start, names: list[str]) -> None:
+    model = ViT(variant("compact-8", num_classes=3))
+    config = TrainConfig(optim=optim, start=start)
+    rates = learning_rates(model, config, model.config.depth)
+    assert list(rates) == names
+    if start.train == "all":
+        groups = [group.lr for group in group_parameters(model, optim, model.config.depth)]
+        assert {max(groups), min(groups)} <= set(rates.values())
+    section = training_section([row(1), row(2)], rates, "2 epochs")
+    plot = section.blocks[1].plots[-1]
+    assert [curve.name for curve in plot.curves] == names
+    assert plot.curves[0].points == [(1, 0.1), (2, 0.05)]  # what a row holds is the highest
+    assert plot.curves[-1].points[0][1] == pytest.approx(0.1 * min(rates.values()) / max(rates.values()))
+
+
+def test_the_section_says_that_val_chose_the_epoch() -> None:
+    one, two = (training_section(rows, {"all": 1.0}, "done").blocks[0].text for rows in ([row(1)], [row(1), row(2)]))
+    assert "val chose the epoch" in two
+    assert "chose" not in one

@@ -1,0 +1,81 @@
+"""Gradients in micro-batches and lanes equal those of the whole batch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitrail.model import ConvStem, Rates, ViT
+from vitrail.training.gradients import Lanes, Plain, lane_batch, suits_lanes
+
+IMAGES = torch.randn(22, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(0, 7, (22,), generator=torch.Generator().manual_seed(1))
+SHARES = torch.softmax(torch.randn(22, 7, generator=torch.Generator().manual_seed(2)), dim=1)
+
+
+def gradients(engine: Plain | Lanes, model: ViT, targets: torch.Tensor, smoothing: float) -> list[torch.Tensor]:
+    model.zero_grad()
+    engine.accumulate(IMAGES, targets, smoothing)
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("targets", [LABELS, SHARES], ids=["labels", "shares"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_all_ways_equal_one_backward(targets, smoothing: float, make_model: Callable[..., ViT]) -> None:
+    model = make_model().train()
+    F.cross_entropy(model(IMAGES), targets, label_smoothing=smoothing).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    engines = (
+        Plain(model, model, None, "float32"),
+        Plain(model, model, 5, "float32"),
+        Lanes(model, model, 5, 1),
+        Lanes(model, model, 5, 2),
+    )
+    for engine in engines:
+        for mine, theirs in zip(gradients(engine, model, targets, smoothing), expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_lanes_give_the_same_bits_whatever_their_number(make_model: Callable[..., ViT]) -> None:
+    model = make_model().train()
+    first = gradients(Lanes(model, model, 4, 1), model, LABELS, 0.0)
+    for num_lanes in (2, 3):
+        engine = Lanes(model, model, 4, num_lanes)
+        for _ in range(3):
+            for a, b in zip(gradients(engine, model, LABELS, 0.0), first, strict=True):
+                assert torch.equal(a, b)
+
+
+def test_scores_are_sums(make_model: Callable[..., ViT]) -> None:
+    model = make_model()
+    with torch.no_grad():
+        logits = model(IMAGES)
+    for engine in (Plain(model, model, 5, "float32"), Lanes(model, model, 5, 2)):
+        scores = engine.score(IMAGES, LABELS)
+        assert scores.loss == pytest.approx(F.cross_entropy(logits, LABELS, reduction="sum").item(), rel=1e-5)
+        assert scores.correct == (logits.argmax(1) == LABELS).sum()
+
+
+def test_bf16_is_near_float32(make_model: Callable[..., ViT]) -> None:
+    model = make_model().train()
+    exact = Plain(model, model, None, "float32").accumulate(IMAGES, LABELS, 0.0)
+    rough = Plain(model, model, None, "bf16").accumulate(IMAGES, LABELS, 0.0)
+    assert rough != exact
+    assert rough == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_models_with_a_state_are_not_shared_by_threads(make_model: Callable[..., ViT]) -> None:
+    cpu = torch.device("cpu")
+    assert suits_lanes(make_model(), cpu)
+    assert suits_lanes(make_model(stem=ConvStem(widths=(8,), strides=(1,), norm="group")), cpu)
+    assert not suits_lanes(make_model(), torch.device("cuda"))
+    assert not suits_lanes(make_model(rates=Rates(path=0.1)), cpu)
+    assert not suits_lanes(make_model(stem=ConvStem(widths=(8,), strides=(1,))), cpu)
+    assert not suits_lanes(make_model(width=512, heads=8), cpu)
+
+
+def test_lanes_get_equal_shares(make_model: Callable[..., ViT]) -> None:
+    model = make_model()  # 17 tokens: 240 pictures fill the cache
+    assert [lane_batch(model, 128, lanes) for lanes in (1, 2, 3, 64)] == [128, 64, 43, 2]
+    assert [lane_batch(model, size, 2) for size in (1, 480, 500, 540, 2000)] == [1, 240, 250, 135, 200]

@@ -1,0 +1,105 @@
+"""Which weights are decayed and how fast they learn (timm is the oracle), and Muon (torch is)."""
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from benchmarks.peers import timm
+from torch import nn
+
+from vitrail.model import ConvStem, ViT, variant
+from vitrail.training import Optim
+from vitrail.training.muon import Muon, orthogonalize
+from vitrail.training.optim import build_optimizers, group_parameters, set_learning_rate, start_state
+
+
+def test_every_parameter_is_in_one_group(make_model: Callable[..., ViT]) -> None:
+    model = make_model(registers=2, stem=ConvStem(widths=(8, 16), strides=(1, 1)))
+    for kind in ("adamw", "sgd", "muon"):
+        groups = group_parameters(model, Optim(optimizer=kind, layer_decay=0.7), 3)
+        found = [id(parameter) for group in groups for parameter in group.parameters]
+        assert sorted(found) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_norms_biases_tokens_and_positions_are_not_decayed(make_model: Callable[..., ViT]) -> None:
+    model = make_model(registers=2, pooling="map")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = group_parameters(model, Optim(weight_decay=0.1), 3)
+    free = {names[id(parameter)] for group in groups if not group.decay for parameter in group.parameters}
+    assert {"embed.class_token", "embed.registers", "embed.positions", "pool.probe", "norm.weight"} <= free
+    assert all(name.endswith("bias") or "norm" in name or name.startswith(("embed.", "pool.probe")) for name in free)
+    assert "embed.patches.weight" not in free
+
+
+def test_layer_decay_is_timms() -> None:
+    """The same architecture in timm: (learning rate, decayed) → number of weights must agree.
+
+    The last norm is left out: timm counts it to the last block, BEiT, where the idea comes from, and we to the head.
+    """
+    layer_decay = importlib.import_module("timm.optim").param_groups_layer_decay
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=3)
+    ours = ViT(variant("vit-ti16", num_classes=10, depth=3))
+    norms = {id(parameter) for model in (theirs, ours) for parameter in model.norm.parameters()}
+    expected: dict[tuple[float, bool], int] = {}
+    undecayed = theirs.no_weight_decay()
+    for group in layer_decay(theirs, weight_decay=0.05, no_weight_decay_list=undecayed, layer_decay=0.6):
+        key = (round(group["lr_scale"], 9), group["weight_decay"] > 0)
+        weights = sum(parameter.numel() for parameter in group["params"] if id(parameter) not in norms)
+        expected[key] = expected.get(key, 0) + weights
+    found: dict[tuple[float, bool], int] = {}
+    for group in group_parameters(ours, Optim(lr=1.0, weight_decay=0.05, layer_decay=0.6), 3):
+        key = (round(group.lr, 9), group.decay > 0)
+        weights = sum(parameter.numel() for parameter in group.parameters if id(parameter) not in norms)
+        found[key] = found.get(key, 0) + weights
+    assert found == expected
+
+
+def test_orthogonalize_makes_singular_values_alike() -> None:
+    for shape in ((4, 48, 24), (2, 192, 48), (3, 48, 192)):
+        values = torch.linalg.svdvals(orthogonalize(torch.randn(shape)))
+        assert values.min() > 0.5
+        assert values.max() < 1.4
+
+
+def test_muon_is_torchs_up_to_its_bfloat16() -> None:
+    torch.manual_seed(3)
+    first = torch.randn(64, 32)
+    ours, theirs = nn.Parameter(first.clone()), nn.Parameter(first.clone())
+    mine = Muon([{"params": [ours], "lr": 0.02, "weight_decay": 0.1}])
+    peer = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1)
+    for _ in range(5):
+        gradient = torch.randn(64, 32)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        mine.step()
+        peer.step()
+    moved, expected = (ours - first).detach().flatten(), (theirs - first).detach().flatten()
+    assert torch.cosine_similarity(moved, expected, dim=0) > 0.995
+    assert moved.norm() / expected.norm() == pytest.approx(1.0, abs=0.03)
+
+
+def test_muon_takes_inner_matrices_alone(make_model: Callable[..., ViT]) -> None:
+    model = make_model(stem=ConvStem(widths=(8, 16), strides=(1, 1)))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = group_parameters(model, Optim(optimizer="muon"), 3)
+    taken = {names[id(parameter)] for group in groups if group.kind == "muon" for parameter in group.parameters}
+    assert "embed.stem.3.weight" in taken
+    assert taken.isdisjoint({"embed.stem.0.weight", "embed.patches.weight", "head.weight", "embed.positions"})
+    assert sum(name.startswith("blocks.") for name in taken) == 12
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
+def test_starting_the_memory_changes_nothing(kind, make_model: Callable[..., ViT]) -> None:
+    """A first step after `start_state` equals a first step without it."""
+    models = [make_model(), make_model()]
+    for model, prepared in zip(models, (True, False), strict=True):
+        optimizers = build_optimizers(model, Optim(optimizer=kind, lr=0.1), 3)
+        if prepared:
+            start_state(optimizers)
+        set_learning_rate(optimizers, 0.5)
+        for index, parameter in enumerate(model.parameters()):
+            parameter.grad = torch.full_like(parameter, 0.01 * (index + 1))
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(a, b)

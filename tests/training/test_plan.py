@@ -1,0 +1,116 @@
+"""What is decided by measuring, before the first step."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vitrail.errors import ConfigError
+from vitrail.ranks import Ranks
+from vitrail.training import plan
+from vitrail.training.gradients import Plain
+from vitrail.training.plan import Measured, epoch_seconds, find_batch_size, fit_minutes, measure, settle_compile
+from vitrail.training.setup import Setup
+
+ALONE = Ranks()
+
+
+def test_measuring_changes_nothing(make_setup: Callable[..., Setup]) -> None:
+    setup = make_setup()
+    before = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}
+    measured = measure(setup, ALONE)
+    assert measured.images == 64
+    assert measured.seconds > 0
+    assert measured.epoch_overhead > 0
+    assert measured.peak_bytes > 50 * 2**20
+    assert all(torch.equal(tensor, before[name]) for name, tensor in setup.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in setup.model.parameters())
+
+
+def test_time_to_compile_is_not_the_time_of_a_step(make_setup: Callable[..., Setup], monkeypatch) -> None:
+    calls: list[int] = []
+
+    class Compiled(Plain):
+        def accumulate(self, inputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+            calls.append(len(inputs))
+            time.sleep(0.02 if len(calls) > 1 else 0.3)
+            return torch.zeros(())
+
+    monkeypatch.setattr(plan, "PATIENCE", 0.2)
+    setup = make_setup()
+    measured = measure(setup, ALONE, Compiled(setup.model, setup.model, None, "float32"))
+    assert len(calls) > 1
+    assert 0.02 <= measured.seconds < 0.2
+
+
+def test_minutes_become_epochs(make_setup: Callable[..., Setup]) -> None:
+    said: list[str] = []
+    setup = make_setup()
+    setup = replace(setup, config=replace(setup.config, schedule=replace(setup.config.schedule, minutes=2.0)))
+    measured = Measured(seconds=0.64, images=64, peak_bytes=0, epoch_overhead=1.0)  # 100 images/s
+    each = epoch_seconds(setup, measured, 1)
+    assert each == pytest.approx(2.56 + 269 / 3 / 100 + 1.0)
+    schedule = fit_minutes(setup, measured, ALONE, said.append).schedule
+    assert schedule.epochs == int((120 * 0.95 - 2 * 269 / 3 / 100) / each)
+    assert schedule.minutes == 2.0, "or nobody could revise the plan"
+    slow = replace(measured, seconds=600.0)
+    assert fit_minutes(setup, slow, ALONE, said.append).schedule.epochs == 1
+    assert "more than the 2 minutes asked for" in said[-1]
+
+
+def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callable[..., Setup], monkeypatch) -> None:
+    speeds = {16: 100.0, 32: 180.0}
+    tried: list[int] = []
+
+    def fake(setup: Setup, _: Ranks) -> Measured:
+        size = setup.config.machine.batch_size
+        assert isinstance(size, int)
+        tried.append(size)
+        return Measured(seconds=size / speeds[size], images=size, peak_bytes=0)
+
+    monkeypatch.setattr(plan, "measure", fake)
+    said: list[str] = []
+    chosen = find_batch_size(make_setup(batch_size="auto"), ALONE, said.append)
+    assert tried == [16, 32]  # 256 pictures: a larger batch would leave fewer than eight steps
+    assert chosen.machine.batch_size == 32
+    assert chosen.optim.lr == pytest.approx(make_setup().config.optim.lr / 2)  # a quarter of the recipe's batch of 128
+    assert "batch size 32" in said[0]
+
+
+def test_memory_that_runs_out_ends_the_search(make_setup: Callable[..., Setup], monkeypatch) -> None:
+    def fake(setup: Setup, _: Ranks) -> Measured:
+        if setup.config.machine.batch_size == 32:
+            raise ConfigError("does not fit into the memory")
+        return Measured(seconds=1.0, images=16, peak_bytes=0)
+
+    monkeypatch.setattr(plan, "measure", fake)
+    assert find_batch_size(make_setup(batch_size="auto"), ALONE, lambda _: None).machine.batch_size == 16
+
+
+@pytest.mark.parametrize("asked", ["auto", "on"])
+def test_a_compiler_that_fails_is_no_obstacle(asked: str, make_setup: Callable[..., Setup], monkeypatch) -> None:
+    def broken(_module):
+        def forward(_images):
+            raise RuntimeError("no C++ compiler found\nmore text")
+
+        return forward
+
+    monkeypatch.setattr(plan, "compiled", broken)
+    said: list[str] = []
+    assert settle_compile(make_setup(compile=asked), ALONE, said.append).machine.compile == "off"
+    assert said[1:] == ["torch.compile does not work here (no C++ compiler found); going on without it"]
+
+
+def test_a_compiler_that_does_not_pay_is_left_out(make_setup: Callable[..., Setup], monkeypatch) -> None:
+    monkeypatch.setattr(plan, "compiled", lambda module: module)
+    speeds = iter([100.0, 100.0, 130.0, 100.0])
+    monkeypatch.setattr(plan, "measure", lambda *_: Measured(seconds=64 / next(speeds), images=64, peak_bytes=0))
+    said: list[str] = []
+    assert settle_compile(make_setup(compile="auto"), ALONE, said.append).machine.compile == "off"
+    assert settle_compile(make_setup(compile="auto"), ALONE, said.append).machine.compile == "on"
+    assert [line.split(";")[0] for line in said if "gives" in line] == [
+        "torch.compile gives 1.00× here",
+        "torch.compile gives 1.30× here",
+    ]
