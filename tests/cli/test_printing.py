@@ -12,6 +12,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
+from vitrail import progress
 from vitrail.cli import embed, eval_table, printing
 from vitrail.cli.printing import PlainConsole, print_end
 
@@ -84,12 +85,12 @@ def test_one_thing_moves_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar within other work, as a report has it, must not be drawn across its spinner."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     with printing.working("writing the report"):
-        outer = printing._SHOWN[-1]
+        outer = progress._SHOWN[-1]
         assert outer.live.is_started
         with printing.progress_bar("pictures", 3) as advance:
             advance(1)
             assert not outer.live.is_started
-            assert printing._SHOWN[-1].live.is_started
+            assert progress._SHOWN[-1].live.is_started
         assert outer.live.is_started
-    assert not printing._SHOWN
+    assert not progress._SHOWN
     assert not outer.live.is_started

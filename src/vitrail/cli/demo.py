@@ -17,8 +17,8 @@ def demo(*, out: Path | None = None) -> int:
     out
         The folder to write to [default: runs/demo-N].
     """
-    from vitrail.cli.progress import Display
     from vitrail.ranks import join_ranks
+    from vitrail.training.display import Display
     from vitrail.training.lock import RunLock
     from vitrail.training.recipes import recipe
     from vitrail.training.run import settle

@@ -1,5 +1,7 @@
 """`vitrail doctor`: what an issue report needs, ready to paste."""
 
+from vitrail.cli.printing import SteadyConsole
+
 PROBLEMS = 1
 
 
@@ -18,5 +20,5 @@ def doctor(model: str | None = None, *, data: str | None = None) -> int:
     from vitrail.diagnosis import doctor as examine
 
     diagnosis = examine(model, data)
-    print(diagnosis.markdown, end="")
+    SteadyConsole(highlight=False, markup=False, soft_wrap=True).print(diagnosis.markdown, end="")
     return PROBLEMS if diagnosis.problems else 0

@@ -1,7 +1,6 @@
 """`vitrail eval`: how good a model is on a data set, and where it fails."""
 
 import shlex
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 from vitrail.cli.eval_probes import Probe, plan_probes, run_probes
 from vitrail.cli.eval_table import print_evaluation, print_probes
 from vitrail.cli.options import Classes, Device, Json, Raw
-from vitrail.cli.printing import print_end, print_json, progress_bar, working
+from vitrail.cli.printing import print_end, print_json, print_note, progress_bar, working
 from vitrail.cli.report import attempt, report_on_eval, write_evaluation
 from vitrail.cli.runs import check_run_folder, new_run_folder, run_of
 from vitrail.data.config import DataConfig
@@ -131,7 +130,7 @@ def eval(  # noqa: A001 - the verb's name
             _refuse_for_features(source, {"--tta": tta, "--robustness": robustness})
         if by_position and first:
             order = list_names(order_by_position(dataset.classes))
-            print(f"note: the model's outputs are taken to be, in this order: {order}", file=sys.stderr)
+            print_note(f"the model's outputs are taken to be, in this order: {order}")
         told = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None, "tta": tta}
         results = _Results(out=out, writes=first, facts=told)
         found = curves = None

@@ -73,8 +73,8 @@ def train(
     track
         Write TensorBoard's files too.
     """
-    from vitrail.cli.progress import Display
     from vitrail.ranks import join_ranks, leave_ranks
+    from vitrail.training.display import Display
     from vitrail.training.lock import RunLock
     from vitrail.training.run import find_begun, read_config, take_begun
     from vitrail.training.signals import InterruptedRunError
@@ -164,8 +164,8 @@ def _changes(config: Path | None, flags: Any) -> dict[str, Any]:
 def _prepare(
     data: str, changes: dict[str, Any], ranks: "Ranks", console: Console, check: bool, as_json: bool
 ) -> tuple["Setup", "Measured", "CheckRecord | None"]:
-    from vitrail.cli.progress import Display
     from vitrail.training.choose import wants_weights
+    from vitrail.training.display import Display
     from vitrail.training.run import resolve, settle
 
     display = Display(console, silent=as_json or not ranks.is_first)
@@ -280,7 +280,7 @@ def carry_out_shown(
     *,
     resume: bool = False,
 ) -> "Outcome":
-    from vitrail.cli.progress import Display
+    from vitrail.training.display import Display
     from vitrail.training.listener import Listeners
     from vitrail.training.run import carry_out
 

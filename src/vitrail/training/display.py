@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vitrail.cli.pulse import Pulse
+from vitrail.progress import Pulse
 from vitrail.training.curves import Row
 from vitrail.training.listener import Listener
 

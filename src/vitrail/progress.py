@@ -1,0 +1,165 @@
+"""Signs of life during long work: a bar on a terminal, a line before half a minute has passed in a pipe, or nothing.
+
+Whatever takes long takes a `Progress`: the command passes `progress_bar`, Python is silent unless asked.
+"""
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from threading import Event, Thread
+from typing import Protocol
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import Progress as Bar
+from rich.progress import SpinnerColumn, TextColumn
+from rich.segment import Segment
+
+from vitrail.wording import plain
+
+EVERY = 25.0  # seconds without a line after which one is due, so that nobody waits 30
+LOOK = 1.0  # seconds between two looks at the clock
+
+_SHOWN: list[Bar] = []  # on this terminal, the innermost last
+
+Clock = Callable[[], float]
+
+
+class Pulse:
+    """Prints what `describe` says when nothing has been printed for a while, by this pulse or an earlier one."""
+
+    spoken_at: float | None = None  # shared by all: several short steps of work are one long silence to the reader
+
+    def __init__(self, console: Console, describe: Callable[[], str], clock: Clock = time.monotonic) -> None:
+        self._console, self._describe, self._clock = console, describe, clock
+        self._began = clock()
+        if Pulse.spoken_at is None:
+            Pulse.spoken_at = self._began
+
+    def heard(self) -> None:
+        """Something else has been printed."""
+        Pulse.spoken_at = self._clock()
+
+    def speak(self) -> None:
+        """A line, if one is due."""
+        now = self._clock()
+        if Pulse.spoken_at is not None and now - Pulse.spoken_at < EVERY:
+            return
+        Pulse.spoken_at = now
+        self._console.print(
+            f"{self._describe()} ({now - self._began:.0f} s)", markup=False, style="dim", soft_wrap=True
+        )
+
+    @contextmanager
+    def beating(self) -> Generator[None]:
+        """Look at the clock from a thread of its own while the work goes on."""
+        ended = Event()
+
+        def beat() -> None:
+            while not ended.wait(LOOK):
+                self.speak()
+
+        thread = Thread(target=beat, name="pulse", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+Advance = Callable[[int], None]  # so many more are done
+
+
+class Progress(Protocol):
+    """Shows one stretch of work for as long as the context lasts; without a `total`, what is done is counted."""
+
+    def __call__(self, what: str, total: int | None = None, /) -> AbstractContextManager[Advance]: ...
+
+
+@contextmanager
+def silent(what: str, total: int | None = None) -> Generator[Advance]:
+    """Nothing is shown."""
+    yield lambda _: None
+
+
+def pick_progress(progress: "bool | Progress") -> Progress:
+    """What a verb's argument `progress` means: True shows bars, False nothing."""
+    if isinstance(progress, bool):
+        return progress_bar if progress else silent
+    return progress
+
+
+class PlainConsole(Console):
+    """The only kind of console here: no text that it prints can send codes to the terminal, wherever it is from."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text, lines=True), segment.style)
+
+
+class SteadyConsole(PlainConsole):
+    """A console whose reader may go away (`| head`, a lost connection) without ending the work."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+@contextmanager
+def _live(progress: Bar) -> Generator[Bar]:
+    """Show one thing at a time: what is shown already waits until the inner one has ended."""
+    if _SHOWN:
+        _SHOWN[-1].stop()
+    _SHOWN.append(progress)
+    try:
+        with progress:
+            yield progress
+    finally:
+        _SHOWN.pop()
+        if _SHOWN:
+            _SHOWN[-1].start()
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None = None, *, speaks: bool = True) -> Generator[Advance]:
+    """A bar on a terminal, a line now and then in a pipe; without a total, a count."""
+    console = SteadyConsole(stderr=True, highlight=False)
+    if not speaks:
+        yield lambda _: None
+    elif console.is_terminal:
+        columns: Sequence[SpinnerColumn | TextColumn] = (
+            () if total is not None else (SpinnerColumn(), TextColumn("{task.description} {task.completed:,}"))
+        )
+        with _live(Bar(*columns, console=console, transient=True)) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda count: progress.advance(task, count)
+    else:
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+
+        with Pulse(console, lambda: f"{what}: {_describe(done, total)}").beating():
+            yield advance
+
+
+def _describe(done: int, total: int | None) -> str:
+    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+
+
+@contextmanager
+def working(what: str, *, speaks: bool = True) -> Generator[None]:
+    """A sign of life during work that cannot be counted."""
+    console = SteadyConsole(stderr=True, highlight=False)
+    if not speaks:
+        yield
+    elif console.is_terminal:
+        spinner = Bar(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True)
+        with _live(spinner) as progress:
+            progress.add_task(what, total=None)
+            yield
+    else:
+        with Pulse(console, lambda: f"{what} …").beating():
+            yield
