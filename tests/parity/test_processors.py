@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
 from benchmarks.peers import transformers
 from hypothesis import HealthCheck, event, given, settings
@@ -24,7 +25,7 @@ from torch import Tensor
 from conftest import randomize
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import prepare
-from vitrail.errors import VitrailError, WeightsError
+from vitrail.errors import AssumptionWarning, VitrailError, WeightsError
 from vitrail.model import ViTConfig
 from vitrail.weights.convert import convert, sample_photos
 from vitrail.weights.formats import NONSENSE, read_checkpoint
@@ -328,7 +329,8 @@ def test_dinov2_for_pictures_of_another_size_than_its_positions(tmp_path: Path) 
     assert peer_of(facts, 0, tmp_path / "source") is not None
     words = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 50}, "crop_size": 42}
     (tmp_path / "source" / FILE).write_text(json.dumps(words))
-    conversion = convert(tmp_path / "source", tmp_path / "target", "hf", verify_with_peer=True)
+    with pytest.warns(AssumptionWarning, match="those of BitImageProcessor by default"):
+        conversion = convert(tmp_path / "source", tmp_path / "target", "hf", verify_with_peer=True)
     assert conversion.photographs is not None
     assert conversion.photographs.difference == 0
     assert any("gives pictures of 42×42, and the model reads 70×70" in note for note in conversion.notes)

@@ -140,7 +140,7 @@ def test_folders_that_cannot_be(make_folder, tmp_path: Path, folders: list[str],
 
 def test_pictures_without_a_class(tmp_path: Path) -> None:
     picture(0).save(tmp_path / "a.jpg")
-    with pytest.raises(DataError, match=r"one folder per class.*1 pictures without a class"):
+    with pytest.raises(DataError, match=r"one folder per class.*1 picture without a class"):
         open_data(tmp_path)
 
 

@@ -237,6 +237,14 @@ def test_an_index_that_cannot_be(shards: Path, change, message: str) -> None:
         open_data(shards)
 
 
+def test_an_index_with_a_name_that_no_file_can_have(shards: Path) -> None:
+    index = json.loads((shards / "shards.json").read_text())
+    index["splits"]["train"][0]["file"] = "\ud800.tar"
+    (shards / "shards.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match="no file can have this name"):
+        open_data(shards).split("train").picture(0)
+
+
 def test_an_index_with_more_labels_than_the_shard_has_samples(shards: Path) -> None:
     index = json.loads((shards / "shards.json").read_text())
     for entry in index["splits"]["train"]:

@@ -94,7 +94,7 @@ class ParquetTable:
 
     def _read(self, leaves: list[str]) -> Any:
         """One top-level column of the file, of which only these leaves are read."""
-        prefixed = _prefixed(self._open().metadata, leaves)
+        prefixed = _prefixed(self._open(), leaves)
         file = self._open(read_dictionary=[leaf for leaf in leaves if leaf not in prefixed])
         num_rows = max(min(BATCH_BYTES // max(*prefixed.values(), 1), BATCH_ROWS), 1) if prefixed else BATCH_ROWS
         batches: list[Any] = []
@@ -146,21 +146,25 @@ def _value_name(kind: Any) -> str:
     return str(kind.value_type if types.is_dictionary(kind) else kind)
 
 
-def _prefixed(metadata: Any, leaves: list[str]) -> dict[str, int]:
+def _prefixed(file: Any, leaves: list[str]) -> dict[str, int]:
     """The leaves where a text may be written as the end of the one before it → the longest that one may be.
 
     pyarrow cannot read them as dictionaries, so the rows that are read at once must be few.
     """
-    longest: dict[str, int] = dict.fromkeys(leaves, 0)
+    metadata = file.metadata
+    places = {index: metadata.schema.column(index).path for index in range(metadata.num_columns)}
+    longest: dict[str, int] = {}
     prefixed: set[str] = set()
     for group in range(metadata.num_row_groups):
-        for column in (metadata.row_group(group).column(index) for index in range(metadata.num_columns)):
-            if column.path_in_schema in longest:
-                name = column.path_in_schema
-                longest[name] = max(longest[name], column.total_uncompressed_size)
+        # Where the facts about a column are damaged, asking for them ends the whole process; reading a row raises.
+        next(file.iter_batches(batch_size=1, row_groups=[group], columns=leaves), None)
+        for index, name in places.items():
+            if name in leaves:
+                column = metadata.row_group(group).column(index)
+                longest[name] = max(longest.get(name, 0), column.total_uncompressed_size)
                 if any(encoding.startswith("DELTA") for encoding in column.encodings):
                     prefixed.add(name)
-    return {name: size for name, size in longest.items() if name in prefixed}
+    return {name: longest[name] for name in prefixed}
 
 
 def _chunk_values(chunk: Any) -> list[Any]:

@@ -69,8 +69,9 @@ class Shard:
     @cached_property
     def members(self) -> list[Member]:
         """Every sample of the shard, in order; a truncated shard is an error."""
-        if self._num_bytes is not None and self.path.stat().st_size != self._num_bytes:
-            raise DataError(f"{self.path}: must have {self._num_bytes:,} bytes; got {self.path.stat().st_size:,}.")
+        size = check_regular(self.path)
+        if self._num_bytes is not None and size != self._num_bytes:
+            raise DataError(f"{self.path}: must have {self._num_bytes:,} bytes; got {size:,}.")
         members = _scan(self.path)
         if self._num_samples is not None and len(members) != self._num_samples:
             raise DataError(f"{self.path}: must hold {self._num_samples:,} samples; got {len(members):,}.")
