@@ -11,6 +11,7 @@ from rich.table import Table
 from vitrail.cli.options import Raw
 from vitrail.cli.printing import SteadyConsole, escape, print_end, print_json, progress_bar
 from vitrail.cli.runs import new_run_folder
+from vitrail.cli.usage import show_examples
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError
@@ -25,6 +26,7 @@ data = App(
     "WHERE is a folder of class folders, a CSV or Parquet table, CIFAR's or MNIST's files, shards, hf:NAME, or one of "
     "digits, cifar10, cifar100, mnist, fashion-mnist.",
     help_format="plaintext",
+    help_prologue=show_examples(("vitrail data check photos", "vitrail data show photos --policy rand")),
     default_parameter=Parameter(negative=()),
 )
 

@@ -6,9 +6,25 @@ import inspect
 from functools import cache
 from typing import Annotated, Any, get_type_hints
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 UNSAID: Any = object()  # None is something that a person can say: --clip none
+
+
+# Config → the heading of its flags in `--help`, in this order, after those of the verb itself.
+GROUPS = {
+    "Start": "Model",
+    "Optim": "Optimiser",
+    "Schedule": "Schedule",
+    "Augment": "Augmentation",
+    "DataConfig": "Data",
+    "Machine": "Machine",
+}
+
+
+def group_of(config: type[Any]) -> Group:
+    """The group that the flags of a config are shown in."""
+    return Group(GROUPS[config.__name__], sort_key=1 + list(GROUPS).index(config.__name__))
 
 
 def optional_fields(name: str, *configs: type[Any], skip: tuple[str, ...] = ()) -> type[Any]:
@@ -23,7 +39,8 @@ def optional_fields(name: str, *configs: type[Any], skip: tuple[str, ...] = ()) 
             text = texts.get(field.name, "")
             known = "[default:" in text or not shown
             help_text = text if known else f"{text.removesuffix('.')} [default: the recipe's, else {shown}]."
-            hint = Annotated[_flag_type(hints[field.name]) | None, Parameter(help=help_text, show_default=False)]
+            parameter = Parameter(help=help_text, show_default=False, group=group_of(config))
+            hint = Annotated[_flag_type(hints[field.name]) | None, parameter]
             fields.append((field.name, hint, dataclasses.field(default=UNSAID)))
     made = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
     made.__module__ = __name__  # without a home of its own, cyclopts would not look into it

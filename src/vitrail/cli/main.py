@@ -7,31 +7,97 @@ import traceback
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import TextIOWrapper
 from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
 from vitrail import __version__
 from vitrail.cli.printing import print_error, print_note
-from vitrail.cli.usage import describe_usage
+from vitrail.cli.usage import as_flags, describe_usage, flags_of, show_examples
 from vitrail.errors import AssumptionWarning, VitrailError
 
-# Verb → the line that `vitrail --help` shows. The function has the verb's name and lives in the file of that name.
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """One command: the function of its name in the file of its name."""
+
+    group: str
+    line: str  # what `vitrail --help` shows
+    examples: tuple[str, ...] = ()  # what its own help begins with; a verb with verbs of its own has its own
+
+
+# In the order of a model's life, and so in that of `vitrail --help`.
 VERBS = {
-    "convert": "Convert a checkpoint to another format, and prove that it computes the same.",
-    "data": "Check a data set, show what the model sees of it, or write it as shards.",
-    "demo": "Train a small ViT on handwritten digits, and show what it has learnt.",
-    "doctor": "Print what an issue report needs: versions, device, optional packages, cache.",
-    "embed": "Write what the model's head sees of pictures, and a map of it.",
-    "eval": "Measure a model on a data set: accuracy, calibration, confusion, the worst mistakes.",
-    "explain": "Show which parts of pictures a checkpoint decides by, and how far to believe it.",
-    "figures": "Draw the paper's figures for a checkpoint: filters, positions, attention distance, attention.",
-    "inspect": "Show what a checkpoint is, and what may be wrong with it.",
-    "models": "List the model variants: patch, layers, width, heads, parameters, GMACs.",
-    "predict": "Say what is on pictures: files, folders, patterns or standard input.",
-    "summary": "Show a model step by step: the shape after each, parameters and MACs.",
-    "train": "Train or fine-tune on pictures; resumable, on one process or many.",
+    "demo": Verb(
+        group="Try it",
+        line="Train a small ViT on handwritten digits, and show what it has learned.",
+        examples=("vitrail demo",),
+    ),
+    "data": Verb(
+        group="Pictures",
+        line="Check a data set, show what the model sees of it, or write it as shards.",
+    ),
+    "train": Verb(
+        group="Make a model",
+        line="Train or fine-tune on your pictures; resumable, in one process or many.",
+        examples=(
+            "vitrail train photos",
+            "vitrail train photos --weights hf://google/vit-base-patch16-224 --minutes 30",
+            "vitrail train --resume runs/train-1",
+        ),
+    ),
+    "eval": Verb(
+        group="Make a model",
+        line="Evaluate a model: accuracy, calibration, confusion, the worst mistakes.",
+        examples=("vitrail eval runs/train-1 photos", "vitrail eval runs/train-1 photos --robustness --tta flip"),
+    ),
+    "predict": Verb(
+        group="Use it",
+        line="Classify pictures: files, folders, patterns or standard input.",
+        examples=("vitrail predict cat.jpg", "vitrail predict runs/train-1 photos --out labels.csv"),
+    ),
+    "embed": Verb(
+        group="Use it",
+        line="Write the embeddings of pictures, and a map of them.",
+        examples=("vitrail embed runs/train-1 photos", "vitrail embed runs/train-1 --data photos --map tsne"),
+    ),
+    "explain": Verb(
+        group="Use it",
+        line="Show which parts of a picture decided, and how far to believe that.",
+        examples=("vitrail explain cat.jpg", "vitrail explain runs/train-1 photos --target cat --score"),
+    ),
+    "figures": Verb(
+        group="Use it",
+        line="Draw the paper's figures for a checkpoint.",
+        examples=("vitrail figures runs/train-1", "vitrail figures runs/train-1 photos --out figures"),
+    ),
+    "inspect": Verb(
+        group="Checkpoints",
+        line="Show what a checkpoint holds, and likely problems with it.",
+        examples=("vitrail inspect B_16.npz", "vitrail inspect hf://google/vit-base-patch16-224"),
+    ),
+    "convert": Verb(
+        group="Checkpoints",
+        line="Convert a checkpoint to another format, and prove that it computes the same.",
+        examples=("vitrail convert B_16.npz vit-b16.safetensors", "vitrail convert runs/train-1 folder --to hf"),
+    ),
+    "models": Verb(
+        group="Reference",
+        line="List the model variants: patch, layers, width, heads, parameters, GMACs.",
+        examples=("vitrail models",),
+    ),
+    "summary": Verb(
+        group="Reference",
+        line="Show a model step by step: the shape after each, parameters and MACs.",
+        examples=("vitrail summary vit-b16", "vitrail summary runs/train-1"),
+    ),
+    "doctor": Verb(
+        group="Reference",
+        line="Print what an issue report needs: versions, device, optional packages, cache.",
+        examples=("vitrail doctor", "vitrail doctor runs/train-1 --data photos"),
+    ),
 }
 
 USER_ERROR = 2
@@ -49,8 +115,16 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,  # `main` gives the exit code
         version=__version__,
     )
-    for verb, line in VERBS.items():
-        app.command(f"vitrail.cli.{verb}:{verb}", name=verb, help=line)
+    names = list(dict.fromkeys(verb.group for verb in VERBS.values()))
+    groups = {name: Group(name, sort_key=place) for place, name in enumerate(names)}
+    for place, (name, verb) in enumerate(VERBS.items()):
+        shown = {"help_prologue": show_examples(verb.examples)} if verb.examples else {}
+        app.command(
+            f"vitrail.cli.{name}:{name}", name=name, help=verb.line, group=groups[verb.group], sort_key=place, **shown
+        )
+    options = Group("Options", sort_key=len(groups))
+    for flag in ("--help", "--version"):
+        app[flag].group = options
     return app
 
 
@@ -59,9 +133,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]  # noqa: S105
+    app = build_app()
     try:
-        with _notes_shown():
-            code = build_app()(
+        with _notes_shown(app, tokens):
+            code = app(
                 tokens,
                 exit_on_error=False,
                 print_error=False,
@@ -75,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         if not getattr(error, "told", False):  # by another process of the same run
-            print_error(error)
+            print_error(as_flags(str(error), flags_of(app, tokens)))
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -91,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _notes_shown() -> Generator[None]:
+def _notes_shown(app: App, tokens: Sequence[str]) -> Generator[None]:
     """While a verb runs, what a checkpoint leaves open is shown in plain lines, by the first rank for all."""
     with warnings.catch_warnings():
         show = warnings.showwarning
@@ -101,7 +176,7 @@ def _notes_shown() -> Generator[None]:
                 show(message, *details, **more)
             elif os.environ.get("RANK", "0") == "0":
                 for note in message.notes:
-                    print_note(note)
+                    print_note(as_flags(note, flags_of(app, tokens)))
 
         warnings.showwarning = show_notes
         warnings.simplefilter("always", AssumptionWarning)

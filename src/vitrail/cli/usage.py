@@ -1,9 +1,10 @@
 """What is wrong with the arguments of a command, in the words of our own errors."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
 
 
 def describe_usage(error: CycloptsError, verbs: Sequence[str]) -> str:
@@ -12,7 +13,7 @@ def describe_usage(error: CycloptsError, verbs: Sequence[str]) -> str:
     command = " ".join(("vitrail", *chain))
     see = f"see {command} --help."
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
-        known = [name for name in error.app or () if not name.startswith("-")] if chain else sorted(verbs)
+        known = [name for name in error.app or () if not name.startswith("-")] if chain else list(verbs)
         return _describe_unknown(error.unused_tokens[0], command, known)
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.argument.name
@@ -31,3 +32,37 @@ def _describe_unknown(typed: str, command: str, known: Sequence[str]) -> str:
     hint = f"did you mean {near[0]}? The verbs:" if near else "the verbs:"
     what = "option" if typed.startswith("-") else "verb"
     return f"{command} has no {what} {typed!r}; {hint} {', '.join(known)}."
+
+
+def show_examples(commands: Iterable[str]) -> str:
+    """What a verb's help begins with."""
+    return "\n".join(["Examples:", *(f"  {command}" for command in commands)])
+
+
+# An argument in a message of the library, such as weights= or split="all"; within code or a path it is none.
+_ARGUMENT = re.compile(r"(?<![\w./(\[`'\"-])([a-z][a-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[\w./-]*\w)?")
+RENAMED = {"format": "to", "source_format": "from", "list_file": "list"}  # arguments whose flag has another name
+
+
+def flags_of(app: App, tokens: Sequence[str]) -> set[str]:
+    """The flags of the verb that these tokens call."""
+    _, apps, _ = app.parse_commands(list(tokens))
+    verb = apps[-1]
+    if verb.default_command is None:
+        return set()
+    return {name for argument in verb.assemble_argument_collection() for name in argument.names}
+
+
+def as_flags(message: str, flags: set[str]) -> str:
+    """A message of the library in the words of the command: `weights=` becomes --weights, `split="all"` --split all."""
+
+    def translate(found: re.Match[str]) -> str:
+        name, value = found[1], (found[2] or "").strip("\"'")
+        flag = f"--{RENAMED.get(name, name).replace('_', '-')}"
+        if flag not in flags:
+            return found[0]
+        if value in ("True", "False"):
+            return flag if value == "True" else flag.replace("--", "--no-", 1)
+        return f"{flag} {value}".rstrip()
+
+    return _ARGUMENT.sub(translate, message)

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -269,3 +271,12 @@ def test_a_wide_table_with_short_rows_takes_no_more_than_it_has(table) -> None:
 def test_two_columns_of_one_name(table) -> None:
     with pytest.raises(DataError, match="has 2 columns called label"):
         open_data(table("path,label,label\na.jpg,x,y\nb.jpg,y,x\n"))
+
+
+def test_damaged_facts_about_a_column_do_not_end_the_process() -> None:
+    """pyarrow aborts when it is asked for them; this file once took the whole process with it."""
+    path = Path(__file__).parent.parent / "fixtures" / "damaged_histogram.parquet"
+    read = "import sys; from vitrail.data import open_data; open_data(sys.argv[1])"
+    result = subprocess.run([sys.executable, "-c", read, str(path)], capture_output=True, text=True)
+    assert result.returncode == 1, result.stderr
+    assert "DataError" in result.stderr.splitlines()[-1]

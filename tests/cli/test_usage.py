@@ -1,0 +1,67 @@
+"""Messages of the library name arguments; the command shows them as its flags."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import vitrail
+from vitrail.cli.main import build_app, main
+from vitrail.cli.usage import as_flags, flags_of
+
+FLAGS = {"--weights", "--split", "--image-size", "--from", "--to", "--overwrite", "--ema", "--no-ema"}
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("pass weights=, or not.", "pass --weights, or not."),
+        ('no test split; split="all" measures everything.', "no test split; --split all measures everything."),
+        ("resample it (image_size=384).", "resample it (image_size=384)."),  # in brackets it is code
+        ("it exists; overwrite=True allows that.", "it exists; --overwrite allows that."),
+        ("ema=False takes the others", "--no-ema takes the others"),
+        ("name it: source_format=timm, format=hf", "name it: --from timm, --to hf"),
+        ("image_size= changes that", "--image-size changes that"),
+        ("runs/weights=1/x: no such file; `weights=` is code; mean=0.5 is no flag", None),
+    ],
+)
+def test_arguments_become_flags(message: str, shown: str | None) -> None:
+    assert as_flags(message, FLAGS) == (message if shown is None else shown)
+
+
+def test_the_flags_of_a_verb() -> None:
+    assert {"--weights", "--lr", "--resume"} <= flags_of(build_app(), ["train", "x", "--lr", "1"])
+    assert "--weights" not in flags_of(build_app(), ["models"])
+    assert flags_of(build_app(), []) == set()
+
+
+FLAG = re.compile(r"(?:^|\s)--[a-z]")
+
+
+def test_no_message_of_the_library_speaks_of_flags() -> None:
+    """Python's users have arguments, and the command translates; a whole command to type, `vitrail …`, is fine."""
+    root = Path(vitrail.__file__).parent
+    found: list[str] = []
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).parts[0] in ("cli", "__main__.py"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        flags = [node for node in texts if FLAG.search(str(node.value)) and "vitrail" not in str(node.value)]
+        found += [f"{path.relative_to(root)}:{node.lineno}: {str(node.value)[:80]!r}" for node in flags]
+    assert found == []
+
+
+def test_an_error_is_shown_in_the_words_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitrail.cli import models
+    from vitrail.errors import ConfigError
+
+    def fail(**_: object) -> None:
+        raise ConfigError("as_json=True and weights= do not go together")
+
+    monkeypatch.setattr(models, "models", fail)
+    assert main(["models"]) == 2
+    assert "weights= do not go together" in capsys.readouterr().err  # `models` has no such flag
