@@ -97,3 +97,11 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in result.stderr
     assert "BrokenPipe" not in result.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_the_verbs_and_their_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--show-completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(verb in script for verb in VERBS)
+    assert "label-smoothing" in script

@@ -123,6 +123,8 @@ def build_app() -> App:
             f"vitrail.cli.{name}:{name}", name=name, help=verb.line, group=groups[verb.group], sort_key=place, **shown
         )
     options = Group("Options", sort_key=len(groups))
+    completion = "Print the script with which bash, zsh or fish complete verbs and flags."
+    app.command("vitrail.cli.completion:show_completion", name="--show-completion", help=completion, group=options)
     for flag in ("--help", "--version"):
         app[flag].group = options
     return app

@@ -20,6 +20,7 @@ __all__ = [
     "print_error",
     "print_json",
     "print_note",
+    "print_text",
     "progress_bar",
     "working",
 ]
@@ -40,6 +41,11 @@ def duration(seconds: float) -> str:
 def print_json(facts: Any) -> None:
     """One JSON value on standard output, with nothing but ASCII in it."""
     print(json.dumps(facts, indent=2), flush=True)
+
+
+def print_text(text: str) -> None:
+    """A text for a program on standard output, as it is."""
+    print(text, flush=True)
 
 
 def print_error(error: Exception | str) -> None:
