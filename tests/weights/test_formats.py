@@ -285,7 +285,7 @@ def test_ambiguous_keys_name_the_choices(tmp_path: Path, monkeypatch: pytest.Mon
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     for name in ("timm", "hf"):
         monkeypatch.setattr(FORMATS[name], "recognises", lambda tensors: True)
-    with pytest.raises(WeightsError, match="could be timm or hf; name one with --from"):
+    with pytest.raises(WeightsError, match="could be timm or hf; name one with source_format="):
         read_checkpoint(tmp_path / "a.safetensors")
 
 

@@ -16,7 +16,9 @@ from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.formats import (
     FORMATS,
+    check_format,
     check_replaceable,
+    check_target,
     check_writable,
     checksums_of,
     find_files,
@@ -82,6 +84,9 @@ def convert(
     strict = TOLERANCE if tolerance is None else tolerance  # the source's own library has the weights unrounded
     tolerance = ROUNDED.get(dtype, TOLERANCE) if dtype is not None and tolerance is None else strict
     place = Path(target)
+    check_target(place, to)
+    if source_format is not None:
+        check_format(source_format)
     _check_place(place, Path(source), overwrite)
     original = _open(source, source_format, hints)
     checkpoint = change(original)
@@ -145,15 +150,14 @@ def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> tu
     sizes = f"the preprocessing gives pictures of {given[0]}×{given[1]}, and the model reads {read[0]}×{read[1]}"
     if (to == "hf" and not is_dinov2(checkpoint.config)) or (to == "timm" and not place.suffix):
         raise WeightsError(
-            f"{sizes}; {to} needs both to be the same: resample the positions (image_size=, "
-            f"--resize {given[0]}x{given[1]})."
+            f'{sizes}; {to} needs both to be the same: resample the positions with resize="{given[0]}x{given[1]}".'
         )
     return (f"{sizes}: its positions are resampled for every picture",)
 
 
 def _check_place(place: Path, source: Path, overwrite: bool) -> None:
     if place.exists() and not overwrite:
-        raise WeightsError(f"{place} exists; choose another name, or allow it with --overwrite.")
+        raise WeightsError(f"{place} exists; choose another name, or set overwrite= to replace it.")
     check_replaceable(place)
     if place.is_dir() and place.resolve() in (source.resolve(), *source.resolve().parents):
         raise WeightsError(f"{place} holds the source itself; choose another name.")

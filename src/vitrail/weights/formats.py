@@ -121,7 +121,7 @@ def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with --from.")
+        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with source_format=.")
     if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
         raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")
     shown = ", ".join(list(tensors)[:5]) or "none"
@@ -199,13 +199,23 @@ def refusals(config: ViTConfig, format_name: FormatName) -> list[str]:
     return [] if format_name == "vitrail" else FORMATS[format_name].refusals(config)
 
 
-def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> None:
-    """Raise unless the format can hold the model and the path can hold the format."""
-    if format_name not in SUFFIXES:
-        raise WeightsError(f"unknown format {format_name!r}; {suggest(format_name, SUFFIXES)}")
+def check_format(name: str) -> None:
+    """Raise unless this is the name of a format."""
+    if name not in SUFFIXES:
+        raise WeightsError(f"unknown format {name!r}; {suggest(name, SUFFIXES)}")
+
+
+def check_target(path: Path, format_name: FormatName) -> None:
+    """Raise unless the path can hold the format."""
+    check_format(format_name)
     if path.suffix not in SUFFIXES[format_name]:
         kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
         raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {path}.")
+
+
+def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> None:
+    """Raise unless the format can hold the model and the path can hold the format."""
+    check_target(path, format_name)
     if reasons := refusals(config, format_name):
         raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
 

@@ -204,7 +204,7 @@ def refusals(config: ViTConfig) -> list[str]:
     reasons = [
         (config.representation is not None, "it has no representation layer (drop it when fine-tuning)"),
         (config.positions.kind == "sincos", "its positions are learned"),
-        (covered, "it gives positions to [cls] and registers alike, or to neither (--fold-class-position to do that)"),
+        (covered, "it gives positions to [cls] and registers alike, or to neither (fold_class_position= does that)"),
         (other_resnet, "its ResNet has 32 groups, epsilon 1e-5 and divides weights by √(variance + 1e-8)"),
     ]
     common = common_refusals(config, activation=config.block.activation, norm_eps=NORM_EPS)
