@@ -205,6 +205,18 @@ def check_format(name: str) -> None:
         raise WeightsError(f"unknown format {name!r}; {suggest(name, SUFFIXES)}")
 
 
+def choose_format(path: Path) -> FormatName:
+    """The format that a path means by its suffix: ours where we have it, else the only one that does."""
+    names: list[FormatName] = [name for name, suffixes in SUFFIXES.items() if path.suffix in suffixes]
+    if "vitrail" in names or len(names) == 1:
+        return names[0]
+    if names:
+        what = f"a file that ends in {path.suffix}" if path.suffix else "a folder"
+        raise WeightsError(f"{what} can be {' or '.join(names)}; choose with format=; got {path}.")
+    known = sorted({suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix})
+    raise WeightsError(f"a checkpoint must end in {', '.join(known)}, or be a folder; got {path}.")
+
+
 def check_target(path: Path, format_name: FormatName) -> None:
     """Raise unless the path can hold the format."""
     check_format(format_name)
