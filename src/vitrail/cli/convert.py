@@ -19,20 +19,19 @@ from vitrail.cli.options import (
     Size,
 )
 from vitrail.cli.printing import SteadyConsole, print_json
+from vitrail.weights.catalogue import FormatName
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.weights.convert import Agreement, Conversion
-
-Format = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
 
 
 def convert(
     source: str,
     target: Path,
     *,
-    to: Format = "vitrail",
-    source_format: Annotated[Format | None, Parameter(name="--from")] = None,
+    to: FormatName = "vitrail",
+    source_format: Annotated[FormatName | None, Parameter(name="--from")] = None,
     image_size: Size = None,
     resize: Size = None,
     resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] | None = None,

@@ -6,9 +6,9 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.cli.convert import Format
 from vitrail.cli.options import Activation, AttentionScale, Ema, Heads, Json, NormEps, Pooling, Size
 from vitrail.cli.printing import SteadyConsole, print_json
+from vitrail.weights.catalogue import FormatName
 
 if TYPE_CHECKING:
     from vitrail.verbs.inspect import Inspection
@@ -19,7 +19,7 @@ UNUSABLE = 1
 def inspect(
     source: str,
     *,
-    source_format: Annotated[Format | None, Parameter(name="--from")] = None,
+    source_format: Annotated[FormatName | None, Parameter(name="--from")] = None,
     image_size: Size = None,
     heads: Heads = None,
     pooling: Pooling = None,

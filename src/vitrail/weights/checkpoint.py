@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model import ViT, ViTConfig
+from vitrail.weights.catalogue import FormatName
 from vitrail.wording import counted
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
 
 
 @dataclass(frozen=True, kw_only=True)

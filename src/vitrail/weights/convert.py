@@ -26,7 +26,6 @@ from vitrail.weights.formats import (
     write_draft,
 )
 from vitrail.weights.hub import fetch
-from vitrail.weights.huggingface_config import is_dinov2
 from vitrail.weights.infer import Hints
 from vitrail.weights.opening import open_checkpoint
 from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, witness
@@ -101,7 +100,7 @@ def convert(
     del original
     images = sample_images(checkpoint, pictures)
     expected = outputs(checkpoint, images)
-    photographs = Photographs(checkpoint, pictures) if _holds_preprocessing(to, place) else None
+    photographs = Photographs(checkpoint, pictures) if place.suffix in FORMATS[to].self_describing else None
     before = replace(
         checkpoint, tensors=_no_numbers(checkpoint)
     )  # the facts, to compare with after the numbers are gone
@@ -134,12 +133,8 @@ def convert(
             *_losses(before, written),
         ),
         assumed=() if before.file_format == "vitrail" else before.notes,
-        how_to_load=how_to_load_of(before, place, to),
+        how_to_load=FORMATS[to].how_to_load(before, place),
     )
-
-
-def _holds_preprocessing(to: FormatName, place: Path) -> bool:
-    return to in ("vitrail", "hf") or (to == "timm" and not place.suffix)
 
 
 def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> tuple[str, ...]:
@@ -148,7 +143,7 @@ def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> tu
     if given == read:
         return ()
     sizes = f"the preprocessing gives pictures of {given[0]}×{given[1]}, and the model reads {read[0]}×{read[1]}"
-    if (to == "hf" and not is_dinov2(checkpoint.config)) or (to == "timm" and not place.suffix):
+    if place.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
         raise WeightsError(
             f'{sizes}; {to} needs both to be the same: resample the positions with resize="{given[0]}x{given[1]}".'
         )
@@ -237,11 +232,3 @@ def _unsaid_in_some(config: ViTConfig) -> dict[str, Any]:
     """What the files of some formats do not say, as hints."""
     hints = {"heads": config.heads, "pooling": config.pooling, "image_size": config.image_size}
     return {**hints, "activation": config.block.activation}
-
-
-def how_to_load_of(checkpoint: Checkpoint, path: Path, format_name: FormatName) -> str:
-    """The line with which the target's own users load the file."""
-    if format_name == "vitrail":
-        return f'vitrail.load("{path}")'
-    how = getattr(FORMATS[format_name], "how_to_load", None)
-    return how(checkpoint, path) if how else ""

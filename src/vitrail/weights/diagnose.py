@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.preprocess import preset
+from vitrail.weights.catalogue import foreign_formats
 from vitrail.weights.checkpoint import Checkpoint
 
 IMAGENET_21K = (21841, 21843)
@@ -85,13 +86,9 @@ def _types(checkpoint: Checkpoint) -> list[Finding]:
     return [_warn(f"a mix of number types: {', '.join(kinds)}")] if len(kinds) > 1 else []
 
 
-# Format → the family whose mean and std its models were trained with; timm's differ from model to model.
-FAMILIES = {"google": "google", "big_vision": "google", "hf": "hf", "torchvision": "torchvision", "dinov2": "dinov2"}
-
-
 def _normalisation(checkpoint: Checkpoint) -> list[Finding]:
     spec, origin, config = checkpoint.preprocess, checkpoint.origin.format, checkpoint.config
-    family = "dinov2" if origin == "hf" and config.block.layer_scale is not None else FAMILIES.get(origin)
+    family = "dinov2" if origin == "hf" and config.block.layer_scale is not None else _families().get(origin)
     if family is None:
         return []
     usual = preset(family, channels=spec.channels)
@@ -103,6 +100,10 @@ def _normalisation(checkpoint: Checkpoint) -> list[Finding]:
             f"{_shown(usual.mean)} and {_shown(usual.std)}); right for weights trained so, costly otherwise"
         )
     ]
+
+
+def _families() -> dict[str, str | None]:
+    return {each.name: each.family for each in foreign_formats()}
 
 
 def _shown(values: tuple[float, ...]) -> str:

@@ -148,27 +148,3 @@ def _sizes(positions: int, prefixes: tuple[int, ...], stride: Pair) -> str:
     ]
     sizes = [f"{rows * stride[0]}×{columns * stride[1]}" for rows, columns in grids[-4:]]
     return f"possible: {', '.join(sizes)}, or turned" if sizes else "no grid of patches fits"
-
-
-def position_refusals(config: ViTConfig, covers: str) -> list[str]:
-    """Why a format with learned positions for just these tokens cannot hold a model."""
-    if config.positions.kind != "learned":
-        return ["its positions are learned"]
-    if config.prefix and config.positions.covers != covers:
-        return [f"its positions cover {'[cls] too' if covers == 'class' else 'patches only'}"]
-    return []
-
-
-def common_refusals(config: ViTConfig, *, activation: str, norm_eps: float | None) -> list[str]:
-    """Why a format with this GELU and epsilon, and a plain encoder, cannot hold a model."""
-    block = config.block
-    reasons = [
-        (block.activation != activation, f'its GELU is {activation} (activation="{activation}" accepts that)'),
-        (
-            norm_eps is not None and block.norm_eps != norm_eps,
-            f"its LayerNorm epsilon is {norm_eps}, not {block.norm_eps} (norm_eps={norm_eps} accepts that)",
-        ),
-        (block.attention_scale is not None, "it has no attention scale of its own"),
-        (config.stem.kind == "conv", "it has no convolutional stem"),
-    ]
-    return [reason for holds, reason in reasons if holds]
