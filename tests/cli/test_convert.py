@@ -53,7 +53,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["--to", "timm"], "a timm checkpoint must have .safetensors"),
-        (["--to", "torchvision"], "its GELU is gelu (--activation gelu to accept that)"),
+        (["--to", "torchvision"], "its GELU is gelu ("),
         (["--to", "jax"], "invalid value"),
         (["--from", "timm"], "has no tensor patch_embed.proj.weight"),
         (["--resize", "33"], "image_size must be a multiple of 8"),

@@ -129,7 +129,7 @@ def test_classes_without_names_are_numbers(predictor: Predictor, photos: list[Pa
 class Upside:
     """Another runtime: it knows nothing of torch's models."""
 
-    threads, batch_size = 2, 3
+    threads, batch_size, num_classes = 2, 3, 3
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         return images.mean(dim=(2, 3))
@@ -146,6 +146,7 @@ def test_another_runtime_stands_behind_the_same_predictor(predictor: Predictor, 
     assert other(torch.ones(2, 3, 4, 4)).shape == (2, 3)
     with pytest.raises(InputError, match="runs on Upside, which has no torch model"):
         _ = other.model
+    assert other.num_classes == 3
 
 
 def test_load_without_a_source_takes_the_bundled_model(

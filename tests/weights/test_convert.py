@@ -47,7 +47,7 @@ def test_dinov2_to_timm_by_folding_with_the_peer_as_witness(
 ) -> None:
     fields = {**FITTING["dinov2"], "block": BlockConfig(layer_scale=1e-5)}
     write_checkpoint(make_checkpoint(**fields), tmp_path / "a.safetensors")
-    with pytest.raises(WeightsError, match="--fold-class-position"):
+    with pytest.raises(WeightsError, match="fold_class_position="):
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
     conversion = convert(
         tmp_path / "a.safetensors",
@@ -61,7 +61,7 @@ def test_dinov2_to_timm_by_folding_with_the_peer_as_witness(
 
 def test_no_witness_for_npz(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(**FITTING["google"]), tmp_path / "a.safetensors")
-    with pytest.raises(WeightsError, match="leave out --verify-with-peer"):
+    with pytest.raises(WeightsError, match="leave out verify_with_peer="):
         convert(tmp_path / "a.safetensors", tmp_path / "b.npz", "google", verify_with_peer=True)
     assert not (tmp_path / "b.npz").exists()
 
@@ -87,7 +87,7 @@ def test_a_wrong_writer_is_caught_and_leaves_nothing(
 def test_an_existing_target_is_kept(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
     (tmp_path / "b.safetensors").write_text("precious")
-    with pytest.raises(WeightsError, match="exists; choose another name, or allow it with --overwrite"):
+    with pytest.raises(WeightsError, match="exists; choose another name, or set overwrite= to replace it"):
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
     assert (tmp_path / "b.safetensors").read_text() == "precious"
     convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", overwrite=True)

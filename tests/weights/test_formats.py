@@ -18,7 +18,7 @@ from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.formats import (
-    FORMATS,
+    FOREIGN,
     SUFFIXES,
     find_files,
     read_checkpoint,
@@ -284,8 +284,8 @@ def test_keys_that_nobody_knows(tmp_path: Path) -> None:
 def test_ambiguous_keys_name_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     for name in ("timm", "hf"):
-        monkeypatch.setattr(FORMATS[name], "recognises", lambda tensors: True)
-    with pytest.raises(WeightsError, match="could be timm or hf; name one with --from"):
+        monkeypatch.setitem(FOREIGN, name, replace(FOREIGN[name], recognises=lambda tensors: True))
+    with pytest.raises(WeightsError, match="could be timm or hf; name one with source_format="):
         read_checkpoint(tmp_path / "a.safetensors")
 
 

@@ -17,24 +17,21 @@ from vitrail.cli.options import (
     NormEps,
     Pooling,
     Size,
-    parse_size,
 )
-from vitrail.cli.printing import SteadyConsole, print_json, working
+from vitrail.cli.printing import SteadyConsole, print_json
+from vitrail.weights.catalogue import FormatName
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.weights.checkpoint import Checkpoint
     from vitrail.weights.convert import Agreement, Conversion
-
-Format = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
 
 
 def convert(
     source: str,
     target: Path,
     *,
-    to: Format = "vitrail",
-    source_format: Annotated[Format | None, Parameter(name="--from")] = None,
+    to: FormatName = "vitrail",
+    source_format: Annotated[FormatName | None, Parameter(name="--from")] = None,
     image_size: Size = None,
     resize: Size = None,
     resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] | None = None,
@@ -94,50 +91,34 @@ def convert(
     overwrite
         Replace the target if it exists.
     """
-    import torch
+    from vitrail.verbs import convert as verb
 
-    from vitrail.weights import adapt
-    from vitrail.weights.class_names import name_classes, read_class_names
-    from vitrail.weights.convert import convert as run
-    from vitrail.weights.infer import Hints
-
-    names = None if classes is None else read_class_names(classes)
-
-    def change(checkpoint: "Checkpoint") -> "Checkpoint":
-        adapted = adapt.adapt(
-            checkpoint,
-            image_size=parse_size(resize),
-            resample=resample,
-            channels=channels,
-            num_classes=num_classes,
-            drop_representation=drop_representation,
-        )
-        adapted = adapt.fold_class_position(adapted) if fold_class_position else adapted
-        return adapted if names is None else name_classes(adapted, names, str(classes))
-
-    hints = Hints(
+    conversion = verb.convert(
+        source,
+        target,
+        to,
+        source_format=source_format,
+        resize=resize,
+        resample=resample,
+        channels=channels,
+        num_classes=num_classes,
+        classes=classes,
+        drop_representation=drop_representation,
+        fold_class_position=fold_class_position,
+        pictures=pictures,
+        dtype=dtype,
+        tolerance=tolerance,
+        verify_with_peer=verify_with_peer,
+        overwrite=overwrite,
+        progress=True,
+        image_size=image_size,
         heads=heads,
-        image_size=parse_size(image_size),
         pooling=pooling,
         activation=activation,
         norm_eps=norm_eps,
-        attention_scale=attention_scale,
         ema=ema,
+        attention_scale=attention_scale,
     )
-    with working("converting"):
-        conversion = run(
-            source,
-            target,
-            to,
-            source_format=source_format,
-            hints=hints,
-            change=change,
-            dtype=None if dtype is None else getattr(torch, dtype),
-            tolerance=tolerance,
-            pictures=pictures,
-            verify_with_peer=verify_with_peer,
-            overwrite=overwrite,
-        )
     if as_json:
         print_json({"target": str(target), **dataclasses.asdict(conversion)})
     else:

@@ -21,8 +21,9 @@ from vitrail.prediction.runtime import Runtime, TorchRuntime
 from vitrail.threads import in_chunks, map_in_order
 from vitrail.weights.adapt import Kernel, adapt
 from vitrail.weights.bundled import DEFAULT
-from vitrail.weights.checkpoint import Origin
+from vitrail.weights.checkpoint import Checkpoint, Facts, FormatName
 from vitrail.weights.class_names import ClassNames
+from vitrail.weights.formats import check_target, choose_format, write_checkpoint
 from vitrail.weights.infer import Hints
 from vitrail.weights.opening import open_checkpoint
 from vitrail.wording import reason
@@ -33,28 +34,46 @@ Output = tuple[str, Tensor | str]  # what it is called, and its numbers or why t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predictor:
+class Predictor(Facts):
     """A model, on any runtime, with what belongs to it."""
 
     runtime: Runtime
-    preprocess: Preprocess
-    classes: tuple[str, ...] | None
-    origin: Origin
-    notes: tuple[str, ...] = ()  # what reading the checkpoint assumed or left out
 
     @property
     def model(self) -> ViT:
         """The model in torch, in eval mode."""
-        if not isinstance(self.runtime, TorchRuntime):
-            raise InputError(f"this predictor runs on {type(self.runtime).__name__}, which has no torch model.")
-        return self.runtime.model
+        return self._torch().model
 
     @property
-    def num_classes(self) -> int | None:
-        """How many classes the head has; None where only the runtime knows."""
-        if self.classes is not None:
-            return len(self.classes)
-        return self.model.config.num_classes if isinstance(self.runtime, TorchRuntime) else None
+    def num_classes(self) -> int:
+        """How many classes the head has; 0 where there is no head."""
+        return self.runtime.num_classes
+
+    def checkpoint(self) -> Checkpoint:
+        """The model as it is now, with what belongs to it; weights in main memory are shared, not copied."""
+        runtime = self._torch()
+        tensors = {name: tensor.detach().cpu() for name, tensor in runtime.model.state_dict().items()}
+        return Checkpoint(config=runtime.model.config, tensors=tensors, extras=runtime.extras, **self.facts())
+
+    def save(self, path: str | Path, format: FormatName | None = None) -> Path:  # noqa: A002
+        """Write the model as it is now: a file of ours (`.safetensors`), or another format, all or nothing.
+
+        The suffix chooses the format where only one has it. A file or checkpoint folder of that name is replaced;
+        `vitrail.convert` proves what it writes, keeps existing files, and changes sizes, heads and number types too.
+        """
+        target = Path(path)
+        name = choose_format(target) if format is None else format
+        check_target(target, name)
+        write_checkpoint(self.checkpoint(), target, name)
+        return target
+
+    def _torch(self) -> TorchRuntime:
+        if not isinstance(self.runtime, TorchRuntime):
+            raise InputError(
+                f"this predictor runs on {type(self.runtime).__name__}, which has no torch model; load the checkpoint "
+                "that it was made from."
+            )
+        return self.runtime
 
     def __call__(self, images: Tensor | Sequence[Tensor]) -> Tensor:
         """Logits of prepared pictures (B, C, H, W), without gradients; lists of several sizes need the torch model."""
@@ -206,13 +225,7 @@ def load(
         drop_representation=new_head if drop_representation is None else drop_representation,
         resample=resample,
     )
-    return Predictor(
-        runtime=TorchRuntime(checkpoint.build(dtype).to(where)),
-        preprocess=checkpoint.preprocess,
-        classes=checkpoint.classes,
-        origin=checkpoint.origin,
-        notes=(*checkpoint.notes, *checkpoint.remarks),
-    )
+    return Predictor(runtime=TorchRuntime(checkpoint.build(dtype).to(where), checkpoint.extras), **checkpoint.facts())
 
 
 def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:

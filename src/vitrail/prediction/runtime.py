@@ -1,6 +1,6 @@
 """The seam to what computes: prepared pictures in, logits or features out. torch is one runtime of several to come."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -28,6 +28,11 @@ class Runtime(Protocol):
         """How many pictures one call should get."""
         ...
 
+    @property
+    def num_classes(self) -> int:
+        """How many logits a picture gets; 0 for a model without a head."""
+        ...
+
     def logits(self, images: Tensor) -> Tensor:
         """(B, C, H, W), as the preprocessing makes them → (B, classes), float32 in main memory."""
         ...
@@ -38,10 +43,15 @@ class Runtime(Protocol):
 
 
 class TorchRuntime:
-    """A model on torch, on the device where its weights are."""
+    """A model on torch, on the device where its weights are; `extras` are tensors of its file that it never reads."""
 
-    def __init__(self, model: ViT) -> None:
+    def __init__(self, model: ViT, extras: Mapping[str, Tensor] | None = None) -> None:
         self.model = model
+        self.extras = extras or {}
+
+    @property
+    def num_classes(self) -> int:
+        return self.model.config.num_classes
 
     @property
     def device(self) -> torch.device:

@@ -1,6 +1,7 @@
 """google-research/big_vision: `.npz` files, with one entry per layer or all layers stacked ("scanned")."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -12,7 +13,9 @@ from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.files import write_npz
-from vitrail.weights.infer import Hints, Raw, common_refusals, infer_image_size, position_refusals
+from vitrail.weights.format import ForeignFormat
+from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, positions, stems
+from vitrail.weights.infer import Hints, Raw, infer_image_size
 from vitrail.weights.keys import Rule, read_tensors, rule, write_tensors
 
 ACTIVATION, NORM_EPS = "gelu_tanh", 1e-6
@@ -21,7 +24,7 @@ SCANNED = "Transformer/encoderblock/"
 MAP = "MAPHead_0"
 
 
-def recognises(tensors: dict[str, Tensor]) -> bool:
+def recognises(tensors: Mapping[str, Tensor]) -> bool:
     prefix = flax.find_prefix(tensors)
     return prefix is not None and not flax.is_original(tensors, prefix)
 
@@ -147,17 +150,22 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
     )
 
 
-def refusals(config: ViTConfig) -> list[str]:
-    reasons = [
-        (config.stem.kind == "resnet", "it has no ResNet stem (google has)"),
-        (config.pooling != "cls" and config.class_token, "it has a [cls] token only to pool it"),
-    ]
-    return [
-        *common_refusals(config, activation=ACTIVATION, norm_eps=NORM_EPS),
-        *flax.refusals(config),
-        *([] if config.positions.kind == "sincos" else position_refusals(config, covers="patches")),
-        *(reason for holds, reason in reasons if holds),
-    ]
+def _pooling(value: str, config: ViTConfig) -> str:
+    if value not in ("cls", "mean", "map"):
+        return f"it has no pooling {value!r}"
+    return "it has a [cls] token only to pool it" if value != "cls" and config.class_token else ""
+
+
+HOLDS: Holds = {
+    **COMMON,
+    **positions("learned", "sincos", covers="patches"),
+    "stem.kind": stems("patch", hint="google has"),
+    "class_token": anything,
+    "pooling": _pooling,
+    "representation": anything,
+    "block.activation": activations(ACTIVATION),
+    "block.norm_eps": epsilon(NORM_EPS),
+}
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
@@ -167,3 +175,14 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
         tensors = stack_layers(tensors, checkpoint.config.depth)
     prefix = dialect.get("prefix", "params/")
     write_npz(path, {prefix + name: tensor for name, tensor in tensors.items()})
+
+
+FORMAT = ForeignFormat(
+    name="big_vision",
+    suffixes=(".npz",),
+    holds=lambda config: HOLDS,
+    write=write,
+    recognises=recognises,
+    read=read,
+    family="google",
+)

@@ -1,9 +1,9 @@
 """A checkpoint in memory: weights under our own names, and everything needed to use them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model import ViT, ViTConfig
+from vitrail.weights.catalogue import FormatName
 from vitrail.wording import counted
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +28,28 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """`tensors` has exactly the names and shapes of `ViT(config).state_dict()`."""
+class Facts:
+    """What belongs to a model beside its numbers, and goes with it to every file and every runtime."""
 
-    config: ViTConfig
-    tensors: Mapping[str, Tensor]
     preprocess: Preprocess
     classes: tuple[str, ...] | None = None
     file_format: FormatName = "vitrail"  # of the file that it was read from
     origin: Origin = field(default_factory=Origin)  # of the weights, however often they were converted since
-    extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # what no forward pass reads: mask_token
     notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns of it
     remarks: tuple[str, ...] = ()  # what else is good to know: spellings, what was left out, what the format implies
+
+    def facts(self) -> dict[str, Any]:
+        """These fields by name, without what a checkpoint or a predictor adds to them."""
+        return {each.name: getattr(self, each.name) for each in fields(Facts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Facts):
+    """`tensors` has exactly the names and shapes of `ViT(config).state_dict()`."""
+
+    config: ViTConfig
+    tensors: Mapping[str, Tensor]
+    extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # what no forward pass reads: mask_token
 
     def __post_init__(self) -> None:
         if self.classes is not None and len(self.classes) != self.config.num_classes:

@@ -16,7 +16,9 @@ from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.formats import (
     FORMATS,
+    check_format,
     check_replaceable,
+    check_target,
     check_writable,
     checksums_of,
     find_files,
@@ -24,7 +26,6 @@ from vitrail.weights.formats import (
     write_draft,
 )
 from vitrail.weights.hub import fetch
-from vitrail.weights.huggingface_config import is_dinov2
 from vitrail.weights.infer import Hints
 from vitrail.weights.opening import open_checkpoint
 from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, witness
@@ -82,6 +83,9 @@ def convert(
     strict = TOLERANCE if tolerance is None else tolerance  # the source's own library has the weights unrounded
     tolerance = ROUNDED.get(dtype, TOLERANCE) if dtype is not None and tolerance is None else strict
     place = Path(target)
+    check_target(place, to)
+    if source_format is not None:
+        check_format(source_format)
     _check_place(place, Path(source), overwrite)
     original = _open(source, source_format, hints)
     checkpoint = change(original)
@@ -96,7 +100,7 @@ def convert(
     del original
     images = sample_images(checkpoint, pictures)
     expected = outputs(checkpoint, images)
-    photographs = Photographs(checkpoint, pictures) if _holds_preprocessing(to, place) else None
+    photographs = Photographs(checkpoint, pictures) if place.suffix in FORMATS[to].self_describing else None
     before = replace(
         checkpoint, tensors=_no_numbers(checkpoint)
     )  # the facts, to compare with after the numbers are gone
@@ -129,12 +133,8 @@ def convert(
             *_losses(before, written),
         ),
         assumed=() if before.file_format == "vitrail" else before.notes,
-        how_to_load=how_to_load_of(before, place, to),
+        how_to_load=FORMATS[to].how_to_load(before, place),
     )
-
-
-def _holds_preprocessing(to: FormatName, place: Path) -> bool:
-    return to in ("vitrail", "hf") or (to == "timm" and not place.suffix)
 
 
 def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> tuple[str, ...]:
@@ -143,17 +143,16 @@ def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> tu
     if given == read:
         return ()
     sizes = f"the preprocessing gives pictures of {given[0]}×{given[1]}, and the model reads {read[0]}×{read[1]}"
-    if (to == "hf" and not is_dinov2(checkpoint.config)) or (to == "timm" and not place.suffix):
+    if place.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
         raise WeightsError(
-            f"{sizes}; {to} needs both to be the same: resample the positions (image_size=, "
-            f"--resize {given[0]}x{given[1]})."
+            f'{sizes}; {to} needs both to be the same: resample the positions with resize="{given[0]}x{given[1]}".'
         )
     return (f"{sizes}: its positions are resampled for every picture",)
 
 
 def _check_place(place: Path, source: Path, overwrite: bool) -> None:
     if place.exists() and not overwrite:
-        raise WeightsError(f"{place} exists; choose another name, or allow it with --overwrite.")
+        raise WeightsError(f"{place} exists; choose another name, or set overwrite= to replace it.")
     check_replaceable(place)
     if place.is_dir() and place.resolve() in (source.resolve(), *source.resolve().parents):
         raise WeightsError(f"{place} holds the source itself; choose another name.")
@@ -233,11 +232,3 @@ def _unsaid_in_some(config: ViTConfig) -> dict[str, Any]:
     """What the files of some formats do not say, as hints."""
     hints = {"heads": config.heads, "pooling": config.pooling, "image_size": config.image_size}
     return {**hints, "activation": config.block.activation}
-
-
-def how_to_load_of(checkpoint: Checkpoint, path: Path, format_name: FormatName) -> str:
-    """The line with which the target's own users load the file."""
-    if format_name == "vitrail":
-        return f'vitrail.load("{path}")'
-    how = getattr(FORMATS[format_name], "how_to_load", None)
-    return how(checkpoint, path) if how else ""

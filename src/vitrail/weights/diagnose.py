@@ -1,4 +1,4 @@
-"""Warnings worth money: what is likely wrong with a checkpoint, before anybody trains or serves it."""
+"""Likely problems of a checkpoint, found before anybody trains or serves it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.preprocess import preset
+from vitrail.weights.catalogue import foreign_formats
 from vitrail.weights.checkpoint import Checkpoint
 
 IMAGENET_21K = (21841, 21843)
@@ -14,25 +15,25 @@ Severity = Literal["note", "warning", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warning:  # noqa: A001 (it is one)
+class Finding:
     """One thing that the user should know; an `error` makes the model useless as it is, a `note` changes nothing."""
 
     severity: Severity
     message: str
 
 
-def diagnose(checkpoint: Checkpoint) -> list[Warning]:
+def diagnose(checkpoint: Checkpoint) -> list[Finding]:
     """All that we can tell without data."""
-    found = [*_broken_numbers(checkpoint), *_head(checkpoint), *_representation(checkpoint), *_types(checkpoint)]
+    problems = [*_broken_numbers(checkpoint), *_head(checkpoint), *_representation(checkpoint), *_types(checkpoint)]
     assumed = [_warn(note) for note in checkpoint.notes]
-    return [*found, *_normalisation(checkpoint), *assumed, *(_warn(remark, "note") for remark in checkpoint.remarks)]
+    return [*problems, *_normalisation(checkpoint), *assumed, *(_warn(remark, "note") for remark in checkpoint.remarks)]
 
 
-def _warn(message: str, severity: Severity = "warning") -> Warning:
-    return Warning(severity=severity, message=message)
+def _warn(message: str, severity: Severity = "warning") -> Finding:
+    return Finding(severity=severity, message=message)
 
 
-def _broken_numbers(checkpoint: Checkpoint) -> list[Warning]:
+def _broken_numbers(checkpoint: Checkpoint) -> list[Finding]:
     broken = [
         name for name, tensor in checkpoint.tensors.items() if tensor.is_floating_point() and not _is_finite(tensor)
     ]
@@ -46,7 +47,7 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all())
 
 
-def _head(checkpoint: Checkpoint) -> list[Warning]:
+def _head(checkpoint: Checkpoint) -> list[Finding]:
     config = checkpoint.config
     if not config.num_classes:
         return [_warn("there is no head: the model gives features; fine-tune it, or probe it")]
@@ -57,13 +58,13 @@ def _head(checkpoint: Checkpoint) -> list[Warning]:
     return []
 
 
-def _representation(checkpoint: Checkpoint) -> list[Warning]:
+def _representation(checkpoint: Checkpoint) -> list[Finding]:
     config = checkpoint.config
     if config.representation and _looks_untrained(checkpoint):
         return [
             _warn(
                 "the representation layer (pooler) looks random: its bias is 0 and its weights are a normal of 0.02, "
-                "as transformers initialises it; drop it with `vitrail convert --drop-representation`"
+                "as transformers initialises it; convert it with drop_representation= to remove it"
             )
         ]
     if not config.representation and config.num_classes in IMAGENET_21K:
@@ -80,18 +81,14 @@ def _looks_untrained(checkpoint: Checkpoint) -> bool:
     return abs(deviation - 0.02) < 0.001 and abs(weight.mean().item()) < 0.002 and beyond < 0.055
 
 
-def _types(checkpoint: Checkpoint) -> list[Warning]:
+def _types(checkpoint: Checkpoint) -> list[Finding]:
     kinds = sorted({str(tensor.dtype) for tensor in checkpoint.tensors.values() if tensor.is_floating_point()})
     return [_warn(f"a mix of number types: {', '.join(kinds)}")] if len(kinds) > 1 else []
 
 
-# Format → the family whose mean and std its models were trained with; timm's differ from model to model.
-FAMILIES = {"google": "google", "big_vision": "google", "hf": "hf", "torchvision": "torchvision", "dinov2": "dinov2"}
-
-
-def _normalisation(checkpoint: Checkpoint) -> list[Warning]:
+def _normalisation(checkpoint: Checkpoint) -> list[Finding]:
     spec, origin, config = checkpoint.preprocess, checkpoint.origin.format, checkpoint.config
-    family = "dinov2" if origin == "hf" and config.block.layer_scale is not None else FAMILIES.get(origin)
+    family = "dinov2" if origin == "hf" and config.block.layer_scale is not None else _families().get(origin)
     if family is None:
         return []
     usual = preset(family, channels=spec.channels)
@@ -103,6 +100,10 @@ def _normalisation(checkpoint: Checkpoint) -> list[Warning]:
             f"{_shown(usual.mean)} and {_shown(usual.std)}); right for weights trained so, costly otherwise"
         )
     ]
+
+
+def _families() -> dict[str, str | None]:
+    return {each.name: each.family for each in foreign_formats()}
 
 
 def _shown(values: tuple[float, ...]) -> str:

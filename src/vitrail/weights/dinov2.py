@@ -1,5 +1,6 @@
 """facebookresearch/dinov2: `.pth` files of backbones with LayerScale, and register tokens in the newer ones."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -9,16 +10,16 @@ from vitrail.errors import WeightsError
 from vitrail.model import PositionConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.files import write_pickle
+from vitrail.weights.format import ForeignFormat
+from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, only, positions
 from vitrail.weights.infer import (
     Hints,
     Raw,
     assumed_heads,
-    common_refusals,
     count_layers,
     infer_heads,
     infer_image_size,
     optional_size,
-    position_refusals,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
 from vitrail.weights.timm import block_rules, infer_block
@@ -26,7 +27,7 @@ from vitrail.weights.timm import block_rules, infer_block
 ACTIVATION, NORM_EPS = "gelu", 1e-6
 
 
-def recognises(tensors: dict[str, Tensor]) -> bool:
+def recognises(tensors: Mapping[str, Tensor]) -> bool:
     named = {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= tensors.keys()
     return named and bool({"mask_token", "register_tokens"} & tensors.keys())
 
@@ -97,24 +98,33 @@ def mask_token(checkpoint: Checkpoint) -> Tensor:
     return checkpoint.extras.get("mask_token", class_token.new_zeros(1, class_token.shape[-1]))
 
 
-def backbone_refusals(config: ViTConfig) -> list[str]:
-    """Why DINOv2's backbone, in either of its formats, cannot hold a model."""
-    block = config.block
-    reasons = [
-        (block.layer_scale is None, "it always has layer scale"),
-        (block.qk_norm, "it has no qk-norm"),
-        (config.num_classes > 0, "it is a backbone without a head"),
-        (config.representation is not None, "it has no representation layer"),
-        (config.pooling != "cls", "it pools the [cls] token"),
-        (config.stem.kind == "resnet", "it has no ResNet stem"),
-    ]
-    return [*position_refusals(config, covers="class"), *(reason for holds, reason in reasons if holds)]
+def _layer_scale(value: float | None, config: ViTConfig) -> str:
+    return "" if value is not None else "it always has layer scale"
 
 
-def refusals(config: ViTConfig) -> list[str]:
-    return [*common_refusals(config, activation=ACTIVATION, norm_eps=NORM_EPS), *backbone_refusals(config)]
+# What DINOv2's backbone can hold, in either of its formats.
+BACKBONE: Holds = {
+    **COMMON,
+    **positions("learned", covers="class"),
+    "num_classes": only(0, reason="it is a backbone without a head"),
+    "registers": anything,
+    "block.qkv_bias": anything,
+    "block.layer_scale": _layer_scale,
+}
+HOLDS: Holds = {**BACKBONE, "block.activation": activations(ACTIVATION), "block.norm_eps": epsilon(NORM_EPS)}
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
     tensors = write_tensors(key_table(checkpoint.config), checkpoint.tensors)
     write_pickle(path, {**tensors, "mask_token": mask_token(checkpoint)})
+
+
+FORMAT = ForeignFormat(
+    name="dinov2",
+    suffixes=(".pth",),
+    holds=lambda config: HOLDS,
+    write=write,
+    recognises=recognises,
+    read=read,
+    family="dinov2",
+)

@@ -1,5 +1,6 @@
 """What Google's two repositories share: Flax's layouts of kernels, the names inside a block, and reading the sizes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import cast
@@ -40,7 +41,7 @@ class Sizes:
     representation: int | None
 
 
-def find_prefix(tensors: dict[str, Tensor]) -> str | None:
+def find_prefix(tensors: Mapping[str, Tensor]) -> str | None:
     """What stands before all names of the model, or None where there is no such model."""
     return next((prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in tensors), None)
 
@@ -57,7 +58,7 @@ def strip_prefix(raw: Raw) -> tuple[str, tuple[str, ...]]:
     return prefix, (f"left out {counted} not start with {prefix}",) if others else ()
 
 
-def is_original(tensors: dict[str, Tensor], prefix: str) -> bool:
+def is_original(tensors: Mapping[str, Tensor], prefix: str) -> bool:
     """Whether a model is of google-research/vision_transformer: its positions, its numbering, or a ResNet tell."""
     if f"{prefix}{POSITIONS}" in tensors or f"{prefix}conv_root/kernel" in tensors:
         return True
@@ -87,7 +88,7 @@ def implied(hints: Hints) -> tuple[str, ...]:
     )
 
 
-def numbering(tensors: dict[str, Tensor]) -> str:
+def numbering(tensors: Mapping[str, Tensor]) -> str:
     """How the submodules of the first block are numbered."""
     names = BLOCK_NAMES["joint"]
     return "joint" if any(f"/{names[0]}/" in name for name in tensors) else "separate"
@@ -186,16 +187,3 @@ def block(config: ViTConfig, index: int, numbering: str) -> list[Rule]:
         *dense(f"{ours}.mlp.fc1", f"{theirs}/{mlp_name}/Dense_0"),
         *dense(f"{ours}.mlp.fc2", f"{theirs}/{mlp_name}/Dense_1"),
     ]
-
-
-def refusals(config: ViTConfig) -> list[str]:
-    """Why Google's encoders cannot hold a model."""
-    block = config.block
-    reasons = [
-        (not block.qkv_bias, "its queries, keys and values have biases"),
-        (block.qk_norm, "it has no qk-norm"),
-        (block.layer_scale is not None, "it has no layer scale"),
-        (config.registers > 0, "it has no registers"),
-        (config.pool_norm == "after", "its last LayerNorm stands before the pooling"),
-    ]
-    return [reason for holds, reason in reasons if holds]

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 from torch import Tensor
@@ -13,30 +12,17 @@ from torch import Tensor
 from vitrail.errors import VitrailError, WeightsError, suggest
 from vitrail.files import atomic_path, sha256_of
 from vitrail.model import ViTConfig
-from vitrail.weights import big_vision, dinov2, google, huggingface, native, timm, torchvision
-from vitrail.weights.checkpoint import Checkpoint, FormatName
+from vitrail.weights import native
+from vitrail.weights.catalogue import FormatName, foreign_formats
+from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.files import Contents, read_contents
+from vitrail.weights.format import ForeignFormat, Format
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
-# Name → the module that reads and writes it, and what its checkpoints look like to a user.
-FORMATS: dict[FormatName, ModuleType] = {
-    "google": google,
-    "big_vision": big_vision,
-    "timm": timm,
-    "hf": huggingface,
-    "torchvision": torchvision,
-    "dinov2": dinov2,
-}
-SUFFIXES: dict[FormatName, tuple[str, ...]] = {
-    "vitrail": (".safetensors",),
-    "google": (".npz",),
-    "big_vision": (".npz",),
-    "timm": (".safetensors", ".pth", ".bin", ""),  # "" is a folder
-    "hf": ("",),
-    "torchvision": (".pth",),
-    "dinov2": (".pth",),
-}
+FOREIGN: dict[FormatName, ForeignFormat] = {each.name: each for each in foreign_formats()}
+FORMATS: dict[FormatName, Format] = {"vitrail": native.FORMAT, **FOREIGN}
+SUFFIXES: dict[FormatName, tuple[str, ...]] = {name: each.suffixes for name, each in FORMATS.items()}
 # What a reader stumbles over when a file says something absurd where a number or a list should stand.
 NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
 SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
@@ -61,14 +47,14 @@ def read_checkpoint(
     contents = read_files(files, allow_pickle, hints.ema)
     if "vitrail" in contents.metadata and format_name in (None, "vitrail"):
         return apply_hints(native.parse_native(files[0], contents.tensors, contents.metadata, verify), hints)
-    if format_name is not None and format_name not in FORMATS:
+    if format_name == "vitrail":
         raise WeightsError(f"{source} is not a checkpoint of vitrail; leave the format out to have it detected.")
     tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
     check_distilled(tensors, source)
     name = format_name or detect_format(tensors, source)
     raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
     try:
-        checkpoint: Checkpoint = FORMATS[name].read(raw, hints)
+        checkpoint = FOREIGN[name].read(raw, hints)
     except VitrailError as error:
         message = str(error)
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
@@ -100,8 +86,8 @@ def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
 
 def _matches(tensors: dict[str, Tensor], format_name: FormatName | None = None) -> list[FormatName]:
     """The formats, or the one in question, whose keys these are."""
-    names: list[FormatName] = [format_name] if format_name else list(FORMATS)
-    return [name for name in names if FORMATS[name].recognises(tensors)]
+    names: list[FormatName] = [format_name] if format_name else list(FOREIGN)
+    return [name for name in names if FOREIGN[name].recognises(tensors)]
 
 
 def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
@@ -121,12 +107,12 @@ def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with --from.")
+        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with source_format=.")
     if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
         raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")
     shown = ", ".join(list(tensors)[:5]) or "none"
     raise WeightsError(
-        f"the keys of {source} are those of no ViT that we know ({', '.join(FORMATS)}); its first keys: {shown}."
+        f"the keys of {source} are those of no ViT that we know ({', '.join(FOREIGN)}); its first keys: {shown}."
     )
 
 
@@ -196,16 +182,38 @@ def checksums_of(path: str | Path) -> dict[str, str]:
 
 def refusals(config: ViTConfig, format_name: FormatName) -> list[str]:
     """Why a format cannot hold a model of this config; nothing where it can."""
-    return [] if format_name == "vitrail" else FORMATS[format_name].refusals(config)
+    return FORMATS[format_name].refusals(config)
+
+
+def check_format(name: str) -> None:
+    """Raise unless this is the name of a format."""
+    if name not in SUFFIXES:
+        raise WeightsError(f"unknown format {name!r}; {suggest(name, SUFFIXES)}")
+
+
+def choose_format(path: Path) -> FormatName:
+    """The format that a path means by its suffix: ours where we have it, else the only one that does."""
+    names: list[FormatName] = [name for name, suffixes in SUFFIXES.items() if path.suffix in suffixes]
+    if "vitrail" in names or len(names) == 1:
+        return names[0]
+    if names:
+        what = f"a file that ends in {path.suffix}" if path.suffix else "a folder"
+        raise WeightsError(f"{what} can be {' or '.join(names)}; choose with format=; got {path}.")
+    known = sorted({suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix})
+    raise WeightsError(f"a checkpoint must end in {', '.join(known)}, or be a folder; got {path}.")
+
+
+def check_target(path: Path, format_name: FormatName) -> None:
+    """Raise unless the path can hold the format."""
+    check_format(format_name)
+    if path.suffix not in SUFFIXES[format_name]:
+        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
+        raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {path}.")
 
 
 def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> None:
     """Raise unless the format can hold the model and the path can hold the format."""
-    if format_name not in SUFFIXES:
-        raise WeightsError(f"unknown format {format_name!r}; {suggest(format_name, SUFFIXES)}")
-    if path.suffix not in SUFFIXES[format_name]:
-        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
-        raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {path}.")
+    check_target(path, format_name)
     if reasons := refusals(config, format_name):
         raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
 
@@ -235,5 +243,4 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: Form
 
 def write_draft(checkpoint: Checkpoint, draft: Path, format_name: FormatName) -> None:
     """Write to a place that nobody reads yet; `check_writable` comes first."""
-    module = native if format_name == "vitrail" else FORMATS[format_name]
-    module.write(checkpoint, draft)
+    FORMATS[format_name].write(checkpoint, draft)

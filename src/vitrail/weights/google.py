@@ -1,5 +1,6 @@
 """google-research/vision_transformer: `.npz` files of ViTs and of ResNet hybrids."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -10,14 +11,16 @@ from vitrail.model.config import Stem
 from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.files import write_npz
-from vitrail.weights.infer import Hints, Raw, common_refusals, count_units, infer_image_size, position_refusals
+from vitrail.weights.format import ForeignFormat
+from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, positions, resnet_stem
+from vitrail.weights.infer import Hints, Raw, count_units, infer_image_size
 from vitrail.weights.keys import HWIO, SAME, Form, Rule, read_tensors, rule, write_tensors
 
 ACTIVATION, NORM_EPS = "gelu_tanh", 1e-6
 GROUP_NORM_4D = Form(lambda theirs: theirs[0].flatten(), lambda ours: (ours.view(1, 1, 1, -1),))  # early releases
 
 
-def recognises(tensors: dict[str, Tensor]) -> bool:
+def recognises(tensors: Mapping[str, Tensor]) -> bool:
     prefix = flax.find_prefix(tensors)
     return prefix is not None and flax.is_original(tensors, prefix)
 
@@ -136,25 +139,22 @@ def infer_stem(raw: Raw) -> Stem:
     return ResNetStem(blocks=blocks, width_factor=raw.shape("conv_root/kernel", 4)[3] / 64)
 
 
-def refusals(config: ViTConfig) -> list[str]:
-    reasons = [
-        (config.pooling == "map", "it has no attention pooling (big_vision has)"),
-        (config.pooling == "mean" and config.class_token, "it has a [cls] token only to pool it"),
-    ]
-    return [
-        *common_refusals(config, activation=ACTIVATION, norm_eps=NORM_EPS),
-        *flax.refusals(config),
-        *([] if config.positions.kind == "none" else position_refusals(config, covers="class")),
-        *(reason for holds, reason in reasons if holds),
-        *_stem_refusals(config.stem),
-    ]
+def _pooling(value: str, config: ViTConfig) -> str:
+    if value not in ("cls", "mean"):
+        return "it has no attention pooling (big_vision has)"
+    return "it has a [cls] token only to pool it" if value == "mean" and config.class_token else ""
 
 
-def _stem_refusals(stem: Stem) -> list[str]:
-    if not isinstance(stem, ResNetStem):
-        return []
-    plain = ResNetStem(blocks=stem.blocks, width_factor=stem.width_factor)
-    return [] if stem == plain else ["its ResNet has 32 groups, epsilon 1e-6 and divides weights by their std + 1e-5"]
+HOLDS: Holds = {
+    **COMMON,
+    **positions("learned", "none", covers="class"),
+    **resnet_stem(ResNetStem(), "its ResNet has 32 groups, epsilon 1e-6 and divides weights by their std + 1e-5"),
+    "class_token": anything,
+    "pooling": _pooling,
+    "representation": anything,
+    "block.activation": activations(ACTIVATION),
+    "block.norm_eps": epsilon(NORM_EPS),
+}
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
@@ -162,3 +162,14 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     tensors = write_tensors(key_table(checkpoint.config, dialect), checkpoint.tensors)
     prefix = dialect.get("prefix", "")
     write_npz(path, {prefix + name: tensor for name, tensor in tensors.items()})
+
+
+FORMAT = ForeignFormat(
+    name="google",
+    suffixes=(".npz",),
+    holds=lambda config: HOLDS,
+    write=write,
+    recognises=recognises,
+    read=read,
+    family="google",
+)

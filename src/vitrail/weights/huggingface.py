@@ -9,9 +9,12 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
+from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint, Origin
-from vitrail.weights.dinov2 import backbone_refusals, mask_token, split_mask_token
+from vitrail.weights.dinov2 import BACKBONE, mask_token, split_mask_token
 from vitrail.weights.files import write_safetensors
+from vitrail.weights.format import ForeignFormat
+from vitrail.weights.holding import COMMON, Holds, activations, anything, positions
 from vitrail.weights.huggingface_config import (
     NOT_SQUARE,
     is_dinov2,
@@ -22,7 +25,7 @@ from vitrail.weights.huggingface_config import (
     read_config,
 )
 from vitrail.weights.huggingface_processor import check_input_size, processor_config, read_preprocess
-from vitrail.weights.infer import Hints, Raw, common_refusals, position_refusals
+from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, stacked, write_tensors
 
 PATCHES = "embeddings.patch_embeddings.projection"
@@ -63,11 +66,11 @@ DINOV2_BLOCK = {
 }  # its attention is spelled as ViT's
 
 
-def recognises(tensors: dict[str, Tensor]) -> bool:
+def recognises(tensors: Mapping[str, Tensor]) -> bool:
     return find_prefix(tensors) is not None
 
 
-def find_prefix(tensors: dict[str, Tensor]) -> str | None:
+def find_prefix(tensors: Mapping[str, Tensor]) -> str | None:
     return next((prefix for prefix in PREFIXES if f"{prefix}{PATCHES}.weight" in tensors), None)
 
 
@@ -144,26 +147,35 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     )
 
 
-def refusals(config: ViTConfig) -> list[str]:
-    common = common_refusals(config, activation=config.block.activation, norm_eps=None)
-    if is_dinov2(config):
-        whole = config.hidden_width % config.width == 0
-        return [
-            *common,
-            *backbone_refusals(config),
-            *([] if whole else ["the width of its MLPs is a multiple of the model's"]),
-            *([] if is_square(config) else [NOT_SQUARE]),
-        ]
-    reasons = [
-        (config.block.qk_norm, "it has no qk-norm"),
-        (config.pooling != "cls", "it pools the [cls] token"),
-        (config.stem.kind == "resnet", "it has no ResNet stem"),
-        (
-            config.representation is not None and config.num_classes > 0,
-            "its classifier stands without a representation layer (drop the layer or the head)",
-        ),
-    ]
-    return [*common, *position_refusals(config, covers="class"), *(reason for holds, reason in reasons if holds)]
+def _representation(value: int | None, config: ViTConfig) -> str:
+    if value is not None and config.num_classes > 0:
+        return "its classifier stands without a representation layer (drop the layer or the head)"
+    return ""
+
+
+def _mlp_width(value: int | None, config: ViTConfig) -> str:
+    whole = config.hidden_width % config.width == 0
+    return "" if whole else "the width of its MLPs is a multiple of the model's"
+
+
+def _square(value: Pair, config: ViTConfig) -> str:
+    return "" if is_square(config) else NOT_SQUARE
+
+
+SHARED: Holds = {"block.activation": activations("gelu", "gelu_tanh"), "block.norm_eps": anything}
+VIT: Holds = {
+    **COMMON,
+    **SHARED,
+    **positions("learned", covers="class"),
+    "representation": _representation,
+    "block.qkv_bias": anything,
+}
+DINOV2: Holds = {**BACKBONE, **SHARED, "mlp_width": _mlp_width, "image_size": _square}
+
+
+def holds(config: ViTConfig) -> Holds:
+    """What the family that such a model belongs to can hold."""
+    return DINOV2 if is_dinov2(config) else VIT
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
@@ -190,3 +202,17 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
 
 def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
     return f'transformers.{model_config(checkpoint)["architectures"][0]}.from_pretrained("{path}")'
+
+
+FORMAT = ForeignFormat(
+    name="hf",
+    suffixes=("",),
+    holds=holds,
+    write=write,
+    how_to_load=how_to_load,
+    self_describing=("",),
+    resamples=is_dinov2,
+    recognises=recognises,
+    read=read,
+    family="hf",
+)

@@ -95,7 +95,7 @@ def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = No
     choices = [heads for heads in range(1, width + 1) if width % heads == 0 and width // heads >= 8]
     raise WeightsError(
         f"the file does not say how many heads a model of width {width} and depth {depth} has, and no published model "
-        f"has these; give heads (--heads), one of {', '.join(map(str, choices))}."
+        f"has these; give heads=, one of {', '.join(map(str, choices))}."
     )
 
 
@@ -133,7 +133,7 @@ def infer_image_size(positions: int, prefixes: tuple[int, ...], stride: Pair, hi
     if len(squares) != 1:
         raise WeightsError(
             f"{positions} positions do not tell the picture's size ({_sizes(positions, prefixes, stride)}); "
-            "give image_size (--image-size HEIGHTxWIDTH)."
+            "give image_size=, the height and width."
         )
     side = isqrt(positions - squares[0])
     return (side * stride[0], side * stride[1]), squares[0]
@@ -148,27 +148,3 @@ def _sizes(positions: int, prefixes: tuple[int, ...], stride: Pair) -> str:
     ]
     sizes = [f"{rows * stride[0]}×{columns * stride[1]}" for rows, columns in grids[-4:]]
     return f"possible: {', '.join(sizes)}, or turned" if sizes else "no grid of patches fits"
-
-
-def position_refusals(config: ViTConfig, covers: str) -> list[str]:
-    """Why a format with learned positions for just these tokens cannot hold a model."""
-    if config.positions.kind != "learned":
-        return ["its positions are learned"]
-    if config.prefix and config.positions.covers != covers:
-        return [f"its positions cover {'[cls] too' if covers == 'class' else 'patches only'}"]
-    return []
-
-
-def common_refusals(config: ViTConfig, *, activation: str, norm_eps: float | None) -> list[str]:
-    """Why a format with this GELU and epsilon, and a plain encoder, cannot hold a model."""
-    block = config.block
-    reasons = [
-        (block.activation != activation, f"its GELU is {activation} (--activation {activation} to accept that)"),
-        (
-            norm_eps is not None and block.norm_eps != norm_eps,
-            f"its LayerNorm epsilon is {norm_eps}, not {block.norm_eps} (--norm-eps {norm_eps} to accept that)",
-        ),
-        (block.attention_scale is not None, "it has no attention scale of its own"),
-        (config.stem.kind == "conv", "it has no convolutional stem"),
-    ]
-    return [reason for holds, reason in reasons if holds]

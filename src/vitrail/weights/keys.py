@@ -35,7 +35,6 @@ class Rule:
 
 SAME = Form(lambda theirs: theirs[0], lambda ours: (ours,))
 TRANSPOSED = Form(lambda theirs: theirs[0].T, lambda ours: (ours.T,))
-FLAT = Form(lambda theirs: theirs[0].flatten(), lambda ours: (ours,))
 HWIO = Form(lambda theirs: theirs[0].permute(3, 2, 0, 1), lambda ours: (ours.permute(2, 3, 1, 0),))  # Flax kernels
 
 
@@ -76,9 +75,16 @@ def _apply(entry: Rule, theirs: dict[str, Tensor]) -> Tensor:
 
 
 def write_tensors(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their tensors from ours."""
+    """Their tensors from ours; a tensor that no rule places is an error, never dropped."""
+    table = list(rules)
+    placed = {entry.ours for entry in table}
+    missing, unknown = sorted(placed - ours.keys()), sorted(ours.keys() - placed)
+    if missing or unknown:
+        raise WeightsError(
+            f"the format has no place for every tensor of this model: {describe_keys(missing, unknown)}."
+        )
     theirs: dict[str, Tensor] = {}
-    for entry in rules:
+    for entry in table:
         parts = entry.form.write(ours[entry.ours])
         theirs |= {name: part.contiguous() for name, part in zip(entry.theirs, parts, strict=True)}
     return theirs

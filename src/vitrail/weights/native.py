@@ -22,6 +22,7 @@ from vitrail.model import ViTConfig
 from vitrail.schema import from_dict, to_dict
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.files import DTYPES, bytes_of, read_safetensors, write_safetensors
+from vitrail.weights.format import Format
 
 VERSION = 1
 EXTRA = "extra."  # prefix of the names of `Checkpoint.extras` in the file
@@ -108,3 +109,13 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(tensors, pool.map(checksum, tensors.values()), strict=True))
+
+
+FORMAT = Format(
+    name="vitrail",
+    suffixes=(".safetensors",),
+    holds=None,
+    write=write,
+    how_to_load=lambda checkpoint, path: f'vitrail.load("{path}")',
+    self_describing=(".safetensors",),
+)

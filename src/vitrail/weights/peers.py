@@ -24,7 +24,7 @@ from vitrail.weights.proof import Agreement, What, agree, same_pixels
 from vitrail.weights.timm_config import architecture
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
-NO_LIBRARY = "no library that runs on PyTorch reads {}; leave out --verify-with-peer."
+NO_LIBRARY = "no library that runs on PyTorch reads {}; leave out verify_with_peer=."
 GREY_LEVEL = 1.01 / 255  # of pixels in [0, 1]: processors without AVX2 round a byte otherwise
 
 

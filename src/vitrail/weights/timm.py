@@ -1,6 +1,7 @@
 """timm's VisionTransformer: `.safetensors` or `.pth` with a plain state dict, on the hub with a `config.json`."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, Vi
 from vitrail.model.config import Stem
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.files import PICKLES, write_pickle, write_safetensors
+from vitrail.weights.format import ForeignFormat
+from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, only, resnet_stem
 from vitrail.weights.infer import (
     Hints,
     Raw,
     assumed,
     assumed_heads,
-    common_refusals,
     count_layers,
     count_units,
     infer_heads,
@@ -27,13 +29,11 @@ from vitrail.weights.timm_config import how_to_load, hub_config
 from vitrail.weights.timm_hub import NORM_EPS, read_hub_config
 from vitrail.weights.timm_transform import BARE, assume_preprocess, read_classes, read_preprocess
 
-__all__ = ["how_to_load", "read", "recognises", "refusals", "write"]
-
 ACTIVATION = "gelu"
 RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute
 
 
-def recognises(tensors: dict[str, Tensor]) -> bool:
+def recognises(tensors: Mapping[str, Tensor]) -> bool:
     plain = {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= tensors.keys()
     return plain and not {"mask_token", "register_tokens"} & tensors.keys()
 
@@ -195,20 +195,28 @@ def _root_of(raw: Raw) -> str | None:
     return next((name for name in names if name in raw.tensors), None)
 
 
-def refusals(config: ViTConfig) -> list[str]:
-    stem = config.stem
-    other_resnet = isinstance(stem, ResNetStem) and stem != replace(
-        RESNET, blocks=stem.blocks, width_factor=stem.width_factor
-    )
-    covered = config.positions.covers == "class" and config.registers > 0 and config.class_token
-    reasons = [
-        (config.representation is not None, "it has no representation layer (drop it when fine-tuning)"),
-        (config.positions.kind == "sincos", "its positions are learned"),
-        (covered, "it gives positions to [cls] and registers alike, or to neither (--fold-class-position to do that)"),
-        (other_resnet, "its ResNet has 32 groups, epsilon 1e-5 and divides weights by √(variance + 1e-8)"),
-    ]
-    common = common_refusals(config, activation=config.block.activation, norm_eps=NORM_EPS)
-    return [*common, *(reason for holds, reason in reasons if holds)]
+def _covers(value: str, config: ViTConfig) -> str:
+    if value == "class" and config.registers > 0 and config.class_token:
+        return "it gives positions to [cls] and registers alike, or to neither (fold_class_position= does that)"
+    return ""
+
+
+HOLDS: Holds = {
+    **COMMON,
+    **resnet_stem(RESNET, "its ResNet has 32 groups, epsilon 1e-5 and divides weights by √(variance + 1e-8)"),
+    "class_token": anything,
+    "registers": anything,
+    "pooling": only("cls", "mean", "map", reason="it pools the [cls] token, the mean of the patches or by attention"),
+    "pool_norm": anything,
+    "representation": only(None, reason="it has no representation layer (drop it when fine-tuning)"),
+    "positions.kind": only("learned", "none", reason="its positions are learned"),
+    "positions.covers": _covers,
+    "block.qkv_bias": anything,
+    "block.qk_norm": anything,
+    "block.layer_scale": anything,
+    "block.norm_eps": epsilon(NORM_EPS),
+    "block.activation": activations("gelu", "gelu_tanh"),
+}
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
@@ -221,3 +229,16 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
         path.mkdir()
         write_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
         (path / "config.json").write_text(json.dumps(hub_config(checkpoint), indent=2), encoding="utf-8")
+
+
+FORMAT = ForeignFormat(
+    name="timm",
+    suffixes=(".safetensors", ".pth", ".bin", ""),
+    holds=lambda config: HOLDS,
+    write=write,
+    how_to_load=how_to_load,
+    self_describing=("",),
+    resamples=lambda config: False,
+    recognises=recognises,
+    read=read,
+)

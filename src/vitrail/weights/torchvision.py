@@ -1,23 +1,25 @@
 """torchvision's VisionTransformer: `.pth` files with a plain state dict."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
+from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint, Origin
 from vitrail.weights.files import write_pickle
+from vitrail.weights.format import ForeignFormat
+from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, only, positions
 from vitrail.weights.infer import (
     Hints,
     Raw,
     assumed_heads,
-    common_refusals,
     count_layers,
     infer_heads,
     infer_image_size,
     optional_size,
-    position_refusals,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
 
@@ -25,7 +27,7 @@ ACTIVATION, NORM_EPS = "gelu", 1e-6
 LAYER = "encoder.layers.encoder_layer_"
 
 
-def recognises(tensors: dict[str, Tensor]) -> bool:
+def recognises(tensors: Mapping[str, Tensor]) -> bool:
     return "conv_proj.weight" in tensors and "encoder.pos_embedding" in tensors
 
 
@@ -90,27 +92,38 @@ def infer_config(raw: Raw, hints: Hints, dialect: dict[str, str]) -> ViTConfig:
     )
 
 
-def refusals(config: ViTConfig) -> list[str]:
-    block = config.block
-    square = config.image_size[0] == config.image_size[1] and config.patch_size[0] == config.patch_size[1]
-    reasons = [
-        (not block.qkv_bias, "its queries, keys and values have biases"),
-        (block.qk_norm, "it has no qk-norm"),
-        (block.layer_scale is not None, "it has no layer scale"),
-        (config.registers > 0, "it has no registers"),
-        (config.pooling != "cls", "it pools the [cls] token"),
-        (config.num_classes == 0, "it always has a head"),
-        (config.channels != 3, "its pictures have 3 channels"),
-        (config.stem.kind == "resnet", "it has no ResNet stem"),
-        (not square, "its pictures and patches are square"),
-    ]
-    return [
-        *common_refusals(config, activation=ACTIVATION, norm_eps=NORM_EPS),
-        *position_refusals(config, covers="class"),
-        *(reason for holds, reason in reasons if holds),
-    ]
+def _squares(value: Pair, config: ViTConfig) -> str:
+    return "" if value[0] == value[1] else "its pictures and patches are square"
+
+
+def _classes(value: int, config: ViTConfig) -> str:
+    return "" if value else "it always has a head"
+
+
+HOLDS: Holds = {
+    **COMMON,
+    **positions("learned", covers="class"),
+    "image_size": _squares,
+    "patch_size": _squares,
+    "channels": only(3, reason="its pictures have 3 channels"),
+    "num_classes": _classes,
+    "representation": anything,
+    "block.activation": activations(ACTIVATION),
+    "block.norm_eps": epsilon(NORM_EPS),
+}
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
     dialect = checkpoint.origin.dialect if checkpoint.origin.format == "torchvision" else {}
     write_pickle(path, write_tensors(key_table(checkpoint.config, dialect), checkpoint.tensors))
+
+
+FORMAT = ForeignFormat(
+    name="torchvision",
+    suffixes=(".pth",),
+    holds=lambda config: HOLDS,
+    write=write,
+    recognises=recognises,
+    read=read,
+    family="torchvision",
+)

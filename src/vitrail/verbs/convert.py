@@ -1,0 +1,99 @@
+"""`vitrail.convert`: a checkpoint from one format to another, with proof."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from vitrail.errors import ConfigError, suggest
+from vitrail.progress import working
+from vitrail.verbs.hints import Size, read_hints, read_size
+from vitrail.weights import adapt
+from vitrail.weights import convert as conversion
+from vitrail.weights.checkpoint import Checkpoint, FormatName
+from vitrail.weights.class_names import ClassNames, name_classes, read_class_names
+from vitrail.weights.convert import Conversion
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DtypeName = Literal["float32", "float16", "bfloat16"]
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    format: FormatName = "vitrail",  # noqa: A002
+    *,
+    source_format: FormatName | None = None,
+    resize: Size | None = None,
+    resample: adapt.Kernel | None = None,
+    channels: int | None = None,
+    num_classes: int | None = None,
+    classes: ClassNames | None = None,
+    drop_representation: bool = False,
+    fold_class_position: bool = False,
+    pictures: Sequence[str | Path] = (),
+    dtype: DtypeName | None = None,
+    tolerance: float | None = None,
+    verify_with_peer: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    **settings: Any,
+) -> Conversion:
+    """Convert a checkpoint to another format and prove that it computes the same.
+
+    Nothing is left at `target` unless the proof succeeds. The `settings` are the fields of `Hints`, each for
+    what the source leaves open: `heads`, `image_size`, `pooling`, `activation`, `norm_eps`, `attention_scale`, `ema`.
+
+    Args:
+        source: a file, a folder, hf://owner/name or google://NAME; pickles are read without running them.
+        target: what to write: a file, or a folder for hf.
+        format: the format to write.
+        source_format: the format of the source, where its keys do not tell.
+        resize: resample the positions for pictures of this size.
+        resample: the kernel for the positions, instead of the checkpoint's own.
+        channels: make 1 or more input channels from the 3 of RGB.
+        num_classes: replace the head by a new one of zeros; 0 for none.
+        classes: the names of the classes, in the order of the head, or a file with them.
+        drop_representation: leave out Linear + tanh, and start the head anew, as the paper does for fine-tuning.
+        fold_class_position: add the position of [cls] to its token, for formats that have none.
+        pictures: pictures on which both must agree; by default, two photographs.
+        dtype: write the weights with this many digits, instead of their own.
+        tolerance: largest difference of two logits, relative to the largest; 1e-5 unless `dtype` rounds the weights.
+        verify_with_peer: also run the source's own library on the source, and the target's on what was written.
+        overwrite: replace the target if it exists.
+        progress: show a sign of life on the error stream.
+    """
+    hints = read_hints(convert, settings)
+    size = read_size(resize, "resize")
+    names = None if classes is None else read_class_names(classes)
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}; {suggest(str(dtype), DTYPES)}")
+
+    def change(checkpoint: Checkpoint) -> Checkpoint:
+        changed = adapt.adapt(
+            checkpoint,
+            image_size=size,
+            resample=resample,
+            channels=channels,
+            num_classes=num_classes,
+            drop_representation=drop_representation,
+        )
+        changed = adapt.fold_class_position(changed) if fold_class_position else changed
+        where = str(classes) if isinstance(classes, str | Path) else "classes"
+        return changed if names is None else name_classes(changed, names, where)
+
+    with working("converting", speaks=progress):
+        return conversion.convert(
+            source,
+            target,
+            format,
+            source_format=source_format,
+            hints=hints,
+            change=change,
+            dtype=None if dtype is None else DTYPES[dtype],
+            tolerance=tolerance,
+            pictures=[Path(picture) for picture in pictures],
+            verify_with_peer=verify_with_peer,
+            overwrite=overwrite,
+        )

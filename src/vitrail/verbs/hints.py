@@ -1,0 +1,34 @@
+"""The settings that verbs with a foreign checkpoint share: what the user knows better than the file."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from inspect import Parameter, signature
+from typing import Any
+
+from vitrail.errors import ConfigError, suggest
+from vitrail.model.config import Pair
+from vitrail.weights.infer import Hints
+
+Size = int | str | Pair  # 384, (224, 320) as height and width, or "224x320"
+
+
+def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:
+    """The hints among the settings of a verb; a name that is neither a hint nor an argument of it is an error."""
+    hints = {field.name for field in fields(Hints)}
+    arguments = {name for name, each in signature(verb).parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
+    for name in settings:
+        if name not in hints:
+            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {suggest(name, hints | arguments)}")
+    values: dict[str, Any] = {**settings, "image_size": read_size(settings.get("image_size"), "image_size")}
+    return Hints(**values)
+
+
+def read_size(size: Size | None, name: str) -> Pair | None:
+    """The height and width that a number, a pair or a text means."""
+    if isinstance(size, str):
+        if not re.fullmatch(r"\d+(x\d+)?", size):
+            raise ConfigError(f"{name} must be one number or HEIGHTxWIDTH, such as 384 or 224x320; got {size!r}.")
+        height, _, width = size.partition("x")
+        return int(height), int(width or height)
+    return (size, size) if isinstance(size, int) else size

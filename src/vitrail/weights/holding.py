@@ -1,0 +1,131 @@
+"""What a format can hold: a closed world over the fields of `ViTConfig`.
+
+A format names the fields that it holds, each with a check. Every other field must have its plain value, the default of
+its dataclass: an option that is added to the model is refused by name until a format says that it holds it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from vitrail.model import ResNetStem, ViTConfig
+
+Check = Callable[[Any, ViTConfig], str]  # the value of a field, the model → why it cannot be held, or ""
+Holds = Mapping[str, Check]  # field, such as `block.norm_eps` → its check
+
+# Field → what a format says that has nothing but the plain value.
+PLAIN = {
+    "block.attention_scale": "it has no attention scale of its own",
+    "block.layer_scale": "it has no layer scale",
+    "block.qk_norm": "it has no qk-norm",
+    "block.qkv_bias": "its queries, keys and values have biases",
+    "class_token": "it always has a [cls] token",
+    "pool_norm": "its last LayerNorm stands before the pooling",
+    "pooling": "it pools the [cls] token",
+    "registers": "it has no registers",
+    "representation": "it has no representation layer",
+}
+STEMS = {"conv": "it has no convolutional stem", "resnet": "it has no ResNet stem"}
+
+
+def refusals(config: ViTConfig, holds: Holds) -> list[str]:
+    """Why a model cannot be held, a reason for each field in question; nothing where it can."""
+    reasons: list[str] = []
+    refused: set[str] = set()  # parts of another kind, of which nothing more needs to be said
+    for path, value, plain in walk(config, type(config)()):
+        part, _, name = path.rpartition(".")
+        if part in refused:
+            continue
+        if path in holds:
+            reason = holds[path](value, config)
+        else:
+            reason = "" if value == plain else PLAIN.get(path, f"its {path} is always {plain!r}, here it is {value!r}")
+        if reason:
+            reasons.append(reason)
+            refused |= {part} if name == "kind" else set()
+    return list(dict.fromkeys(reasons))
+
+
+def walk(config: Any, plain: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every field of a config, nested ones by their path, with its value and its plain value."""
+    for field in fields(config):
+        path, value, usual = prefix + field.name, getattr(config, field.name), getattr(plain, field.name)
+        if not is_dataclass(value):
+            yield path, value, usual
+        elif type(value) is type(usual):
+            yield from walk(value, usual, f"{path}.")
+        else:
+            kind = getattr(value, "kind", None)
+            yield f"{path}.kind", kind, getattr(usual, "kind", None)
+            yield from (each for each in walk(value, type(value)(), f"{path}.") if each[0] != f"{path}.kind")  # pyright: ignore
+
+
+def anything(value: Any, config: ViTConfig) -> str:
+    """Held, whatever it is."""
+    return ""
+
+
+def only(*values: Any, reason: str) -> Check:
+    """One of these values."""
+    return lambda value, config: "" if value in values else reason
+
+
+def activations(*names: str) -> Check:
+    """A GELU of one of these forms."""
+    accepts = f' (activation="{names[0]}" accepts that)' if len(names) == 1 else ""
+    return only(*names, reason=f"its GELU is {' or '.join(names)}{accepts}")
+
+
+def epsilon(number: float) -> Check:
+    """One epsilon for all LayerNorms, fixed in the library's code."""
+
+    def check(value: Any, config: ViTConfig) -> str:
+        if value == number:
+            return ""
+        return f"its LayerNorm epsilon is {number}, not {value} (norm_eps={number} accepts that)"
+
+    return check
+
+
+def positions(*kinds: str, covers: str) -> Holds:
+    """Positions of these kinds; learned ones belong to just these tokens."""
+
+    def check_covers(value: Any, config: ViTConfig) -> str:
+        if config.positions.kind != "learned" or not config.prefix or value == covers:
+            return ""
+        return f"its positions cover {'[cls] too' if covers == 'class' else 'patches only'}"
+
+    kind = only(*kinds, reason="its positions are learned")
+    return {"positions.kind": kind, "positions.covers": check_covers}
+
+
+def resnet_stem(stem: ResNetStem, reason: str) -> Holds:
+    """No stem, or a ResNet of any depth and width that computes as this one does."""
+    fixed = {f"stem.{name}": only(getattr(stem, name), reason=reason) for name in RESNET_FIXED}
+    kind = {"stem.kind": stems("patch", "resnet")}
+    return {**kind, "stem.blocks": anything, "stem.width_factor": anything, **fixed}
+
+
+RESNET_FIXED = ("groups", "norm_eps", "ws_eps", "ws_form")
+
+
+def stems(*kinds: str, hint: str = "") -> Check:
+    """Stems of these kinds; the hint follows the reason for a ResNet."""
+
+    def check(value: Any, config: ViTConfig) -> str:
+        if value in kinds:
+            return ""
+        reason = STEMS.get(value, f"it has no stem of the kind {value!r}")
+        return f"{reason} ({hint})" if hint and value == "resnet" else reason
+
+    return check
+
+
+# What every format holds: sizes; and what changes nothing at inference, or only at other sizes, where a note tells.
+SIZES: Holds = dict.fromkeys(
+    ("image_size", "patch_size", "channels", "width", "depth", "heads", "mlp_width", "num_classes"), anything
+)
+SILENT: Holds = dict.fromkeys(
+    ("positions.resample", "rates.dropout", "rates.attention", "rates.path", "rates.patch"), anything
+)
+COMMON: Holds = {**SIZES, **SILENT, "stem.kind": stems("patch")}

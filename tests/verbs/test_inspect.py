@@ -1,0 +1,33 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from vitrail.cli.main import main
+from vitrail.errors import ConfigError
+from vitrail.verbs.inspect import inspect
+
+pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.AssumptionWarning")
+FIXTURE = Path(__file__).parents[1] / "weights" / "fixtures" / "google_token.npz"
+
+
+def test_both_doors_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(FIXTURE), "--json", "--pooling", "mean", "--image-size", "32"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    inspection = inspect(str(FIXTURE), pooling="mean", image_size=32)
+    assert json.loads(json.dumps(inspection.facts)) == printed
+    assert inspection.config.pooling == "mean"
+    assert inspection.usable
+    assert capsys.readouterr() == ("", "")
+
+
+def test_it_shows_itself_as_a_table_with_findings() -> None:
+    text = inspect(FIXTURE)._repr_markdown_()
+    assert f"| checkpoint | {FIXTURE} |\n|---|---|\n| format | google |" in text
+    assert "| encoder | 3 blocks, width 32, 4 heads, MLP 64 |" in text
+    assert "- **warning**: the 7 classes have no names" in text
+
+
+def test_an_unknown_setting() -> None:
+    with pytest.raises(ConfigError, match="inspect has no setting 'source_fromat'; did you mean source_format"):
+        inspect(FIXTURE, source_fromat="google")
