@@ -63,7 +63,7 @@ def open_data(data: str | Path, **settings: Any) -> Dataset:
     Names: digits, cifar10, cifar100, mnist, fashion-mnist, hf:NAME. Paths: class folders, a table, CIFAR's or MNIST's
     files, shards.
     """
-    check_settings("open_data", settings, [DataConfig])
+    check_settings(open_data, settings, DataConfig)
     return _open(data, settings)
 
 
@@ -74,7 +74,7 @@ def check_data(
 
     `workers` are the threads that decode pictures, by default one per core; `settings` are the fields of `DataConfig`.
     """
-    check_settings("check_data", settings, [DataConfig], ("workers", "progress"))
+    check_settings(check_data, settings, DataConfig)
     check_workers(workers)
     dataset = _open(data, settings)
     with pick_progress(progress)("looking at pictures", _count(dataset)) as advance:
@@ -96,7 +96,7 @@ def show_data(
     `preset` is the preprocessing of a family: google, timm, timm-imagenet, hf, torchvision, dinov2 or clip; `size` the
     side of the model's input; `settings` are the fields of `DataConfig` and `Augment`.
     """
-    check_settings("show_data", settings, [DataConfig, Augment], ("preset", "size", "pictures", "seed"))
+    check_settings(show_data, settings, DataConfig, Augment)
     if pictures < 1:
         raise ConfigError(f"pictures must be at least 1; got {pictures}.")
     augment = build(Augment, settings)
@@ -119,7 +119,7 @@ def shard_data(
 
     `max_megabytes` is the largest size of one shard; `settings` are the fields of `DataConfig`.
     """
-    check_settings("shard_data", settings, [DataConfig], ("max_megabytes", "seed", "progress"))
+    check_settings(shard_data, settings, DataConfig)
     if max_megabytes < 1:
         raise ConfigError(f"max_megabytes must be at least 1; got {max_megabytes}.")
     dataset = _open(data, settings)

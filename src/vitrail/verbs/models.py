@@ -29,6 +29,7 @@ def open_model(
 
 
 def name_of(model: Predictor | str | Path | None) -> str:
-    """What a figure calls the model: the last name of its source."""
-    source = model.origin.source if isinstance(model, Predictor) else DEFAULT if model is None else str(model)
-    return Path(source).name or "model"
+    """What a figure calls the model: the last name of its source; of a loaded one, where its weights are from."""
+    if isinstance(model, Predictor):
+        return model.origin.source or "model"
+    return Path(DEFAULT if model is None else model).name or "model"

@@ -1,7 +1,8 @@
 """The keywords of a verb that are fields of config dataclasses, as they are flags of the command."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from typing import Any, TypeVar
 
 from vitrail.errors import ConfigError, suggest
@@ -9,12 +10,13 @@ from vitrail.errors import ConfigError, suggest
 T = TypeVar("T")
 
 
-def check_settings(verb: str, settings: Mapping[str, Any], configs: Iterable[type], known: Iterable[str] = ()) -> None:
-    """Raise unless every keyword is a field of one of the configs; `known` are the verb's other keywords."""
-    names = [field.name for config in configs for field in dataclasses.fields(config)]
+def check_settings(verb: Callable[..., Any], settings: Mapping[str, Any], *configs: type) -> None:
+    """Raise unless every keyword is a field of one of the configs."""
+    fields = {field.name for config in configs for field in dataclasses.fields(config)}
+    arguments = {name for name, each in signature(verb).parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
     for name in settings:
-        if name not in names:
-            raise ConfigError(f"{verb} has no setting {name!r}; {suggest(name, [*names, *known])}")
+        if name not in fields:
+            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {suggest(name, fields | arguments)}")
 
 
 def build(config: type[T], settings: Mapping[str, Any]) -> T:
