@@ -63,7 +63,7 @@ def test_check_as_json(make_folder, capsys: pytest.CaptureFixture[str]) -> None:
         (["show", "digits", "--preset", "tim"], "did you mean timm"),
         (["show", "digits", "--pictures", "0"], "pictures must be at least 1"),
         (["show", "digits", "--size", "0"], "size must be"),
-        (["check", "digits", "--out", "/dev/null/x"], "cannot be made"),
+        (["check", "digits", "--out", "/dev/null/x"], "must be a folder"),
         (["shard", "digits", "/dev/null"], "must be a folder"),
         (["shard", "digits", "/dev/null/x"], "cannot be written"),
     ],

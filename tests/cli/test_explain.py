@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 from tests.data.conftest import picture
 
-from vitrail.cli.explain import parse_numbers, unique_names
+from vitrail.cli.explain import parse_numbers
 from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess
 from vitrail.explanation.choice import CANDIDATES
+from vitrail.explanation.explained import unique_stems
 from vitrail.model import ConvStem, PositionConfig, ViT
 from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint
@@ -218,7 +219,7 @@ def test_figures_say_what_a_model_has_not(save, capsys: pytest.CaptureFixture[st
     assert main(["figures", model, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     notes = " ".join(result["notes"])
-    for text in ("first 3×3 convolution of the conv stem", "this model has none", "two photographs"):
+    for text in ("first 3×3 convolution of the conv stem", "this model has no positions", "two photographs"):
         assert text in notes
     assert {Path(path).stem for path in result["written"]} == {"filters", "distance", "attention"}
 
@@ -233,5 +234,5 @@ def test_figures_of_many_channels_need_no_pictures(save, capsys: pytest.CaptureF
 def test_small_parts(photos) -> None:
     assert parse_numbers("layers", "0,5,-1") == (0, 5, -1)
     assert parse_numbers("layers", None) is None
-    assert unique_names(["a/x.png", "b/x.png", "x-2.png"]) == ["x", "x-2", "x-2-2"]
+    assert unique_stems(["a/x.png", "b/x.png", "x-2.png"]) == ["x", "x-2", "x-2-2"]
     assert torch.is_grad_enabled()

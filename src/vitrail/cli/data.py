@@ -1,6 +1,5 @@
 """`vitrail data check | show | shard`."""
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,12 +8,11 @@ from cyclopts import App, Parameter
 from rich.table import Table
 
 from vitrail.cli.options import Raw
-from vitrail.cli.printing import SteadyConsole, escape, print_end, print_json, progress_bar
-from vitrail.cli.runs import new_run_folder
+from vitrail.cli.printing import SteadyConsole, escape, print_end, print_json
+from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.cli.usage import show_examples
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
-from vitrail.errors import ConfigError
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
@@ -63,21 +61,12 @@ def check(
     json_output
         Print one JSON object instead of tables.
     """
-    from vitrail.data.check.report import check_data
-    from vitrail.data.opening import open_data, write_split_file
-    from vitrail.data.view import contact_sheet
+    from vitrail.verbs.data import check_data
+    from vitrail.verbs.settings import settings_of
 
-    dataset = open_data(where, config)
-    total = sum(len(source) for source in dataset.splits.values())
-    with progress_bar("looking at pictures", total) as advance:
-        report = check_data(dataset, workers or os.cpu_count() or 1, advance)
-    folder = new_run_folder("data-check", out)
-    report.write_csv(folder / "check.csv", raw=raw)
-    contact_sheet(report).save(folder / "contact_sheet.png")
-    paths = [folder / "check.csv", folder / "contact_sheet.png"]
-    if dataset.made_split:
-        write_split_file(dataset, folder / "split.csv")
-        paths.append(folder / "split.csv")
+    check_run_folder(out)
+    report = check_data(where, workers=workers, progress=True, **settings_of(config))
+    paths = report.write(new_run_folder("data-check", out), raw=raw)
     if json_output:
         print_json(_as_json(report, paths))
     else:
@@ -92,7 +81,7 @@ def show(
     *,
     config: Flags = _PLAIN,
     augment: Annotated[Augment, Parameter(name="*")] = _FLIP,
-    family: Annotated[str | None, Parameter(name="--preset")] = None,
+    preset: str | None = None,
     size: int | None = None,
     pictures: int = 8,
     seed: int = 0,
@@ -104,7 +93,7 @@ def show(
     ----------
     where
         The data set: a path, an address or a name.
-    family
+    preset
         The preprocessing: google, timm, timm-imagenet, hf, torchvision, dinov2 or clip.
     size
         The side of the model's input [default: 224, or the pictures' own for sets in memory].
@@ -115,15 +104,11 @@ def show(
     out
         The folder to write to [default: runs/data-show-N].
     """
-    from vitrail.data.defaults import default_preprocess
-    from vitrail.data.opening import open_data
-    from vitrail.data.view import augmentation_sheet
+    from vitrail.verbs.data import show_data
+    from vitrail.verbs.settings import settings_of
 
-    if pictures < 1:
-        raise ConfigError(f"pictures must be at least 1; got {pictures}.")
-    dataset = open_data(where, config)
-    spec = default_preprocess(dataset, size, family)
-    sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
+    check_run_folder(out)
+    sheet = show_data(where, preset=preset, size=size, pictures=pictures, seed=seed, **settings_of(config, augment))
     folder = new_run_folder("data-show", out)
     sheet.save(folder / "augmented.png")
     print_end([folder / "augmented.png"], shlex.join(["vitrail", "data", "check", where]))
@@ -147,12 +132,10 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
     seed
         The seed of the order.
     """
-    from vitrail.data.opening import open_data
-    from vitrail.data.sharding import write_shards
+    from vitrail.verbs.data import shard_data
+    from vitrail.verbs.settings import settings_of
 
-    dataset = open_data(where, config)
-    with progress_bar("writing shards", sum(len(source) for source in dataset.splits.values())) as advance:
-        written = write_shards(dataset, out, max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
+    written = shard_data(where, out, max_megabytes=max_megabytes, seed=seed, progress=True, **settings_of(config))
     console = SteadyConsole(highlight=False)
     console.print(f"{counted(written.num_samples, 'picture')} in {counted(len(written.files) - 1, 'shard')}")
     for key, why in list(written.skipped.items())[:10]:
@@ -163,7 +146,7 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
     return int(bool(written.skipped))
 
 
-def _as_json(report: "Report", paths: list[Path]) -> dict[str, object]:
+def _as_json(report: "Report", paths: tuple[Path, ...]) -> dict[str, object]:
     from vitrail.data.check.record import sum_up
     from vitrail.schema import to_dict
 

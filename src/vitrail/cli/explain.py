@@ -1,7 +1,6 @@
 """`vitrail explain`: which parts of pictures a checkpoint decides by, and how far to believe the answer."""
 
 import shlex
-from collections.abc import Iterable
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,19 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.cli.options import Json
-from vitrail.cli.predict import BROKEN, Model, Pictures, gather, tell_apart
-from vitrail.cli.printing import SteadyConsole, plain, print_json, progress_bar, working
+from vitrail.cli.options import Device, Json
+from vitrail.cli.predict import BROKEN, Model, Pictures, tell_apart
+from vitrail.cli.printing import SteadyConsole, plain, print_json
 from vitrail.cli.runs import check_run_folder, new_run_folder
-from vitrail.errors import ConfigError, VitrailError
-from vitrail.wording import counted, reason
+from vitrail.errors import ConfigError
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.data.transform import Picture
-    from vitrail.explanation import AttentionMaps, Choice, Explanation, Faithfulness, Loaded, Subject
-    from vitrail.explanation.render import Drawn
-
-LONGEST_STEM = 200  # bytes; on most disks a name with its ending has at most 255
+    from vitrail.explanation import Choice, Faithfulness
+    from vitrail.explanation.explained import Explanations
 
 
 def explain(
@@ -34,13 +30,14 @@ def explain(
     layers: str | None = None,
     heads: str | None = None,
     score: Annotated[bool, Parameter(negative=())] = False,
+    device: Device = "auto",
     out: Path | None = None,
     as_json: Json = False,
 ) -> int:
-    """Show which parts of pictures a checkpoint decides by: vitrail explain [MODEL] PICTURES…
+    """Show which parts of pictures a model decides by: vitrail explain [MODEL] PICTURES…
 
-    Writes overlays, heads, layers, and one sheet of all. What a model and a picture can be is said in
-    `vitrail predict --help`. Exit code 1: some pictures could not be explained; the others were.
+    Writes overlays, heads, layers, and one sheet of all. See `vitrail predict --help` for what a model and a picture
+    can be. Exit code 1: some pictures could not be explained; the others were.
 
     Parameters
     ----------
@@ -51,7 +48,8 @@ def explain(
     target
         The class to explain, by name or number [default: the predicted one].
     layers
-        Layers for method attention and for the picture of the heads, from 0, such as 0,5,-1 [default: the last look].
+        Layers for method attention and for the picture of the heads, counted from 0, such as 0,5,-1
+        [default: the last one].
     heads
         Heads for the same, such as 0,3 [default: all].
     score
@@ -59,113 +57,29 @@ def explain(
     out
         The folder to write to [default: runs/explain-N].
     """
-    from vitrail.explanation import open_subject
-    from vitrail.explanation.attention import check_choice
-    from vitrail.explanation.explanation import target_index
-    from vitrail.prediction import load
-
     check_run_folder(out)
-    chosen_layers, chosen_heads = parse_numbers("layers", layers), parse_numbers("heads", heads)
+    layer_numbers, head_numbers = parse_numbers("layers", layers), parse_numbers("heads", heads)
     source, names = tell_apart(pictures, model, explain)
-    stream = gather(names, None)
-    with working(f"loading {source}"):
-        loaded = load(source)
-    target_index(loaded, target)
-    check_choice(loaded.model, chosen_layers, chosen_heads)
-    found = dict(stream)
-    choice = _choose(loaded, found, target, chosen_layers, chosen_heads) if method == "auto" else None
-    work = Work(loaded, choice.method if choice else method, target, chosen_layers, chosen_heads, score)
-    folder = new_run_folder("explain", out)
-    with progress_bar("explaining", len(found)) as advance:
-        for name, (path, picture) in zip(unique_names(found), found.items(), strict=True):
-            try:
-                work.add(folder, name, open_subject(picture, loaded.preprocess, Path(path).name))
-            except (VitrailError, OSError) as error:
-                work.failures[path] = reason(error)
-            advance(1)
-    if not work.found:
-        raise ConfigError("no picture could be explained: " + " ".join(dict.fromkeys(work.failures.values())))
-    work.finish(folder, f"{Path(source).name}: why?", choice.reason if choice else f"method {method}")
+    from vitrail.verbs.explain import explain_all
+
+    explanations = explain_all(
+        source,
+        names,
+        method=method,
+        target=target,
+        layers=layer_numbers,
+        heads=head_numbers,
+        score=score,
+        device=device,
+        progress=True,
+    )
+    written = explanations.save(new_run_folder("explain", out), progress=True)
     if as_json:
-        print_json(_as_json(work, choice))
+        print_json(_as_json(explanations, written))
     else:
-        _print(work, choice, shlex.join(["vitrail", "figures", source, next(iter(found))]))
-    return BROKEN if work.failures else 0
-
-
-class Work:
-    """The pictures that have been explained, what was written, and what went wrong."""
-
-    def __init__(
-        self,
-        loaded: "Loaded",
-        method: Any,
-        target: str | None,
-        layers: tuple[int, ...] | None,
-        heads: tuple[int, ...] | None,
-        score: bool,
-    ) -> None:
-        self.loaded, self.method, self.target = loaded, method, target
-        self.layers, self.heads, self.score = layers, heads, score
-        self.found: list[tuple[str, Explanation, Faithfulness | None]] = []  # name, what counted, how faithful
-        self.drawn: list[Drawn] = []  # for the sheet, which has room for so many
-        self.written: list[Path] = []
-        self.failures: dict[str, str] = {}
-
-    def add(self, folder: Path, name: str, subject: "Subject") -> None:
-        """Explain one picture and write its overlay, heads, layers and raw maps."""
-        from vitrail.explanation import attention_maps, explain_by, measure
-        from vitrail.explanation.render import MOST_ON_SHEET, draw, heads_sheet, layers_sheet, overlay
-
-        found = explain_by(self.loaded, subject, self.method, self.target, self.layers, self.heads)
-        score = None
-        if self.score and found.target is not None:
-            score = measure(self.loaded.model, subject.image, found.target, found.map)
-        attention = attention_maps(self.loaded.model, subject.image[None])
-        shown = attention.select(self.layers, self.heads)
-        numbers = [head % attention.maps.shape[2] for head in self.heads or range(attention.maps.shape[2])]
-        full = overlay(subject, found.map)
-        title = f"{subject.name}: attention"
-        pictures = {
-            "overlay": full,
-            "heads": heads_sheet(f"{title}, head by head", subject, shown, numbers),
-            "layers": layers_sheet(f"{title}, layer by layer", subject, attention),
-        }
-        for kind, picture in pictures.items():
-            picture.save(folder / f"{name}-{kind}.png")
-        _write_maps(folder / f"{name}.npz", found, attention)
-        self.written += [*(folder / f"{name}-{kind}.png" for kind in pictures), folder / f"{name}.npz"]
-        self.found.append((subject.name, found, score))
-        if len(self.drawn) < MOST_ON_SHEET:
-            self.drawn.append(draw(subject, found, full))
-
-    def finish(self, folder: Path, heading: str, note: str) -> None:
-        """Write the sheet of all pictures, or of the first ones if there are many."""
-        from vitrail.explanation.render import explanation_sheet
-
-        if len(self.drawn) < len(self.found):
-            note = f"the first {len(self.drawn)} of {counted(len(self.found), 'picture')}; {note}"
-        explanation_sheet(heading, note, self.drawn).save(folder / "sheet.png")
-        self.written.insert(0, folder / "sheet.png")
-
-
-def unique_names(paths: Iterable[str]) -> list[str]:
-    """A name for each picture's results: its own, with a number where two share one."""
-    from vitrail.prediction.pictures import STDIN
-
-    names: dict[str, None] = {}
-    for path in paths:
-        stem = "stdin" if path == STDIN else _cut(Path(path).stem)
-        name, number = stem, 2
-        while name in names:
-            name, number = f"{stem}-{number}", number + 1
-        names[name] = None
-    return list(names)
-
-
-def _cut(stem: str) -> str:
-    whole = stem.encode("utf-8", "surrogateescape")
-    return stem if len(whole) <= LONGEST_STEM else whole[:LONGEST_STEM].decode("utf-8", "ignore")
+        _print(explanations, target is not None)
+        _print_written(written, shlex.join(["vitrail", "figures", source, explanations[0].source]))
+    return BROKEN if explanations.failures else 0
 
 
 def parse_numbers(what: str, text: str | None) -> tuple[int, ...] | None:
@@ -175,72 +89,29 @@ def parse_numbers(what: str, text: str | None) -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"{what} must be whole numbers with commas between, such as 0,5,-1; got {text!r}.") from None
+        raise ConfigError(f"{what} must be whole numbers separated by commas, such as 0,5,-1; got {text!r}.") from None
 
 
-def _choose(
-    loaded: "Loaded",
-    found: "dict[str, Picture]",
-    target: str | None,
-    layers: tuple[int, ...] | None,
-    heads: tuple[int, ...] | None,
-) -> "Choice":
-    """Judge the methods on a few pictures, spread evenly over those given; broken files are passed over here."""
-    from vitrail.explanation import choose, open_subject
-    from vitrail.explanation.choice import CANDIDATES, JUDGED
-
-    named = list(found.items())
-    spread = [named[index * len(named) // JUDGED] for index in range(JUDGED)] if len(named) > JUDGED else named
-    subjects: list[Subject] = []
-    errors: list[str] = []
-    for path, picture in spread:
-        try:
-            subjects.append(open_subject(picture, loaded.preprocess, Path(path).name))
-        except VitrailError as error:
-            errors.append(str(error))
-    if not subjects:
-        raise ConfigError("no picture to judge the methods by: " + " ".join(errors))
-    with progress_bar("judging methods", len(CANDIDATES) + 1) as advance:
-        return choose(loaded, subjects, target, layers, heads, progress=advance)
-
-
-def _write_maps(path: Path, found: "Explanation", attention: "AttentionMaps") -> None:
-    """The raw numbers: `map` (h, w), `attention` (layers, heads, h, w), and where the map lies in the picture."""
-    import numpy as np
-
-    view = found.view
-    np.savez_compressed(
-        path,
-        map=found.map.numpy(),
-        attention=attention.maps[0].float().cpu().numpy(),
-        layers=np.array(attention.names),
-        method=np.array(found.method),
-        target=np.array(-1 if found.target is None else found.target),
-        label=np.array(found.label),
-        picture=np.array(view.picture),
-        view=np.array([view.top, view.left, view.height, view.width]),
-    )
-
-
-def _as_json(work: Work, choice: "Choice | None") -> dict[str, Any]:
+def _as_json(explanations: "Explanations", written: tuple[Path, ...]) -> dict[str, Any]:
+    choice = explanations.choice
     return {
-        "method": work.method,
+        "method": explanations.method,
         "reason": choice.reason if choice else "as asked",
         "methods": {} if choice is None else {name: _numbers(score) for name, score in choice.scores.items()},
         "method_failures": {} if choice is None else choice.failures,
         "pictures": [
             {
-                "name": name,
-                "predicted": found.predicted,
-                "confidence": _number(found.confidence),
-                "target": found.label,
-                "probability": _number(found.probability),
-                "faithfulness": None if score is None else _numbers(score),
+                "name": explained.name,
+                "predicted": explained.explanation.predicted,
+                "confidence": _number(explained.explanation.confidence),
+                "target": explained.explanation.label,
+                "probability": _number(explained.explanation.probability),
+                "faithfulness": None if explained.faithfulness is None else _numbers(explained.faithfulness),
             }
-            for name, found, score in work.found
+            for explained in explanations
         ],
-        "failures": work.failures,
-        "written": [str(path) for path in work.written],
+        "failures": explanations.failures,
+        "written": [str(path) for path in written],
     }
 
 
@@ -253,28 +124,32 @@ def _numbers(score: "Faithfulness") -> dict[str, float]:
     return {"deletion": score.deletion, "insertion": score.insertion, "score": score.score}
 
 
-def _print(work: Work, choice: "Choice | None", following: str) -> None:
+def _print(explanations: "Explanations", asked: bool) -> None:
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
-    asked, scored = work.target is not None, any(score for _, _, score in work.found)
+    scored = any(explained.faithfulness for explained in explanations)
     names = ["picture", "predicted", "", *(["explained", ""] if asked else [])]
     table = Table(*names, box=None, pad_edge=False)
     for column in ("deletion ↓", "insertion ↑") if scored else ():
         table.add_column(column, justify="right")
-    for name, found, score in work.found:
-        cells = [Text(plain(name)), Text(plain(found.predicted)), _percent(found.confidence)]
-        cells += [Text(plain(found.label)), _percent(found.probability)] if asked else []
+    for explained in explanations:
+        explanation, score = explained.explanation, explained.faithfulness
+        cells = [Text(plain(explained.name)), Text(plain(explanation.predicted)), _percent(explanation.confidence)]
+        cells += [Text(plain(explanation.label)), _percent(explanation.probability)] if asked else []
         cells += [] if score is None else [f"{score.deletion:.3f}", f"{score.insertion:.3f}"]
         table.add_row(*cells)
     console.print(table)
-    if choice is not None:
-        _print_choice(console, choice)
+    if explanations.choice is not None:
+        _print_choice(console, explanations.choice)
     else:
-        console.print(f"\nmethod {work.method}")
-    for path, why in work.failures.items():
+        console.print(f"\nmethod {explanations.method}")
+    for path, why in explanations.failures.items():
         console.print(Text("not explained ", style="yellow") + Text(plain(why if path in why else f"{path}: {why}")))
-    rest = len(work.written) - 1
+
+
+def _print_written(written: tuple[Path, ...], following: str) -> None:
+    console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     console.print(
-        f"\nwrote {plain(str(work.written[0]))} and {counted(rest, 'file')} beside it: "
+        f"\nwrote {plain(str(written[0]))} and {counted(len(written) - 1, 'file')} beside it: "
         "overlays, heads, layers, raw maps (npz)"
     )
     console.print(f"next: {plain(following)}")

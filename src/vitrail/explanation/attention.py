@@ -35,6 +35,10 @@ class AttentionMaps:
         maps = self.maps[:, rows][:, :, list(columns)]
         return AttentionMaps(names=tuple(self.names[row] for row in rows), maps=maps, logits=self.logits)
 
+    def cpu(self) -> "AttentionMaps":
+        """The same in main memory and in float32, to be drawn or written."""
+        return AttentionMaps(names=self.names, maps=self.maps.float().cpu(), logits=self.logits.float().cpu())
+
 
 def attention_maps(model: ViT, images: Tensor) -> AttentionMaps:
     """Attention from what the pooling reads, of all layers and heads, computed layer by layer."""

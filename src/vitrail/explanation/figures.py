@@ -35,7 +35,7 @@ def patch_filters(model: ViT, count: int = COMPONENTS) -> Filters:
         weight = _first_convolution(model)[:FILTERS]
         name = "conv" if isinstance(stem, ConvStem) else "ResNet"
         side = f"{weight.shape[-2]}×{weight.shape[-1]}"
-        return Filters(pictures=weight, explained=None, what=f"first {side} convolution of the {name} stem")
+        return Filters(pictures=weight.cpu(), explained=None, what=f"first {side} convolution of the {name} stem")
     weight = model.embed.patches.weight.detach().float()  # (D, C, rows, columns)
     components, explained = principal_components(weight.flatten(1), count)
     pictures = components.unflatten(1, weight.shape[1:])
@@ -66,11 +66,11 @@ def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def position_similarity(model: ViT) -> Tensor | None:
-    """The cosine of the positions of each two patches (h, w, h, w); None if the model has no positions."""
+    """The cosine of the positions of each two patches (h, w, h, w), on the CPU; None if the model has no positions."""
     _, positions = model.embed.positions_at(model.config.grid)
     if positions is None:
         return None
-    unit = F.normalize(positions[0].detach().float(), dim=1)  # (h·w, D)
+    unit = F.normalize(positions[0].detach().float().cpu(), dim=1)  # (h·w, D)
     return (unit @ unit.T).unflatten(0, model.config.grid).unflatten(2, model.config.grid)
 
 

@@ -98,8 +98,8 @@ def picture_of(subject: Subject) -> Image.Image:
 
 def draw(subject: Subject, explanation: Explanation, full: Image.Image) -> Drawn:
     """What a sheet needs of a picture and its overlay, small, so that many of them fit into memory."""
-    picture = _shrink(picture_of(subject), SHEET_TILE)
-    return Drawn(name=subject.name, picture=picture, overlay=_shrink(full, SHEET_TILE), explanation=explanation)
+    picture = shrink(picture_of(subject), SHEET_TILE)
+    return Drawn(name=subject.name, picture=picture, overlay=shrink(full, SHEET_TILE), explanation=explanation)
 
 
 def explanation_sheet(heading: str, note: str, found: Sequence[Drawn]) -> Image.Image:
@@ -153,7 +153,8 @@ def _wrap(title: str, tiles: Sequence[Tile]) -> list[Row]:
     return [Row(title=title if index == 0 else "", tiles=group) for index, group in enumerate(groups)]
 
 
-def _shrink(image: Image.Image, side: int) -> Image.Image:
+def shrink(image: Image.Image, side: int) -> Image.Image:
+    """A picture whose longer side is at most `side`."""
     if max(image.size) <= side:
         return image
     small = image.copy()
@@ -164,7 +165,7 @@ def _shrink(image: Image.Image, side: int) -> Image.Image:
 def seen_part(subject: Subject, side: int = SMALLEST) -> Subject:
     """What the model saw, as a picture of its own, no longer than `side`."""
     top, left, bottom, right = subject.view.seen
-    part = _shrink(picture_of(subject).crop((left, top, right, bottom)), side)
+    part = shrink(picture_of(subject).crop((left, top, right, bottom)), side)
     whole = View(picture=(part.height, part.width), top=0, left=0, height=part.height, width=part.width)
     return replace(subject, pixels=to_tensor(part), view=whole)
 

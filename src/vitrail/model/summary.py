@@ -41,6 +41,21 @@ class Summary:
     macs: int
     forward_macs: int
 
+    def markdown(self) -> str:
+        """The steps as a table of Markdown."""
+        lines = ["| step | shape | | parameters | MACs |", "|---|---|---|--:|--:|"]
+        for step in self.steps:
+            shape = "×".join(map(str, step.shape))
+            parameters = f"{step.parameters:,}" if step.parameters else ""
+            macs = f"{step.macs / 1e6:,.1f} M" if step.macs else ""
+            name = step.name.replace("  ", "&emsp;")
+            lines.append(f"| {name} | {shape} | {step.note} | {parameters} | {macs} |")
+        lines.append(f"| **total** | | | **{self.parameters:,}** | **{self.macs / 1e6:,.1f} M** |")
+        return "\n".join(lines)
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown()
+
 
 def summarize(config: ViTConfig) -> Summary:
     """Count without allocating anything, so that even ViT-G fits a laptop."""

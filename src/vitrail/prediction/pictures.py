@@ -25,6 +25,11 @@ def find_pictures(names: Sequence[str]) -> Iterator[Named]:
     return _stream(names)
 
 
+def stands_for_several(name: str) -> bool:
+    """Whether a name is that of a folder, or a pattern."""
+    return name != STDIN and (Path(name).is_dir() or _is_pattern(name))
+
+
 def check_pictures(names: Sequence[str]) -> None:
     """Raise if a name stands for nothing: no file, no folder with pictures, no pattern that matches."""
     for name in names:

@@ -1,7 +1,7 @@
 """`vitrail.load` and what it returns: a checkpoint that takes pictures."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -14,7 +14,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import Picture, fit, normalize
 from vitrail.device import pick_device
 from vitrail.errors import ConfigError, InputError, WeightsError
-from vitrail.model import ViT
+from vitrail.model import ViT, summarize
 from vitrail.model.config import Pair
 from vitrail.prediction.results import Embedding, Prediction
 from vitrail.prediction.runtime import Runtime, TorchRuntime
@@ -26,7 +26,7 @@ from vitrail.weights.class_names import ClassNames
 from vitrail.weights.formats import check_target, choose_format, write_checkpoint
 from vitrail.weights.infer import Hints
 from vitrail.weights.opening import open_checkpoint
-from vitrail.wording import reason
+from vitrail.wording import counted, reason
 
 TOP_K = 5
 Named = tuple[str, Picture]  # what to call a picture, and the picture
@@ -99,7 +99,8 @@ class Predictor(Facts):
         if top_k < 1:
             raise ConfigError(f"top_k must be at least 1; got {top_k}.")
         if _is_one(pictures):
-            return self._prediction(*self._one(cast("Picture", pictures), self.runtime.logits), top_k)
+            picture = cast("Picture", pictures)
+            return replace(self._prediction(*self._one(picture, self.runtime.logits), top_k), source=picture)
         return self.predict_named(name_pictures(cast("Iterable[Picture]", pictures)), top_k, batch_size)
 
     def predict_named(
@@ -133,6 +134,14 @@ class Predictor(Facts):
     def label(self, index: int) -> str:
         """The name of a class; its number where the checkpoint has no names."""
         return self.classes[index] if self.classes else str(index)
+
+    def _repr_markdown_(self) -> str:
+        """In a notebook: the model step by step."""
+        classes = counted(self.num_classes, "class") if self.num_classes else "no classes"
+        head = f"**{self.origin.source or 'model'}**: {classes}, pictures of {'×'.join(map(str, self.preprocess.size))}"
+        if not isinstance(self.runtime, TorchRuntime):
+            return head
+        return f"{head}\n\n{summarize(self.model.config).markdown()}"
 
     def _stream(
         self, pictures: Iterable[Named], compute: Callable[[Tensor], Tensor], batch_size: int | None

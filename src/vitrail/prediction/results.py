@@ -1,9 +1,12 @@
 """What comes out of a `Predictor`, one per picture."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from vitrail.data.transform import Picture
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -17,6 +20,7 @@ class Prediction:
     scores: tuple[float, ...] = ()  # probabilities
     indices: tuple[int, ...] = ()  # the places of these classes in the model's head
     error: str | None = None
+    source: Picture | None = field(default=None, repr=False, compare=False)  # as given, where it was the only picture
 
     @property
     def label(self) -> str | None:
@@ -27,6 +31,15 @@ class Prediction:
     def score(self) -> float | None:
         """Its probability."""
         return self.scores[0] if self.scores else None
+
+    def _repr_png_(self) -> bytes | None:
+        """In a notebook: the picture beside bars of its classes."""
+        if not self.labels:
+            return None
+        from vitrail.prediction.plots import plot_prediction, png_of  # matplotlib takes a while to load
+
+        picture = Path(self.picture) if self.source is None else self.source
+        return png_of(plot_prediction(picture, self.labels, self.scores))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,0 +1,143 @@
+"""`vitrail.open_data`, `check_data`, `show_data` and `shard_data`: what the command does with a data set."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from vitrail.data.augment.config import Augment
+from vitrail.data.check.report import Report
+from vitrail.data.check.report import check_data as check_dataset
+from vitrail.data.config import DataConfig, check_workers
+from vitrail.data.defaults import default_preprocess
+from vitrail.data.opening import open_data as open_dataset
+from vitrail.data.opening import write_split_file
+from vitrail.data.sharding import Written, write_shards
+from vitrail.data.source import Dataset
+from vitrail.data.view import augmentation_sheet, contact_sheet
+from vitrail.errors import ConfigError
+from vitrail.progress import Progress, pick_progress
+from vitrail.verbs.settings import build, check_settings
+from vitrail.wording import counted, reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataCheck(Report):
+    """What is in a data set, and what is wrong with it."""
+
+    def write(self, folder: str | Path, *, raw: bool = False) -> tuple[Path, ...]:
+        """Write check.csv, contact_sheet.png and, where the splits are our own choice, split.csv; the paths written.
+
+        `raw` leaves the cells as they are, for programs rather than spreadsheets.
+        """
+        folder = Path(folder)
+        written = [folder / "check.csv", folder / "contact_sheet.png"]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.write_csv(written[0], raw=raw)
+            contact_sheet(self).save(written[1])
+            if self.dataset.made_split:
+                written.append(folder / "split.csv")
+                write_split_file(self.dataset, written[-1])
+        except OSError as error:
+            raise ConfigError(f"{folder}: the check cannot be written there ({reason(error)}).") from error
+        return tuple(written)
+
+    def _repr_markdown_(self) -> str:
+        pictures, classes = counted(len(self.facts), "picture"), counted(len(self.dataset.classes), "class")
+        lines = [f"**{_cell(self.dataset.name)}**: {pictures}, {classes}", ""]
+        if not self.findings:
+            return "\n".join([*lines, "No problems were found."])
+        lines += ["| severity | finding | count | example |", "|---|---|--:|---|"]
+        for finding, count in self.summary():
+            example = f"{finding.key} ({finding.detail})" if finding.detail else finding.key
+            lines.append(f"| {finding.severity} | {_cell(finding.what)} | {count:,} | {_cell(example)} |")
+        return "\n".join(lines)
+
+
+def open_data(data: str | Path, **settings: Any) -> Dataset:
+    """A data set by its path, address or name, with its splits; `settings` are the fields of `DataConfig`.
+
+    Names: digits, cifar10, cifar100, mnist, fashion-mnist, hf:NAME. Paths: class folders, a table, CIFAR's or MNIST's
+    files, shards.
+    """
+    check_settings(open_data, settings, DataConfig)
+    return _open(data, settings)
+
+
+def check_data(
+    data: str | Path | Dataset, *, workers: int | None = None, progress: bool | Progress = False, **settings: Any
+) -> DataCheck:
+    """Look at every picture: damaged files, duplicates, leakage between splits, imbalance.
+
+    `workers` are the threads that decode pictures, by default one per core; `settings` are the fields of `DataConfig`.
+    """
+    check_settings(check_data, settings, DataConfig)
+    check_workers(workers)
+    dataset = _open(data, settings)
+    with pick_progress(progress)("looking at pictures", _count(dataset)) as advance:
+        report = check_dataset(dataset, workers or os.cpu_count() or 1, advance)
+    return DataCheck(dataset=report.dataset, facts=report.facts, findings=report.findings)
+
+
+def show_data(
+    data: str | Path | Dataset,
+    *,
+    preset: str | None = None,
+    size: int | None = None,
+    pictures: int = 8,
+    seed: int = 0,
+    **settings: Any,
+) -> Image.Image:
+    """What the model sees: training pictures after preprocessing and augmentation, epoch after epoch, on a sheet.
+
+    `preset` is the preprocessing of a family: google, timm, timm-imagenet, hf, torchvision, dinov2 or clip; `size` the
+    side of the model's input; `settings` are the fields of `DataConfig` and `Augment`.
+    """
+    check_settings(show_data, settings, DataConfig, Augment)
+    if pictures < 1:
+        raise ConfigError(f"pictures must be at least 1; got {pictures}.")
+    augment = build(Augment, settings)
+    augmentation = set(vars(augment))
+    dataset = _open(data, {name: value for name, value in settings.items() if name not in augmentation})
+    spec = default_preprocess(dataset, size, preset)
+    return augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
+
+
+def shard_data(
+    data: str | Path | Dataset,
+    out: str | Path,
+    *,
+    max_megabytes: int = 200,
+    seed: int = 0,
+    progress: bool | Progress = False,
+    **settings: Any,
+) -> Written:
+    """Write a data set as webdataset tar shards, shuffled, with a shards.json beside them, into a new or empty folder.
+
+    `max_megabytes` is the largest size of one shard; `settings` are the fields of `DataConfig`.
+    """
+    check_settings(shard_data, settings, DataConfig)
+    if max_megabytes < 1:
+        raise ConfigError(f"max_megabytes must be at least 1; got {max_megabytes}.")
+    dataset = _open(data, settings)
+    with pick_progress(progress)("writing shards", _count(dataset)) as advance:
+        return write_shards(dataset, Path(out), max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
+
+
+def _open(data: str | Path | Dataset, settings: dict[str, Any]) -> Dataset:
+    if not isinstance(data, Dataset):
+        return open_dataset(data, build(DataConfig, settings))
+    if settings:
+        raise ConfigError(f"{', '.join(settings)}: settings of data that are named; these are open already.")
+    return data
+
+
+def _count(dataset: Dataset) -> int:
+    return sum(len(source) for source in dataset.splits.values())
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())

@@ -1,0 +1,153 @@
+"""`vitrail.explain`: which parts of pictures a model decides by, and how far to believe the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+
+from vitrail.data.transform import Picture
+from vitrail.errors import ConfigError, VitrailError, suggest
+from vitrail.explanation import METHODS, Choice, choose, explain_by, measure, open_subject
+from vitrail.explanation.attention import check_choice
+from vitrail.explanation.choice import CANDIDATES, JUDGED
+from vitrail.explanation.explained import Explained, Explanations, unique_stems
+from vitrail.explanation.explanation import Method, Subject, target_index
+from vitrail.prediction import Predictor
+from vitrail.progress import Progress, pick_progress
+from vitrail.verbs.models import name_of, open_model
+from vitrail.verbs.pictures import Pictures, gather_pictures, is_single
+from vitrail.wording import reason
+
+
+def explain(
+    model: Predictor | str | Path | None,
+    pictures: Pictures,
+    *,
+    method: Method | Literal["auto"] = "auto",
+    target: int | str | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    score: bool = False,
+    device: str | torch.device = "auto",
+    progress: bool | Progress = False,
+) -> Explained | Explanations:
+    """Which parts of one picture a model decides by; of several, a sequence of such explanations.
+
+    `method` is attention, rollout, gradient-rollout, relevance or occlusion; "auto" judges all but occlusion on the
+    pictures (four of them at most) and takes the best. `target` is the class to explain, by name or number; by default
+    the predicted one. `layers` and `heads` choose what "attention" averages and what the picture of the heads shows.
+    `score` measures deletion and insertion on every picture.
+
+    A single picture that cannot be explained is an error; of several, it is among the `failures`. A folder and a
+    pattern such as "photos/*.jpg" stand for several.
+    """
+    single = is_single(pictures)
+    explanations = explain_all(
+        model,
+        pictures,
+        method=method,
+        target=target,
+        layers=layers,
+        heads=heads,
+        score=score,
+        device=device,
+        progress=progress,
+    )
+    if not single:
+        return explanations
+    only = explanations[0]
+    choice = explanations.choice
+    judged = choice.each[choice.method][0] if choice is not None and choice.each else None  # it was the only one
+    return replace(only, choice=choice, faithfulness=only.faithfulness or judged)
+
+
+def explain_all(
+    model: Predictor | str | Path | None,
+    pictures: Pictures,
+    *,
+    method: Method | Literal["auto"] = "auto",
+    target: int | str | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    score: bool = False,
+    device: str | torch.device = "auto",
+    progress: bool | Progress = False,
+) -> Explanations:
+    """`explain`, whose result is a sequence even if there is one picture: what the command calls."""
+    if method != "auto" and method not in METHODS:
+        raise ConfigError(f"unknown method {method!r}; {suggest(str(method), ('auto', *METHODS))}")
+    gathered = gather_pictures(pictures)
+    predictor = open_model(model, device, progress)
+    work = _Work(predictor, target, _numbers(layers), _numbers(heads), score)
+    target_index(predictor, target)
+    check_choice(predictor.model, work.layers, work.heads)
+    show = pick_progress(progress)
+    choice = work.choose(gathered, show) if method == "auto" else None
+    chosen: Method = choice.method if choice is not None else cast("Method", method)
+    explained: list[Explained] = []
+    failures: dict[str, str] = {}
+    with show("explaining", len(gathered)) as advance:
+        for stem, (source, picture) in zip(unique_stems(gathered), gathered.items(), strict=True):
+            try:
+                explained.append(work.explain(source, stem, picture, chosen))
+            except (VitrailError, OSError) as error:
+                failures[source] = reason(error)
+            advance(1)
+    if not explained:
+        raise ConfigError("no picture could be explained: " + " ".join(dict.fromkeys(failures.values())))
+    return Explanations(
+        model=name_of(model), method=chosen, choice=choice, pictures=tuple(explained), failures=failures
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is the same for every picture."""
+
+    predictor: Predictor
+    target: int | str | None
+    layers: tuple[int, ...] | None
+    heads: tuple[int, ...] | None
+    score: bool
+
+    def choose(self, gathered: dict[str, Picture], show: Progress) -> Choice:
+        """Judge the methods on a few pictures, spread evenly over those given; broken files are passed over here."""
+        named = list(gathered.items())
+        spread = [named[index * len(named) // JUDGED] for index in range(JUDGED)] if len(named) > JUDGED else named
+        subjects: list[Subject] = []
+        errors: list[str] = []
+        for source, picture in spread:
+            try:
+                subjects.append(self.open(source, picture))
+            except (VitrailError, OSError) as error:
+                errors.append(reason(error))
+        if not subjects:
+            raise ConfigError("no picture to judge the methods by: " + " ".join(errors))
+        with show("judging methods", len(CANDIDATES) + 1) as advance:
+            return choose(self.predictor, subjects, self.target, self.layers, self.heads, progress=advance)
+
+    def explain(self, source: str, stem: str, picture: Picture, method: Method) -> Explained:
+        subject = self.open(source, picture)
+        explanation = explain_by(self.predictor, subject, method, self.target, self.layers, self.heads)
+        faithfulness = None
+        if self.score and explanation.target is not None:
+            faithfulness = measure(self.predictor.model, subject.image, explanation.target, explanation.map)
+        return Explained(
+            source=source,
+            stem=stem,
+            explanation=explanation,
+            faithfulness=faithfulness,
+            layers=self.layers,
+            heads=self.heads,
+            picture=picture,
+            loaded=self.predictor,
+        )
+
+    def open(self, source: str, picture: Picture) -> Subject:
+        return open_subject(picture, self.predictor.preprocess, Path(source).name)
+
+
+def _numbers(values: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)
