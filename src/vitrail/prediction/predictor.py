@@ -41,6 +41,7 @@ class Predictor:
     classes: tuple[str, ...] | None
     origin: Origin
     notes: tuple[str, ...] = ()  # what reading the checkpoint assumed or left out
+    source: str = ""  # where it was loaded from, as the user named it
 
     @property
     def model(self) -> ViT:
@@ -212,6 +213,7 @@ def load(
         classes=checkpoint.classes,
         origin=checkpoint.origin,
         notes=(*checkpoint.notes, *checkpoint.remarks),
+        source=str(source),
     )
 
 
