@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ import vitrail
 from vitrail.cli.main import main
 from vitrail.data import open_data, write_split_file
 from vitrail.errors import DataError
-from vitrail.evaluation.evaluation import evaluate
+from vitrail.evaluation.measurement import measure_split
 from vitrail.weights import bundled
 
 FILES = [
@@ -42,10 +43,16 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def as_arguments(text: str) -> str:
+    """A message in one line that names arguments, whether it named them or their flags."""
+    flat = " ".join(text.split())
+    return re.sub("--([a-z-]+)", lambda match: match[1].replace("-", "_") + "=", flat)
+
+
 def test_it_prints_writes_and_ends_with_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "digits.safetensors", "digits"]) == 0
     printed = capsys.readouterr().out
-    expected = evaluate(vitrail.load("digits.safetensors"), open_data("digits")).metrics
+    expected = measure_split(vitrail.load("digits.safetensors"), open_data("digits")).metrics
     assert f"{expected.top1.value:.2%}  (95 %: {expected.top1.low:.2%} to {expected.top1.high:.2%})" in printed
     for text in (
         "digits, test: 269 pictures",
@@ -105,7 +112,7 @@ def test_a_model_for_other_classes_is_probed_alone(inside: Path, capsys: pytest.
     assert main(["eval", "animals.safetensors", "digits", "--probe", "knn"]) == 0
     printed = capsys.readouterr().out
     assert "kNN probe" in printed
-    assert "its features were measured alone" in printed
+    assert "only its features were measured" in printed
     assert [path.name for path in Path("runs/eval-1").iterdir()] == ["metrics.json"]
     assert main(["eval", "animals.safetensors", "digits"]) == 2
     assert "the data have 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, which the model has not" in capsys.readouterr().err
@@ -141,7 +148,7 @@ def test_a_split_that_is_made_here_is_said_everywhere(inside: Path, capsys: pyte
     assert json.loads(Path("a/metrics.json").read_text())["split_from"].startswith("made here")
     assert "Splits: made here" in Path("a/report.html").read_text()
     assert main(["eval", "my weights.safetensors", "flat", "--by-position"]) == 2
-    assert "--by-position is for checkpoints without class names" in " ".join(capsys.readouterr().err.split())
+    assert "by_position= is for checkpoints without class names" in as_arguments(capsys.readouterr().err)
 
 
 def test_probes_on_data_without_a_test_split(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +167,7 @@ def test_probes_on_data_without_a_test_split(inside: Path, capsys: pytest.Captur
     assert facts["probes"]["shots"]["shots"] == 3
     flags = ["--probe", "knn", "--tta", "full", "--robustness"]
     assert main(["eval", "digits.safetensors", "my data", *flags]) == 2
-    assert "--tta and --robustness cannot be used here" in " ".join(capsys.readouterr().err.split())
+    assert "tta= and robustness= cannot be used here" in as_arguments(capsys.readouterr().err)
     assert not Path("runs/eval-2").exists()
 
 
@@ -171,7 +178,7 @@ def test_what_is_measured_survives_what_fails_later(
         assert options["tta"] == "flip"
         raise DataError("the power is gone")
 
-    monkeypatch.setattr("vitrail.evaluation.robustness.measure_robustness", fail)
+    monkeypatch.setattr("vitrail.verbs.evaluate.measure_robustness", fail)
     arguments = ["--tta", "flip", "--robustness", "--probe", "knn", "--out", "x"]
     assert main(["eval", "digits.safetensors", "digits", *arguments]) == 2
     assert "the power is gone" in capsys.readouterr().err
@@ -185,17 +192,17 @@ def test_what_is_measured_survives_what_fails_later(
     [
         (["--out", "digits.safetensors"], "digits.safetensors must be a folder; it is a file"),
         (["--out", "digits.safetensors/below"], "digits.safetensors is a file"),
-        (["--robustness", "--robustness-pictures", "0"], "--robustness-pictures must be at least 1; got 0"),
-        (["--robustness-pictures", "5"], "--robustness-pictures goes with --robustness"),
-        (["--probe", "shots", "--shots", "0"], "--shots must be at least 1; got 0"),
-        (["--probe", "knn", "--shots", "5"], "--shots goes with --probe shots"),
+        (["--robustness", "--robustness-pictures", "0"], "robustness_pictures= must be at least 1; got 0"),
+        (["--robustness-pictures", "5"], "robustness_pictures= goes with robustness="),
+        (["--probe", "shots", "--shots", "0"], "shots= must be at least 1; got 0"),
+        (["--probe", "knn", "--shots", "5"], "shots= goes with probe="),
     ],
 )
 def test_options_are_checked_before_anything_is_opened(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["eval", "nowhere.safetensors", "digits", *options]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in as_arguments(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,9 @@ def test_views_are_averaged_under_corruption_too(
     predictor: Predictor, arrays: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str | None] = []
-    real = robustness.evaluate
-    monkeypatch.setattr(robustness, "evaluate", lambda *rest, **more: seen.append(more["tta"]) or real(*rest, **more))
+    real = robustness.measure_split
+    monkeypatch.setattr(
+        robustness, "measure_split", lambda *rest, **more: seen.append(more["tta"]) or real(*rest, **more)
+    )
     measure_robustness(predictor, arrays, kinds=("blur",), tta="flip", limit=5)
     assert seen == ["flip"] * 6

@@ -18,14 +18,14 @@ from vitrail.data import Dataset
 from vitrail.drawing import DARK, LIGHT, Theme
 from vitrail.evaluation import plots
 from vitrail.evaluation.confusion import Confusion, count_pairs
-from vitrail.evaluation.evaluation import Evaluation, evaluate
+from vitrail.evaluation.measurement import Measurement, measure_split
 from vitrail.evaluation.metrics import calibrate, rate
 from vitrail.evaluation.mistakes import mistakes_sheet, top_losses
-from vitrail.evaluation.report import encode_figure
 from vitrail.evaluation.robustness import Robustness
 from vitrail.explanation.figures import Filters
 from vitrail.explanation.plots import plot_distance, plot_filters, plot_positions
 from vitrail.prediction import Predictor
+from vitrail.report.pictures import encode_figure
 
 
 def confusion(matrix: np.ndarray) -> Confusion:
@@ -153,9 +153,9 @@ def test_drawing_does_not_touch_matplotlibs_state() -> None:
 
 
 @pytest.fixture
-def answers() -> Evaluation:
+def answers() -> Measurement:
     logits = np.log([[0.7, 0.2, 0.1], [0.9, 0.09, 0.01], [0.1, 0.1, 0.8], [0.5, 0.4, 0.1]]).astype(np.float32)
-    return Evaluation(
+    return Measurement(
         data="arrays",
         split="test",
         classes=("a", "b", "c"),
@@ -167,14 +167,14 @@ def answers() -> Evaluation:
     )
 
 
-def test_top_losses_are_mistakes_and_the_worst_first(answers: Evaluation) -> None:
+def test_top_losses_are_mistakes_and_the_worst_first(answers: Measurement) -> None:
     assert top_losses(answers, 9).tolist() == [1, 2, 3]
     assert top_losses(answers, 1).tolist() == [1]
     assert answers.images_per_second == 2
 
 
 def test_the_sheet_shows_the_pictures_of_the_mistakes(predictor: Predictor, arrays: Dataset) -> None:
-    found = evaluate(predictor, arrays)
+    found = measure_split(predictor, arrays)
     sheet = np.array(mistakes_sheet(found, arrays).convert("RGB"))
     worst = arrays.split("test").picture(int(found.samples[top_losses(found, 1)[0]]))
     # The first tile, 20×24 enlarged to a width of 112, begins at the margin, below the heading.
@@ -183,6 +183,6 @@ def test_the_sheet_shows_the_pictures_of_the_mistakes(predictor: Predictor, arra
     assert {tuple(pixel) for pixel in tile[46].tolist()} <= rows
 
 
-def test_a_sheet_without_mistakes(answers: Evaluation, arrays: Dataset) -> None:
+def test_a_sheet_without_mistakes(answers: Measurement, arrays: Dataset) -> None:
     right = replace(answers, targets=answers.logits.argmax(axis=1))
     assert mistakes_sheet(right, arrays).height < 150

@@ -12,7 +12,7 @@ import pytest
 import sklearn.metrics as sk
 
 from vitrail.data import Dataset
-from vitrail.evaluation.evaluation import Evaluation, evaluate
+from vitrail.evaluation.measurement import Measurement, measure_split
 from vitrail.evaluation.records import (
     COLUMNS,
     confusions,
@@ -23,8 +23,9 @@ from vitrail.evaluation.records import (
     write_facts,
     write_predictions,
 )
-from vitrail.evaluation.report import Report, write_report
 from vitrail.prediction import Predictor
+from vitrail.report.page import Report
+from vitrail.report.render import write_report
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_full_disk_leaves_the_old_text(
 
 
 def test_predictions_are_written_whole_or_not_at_all(predictor: Predictor, arrays: Dataset, tmp_path: Path) -> None:
-    found = evaluate(predictor, arrays, limit=3)
+    found = measure_split(predictor, arrays, limit=3)
     path = tmp_path / "predictions.csv"
     write_predictions(found, path)
     before = path.read_text()
@@ -67,12 +68,12 @@ def test_predictions_are_written_whole_or_not_at_all(predictor: Predictor, array
     assert path.read_text() == before
 
 
-def make_evaluation(num_classes: int, num_pictures: int) -> Evaluation:
+def make_evaluation(num_classes: int, num_pictures: int) -> Measurement:
     generator = np.random.default_rng(0)
     targets = generator.integers(0, num_classes, num_pictures)
     logits = generator.standard_normal((num_pictures, num_classes), dtype=np.float32)
     logits[np.arange(num_pictures), targets] += 3
-    return Evaluation(
+    return Measurement(
         data="many",
         split="test",
         classes=tuple(f"class {place}" for place in range(num_classes)),
@@ -84,7 +85,7 @@ def make_evaluation(num_classes: int, num_pictures: int) -> Evaluation:
     )
 
 
-def write_all(found: Evaluation, folder: Path) -> int:
+def write_all(found: Measurement, folder: Path) -> int:
     """Every file of an evaluation, and its bytes."""
     write_facts(facts(found), folder / "metrics.json")
     write_predictions(found, folder / "predictions.csv")

@@ -9,7 +9,7 @@ import torch
 from accelerator import DEVICE, NoFloat64, mark, pretending
 from vitrail import load
 from vitrail.data import open_data
-from vitrail.evaluation.evaluation import evaluate
+from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import METHODS, explain, explain_by
 from vitrail.explanation.figures import attention_distance, patch_filters, position_similarity
 from vitrail.training import engines, train
@@ -44,7 +44,7 @@ def test_a_run_with_validation_and_what_follows_it(tmp_path: Path, monkeypatch: 
         data = open_data("digits")
         picture = data.split("test").picture(0)
         assert len(predictor.predict(picture).labels)
-        evaluation = evaluate(predictor, data, "test")
+        evaluation = measure_split(predictor, data, "test")
         assert evaluation.logits.shape == (len(data.split("test")), 10)
         assert pretence.seen > trained
 

@@ -8,10 +8,10 @@ from PIL import Image
 
 from vitrail.errors import DataError
 from vitrail.model import ViT, variant
+from vitrail.report.learning import training_section
 from vitrail.training.config import Optim, Start, TrainConfig
 from vitrail.training.curves import Row, append_row, best_row, draw_curves, keep_rows, learning_rates, read_rows
 from vitrail.training.optim import group_parameters
-from vitrail.training.section import training_section
 
 
 def row(epoch: int, *, judged: bool = True) -> Row:

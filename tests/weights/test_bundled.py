@@ -9,7 +9,7 @@ import torch
 import vitrail
 from vitrail.data import open_data
 from vitrail.data.config import DataConfig
-from vitrail.evaluation.evaluation import evaluate
+from vitrail.evaluation.measurement import measure_split
 from vitrail.weights import bundled
 from vitrail.weights.convert import sample_photos
 from vitrail.weights.native import read_native
@@ -39,6 +39,8 @@ def test_works_on_any_photograph() -> None:
 
 @pytest.mark.skipif("CIFAR10_DIR" not in os.environ, reason="CIFAR10_DIR names no folder with CIFAR-10's files")
 def test_is_as_good_as_its_card_says() -> None:
-    found = evaluate(vitrail.load(), open_data("cifar10", DataConfig(data_dir=Path(os.environ["CIFAR10_DIR"]))), "test")
+    found = measure_split(
+        vitrail.load(), open_data("cifar10", DataConfig(data_dir=Path(os.environ["CIFAR10_DIR"]))), "test"
+    )
     card = bundled.bundled_path("cifar10").with_suffix(".md").read_text(encoding="utf-8")
     assert f"**{found.metrics.top1.value:.2%}**".replace("%", " %") in card

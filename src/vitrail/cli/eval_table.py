@@ -11,17 +11,17 @@ from vitrail.cli.printing import SteadyConsole, plain
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.evaluation import Evaluation
+    from vitrail.evaluation.measurement import Measurement
     from vitrail.evaluation.metrics import Rate
 
 MAX_CLASSES = 20
 
 
-def print_evaluation(title: str, found: "Evaluation", facts: dict[str, Any]) -> None:
+def print_evaluation(title: str, measurement: "Measurement", facts: dict[str, Any]) -> None:
     """The numbers, the classes and the mistakes."""
-    metrics = found.metrics
-    console = _begin(f"{title}: {counted(len(found.targets), 'picture')}", facts)
-    if found.chose_epoch:
+    metrics = measurement.metrics
+    console = _begin(f"{title}: {counted(len(measurement.targets), 'picture')}", facts)
+    if measurement.chose_epoch:
         console.print(
             "val also chose the epoch whose weights were kept: these figures are a little too good", style="dim"
         )
@@ -32,20 +32,20 @@ def print_evaluation(title: str, found: "Evaluation", facts: dict[str, Any]) -> 
         ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
         ("calibration error", f"{metrics.calibration.error:.2%}"),
         ("NLL, Brier", f"{metrics.nll:.4f}, {metrics.brier:.4f}"),
-        ("throughput", f"{found.images_per_second:,.0f} pictures/s"),
+        ("throughput", f"{measurement.images_per_second:,.0f} pictures/s"),
         *_extra_rows(facts),
     ]
     console.print(_number_table(rows))
     console.print()
-    console.print(_class_table(found))
+    console.print(_class_table(measurement))
     console.print()
-    _print_mistakes(console, found)
+    _print_mistakes(console, measurement)
 
 
 def print_probes(title: str, facts: dict[str, Any]) -> None:
-    """The probes alone, for a model whose head is not for these data."""
+    """The probes only, for a model whose head is not for these data."""
     console = _begin(title, facts)
-    console.print("the model has no head for these classes; its features were measured alone", style="dim")
+    console.print("the model has no head for these classes; only its features were measured", style="dim")
     console.print(_number_table(_extra_rows(facts)))
 
 
@@ -93,31 +93,31 @@ def _describe_facts(rate: dict[str, float]) -> str:
     return f"{rate['value']:.2%}  (95 %: {rate['low']:.2%} to {rate['high']:.2%})"
 
 
-def _class_table(found: "Evaluation") -> Table:
+def _class_table(measurement: "Measurement") -> Table:
     """Every class, or the worst where there are many."""
     from vitrail.evaluation.records import worst_first
 
-    scores = found.metrics.classes
-    places = list(range(len(found.classes)))
+    scores = measurement.metrics.classes
+    places = list(range(len(measurement.classes)))
     title = "class"
     if len(places) > MAX_CLASSES:
         places = worst_first(scores.f1.tolist())[:MAX_CLASSES]
-        title = f"the {MAX_CLASSES} worst of {len(found.classes):,} classes"
+        title = f"the {MAX_CLASSES} worst of {len(measurement.classes):,} classes"
     table = Table(title, "precision", "recall", "F1", "pictures", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for place in places:
         numbers = (scores.precision[place], scores.recall[place], scores.f1[place])
         cells = ("–" if math.isnan(value) else f"{value:.3f}" for value in numbers)
-        table.add_row(Text(plain(found.classes[place])), *cells, f"{scores.support[place]:,}")
+        table.add_row(Text(plain(measurement.classes[place])), *cells, f"{scores.support[place]:,}")
     return table
 
 
-def _print_mistakes(console: Console, found: "Evaluation") -> None:
+def _print_mistakes(console: Console, measurement: "Measurement") -> None:
     from vitrail.evaluation.records import confusions
 
-    worst = [f"{truth} → {said} {count}×" for truth, said, count in confusions(found, 5)]
+    worst = [f"{truth} → {predicted} {count}×" for truth, predicted, count in confusions(measurement, 5)]
     if worst:
-        console.print(plain("most frequent mistakes (true → said): " + ", ".join(worst)), soft_wrap=True)
-    for key, why in list(found.broken.items())[:5]:
+        console.print(plain("most frequent mistakes (true → predicted): " + ", ".join(worst)), soft_wrap=True)
+    for key, why in list(measurement.broken.items())[:5]:
         console.print(Text("left out ", style="yellow") + Text(plain(f"{key}: {why}")), soft_wrap=True)

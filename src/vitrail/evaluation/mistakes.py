@@ -8,37 +8,37 @@ from vitrail.data.sheet import Row, Tile, draw_sheet
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import pixels, to_pil
 from vitrail.errors import InputError
-from vitrail.evaluation.evaluation import Evaluation, pick_split
+from vitrail.evaluation.measurement import Measurement, pick_split
 from vitrail.evaluation.metrics import Integers
 
 COLUMNS, ROWS = 8, 4
 _COLOR = Preprocess()
 
 
-def top_losses(evaluation: Evaluation, count: int) -> Integers:
+def top_losses(measurement: Measurement, count: int) -> Integers:
     """The places of the mistakes with the highest loss, the worst first."""
-    answers = evaluation.answers
-    wrong = np.flatnonzero(answers.predicted != evaluation.targets)
+    answers = measurement.answers
+    wrong = np.flatnonzero(answers.predicted != measurement.targets)
     return wrong[np.argsort(-answers.losses[wrong], kind="stable")[:count]]
 
 
-def mistakes_sheet(evaluation: Evaluation, dataset: Dataset) -> Image.Image:
-    """The worst mistakes: what was said, how surely, and what is true."""
-    source = pick_split(dataset, evaluation.split)
-    worst = top_losses(evaluation, COLUMNS * ROWS)
-    answers = evaluation.answers
+def mistakes_sheet(measurement: Measurement, dataset: Dataset) -> Image.Image:
+    """The worst mistakes: the answer, how sure it was, and the truth."""
+    source = pick_split(dataset, measurement.split)
+    worst = top_losses(measurement, COLUMNS * ROWS)
+    answers = measurement.answers
     tiles = [
         Tile(
-            image=_load(source, int(evaluation.samples[place])),
-            caption=f"{answers.confidence[place]:.0%} {evaluation.classes[answers.predicted[place]]}\n"
-            f"is: {evaluation.classes[evaluation.targets[place]]}",
+            image=_load(source, int(measurement.samples[place])),
+            caption=f"{answers.confidence[place]:.0%} {measurement.classes[answers.predicted[place]]}\n"
+            f"is: {measurement.classes[measurement.targets[place]]}",
         )
         for place in worst
     ]
     rows = [Row(title="", tiles=tiles[start : start + COLUMNS]) for start in range(0, len(tiles), COLUMNS)]
-    wrong = int((answers.predicted != evaluation.targets).sum())
+    wrong = int((answers.predicted != measurement.targets).sum())
     shown = f", the {len(tiles)} with the highest loss" if wrong > len(tiles) else ""
-    heading = f"{evaluation.data}, {evaluation.split}: {wrong:,} of {len(evaluation.targets):,} wrong{shown}"
+    heading = f"{measurement.data}, {measurement.split}: {wrong:,} of {len(measurement.targets):,} misclassified{shown}"
     return draw_sheet(heading, rows, smooth=False)
 
 

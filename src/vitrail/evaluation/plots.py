@@ -105,7 +105,7 @@ def _draw_pairs(confusion: Confusion, classes: Sequence[str], title: str, theme:
     places = range(len(worst))
     lengths = [count for _, _, count in worst]
     axes.barh(places, lengths, 0.72, color=theme.red)
-    names = [f"{shorten(classes[truth], 30)} → {shorten(classes[said], 30)}" for truth, said, _ in worst]
+    names = [f"{shorten(classes[truth], 30)} → {shorten(classes[predicted], 30)}" for truth, predicted, _ in worst]
     axes.set_yticks(places, names, fontsize=8)
     axes.set_ylim(max(len(worst), 1) - 0.4, -0.6)
     axes.set_xlim(0, 1.15 * max(lengths, default=1))

@@ -2,18 +2,20 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from vitrail.data.source import Dataset, Source
 from vitrail.draws import permutation
-from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.evaluation import MAX_BROKEN_RATE, choose, raise_broken, run
+from vitrail.errors import ConfigError, DataError, suggest
+from vitrail.evaluation.measurement import MAX_BROKEN_RATE, choose, raise_broken, run
 from vitrail.evaluation.metrics import Integers, Rate, rate
+from vitrail.evaluation.names import ProbeName
 from vitrail.prediction import Predictor
+from vitrail.progress import Progress, silent
 
 NEIGHBOURS = 20
 TEMPERATURE = 0.07  # both are DINO's (Caron et al., 2021)
@@ -91,7 +93,7 @@ def choose_parts(dataset: Dataset, measured: str, *, selects: bool) -> Parts:
     if "val" not in divided:
         raise DataError(
             f"a linear probe chooses C on pictures of their own, and {dataset.name} has one training picture of each "
-            "class; add some, or use --probe knn."
+            'class; add some, or use probe="knn".'
         )
     return Parts(train=divided["train"], val=divided["val"], test=test, carved=True)
 
@@ -186,3 +188,40 @@ def _fit(inputs: Floats, labels: Integers, c: float) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
         return sklearn_linear.LogisticRegression(C=c, max_iter=MAX_ITERATIONS).fit(inputs, labels)
+
+
+def plan_probes(dataset: Dataset, split: str, kinds: Sequence[ProbeName], shots: int) -> Parts | None:
+    """The pictures for the probes that are asked for; what cannot work is refused here."""
+    unknown = [kind for kind in kinds if kind not in get_args(ProbeName)]
+    if unknown:
+        raise ConfigError(f"probe= has no {unknown[0]!r}; {suggest(str(unknown[0]), get_args(ProbeName))}")
+    if not kinds:
+        return None
+    parts = choose_parts(dataset, split, selects="linear" in kinds or "shots" in kinds)
+    if "shots" in kinds:
+        check_shots(parts, shots)
+    return parts
+
+
+def run_probes(
+    predictor: Predictor, parts: Parts, kinds: Sequence[ProbeName], shots: int, progress: Progress = silent
+) -> dict[str, Any]:
+    """Every probe on features that are computed once, as facts."""
+    with progress("features", sum(len(source) for source in parts.sources)) as advance:
+        train, test = (extract(predictor, source, advance) for source in (parts.train, parts.test))
+        val = None if parts.val is None else extract(predictor, parts.val, advance)
+    results: dict[str, Any] = {}
+    with progress("fitting the probes", len(kinds)) as advance:
+        if "knn" in kinds:  # which chooses nothing, so it may learn from all training pictures
+            near = knn(join(train, val) if val is not None and parts.carved else train, test)
+            results["knn"] = {"top1": asdict(near.top1), "k": near.k}
+            advance(1)
+        if val is not None and "linear" in kinds:
+            fitted = linear(train, val, test)
+            results["linear"] = {"top1": asdict(fitted.top1), "C": fitted.best_c, "validation": fitted.validation}
+            advance(1)
+        if val is not None and "shots" in kinds:
+            few = few_shot(train, val, test, shots=shots)
+            results["shots"] = {"shots": few.shots, "mean": few.mean, "std": few.std, "trials": few.trials}
+            advance(1)
+    return results

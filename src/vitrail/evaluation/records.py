@@ -2,17 +2,18 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitrail.evaluation.evaluation import Evaluation
+from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.metrics import Rate
+from vitrail.evaluation.robustness import Robustness
 from vitrail.files import atomic_path
-from vitrail.tables import open_table
+from vitrail.tables import Cell, open_table
 
 COLUMNS = ("picture", "true", "predicted", "score", "true_score", "correct", "error")
 MOST_CLASSES = 1000  # whose scores are in the facts: the worst; classes.csv has them all
@@ -21,32 +22,46 @@ MOST_MISTAKES = 100  # pairs of classes in the facts
 ROW_BYTES = 400  # of one picture in predictions.csv, and of one class or pair with its names: more than most need
 
 
-def write_predictions(evaluation: Evaluation, path: Path, *, raw: bool = False) -> None:
+def predictions(measurement: Measurement) -> Iterator[dict[str, Any]]:
+    """The answer to each picture, in the order of the split; last, those that could not be read, with their error."""
+    names, answers = measurement.classes, measurement.answers
+    columns = (answers.predicted, measurement.targets, answers.confidence, np.exp(-answers.losses))
+    for key, predicted, truth, score, true_score in zip(measurement.keys, *columns, strict=True):
+        right = bool(predicted == truth)
+        cells = (key, names[truth], names[predicted], float(score), float(true_score), right, "")
+        yield dict(zip(COLUMNS, cells, strict=True))
+    for key, why in measurement.broken.items():
+        yield dict.fromkeys(COLUMNS, None) | {"picture": key, "error": why}
+
+
+def write_predictions(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
     """One row per picture, in the order of the split; those that could not be read come last, with their error."""
-    names, answers = evaluation.classes, evaluation.answers
-    columns = (answers.predicted, evaluation.targets, answers.confidence, np.exp(-answers.losses))
     with atomic_path(path) as draft, open_table(draft, COLUMNS, raw=raw) as write:
-        for key, said, truth, score, true_score in zip(evaluation.keys, *columns, strict=True):
-            write((key, names[truth], names[said], f"{score:.6f}", f"{true_score:.6f}", int(said == truth), ""))
-        for key, why in evaluation.broken.items():
-            write((key, "", "", "", "", "", why))
+        for row in predictions(measurement):
+            write(_cell(value) for value in row.values())
 
 
-def write_classes(evaluation: Evaluation, path: Path, *, raw: bool = False) -> None:
+def _cell(value: Any) -> Cell:
+    if isinstance(value, bool):
+        return int(value)
+    return f"{value:.6f}" if isinstance(value, float) else value
+
+
+def write_classes(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
     """Precision, recall and F1 of every class, in the data's order; what is undefined is empty."""
-    scores = evaluation.metrics.classes
+    scores = measurement.metrics.classes
     with (
         atomic_path(path) as draft,
         open_table(draft, ("class", "precision", "recall", "f1", "pictures"), raw=raw) as (write),
     ):
-        for place, name in enumerate(evaluation.classes):
+        for place, name in enumerate(measurement.classes):
             rates = (scores.precision[place], scores.recall[place], scores.f1[place])
             write((name, *("" if math.isnan(value) else f"{value:.6f}" for value in rates), int(scores.support[place])))
 
 
-def write_confusion(evaluation: Evaluation, path: Path, *, raw: bool = False) -> None:
+def write_confusion(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
     """How often each class was taken for each: the pairs that occurred, ordered by the true class."""
-    confusion, names = evaluation.metrics.confusion, evaluation.classes
+    confusion, names = measurement.metrics.confusion, measurement.classes
     with atomic_path(path) as draft, open_table(draft, ("true", "predicted", "pictures"), raw=raw) as write:
         for truth, predicted, count in zip(confusion.targets, confusion.predicted, confusion.counts, strict=True):
             write((names[truth], names[predicted], int(count)))
@@ -58,22 +73,22 @@ def disk_bytes(num_pictures: int, num_classes: int) -> int:
     return ROW_BYTES * (num_pictures + pairs + num_classes + min(num_classes, MOST_CLASSES) + MOST_CELLS**2)
 
 
-def write_facts(told: dict[str, Any], path: Path) -> None:
+def write_facts(numbers: dict[str, Any], path: Path) -> None:
     """The numbers as JSON; a file that was there before stays whole until this one is."""
     with atomic_path(path) as draft:
-        draft.write_text(json.dumps(told, indent=2), encoding="utf-8")
+        draft.write_text(json.dumps(numbers, indent=2), encoding="utf-8")
 
 
-def facts(evaluation: Evaluation) -> dict[str, Any]:
+def facts(measurement: Measurement) -> dict[str, Any]:
     """The numbers of an evaluation; what is undefined is None. Of very many classes, the worst, and no matrix."""
-    metrics = evaluation.metrics
+    metrics = measurement.metrics
     scores = metrics.classes
-    places = range(len(evaluation.classes))
+    places = range(len(measurement.classes))
     if len(places) > MOST_CLASSES:
         places = worst_first(scores.f1.tolist())[:MOST_CLASSES]
     per_class = [
         {
-            "name": evaluation.classes[place],
+            "name": measurement.classes[place],
             "precision": number(scores.precision[place]),
             "recall": number(scores.recall[place]),
             "f1": number(scores.f1[place]),
@@ -81,13 +96,13 @@ def facts(evaluation: Evaluation) -> dict[str, Any]:
         }
         for place in places
     ]
-    mistakes = confusions(evaluation, MOST_MISTAKES)
+    mistakes = confusions(measurement, MOST_MISTAKES)
     return {
-        "data": evaluation.data,
-        "split": evaluation.split,
-        "split_chose_epoch": evaluation.chose_epoch,
-        "pictures": len(evaluation.targets),
-        "broken": evaluation.broken,
+        "data": measurement.data,
+        "split": measurement.split,
+        "split_chose_epoch": measurement.chose_epoch,
+        "pictures": len(measurement.targets),
+        "broken": measurement.broken,
         "top1": rate_facts(metrics.top1),
         "top5": None if metrics.top5 is None else rate_facts(metrics.top5),
         "balanced_accuracy": number(metrics.balanced_accuracy),
@@ -95,11 +110,11 @@ def facts(evaluation: Evaluation) -> dict[str, Any]:
         "nll": metrics.nll,
         "brier": metrics.brier,
         "calibration_error": metrics.calibration.error,
-        "images_per_second": evaluation.images_per_second,
-        "num_classes": len(evaluation.classes),
+        "images_per_second": measurement.images_per_second,
+        "num_classes": len(measurement.classes),
         "classes": per_class,
-        "confusion": np.asarray(metrics.confusion).tolist() if len(evaluation.classes) <= MOST_CELLS else None,
-        "mistakes": [{"true": truth, "predicted": said, "count": count} for truth, said, count in mistakes],
+        "confusion": np.asarray(metrics.confusion).tolist() if len(measurement.classes) <= MOST_CELLS else None,
+        "mistakes": [{"true": truth, "predicted": predicted, "count": count} for truth, predicted, count in mistakes],
     }
 
 
@@ -108,15 +123,25 @@ def rate_facts(rate: Rate) -> dict[str, Any]:
     return asdict(rate)
 
 
+def robustness_facts(robustness: Robustness) -> dict[str, Any]:
+    """Accuracy under corruptions as JSON."""
+    return {
+        "pictures": robustness.clean.total,
+        "clean": rate_facts(robustness.clean),
+        "mean": robustness.mean,
+        "curves": {kind: [rate_facts(rate) for rate in curve] for kind, curve in robustness.curves.items()},
+    }
+
+
 def number(value: float) -> float | None:
     """JSON has no NaN."""
     return None if math.isnan(value) else float(value)
 
 
-def confusions(evaluation: Evaluation, count: int) -> list[tuple[str, str, int]]:
+def confusions(measurement: Measurement, count: int) -> list[tuple[str, str, int]]:
     """The most frequent mistakes: (true class, what it was taken for, how often)."""
-    names = evaluation.classes
-    mistakes = evaluation.metrics.confusion.mistakes(count)
+    names = measurement.classes
+    mistakes = measurement.metrics.confusion.mistakes(count)
     return [(names[truth], names[predicted], often) for truth, predicted, often in mistakes]
 
 

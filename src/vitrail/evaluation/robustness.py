@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from vitrail.data.source import Dataset
 from vitrail.evaluation.corruptions import SEVERITIES, STRENGTHS, corruption
-from vitrail.evaluation.evaluation import evaluate
+from vitrail.evaluation.measurement import measure_split
 from vitrail.evaluation.metrics import Rate
-from vitrail.evaluation.views import ViewName
+from vitrail.evaluation.names import ViewName
 from vitrail.prediction import Predictor
 
 
@@ -40,7 +40,7 @@ def measure_robustness(
 
     def top1(kind: str | None = None, severity: int = 0) -> Rate:
         change = None if kind is None else corruption(kind, severity, predictor.preprocess)
-        answers = evaluate(
+        answers = measure_split(
             predictor,
             dataset,
             split,

@@ -1,13 +1,13 @@
 """Test-time augmentation: several views of each prepared picture, whose probabilities are averaged."""
 
-from typing import Literal
+from typing import get_args
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, suggest
+from vitrail.evaluation.names import ViewName
 
-ViewName = Literal["flip", "shift", "full"]
 SHIFT = 16  # a shift moves the picture by 1/16 of its side
 
 
@@ -15,10 +15,15 @@ def views(images: Tensor, kind: ViewName | None) -> list[Tensor]:
     """Views of (B, C, H, W), the picture as it is first: mirrored, moved towards four corners, or both."""
     if kind is None:
         return [images]
-    if kind not in ("flip", "shift", "full"):
-        raise ConfigError(f"test-time augmentation must be flip, shift or full; got {kind!r}.")
+    check_view(kind)
     moved = [images] if kind == "flip" else [images, *_shifts(images)]
     return moved if kind == "shift" else [*moved, *(view.flip(-1) for view in moved)]
+
+
+def check_view(kind: ViewName | None) -> None:
+    """Refuse a name that no kind of test-time augmentation has."""
+    if kind is not None and kind not in get_args(ViewName):
+        raise ConfigError(f"tta= has no {kind!r}; {suggest(str(kind), get_args(ViewName))}")
 
 
 def _shifts(images: Tensor) -> list[Tensor]:

@@ -38,6 +38,7 @@ class Predictor(Facts):
     """A model, on any runtime, with what belongs to it."""
 
     runtime: Runtime
+    source: str = ""  # where it was loaded from, as the user named it
 
     @property
     def model(self) -> ViT:
@@ -234,7 +235,11 @@ def load(
         drop_representation=new_head if drop_representation is None else drop_representation,
         resample=resample,
     )
-    return Predictor(runtime=TorchRuntime(checkpoint.build(dtype).to(where), checkpoint.extras), **checkpoint.facts())
+    return Predictor(
+        runtime=TorchRuntime(checkpoint.build(dtype).to(where), checkpoint.extras),
+        source=str(source),
+        **checkpoint.facts(),
+    )
 
 
 def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:

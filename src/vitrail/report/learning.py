@@ -1,9 +1,8 @@
-"""The part of a report that tells of the training: its curves, and what they mean."""
+"""The section of a report about the training: its curves, and what they mean."""
 
 from collections.abc import Sequence
 
-from vitrail.evaluation.curves import Curve, Plot
-from vitrail.evaluation.report import Paragraph, Plots, Section
+from vitrail.report.page import Curve, Paragraph, Plot, Plots, Section
 from vitrail.training.curves import Row, best_row
 
 

@@ -1,4 +1,4 @@
-"""The parts of a report that an evaluation and its data can tell by themselves."""
+"""The sections of a report about the data and the results."""
 
 import math
 from collections.abc import Sequence
@@ -8,49 +8,59 @@ import numpy as np
 from vitrail.data.check.record import CheckRecord
 from vitrail.data.source import Dataset
 from vitrail.evaluation import plots
-from vitrail.evaluation.evaluation import Evaluation
+from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.metrics import Rate
 from vitrail.evaluation.records import confusions, worst_first
-from vitrail.evaluation.report import Block, Drawings, Fact, Facts, Paragraph, Picture, Section, Table, encode_figure
 from vitrail.evaluation.robustness import Robustness
+from vitrail.report.page import Block, Drawings, Fact, Facts, Paragraph, Picture, Section, Table
+from vitrail.report.pictures import encode_figure
 
 MOST_CLASSES = 40  # rows of a table
 SPLITS = ("train", "val", "test")
 ORDERED = 12  # classes up to which a table keeps the data's order
 
 
-def verdict(model: str, found: Evaluation) -> str:
+def verdict(model: str, measurement: Measurement) -> str:
     """The result in one line."""
-    top1 = found.metrics.top1
-    where = "pictures" if found.split == "all" else f"{found.split} pictures"
+    top1 = measurement.metrics.top1
+    where = "pictures" if measurement.split == "all" else f"{measurement.split} pictures"
     return (
-        f"{model} classifies {top1.value:.2%} of {top1.total:,} {where} of {found.data} correctly "
+        f"{model} classifies {top1.value:.2%} of {top1.total:,} {where} of {measurement.data} correctly "
         f"(95 % interval: {top1.low:.2%} to {top1.high:.2%})."
-        + (" Val also chose the epoch, so this is a little too good." if found.chose_epoch else "")
+        + (" Val also chose the epoch, so this is a little too good." if measurement.chose_epoch else "")
     )
 
 
-def chosen_by(found: Evaluation) -> str:
+def chosen_by(measurement: Measurement) -> str:
     """Why numbers of a split that chose the epoch are no fair ones."""
-    which = "val, which is among them," if found.split == "all" else found.split
+    which = "val, which is among them," if measurement.split == "all" else measurement.split
     return (
         f"A caution: {which} also chose the epoch whose weights were kept, so these figures are a little too good; "
         "only pictures that had no part in training are a fair test."
     )
 
 
-def headline(found: Evaluation) -> list[Fact]:
+def headline(measurement: Measurement) -> list[Fact]:
     """The numbers that a reader wants first."""
-    metrics = found.metrics
-    facts = [_rate_fact("top-1 accuracy", metrics.top1, "val also chose the epoch" if found.chose_epoch else "")]
+    metrics = measurement.metrics
+    facts = [_rate_fact("top-1 accuracy", metrics.top1, "val also chose the epoch" if measurement.chose_epoch else "")]
     facts += [_rate_fact("top-5 accuracy", metrics.top5)] if metrics.top5 else []
     gap = "how far confidence is from accuracy"
     return [*facts, Fact(name="calibration error", value=f"{metrics.calibration.error:.2%}", note=gap)]
 
 
 def _rate_fact(name: str, rate: Rate, caution: str = "") -> Fact:
-    interval = f"95 %: {rate.low:.2%} to {rate.high:.2%}"
+    interval = _interval(rate)
     return Fact(name=name, value=f"{rate.value:.2%}", note=f"{interval}; {caution}" if caution else interval)
+
+
+def rate_text(rate: Rate) -> str:
+    """A rate with its interval, in one line."""
+    return f"{rate.value:.2%} ({_interval(rate)})"
+
+
+def _interval(rate: Rate) -> str:
+    return f"95 %: {rate.low:.2%} to {rate.high:.2%}"
 
 
 def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] = ()) -> Section:
@@ -65,11 +75,11 @@ def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] 
     made = (
         " Splits that the data did not have were made by vitrail, from names and a seed." if dataset.made_split else ""
     )
-    said = f" Splits: {split_from}." if split_from else made
+    origin = f" Splits: {split_from}." if split_from else made
     return Section(
         title="Data",
         blocks=[
-            Paragraph(text=f"{dataset.name}: {total:,} pictures, {len(dataset.classes):,} classes.{said}"),
+            Paragraph(text=f"{dataset.name}: {total:,} pictures, {len(dataset.classes):,} classes.{origin}"),
             Table(
                 head=("class", *counts),
                 rows=rows,
@@ -105,24 +115,28 @@ def check_blocks(record: CheckRecord | None, data: str) -> list[Block]:
     ]
 
 
-def result_section(found: Evaluation, curves: Robustness | None = None) -> Section:
+def result_section(measurement: Measurement, curves: Robustness | None = None) -> Section:
     """The numbers, the classes, and what is taken for what."""
-    metrics = found.metrics
+    metrics = measurement.metrics
     numbers = [
         Fact(name="macro F1", value=_number(metrics.macro_f1)),
         Fact(name="balanced accuracy", value=_share(metrics.balanced_accuracy)),
         Fact(name="NLL", value=f"{metrics.nll:.4f}"),
         Fact(name="Brier score", value=f"{metrics.brier:.4f}"),
-        Fact(name="throughput", value=f"{found.images_per_second:,.0f}", note="pictures per second, file to answer"),
+        Fact(
+            name="throughput", value=f"{measurement.images_per_second:,.0f}", note="pictures per second, file to answer"
+        ),
     ]
-    blocks: list[Block] = [Paragraph(text=chosen_by(found))] if found.chose_epoch else []
-    blocks += [Facts(facts=numbers), _class_table(found)]
-    worst = [f"{_brief(truth)} → {_brief(said)} ({count:,}×)" for truth, said, count in confusions(found, 5)]
+    blocks: list[Block] = [Paragraph(text=chosen_by(measurement))] if measurement.chose_epoch else []
+    blocks += [Facts(facts=numbers), _class_table(measurement)]
+    worst = [
+        f"{_brief(truth)} → {_brief(predicted)} ({count:,}×)" for truth, predicted, count in confusions(measurement, 5)
+    ]
     if worst:
-        blocks.append(Paragraph(text="Most frequent mistakes (true → said): " + ", ".join(worst) + "."))
-    if found.broken:
-        blocks.append(Paragraph(text=f"{len(found.broken):,} pictures could not be read and were left out."))
-    blocks.append(Drawings(pictures=_drawings(found)))
+        blocks.append(Paragraph(text="Most frequent mistakes (true → predicted): " + ", ".join(worst) + "."))
+    if measurement.broken:
+        blocks.append(Paragraph(text=f"{len(measurement.broken):,} pictures could not be read and were left out."))
+    blocks.append(Drawings(pictures=_drawings(measurement)))
     if curves is not None:
         alt = f"Accuracy against severity of {', '.join(curves.curves)}; mean {curves.mean:.1%}."
         drawn = encode_figure(
@@ -130,17 +144,17 @@ def result_section(found: Evaluation, curves: Robustness | None = None) -> Secti
             alt,
         )
         blocks.append(Drawings(pictures=[drawn]))
-    return Section(title=f"Results on {found.split}", blocks=blocks)
+    return Section(title=f"Results on {measurement.split}", blocks=blocks)
 
 
-def _drawings(found: Evaluation) -> list[Picture]:
-    metrics, many = found.metrics, len(found.classes) > plots.MOST_NAMES
+def _drawings(measurement: Measurement) -> list[Picture]:
+    metrics, many = measurement.metrics, len(measurement.classes) > plots.MOST_NAMES
     title = "confused most" if many else "confusion matrix"
     caption = "confusion.csv has every pair." if many else "Rows are the truth, shaded by their share."
     return [
         encode_figure(
-            lambda theme: plots.confusion_figure(metrics.confusion, found.classes, title, theme),
-            f"Which of {len(found.classes):,} classes are taken for which; {metrics.top1.value:.1%} are right.",
+            lambda theme: plots.confusion_figure(metrics.confusion, measurement.classes, title, theme),
+            f"Which of {len(measurement.classes):,} classes are taken for which; {metrics.top1.value:.1%} are right.",
             caption,
         ),
         encode_figure(
@@ -151,9 +165,9 @@ def _drawings(found: Evaluation) -> list[Picture]:
     ]
 
 
-def _class_table(found: Evaluation) -> Table:
+def _class_table(measurement: Measurement) -> Table:
     """Precision, recall and F1; of many classes the worst ones, the worst first."""
-    scores, count = found.metrics.classes, len(found.classes)
+    scores, count = measurement.metrics.classes, len(measurement.classes)
     places = list(range(count))
     note = ""
     if count > ORDERED:
@@ -163,7 +177,7 @@ def _class_table(found: Evaluation) -> Table:
             note = f"The {MOST_CLASSES} worst of {count:,} classes, the worst first; classes.csv has all of them."
     rows = [
         (
-            found.classes[place],
+            measurement.classes[place],
             _number(scores.precision[place]),
             _number(scores.recall[place]),
             _number(scores.f1[place]),

@@ -9,21 +9,23 @@ import numpy as np
 import pytest
 from tests.data.conftest import picture
 from tests.evaluation.conftest import arrays  # noqa: F401
-from tests.evaluation.test_report import check_page
 from tests.prediction.conftest import make_predictor
+from tests.report.test_render import check_page
 
-from vitrail.cli import report
 from vitrail.cli.main import main
 from vitrail.data import Dataset, open_data
 from vitrail.data.check.record import read_record
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import DataError
-from vitrail.evaluation.evaluation import evaluate
+from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import explain_by
 from vitrail.model import ConvStem, PositionConfig
+from vitrail.report import insights
+from vitrail.report.commands import as_typed
+from vitrail.report.learning import training_section
+from vitrail.report.runs import report_on_run
 from vitrail.training.curves import Row
 from vitrail.training.recipes import digits
-from vitrail.training.section import training_section
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
@@ -63,9 +65,9 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
         assert text in whole, text
     assert len(page.all("svg")) == 3
     wrong = [row for row in (run / "predictions.csv").read_text().splitlines() if row.endswith(",0,")]
-    assert len(wrong) > report.MISTAKES
+    assert len(wrong) > insights.MISTAKES
     right = {row.split(",")[1] for row in (run / "predictions.csv").read_text().splitlines() if row.endswith(",1,")}
-    drawings, pairs = 5, report.MISTAKES + min(len(right), report.RIGHT)
+    drawings, pairs = 5, insights.MISTAKES + min(len(right), insights.RIGHT)
     assert len(page.all("img")) == drawings + 2 * pairs
 
 
@@ -144,7 +146,7 @@ def test_a_failed_report_does_not_cost_the_training(
     def fail(*_: object) -> None:
         raise DataError("the [disk]\nis gone")
 
-    monkeypatch.setattr(report, "write_page", fail)
+    monkeypatch.setattr("vitrail.report.assembly.write_report", fail)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "digits", "--epochs", "1", "--no-check", "--out", "run"]) == 1
     printed = capsys.readouterr()
@@ -181,15 +183,15 @@ def test_what_is_explained_is_what_was_said(arrays: Dataset, monkeypatch: pytest
         explained.append(found.label or "")
         return found
 
-    monkeypatch.setattr("vitrail.explanation.explain_by", spy)
+    monkeypatch.setattr("vitrail.report.insights.explain_by", spy)
     predictor = make_predictor()
-    found = evaluate(predictor, arrays, limit=3)
+    found = measure_split(predictor, arrays, limit=3)
     averaged = replace(found, logits=-found.logits)
-    tiles, _, failure = report._explain(predictor, arrays, averaged, np.arange(3))
+    tiles, _, failure = insights.explain_tiles(predictor, arrays, averaged, np.arange(3))
     said = [found.classes[int(row.argmax())] for row in averaged.logits]
     assert not failure
     assert explained == said
-    assert all(tile.title.startswith(f"said {name} ") for tile, name in zip(tiles, said, strict=True))
+    assert all(tile.title.startswith(f"predicted {name} ") for tile, name in zip(tiles, said, strict=True))
 
 
 def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None:
@@ -197,10 +199,10 @@ def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None
     (tmp_path / "run" / "weights").mkdir(parents=True)
     for name in ("config.yaml", "results.csv", "weights/best.safetensors"):
         (tmp_path / "run" / name).write_bytes((run / name).read_bytes())
-    paths = report.report_on_run(tmp_path / "run", replace(data, splits={"train": data.split("train")}))
+    paths = report_on_run(tmp_path / "run", replace(data, splits={"train": data.split("train")}))
     assert paths == [tmp_path / "run" / "report.html"]
     page = check_page(read_page(tmp_path / "run"))
-    assert "nobody knows how good this model is" in " ".join(page.text)
+    assert "the accuracy of this model is unknown" in " ".join(page.text)
 
 
 @pytest.mark.parametrize(("train_loss", "says"), [(0.9, True), (0.1, False)])
@@ -222,7 +224,7 @@ def test_a_training_loss_above_the_validations_is_explained(train_loss: float, s
 )
 def test_commands_are_as_a_person_types_them(ranks: int, here: int, start: str) -> None:
     told = {"command": ["/x/__main__.py", "train", "my pictures"], "world_size": ranks, "local_world_size": here}
-    assert report._as_typed(told) == f"{start} train 'my pictures'"
+    assert as_typed(told) == f"{start} train 'my pictures'"
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from PIL import Image
 
 from vitrail.data import Dataset
 from vitrail.data.check.record import CheckRecord, Trouble
-from vitrail.evaluation.curves import Curve, Plot, draw_plot, round_steps, thin
-from vitrail.evaluation.evaluation import Evaluation, evaluate
+from vitrail.evaluation.measurement import Measurement, measure_split
 from vitrail.evaluation.records import worst_first
-from vitrail.evaluation.report import (
-    MOST_BYTES,
-    PHOTO_SIDE,
+from vitrail.prediction import Predictor
+from vitrail.report.layout import round_steps, thin
+from vitrail.report.page import (
+    Curve,
     Drawings,
     Fact,
     Facts,
@@ -27,16 +27,16 @@ from vitrail.evaluation.report import (
     Listing,
     Paragraph,
     Picture,
+    Plot,
     Plots,
     Report,
     Section,
     Table,
     Tile,
-    encode_photo,
-    render,
 )
-from vitrail.evaluation.sections import check_blocks, data_section, headline, result_section, verdict
-from vitrail.prediction import Predictor
+from vitrail.report.pictures import PHOTO_SIDE, encode_photo
+from vitrail.report.render import MOST_BYTES, draw_plot, render
+from vitrail.report.sections import check_blocks, data_section, headline, result_section, verdict
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -162,7 +162,7 @@ def test_photos_are_thumbnails_and_tiny_ones_keep_their_pixels() -> None:
 
 
 def test_an_evaluation_tells_its_story(predictor: Predictor, arrays: Dataset) -> None:
-    found = evaluate(predictor, arrays)
+    found = measure_split(predictor, arrays)
     sections = [data_section(arrays), result_section(found)]
     page = check_page(render(Report(title="t", verdict=verdict("tiny", found), sections=sections)))
     whole = " ".join(page.text)
@@ -179,7 +179,7 @@ def test_a_thousand_classes(arrays: Dataset) -> None:
     count = 1000
     classes = tuple(f"class number {place} with a rather long name" for place in range(count))
     targets = generator.integers(0, count, 5_000)
-    found = Evaluation(
+    found = Measurement(
         data="many",
         split="test",
         classes=classes,
@@ -198,7 +198,7 @@ def test_a_thousand_classes(arrays: Dataset) -> None:
 
 
 def test_drawings_have_a_dark_form_and_photographs_do_not(predictor: Predictor, arrays: Dataset) -> None:
-    found = evaluate(predictor, arrays)
+    found = measure_split(predictor, arrays)
     gallery = Gallery(tiles=[Tile(pictures=[photo()], title="a photograph")])
     sections = [result_section(found), Section(title="photos", blocks=[gallery])]
     page = check_page(render(Report(title="t", verdict="", sections=sections)))
@@ -216,7 +216,7 @@ def read_data_url(url: str) -> Image.Image:
 
 
 def test_a_split_that_chose_the_epoch_is_named_wherever_its_figures_are(predictor: Predictor, arrays: Dataset) -> None:
-    found = evaluate(predictor, arrays)
+    found = measure_split(predictor, arrays)
     fair = Report(title="t", verdict=verdict("m", found), facts=headline(found), sections=[result_section(found)])
     assert "chose the epoch" not in render(fair)
     chosen = replace(found, chose_epoch=True)

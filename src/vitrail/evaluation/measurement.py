@@ -1,4 +1,4 @@
-"""`evaluate`: a predictor over one split. Ranks share the work and each ends with the whole result, exactly."""
+"""`measure_split`: a predictor over one split. Ranks share the work and each ends with the whole result, exactly."""
 
 import math
 import time
@@ -17,7 +17,8 @@ from vitrail.data.transform import Picture
 from vitrail.draws import Draws, Integers, permutation
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.metrics import Answers, Metrics, answer, check, sum_up
-from vitrail.evaluation.views import ViewName, views
+from vitrail.evaluation.names import ViewName
+from vitrail.evaluation.views import views
 from vitrail.prediction import Predictor
 from vitrail.ranks import current_ranks
 from vitrail.threads import map_in_order
@@ -33,7 +34,7 @@ _Part = tuple[Integers, Floats, dict[str, str]]  # samples, numbers, what could 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Evaluation:
+class Measurement:
     """What a model answered to every picture of a split."""
 
     data: str
@@ -49,7 +50,7 @@ class Evaluation:
 
     @cached_property
     def answers(self) -> Answers:
-        """What is said of each picture, how surely, and at what loss."""
+        """The answer to each picture, how sure it is, and its loss."""
         return answer(*check(self.logits, self.targets))
 
     @cached_property
@@ -61,7 +62,7 @@ class Evaluation:
         return len(self.samples) / self.seconds
 
 
-def evaluate(
+def measure_split(
     predictor: Predictor,
     dataset: Dataset,
     split: str = "test",
@@ -71,7 +72,7 @@ def evaluate(
     limit: int | None = None,
     by_position: bool = False,
     progress: Progress = lambda _: None,
-) -> Evaluation:
+) -> Measurement:
     """The answers to a split.
 
     Args:
@@ -93,7 +94,7 @@ def evaluate(
     kept, logits, broken = run(predictor, source, samples, compute, change=change, progress=progress)
     if len(broken) > MAX_BROKEN_RATE * len(samples):
         raise_broken(broken, len(samples))
-    return Evaluation(
+    return Measurement(
         data=dataset.name,
         split=split,
         classes=dataset.classes,
@@ -145,7 +146,7 @@ def raise_broken(broken: dict[str, str], count: int) -> None:
 
 
 def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: bool = False) -> list[int]:
-    """For each class of the data, its place in the model's head; by name, never by position unless that is said."""
+    """For each class of the data, its place in the model's head; by name, and by position only if that is asked for."""
     known = predictor.classes
     if known is None:
         width = predictor.num_classes
@@ -156,13 +157,13 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
             raise DataError(f"the model has {width} classes and the data have {len(classes)}; they must be the same.")
         first = ", ".join(order_by_position(classes)[:3])
         raise DataError(
-            f"the checkpoint has no class names, so nobody knows which of its {width} outputs is which; load it with "
-            f"classes=[…], or say that they are in the data's order ({first}, …) with --by-position."
+            f"the checkpoint has no class names, so it is unknown which of its {width} outputs is which; name them "
+            f"with classes=, or pass by_position=True if they are in the data's order ({first}, …)."
         )
     if by_position:
         raise ConfigError(
-            f"--by-position is for checkpoints without class names; this one has them ({_list(list(known))}), and "
-            "classes align by name: leave it out."
+            f"by_position= is for checkpoints without class names; this one has them ({_list(list(known))}), and "
+            "classes align by name: omit it."
         )
     missing = sorted(set(classes) - set(known))
     extra = sorted(set(known) - set(classes))

@@ -11,7 +11,7 @@ from tests.prediction.conftest import CLASSES, make_predictor
 
 from vitrail.data import Dataset, open_data, prepare
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.evaluation import Evaluation, align_classes, choose, evaluate, order_by_position
+from vitrail.evaluation.measurement import Measurement, align_classes, choose, measure_split, order_by_position
 from vitrail.evaluation.views import views
 from vitrail.prediction import Predictor
 
@@ -30,7 +30,7 @@ def test_classes_align_by_name(
 ) -> None:
     monkeypatch.setattr(type(predictor.runtime), "threads", threads)
     monkeypatch.setattr(type(predictor.runtime), "batch_size", 16)
-    found = evaluate(predictor, arrays)
+    found = measure_split(predictor, arrays)
     assert arrays.classes != predictor.classes
     expected = torch.stack([straightforward(predictor, arrays, sample) for sample in range(100)])
     np.testing.assert_allclose(found.logits, expected, rtol=1e-4, atol=1e-4)
@@ -41,7 +41,7 @@ def test_classes_align_by_name(
 
 
 def test_a_broken_picture_is_left_out_and_named(predictor: Predictor, folder: Dataset) -> None:
-    found = evaluate(predictor, folder)
+    found = measure_split(predictor, folder)
     assert list(found.broken) == ["test/cat/007.png"]
     assert len(found.logits) == len(found.targets) == len(found.keys) == 209
     assert "test/cat/007.png" not in found.keys
@@ -55,11 +55,11 @@ def test_a_broken_picture_is_left_out_and_named(predictor: Predictor, folder: Da
 def test_too_many_broken_pictures_are_an_error(predictor: Predictor, tmp_path: Path) -> None:
     root = make_class_folders(tmp_path / "few", count=8)
     with pytest.raises(DataError, match=r"1 of 56 pictures cannot be read, more than 1%.*\n.*cat/007.png: "):
-        evaluate(predictor, open_data(root))
+        measure_split(predictor, open_data(root))
 
 
 def test_all_splits_at_once(predictor: Predictor, folder: Dataset) -> None:
-    found = evaluate(predictor, folder, "all")
+    found = measure_split(predictor, folder, "all")
     assert len(found.keys) == 14 + 209
     counts = np.bincount(found.targets, minlength=7)
     assert sorted(counts) == [31, *[32] * 6]
@@ -68,8 +68,8 @@ def test_all_splits_at_once(predictor: Predictor, folder: Dataset) -> None:
 
 
 def test_some_of_the_pictures(predictor: Predictor, arrays: Dataset) -> None:
-    found = evaluate(predictor, arrays, limit=10)
-    everything = evaluate(predictor, arrays)
+    found = measure_split(predictor, arrays, limit=10)
+    everything = measure_split(predictor, arrays)
     assert len(found.samples) == 10
     assert list(found.samples) == sorted(set(found.samples))
     np.testing.assert_allclose(found.logits, everything.logits[found.samples], rtol=1e-4, atol=1e-4)
@@ -87,7 +87,7 @@ def test_test_time_augmentation_averages_probabilities(
     assert len(seen) == count
     assert len({view.numpy().tobytes() for view in seen}) == count
     assert all(view.shape == images.shape for view in seen)
-    found = evaluate(predictor, arrays, tta=kind, limit=100)
+    found = measure_split(predictor, arrays, tta=kind, limit=100)
     with torch.inference_mode():
         mean = torch.stack([predictor.model(view)[0].softmax(0) for view in seen]).mean(0)
     order = align_classes(predictor, arrays.classes)
@@ -110,7 +110,7 @@ def test_other_classes_are_named(predictor: Predictor, arrays: Dataset) -> None:
         align_classes(predictor, CLASSES[:5])
     nameless = replace(predictor, classes=None)
     with pytest.raises(DataError, match="no class names.*--by-position"):
-        evaluate(nameless, arrays)
+        measure_split(nameless, arrays)
     assert align_classes(nameless, arrays.classes, by_position=True) == list(range(7))
     with pytest.raises(DataError, match="7 classes and the data have 2"):
         align_classes(nameless, ["a", "b"], by_position=True)
@@ -119,7 +119,7 @@ def test_other_classes_are_named(predictor: Predictor, arrays: Dataset) -> None:
 def _evaluate_on_a_rank(rank: int, world_size: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
-    found = evaluate(make_predictor(), open_data(Path(folder) / "animals"))
+    found = measure_split(make_predictor(), open_data(Path(folder) / "animals"))
     arrays = {"logits": found.logits, "targets": found.targets, "samples": found.samples}
     np.savez(f"{folder}/rank-{rank}.npz", keys=np.array(found.keys), broken=np.array(list(found.broken)), **arrays)
     torch.distributed.destroy_process_group()
@@ -128,7 +128,7 @@ def _evaluate_on_a_rank(rank: int, world_size: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_together_give_the_same_bits_as_one(tmp_path: Path, folder: Dataset, world_size: int) -> None:
-    alone = evaluate(make_predictor(), folder)
+    alone = measure_split(make_predictor(), folder)
     mp.start_processes(_evaluate_on_a_rank, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn")
     for rank in range(world_size):
         found = np.load(tmp_path / f"rank-{rank}.npz")
@@ -136,7 +136,7 @@ def test_ranks_together_give_the_same_bits_as_one(tmp_path: Path, folder: Datase
             np.testing.assert_array_equal(found[name], getattr(alone, name))
         assert found["keys"].tolist() == list(alone.keys)
         assert found["broken"].tolist() == list(alone.broken)
-    assert isinstance(alone, Evaluation)
+    assert isinstance(alone, Measurement)
 
 
 def test_classes_that_are_numbers_are_ordered_as_numbers_by_position() -> None:

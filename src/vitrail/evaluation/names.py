@@ -1,0 +1,6 @@
+"""The names of what an evaluation can do, which the command reads without torch."""
+
+from typing import Literal
+
+ViewName = Literal["flip", "shift", "full"]  # test-time augmentation
+ProbeName = Literal["knn", "linear", "shots"]

@@ -1,0 +1,71 @@
+"""The commands of a report: what was typed, and what a reader may type next."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+PICTURES = "PICTURES"  # what the reader fills in
+
+
+def as_typed(environment: dict[str, Any]) -> str:
+    """The command line that an environment records, as a person would type it."""
+    return " ".join([*_start(environment), shlex.join(environment["command"][1:])])
+
+
+def run_commands(folder: Path, data: Sequence[str], environment: dict[str, Any]) -> dict[str, str]:
+    """What made a training run, and what to do with it; `data` are its arguments for the command."""
+    again = {"train it again, from the same config": _join("train", "--config", folder / "config.yaml")}
+    typed = {"what was typed": as_typed(environment)} if environment.get("command") else {}
+    return {**typed, **again, **model_commands(str(folder), data)}
+
+
+def eval_commands(
+    source: str, data: Sequence[str], asked: Mapping[str, Any], environment: dict[str, Any]
+) -> dict[str, str]:
+    """How to measure a model again, with the settings that were asked for, and what to do with it."""
+    options = flags({name: value for name, value in asked.items() if name != "data_dir"})  # which `data` holds
+    again = " ".join([*_start(environment), shlex.join(["eval", source, *data, *options])])
+    return {"measure it again": again, **model_commands(source, data)}
+
+
+def flags(settings: Mapping[str, Any], before: str = "--") -> list[str]:
+    """Settings of a verb, as the command takes them."""
+    words: list[str] = []
+    for name, value in settings.items():
+        flag = before + name.replace("_", "-")
+        if isinstance(value, Mapping):
+            words += flags(cast("Mapping[str, Any]", value), f"{flag}.")
+        elif isinstance(value, tuple | list):
+            words += [flag, *map(str, cast("Sequence[Any]", value))]
+        else:
+            words += [flag] if value is True else [flag, str(value)]
+    return words
+
+
+def model_commands(source: str, data: Sequence[str]) -> dict[str, str]:
+    """What to do next with a model."""
+    return {
+        "ask it about your pictures": _join("predict", source, PICTURES),
+        "see what its answers rest on": _join("explain", source, PICTURES),
+        "measure it under noise, blur, JPEG, brightness and rotation": _join("eval", source, *data, "--robustness"),
+        "start from it on other pictures": _join("train", "OTHER_PICTURES", "--weights", source),
+    }
+
+
+def data_arguments(data: str, data_dir: Path | str | None) -> list[str]:
+    """Data as arguments for the command."""
+    return [data] if data_dir is None else [data, "--data-dir", str(data_dir)]
+
+
+def _join(*words: str | Path) -> str:
+    return shlex.join(["vitrail", *map(str, words)])
+
+
+def _start(environment: dict[str, Any]) -> list[str]:
+    """What begins the command: torchrun, where several processes ran."""
+    ranks, here = int(environment.get("world_size", 1)), int(environment.get("local_world_size", 1))
+    if ranks == 1:
+        return ["vitrail"]
+    nodes = ["--nnodes", str(ranks // here)] if ranks > here else []
+    return ["torchrun", *nodes, "--nproc-per-node", str(here), "-m", "vitrail"]

@@ -1,0 +1,144 @@
+"""What a report page consists of: texts, tables, curves and encoded pictures, for `render` to turn into HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TINY = 64  # pictures up to this side keep their very pixels
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """An encoded picture with the words for those who cannot see it."""
+
+    data: bytes
+    alt: str
+    width: int
+    height: int
+    caption: str = ""
+    dark: bytes = b""  # the same for a dark page, if it differs
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data) + len(self.dark)
+
+    @property
+    def is_tiny(self) -> bool:
+        return max(self.width, self.height) <= TINY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paragraph:
+    """A few sentences."""
+
+    text: str
+    quiet: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One number that matters, and a line about it."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Numbers side by side."""
+
+    facts: Sequence[Fact]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of texts; the first column names, the others are numbers, but for those in `texts`."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    texts: Sequence[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawings:
+    """Figures beside one another where there is room."""
+
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A picture and its explanation, with what the model answered."""
+
+    pictures: Sequence[Picture]
+    title: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """Photographs with their explanations; `scale` shows what the colours mean."""
+
+    tiles: Sequence[Tile]
+    scale: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One line of a plot."""
+
+    name: str
+    points: Sequence[Point]
+    style: str = "first"  # second, third or fourth
+    mark: Point | None = None  # a point to show, such as the best one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A few curves over one axis."""
+
+    title: str
+    curves: Sequence[Curve]
+    across: str = "epoch"
+    percent: bool = False
+    named: bool = False  # a single curve has its name in a legend too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plots:
+    """Curves drawn on the page itself."""
+
+    plots: Sequence[Plot]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """A text as it is, such as a command; with a summary, folded away until asked for."""
+
+    text: str
+    summary: str = ""
+
+
+Block = Paragraph | Facts | Table | Drawings | Gallery | Plots | Listing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading and what stands below it."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A whole page."""
+
+    title: str
+    verdict: str
+    sections: Sequence[Section]
+    facts: Sequence[Fact] = ()

@@ -1,0 +1,31 @@
+"""The settings about data that verbs share: the fields of `DataConfig`, as keyword arguments."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from inspect import Parameter, signature
+from typing import Any
+
+from vitrail.data.config import DataConfig
+from vitrail.errors import ConfigError, suggest
+from vitrail.schema import from_dict, to_dict
+
+_USUAL = DataConfig()
+
+
+def read_data_settings(verb: Callable[..., Any], settings: Mapping[str, Any]) -> DataConfig:
+    """The settings as a config; a name that neither it nor the verb has is an error."""
+    known = {field.name for field in fields(DataConfig)}
+    arguments = {name for name, each in signature(verb).parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {suggest(name, known | arguments)}")
+    return from_dict(DataConfig, settings)
+
+
+def changed_settings(config: DataConfig) -> dict[str, Any]:
+    """The settings that are not the usual ones, as plain values; of columns, those that are named."""
+    usual = to_dict(_USUAL)
+    changed = {name: value for name, value in to_dict(config).items() if value != usual[name]}
+    if "columns" in changed:
+        changed["columns"] = {name: value for name, value in changed["columns"].items() if value is not None}
+    return changed
