@@ -30,6 +30,15 @@ def test_the_two_gelus_differ(tiny: ViTConfig) -> None:
     assert 1e-6 < difference < 1e-2
 
 
+def test_swiglu_by_its_formula(tiny: ViTConfig) -> None:
+    mlp = randomize(Block(replace(tiny, block=BlockConfig(mlp="swiglu"))).mlp).eval()
+    tokens = torch.randn(2, 17, 32, dtype=torch.float64)
+    gate, up, down = ([tensor.double() for tensor in layer.parameters()] for layer in (mlp.gate, mlp.up, mlp.down))
+    first = tokens @ gate[0].T + gate[1]
+    expected = (first / (1 + (-first).exp()) * (tokens @ up[0].T + up[1])) @ down[0].T + down[1]
+    torch.testing.assert_close(mlp(tokens.float()).double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_layer_scale_starts_at_its_value(tiny: ViTConfig) -> None:
     block = Block(replace(tiny, block=BlockConfig(layer_scale=1e-5))).eval()
     randomize(block)

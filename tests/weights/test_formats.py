@@ -19,6 +19,7 @@ from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResN
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.formats import (
     FOREIGN,
+    FORMATS,
     SUFFIXES,
     find_files,
     read_checkpoint,
@@ -335,3 +336,10 @@ def test_foreign_to_ours_and_back_reproduces_every_key_and_value(
     for key, tensor in before.items():
         assert torch.equal(after[key], tensor), key
         assert after[key].dtype == tensor.dtype
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "vitrail"])
+def test_a_kind_of_mlp_that_no_format_knows_is_refused_by_name(name: FormatName) -> None:
+    """No format mentions it: what is not named as held is refused."""
+    config = ViTConfig(block=BlockConfig(mlp="swiglu"))
+    assert "its block.mlp is always 'plain', here it is 'swiglu'" in FORMATS[name].refusals(config)

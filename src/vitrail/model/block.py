@@ -18,7 +18,7 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.branch1 = Branch(config.width, config.rates.dropout, path_rate, scale)
         self.norm2 = nn.LayerNorm(config.width, eps=eps)
-        self.mlp = Mlp(config)
+        self.mlp = build_mlp(config)
         self.branch2 = Branch(config.width, config.rates.dropout, path_rate, scale)
 
     def forward(
@@ -50,6 +50,31 @@ class Mlp(FeedForward):
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = F.gelu(self.fc1(tokens), approximate=self.approximate)
         return self.fc2(F.dropout(hidden, self.dropout_rate, self.training))
+
+
+class SwiGlu(FeedForward):
+    """W₃(silu(W₁ x) ⊙ W₂ x): the first projection decides how much of the second passes ("GLU Variants")."""
+
+    description = "SwiGLU"
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.width, config.hidden_width)
+        self.up = nn.Linear(config.width, config.hidden_width)
+        self.down = nn.Linear(config.hidden_width, config.width)
+        self.dropout_rate = config.rates.dropout
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = F.silu(self.gate(tokens)) * self.up(tokens)
+        return self.down(F.dropout(hidden, self.dropout_rate, self.training))
+
+
+# Kind, as in `BlockConfig.mlp` → its class.
+MLPS: dict[str, type[Mlp] | type[SwiGlu]] = {"plain": Mlp, "swiglu": SwiGlu}
+
+
+def build_mlp(config: ViTConfig) -> Mlp | SwiGlu:
+    return MLPS[config.block.mlp](config)
 
 
 class Branch(nn.Module):

@@ -37,6 +37,7 @@ class BlockConfig:
     layer_scale: float | None = None  # first value of a learned factor per channel on both branches
     norm_eps: float = 1e-6
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # the erf form, or Google's tanh approximation
+    mlp: Literal["plain", "swiglu"] = "plain"  # the paper's, or one whose hidden features are gated (no GELU)
 
     def __post_init__(self) -> None:
         validate(self)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.attention import Mix, fused
-from vitrail.model.block import Mlp
+from vitrail.model.block import build_mlp
 from vitrail.model.config import ViTConfig
 
 
@@ -36,7 +36,7 @@ class AttentionPool(nn.Module):
         self.key_value = nn.Linear(config.width, 2 * config.width)
         self.proj = nn.Linear(config.width, config.width)
         self.norm = nn.LayerNorm(config.width, eps=config.block.norm_eps)
-        self.mlp = Mlp(config)
+        self.mlp = build_mlp(config)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, mix: Mix = fused) -> Tensor:  # (B, N, D) → (B, D)
         query, key, value = self.split(tokens)
