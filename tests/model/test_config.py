@@ -60,7 +60,7 @@ def test_rates_are_probabilities(name: str, rate: float) -> None:
         (lambda: BlockConfig(attention_scale=-1.0), "attention_scale must be positive"),
         (lambda: BlockConfig(layer_scale=0.0), "layer_scale must be positive"),
         (lambda: BlockConfig(activation="relu"), "activation must be one of gelu, gelu_tanh; got 'relu'"),
-        (lambda: PositionConfig(kind="rotary"), "kind must be one of learned, sincos, none"),
+        (lambda: PositionConfig(kind="rotary"), "kind must be one of learned, axes, sincos, none"),
         (lambda: PositionConfig(resample="nearest"), "resample must be one of google, timm, hf, torchvision"),
         (lambda: ConvStem(widths=(8,), strides=(2, 2)), "one number per convolution"),
         (lambda: ConvStem(widths=(), strides=()), "at least one"),

@@ -52,12 +52,14 @@ class BlockConfig:
 class PositionConfig:
     """How tokens know where they are.
 
-    `covers` says which tokens own a position: `patches` alone (added before the other tokens are joined: big_vision,
-    DeiT-3), `class` too (the paper: N + 1 positions, added after the [cls] token is joined), or `all` (registers too).
+    `kind` is what is added: a learned vector for each place, one for each row beside one for each column (`axes`),
+    fixed sines and cosines, or nothing. `covers` says which tokens own a position: `patches` only (added before the
+    other tokens are joined: big_vision, DeiT-3), `class` too (the paper: N + 1 positions, added after the [cls] token
+    is joined), or `all` (registers too).
     `resample` is the kernel that fits the positions to another grid; each is exactly its origin's.
     """
 
-    kind: Literal["learned", "sincos", "none"] = "learned"
+    kind: Literal["learned", "axes", "sincos", "none"] = "learned"
     covers: Literal["patches", "class", "all"] = "class"
     resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] = "google"
 
@@ -211,6 +213,8 @@ class ViTConfig:
             raise ConfigError(
                 "pooling 'cls' needs class_token=True; use pooling 'mean' or 'map' without a [cls] token."
             )
+        if self.positions.kind == "axes" and self.width % 2:
+            raise ConfigError(f"positions along both axes need an even width; got {self.width}.")
         if self.positions.kind == "sincos" and self.width % 4:
             raise ConfigError(f"sincos positions need a width that is a multiple of 4; got {self.width}.")
 

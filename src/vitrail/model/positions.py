@@ -66,6 +66,37 @@ class Learned(Positions):
         return torch.cat([learned[:, :covered], patches], dim=1)
 
 
+class Axes(Positions):
+    """The paper's 2-D positions (appendix D.4): half of the width for the row, half for the column, both learned."""
+
+    description = "learned positions of rows and columns"
+
+    def shape(self, config: ViTConfig) -> tuple[int, ...]:
+        return 1, sum(config.grid), config.width // 2
+
+    def at(
+        self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        assert learned is not None
+        rows, columns = self._resize(learned, config.grid, grid)
+        whole = [rows[:, :, None].expand(-1, -1, grid[1], -1), columns[:, None].expand(-1, grid[0], -1, -1)]
+        return None, torch.cat(whole, dim=-1).flatten(1, 2)  # (1, h, w, D) → (1, h·w, D)
+
+    def resize(self, learned: Tensor, old: ViTConfig, new: ViTConfig) -> Tensor:
+        return torch.cat(self._resize(learned, old.grid, new.grid), dim=1)
+
+    def _resize(self, learned: Tensor, old: Pair, new: Pair) -> tuple[Tensor, Tensor]:
+        """Rows (1, h, D / 2) and columns (1, w, D / 2), each along its own axis."""
+        parts = learned[:, : old[0]], learned[:, old[0] :]
+        rows, columns = (
+            part
+            if part.shape[1] == count
+            else F.interpolate(part.float().mT, size=count, mode="linear").mT.to(part.dtype)
+            for part, count in zip(parts, new, strict=True)
+        )
+        return rows, columns
+
+
 class SinCos(Positions):
     """Fixed sines and cosines of both coordinates, on any grid."""
 
@@ -99,4 +130,4 @@ def sincos_positions(grid: Pair, width: int, like: Tensor) -> Tensor:
 
 
 # Kind, as in `PositionConfig.kind` → what it does.
-POSITIONS: dict[str, Positions] = {"learned": Learned(), "sincos": SinCos(), "none": Positions()}
+POSITIONS: dict[str, Positions] = {"learned": Learned(), "axes": Axes(), "sincos": SinCos(), "none": Positions()}
