@@ -25,8 +25,8 @@ from vitrail.weights.formats import (
     read_checkpoint,
     write_draft,
 )
-from vitrail.weights.hub import fetch
 from vitrail.weights.infer import Hints
+from vitrail.weights.locate import Located, locate
 from vitrail.weights.opening import open_checkpoint
 from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, witness
 from vitrail.weights.proof import (
@@ -87,13 +87,14 @@ def convert(
     if source_format is not None:
         check_format(source_format)
     _check_place(place, Path(source), overwrite)
-    original = _open(source, source_format, hints)
+    located = locate(source, allow_pickle=True)
+    original = _open(located, source_format, hints)
     checkpoint = change(original)
     check_writable(checkpoint.config, place, to)
     notes = _check_input_size(checkpoint, to, place)
     source_peer = None
     if verify_with_peer:
-        source_peer, unasked = _ask_source(original, source, hints, strict, pictures)
+        source_peer, unasked = _ask_source(original, located, hints, strict, pictures)
         notes += unasked
         if to not in LIBRARIES and source_peer is None:
             raise WeightsError(NO_LIBRARY.format(to))
@@ -159,13 +160,13 @@ def _check_place(place: Path, source: Path, overwrite: bool) -> None:
 
 
 def _ask_source(
-    original: Checkpoint, source: str | Path, hints: Hints | None, tolerance: float, pictures: Sequence[Path]
+    original: Checkpoint, located: Located, hints: Hints | None, tolerance: float, pictures: Sequence[Path]
 ) -> tuple[Agreement | None, tuple[str, ...]]:
     """The source's own library, built from what the source says, against what we read from it."""
-    files = find_files(fetch(source, allow_pickle=True))
+    files = find_files(located.fetch(allow_pickle=True))
     if original.file_format not in ("hf", "timm") or not (files[0].parent / "config.json").is_file():
         return None, ()
-    if hints not in (None, Hints()) or str(source).startswith("google://"):
+    if hints not in (None, Hints()) or located.is_google:
         return None, ("the source's own library was not asked: the source is read otherwise than it says",)
     images = sample_images(original, pictures)
     photos = photograph_files(original, pictures)
@@ -174,13 +175,13 @@ def _ask_source(
     return witness(original, where, outputs(original, images), images, photos, tolerance, who), ()
 
 
-def _open(source: str | Path, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:
+def _open(located: Located, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:
     """The source, with the checksums of its files in its origin."""
-    checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
+    checkpoint = open_checkpoint(located, format_name=source_format, hints=hints, allow_pickle=True)
     if checkpoint.file_format == "vitrail":
         return checkpoint  # it remembers where it came from
-    local = fetch(source, allow_pickle=True)
-    return replace(checkpoint, origin=replace(checkpoint.origin, sha256=checksums_of(local)))
+    sums = checksums_of(located.fetch(allow_pickle=True))
+    return replace(checkpoint, origin=replace(checkpoint.origin, sha256=sums))
 
 
 def _return_memory() -> None:
