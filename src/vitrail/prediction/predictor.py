@@ -153,17 +153,17 @@ class Predictor(Facts):
         images = torch.empty(len(chunk), spec.channels, *spec.size)
         errors: dict[int, str] = {}
         whole = 0
-        for place, (name, picture) in enumerate(chunk):
+        for index, (name, picture) in enumerate(chunk):
             try:
                 normalize(_fit(picture, spec, name), spec, images[whole])
                 whole += 1
             except (InputError, OSError) as error:
-                errors[place] = reason(error)
+                errors[index] = reason(error)
         rows = iter(compute(images[:whole]) if whole else ())
-        found: list[Output] = [
-            (name, errors[place] if place in errors else next(rows)) for place, (name, _) in enumerate(chunk)
+        outputs: list[Output] = [
+            (name, errors[index] if index in errors else next(rows)) for index, (name, _) in enumerate(chunk)
         ]
-        return [(name, value if isinstance(value, str) else _finite(value)) for name, value in found]
+        return [(name, value if isinstance(value, str) else _finite(value)) for name, value in outputs]
 
     def _one(self, picture: Picture, compute: Callable[[Tensor], Tensor]) -> tuple[str, Tensor]:
         name = str(picture) if isinstance(picture, str | Path) else "picture"
@@ -230,8 +230,8 @@ def load(
 
 def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:
     """Paths are called what they are, other pictures by their place."""
-    for place, picture in enumerate(pictures):
-        yield str(picture) if isinstance(picture, str | Path) else f"picture {place}", picture
+    for index, picture in enumerate(pictures):
+        yield str(picture) if isinstance(picture, str | Path) else f"picture {index}", picture
 
 
 def _is_one(pictures: object) -> bool:

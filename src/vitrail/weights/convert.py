@@ -82,16 +82,16 @@ def convert(
     """
     strict = TOLERANCE if tolerance is None else tolerance  # the source's own library has the weights unrounded
     tolerance = ROUNDED.get(dtype, TOLERANCE) if dtype is not None and tolerance is None else strict
-    place = Path(target)
-    check_target(place, to)
+    path = Path(target)
+    check_target(path, to)
     if source_format is not None:
         check_format(source_format)
-    _check_place(place, Path(source), overwrite)
+    _check_unused(path, Path(source), overwrite)
     located = locate(source, allow_pickle=True)
     original = _open(located, source_format, hints)
     checkpoint = change(original)
-    check_writable(checkpoint.config, place, to)
-    notes = _check_input_size(checkpoint, to, place)
+    check_writable(checkpoint.config, path, to)
+    notes = _check_input_size(checkpoint, to, path)
     source_peer = None
     if verify_with_peer:
         source_peer, unasked = _ask_source(original, located, hints, strict, pictures)
@@ -101,11 +101,11 @@ def convert(
     del original
     images = sample_images(checkpoint, pictures)
     expected = outputs(checkpoint, images)
-    photographs = Photographs(checkpoint, pictures) if place.suffix in FORMATS[to].self_describing else None
+    photographs = Photographs(checkpoint, pictures) if path.suffix in FORMATS[to].self_describing else None
     before = replace(
         checkpoint, tensors=_no_numbers(checkpoint)
     )  # the facts, to compare with after the numbers are gone
-    with atomic_path(place) as draft:
+    with atomic_path(path) as draft:
         write_draft(checkpoint if dtype is None else checkpoint.rounded(dtype), draft, to)
         del checkpoint  # makes room for what is read again
         _return_memory()
@@ -134,29 +134,29 @@ def convert(
             *_losses(before, written),
         ),
         assumed=() if before.file_format == "vitrail" else before.notes,
-        how_to_load=FORMATS[to].how_to_load(before, place),
+        how_to_load=FORMATS[to].how_to_load(before, path),
     )
 
 
-def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> tuple[str, ...]:
+def _check_input_size(checkpoint: Checkpoint, to: FormatName, path: Path) -> tuple[str, ...]:
     """Raise if a folder would prepare pictures that its own library's model refuses; elsewhere a note says so."""
     given, read = checkpoint.preprocess.size, checkpoint.config.image_size
     if given == read:
         return ()
     sizes = f"the preprocessing gives pictures of {given[0]}×{given[1]}, and the model reads {read[0]}×{read[1]}"
-    if place.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
+    if path.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
         raise WeightsError(
             f'{sizes}; {to} needs both to be the same: resample the positions with resize="{given[0]}x{given[1]}".'
         )
     return (f"{sizes}: its positions are resampled for every picture",)
 
 
-def _check_place(place: Path, source: Path, overwrite: bool) -> None:
-    if place.exists() and not overwrite:
-        raise WeightsError(f"{place} exists; choose another name, or set overwrite= to replace it.")
-    check_replaceable(place)
-    if place.is_dir() and place.resolve() in (source.resolve(), *source.resolve().parents):
-        raise WeightsError(f"{place} holds the source itself; choose another name.")
+def _check_unused(path: Path, source: Path, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise WeightsError(f"{path} exists; choose another name, or set overwrite= to replace it.")
+    check_replaceable(path)
+    if path.is_dir() and path.resolve() in (source.resolve(), *source.resolve().parents):
+        raise WeightsError(f"{path} holds the source itself; choose another name.")
 
 
 def _ask_source(
@@ -225,8 +225,8 @@ def _read_again(draft: Path, to: FormatName, before: Checkpoint) -> tuple[Checkp
         if not unsaid:
             return written, ()
     written = read_checkpoint(draft, format_name=to, hints=Hints(**known), allow_pickle=True)
-    told = ", ".join(f"{name} {known[name]}" for name in unsaid)
-    return written, (f"such a file does not say all of this, so its readers must know it: {told}",)
+    facts = ", ".join(f"{name} {known[name]}" for name in unsaid)
+    return written, (f"such a file does not say all of this, so its readers must know it: {facts}",)
 
 
 def _unsaid_in_some(config: ViTConfig) -> dict[str, Any]:
