@@ -16,7 +16,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(bundled, "FOLDER", tmp_path)
     write_tiny(tmp_path / "cifar10.safetensors")
     write_tiny(tmp_path / "runs" / "train-1" / "weights" / "best.safetensors")
-    for name in ("runs/train-1/results.png", "photos/a.jpg", "photos/b.jpg", "runs/explain-1/sheet.png"):
+    for name in ("runs/train-1/results.png", "photos/a.jpg", "photos/b.jpg", "runs/explain-1/sheet.png", "vit.onnx"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "runs" / "train-2" / "weights").mkdir(parents=True)  # begun, and not an epoch old
@@ -52,6 +52,8 @@ def test_the_model_and_the_pictures(
         (["photos", "runs/train-1"], None, "runs/train-1 is a training run, not a picture; the model comes first"),
         (["photos", "cifar10.safetensors"], None, "cifar10.safetensors is a checkpoint, not a picture"),
         (["photos", "hf://a/b"], None, "hf://a/b is a checkpoint, not a picture"),
+        (["photos", "vit.onnx"], None, "vit.onnx is a checkpoint, not a picture"),
+        (["vit.onnx", "photos"], None, "vit.onnx is an ONNX model, which this version of vitrail can neither run nor"),
         (["runs/train-1", "runs/train-2"], None, "runs/train-2 is a training run, not a picture"),
         (["photos", "runs/train-1"], "cifar10", "runs/train-1 is a training run, not a picture"),
         (["runs/train-2", "photos"], None, "the training run runs/train-2 has no weights yet"),

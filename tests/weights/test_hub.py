@@ -10,8 +10,8 @@ import pytest
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import write_checkpoint
-from vitrail.weights.hub import fetch
 from vitrail.weights.hub_names import MIRRORS
+from vitrail.weights.locate import locate
 from weights_fixtures import FITTING
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -81,7 +81,7 @@ def test_what_is_not_in_the_cache_says_so(tmp_path: Path) -> None:
 )
 def test_bad_names(source: str, message: str) -> None:
     with pytest.raises(WeightsError, match=message):
-        fetch(source)
+        locate(source)
 
 
 def test_the_mirrors_are_timms_own() -> None:

@@ -100,11 +100,11 @@ def edit_facts(path: Path, change: Callable[[dict[str, Any]], None], fix_checksu
         (lambda facts: facts["config"].update(depht=2), True, "no field 'depht'; did you mean depth"),
         (lambda facts: facts["config"].update(heads=5), True, "heads must divide width"),
         (lambda facts: facts.pop("config"), True, "config must be a mapping"),
-        (lambda facts: facts.update(classes=["a"]), True, "1 name and a head for 7"),
+        (lambda facts: facts.update(classes=["a"]), True, "1 name and a head for 7 classes"),
         (lambda facts: facts.update(classes=5), True, "damaged"),
         (lambda facts: facts.update(notes=3), True, "damaged"),
         (lambda facts: facts["config"].update(stem=["x"]), True, "damaged"),
-        (lambda facts: facts["config"].update(image_size=10**14), True, "must be at most"),
+        (lambda facts: facts["config"].update(image_size=10**9), True, "must be at most"),
         (lambda facts: facts["crc32"].update({"norm.weight": 1}), True, "checksums of its tensors do not match"),
     ],
 )

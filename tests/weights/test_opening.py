@@ -11,7 +11,8 @@ from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import write_checkpoint
 from vitrail.weights.infer import Hints
-from vitrail.weights.opening import names_checkpoint, open_checkpoint
+from vitrail.weights.locate import locate, names_checkpoint
+from vitrail.weights.opening import open_checkpoint
 from weights_fixtures import FITTING
 
 
@@ -61,6 +62,22 @@ def test_bad_requests(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
     torch.save({}, tmp_path / "a.pth")
     with pytest.raises(WeightsError, match="vitrail convert"):
         vitrail.load(tmp_path / "a.pth")
+    (tmp_path / "a.ONNX").touch()
+    with pytest.raises(
+        WeightsError, match="a.ONNX is an ONNX model, which this version of vitrail can neither run nor"
+    ):
+        vitrail.load(tmp_path / "a.ONNX")
+
+
+def test_a_source_is_parsed_once_and_passed_on(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
+    located = locate(tmp_path / "a.safetensors")
+    assert (located.suffix, located.fetch(), located.is_google) == (".safetensors", tmp_path / "a.safetensors", False)
+    assert locate(located) is located
+    assert open_checkpoint(located).config == open_checkpoint(tmp_path / "a.safetensors").config
+    hub = locate("hf://someone/vit@main")
+    assert (hub.path, hub.address, hub.suffix) == (None, "someone/vit@main", "")
+    assert locate("google://Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0").is_google
 
 
 def test_what_looks_like_a_checkpoint(
@@ -70,7 +87,17 @@ def test_what_looks_like_a_checkpoint(
     (tmp_path / "pictures" / "cat").mkdir(parents=True)
     (tmp_path / "cifar10").mkdir()
     monkeypatch.chdir(tmp_path)
-    for text in ("hf://a/b", "google://B_16", "cifar10", "a.npz", "missing.safetensors", "a.pt", "a.ckpt", "run-1"):
+    for text in (
+        "hf://a/b",
+        "google://B_16",
+        "cifar10",
+        "a.npz",
+        "missing.safetensors",
+        "a.pt",
+        "a.ckpt",
+        "run-1",
+        "a.onnx",
+    ):
         assert names_checkpoint(text), text
     for text in ("pictures", "a.jpg", "./cifar10", "missing", "run-1/weights/none"):
         assert not names_checkpoint(text), text

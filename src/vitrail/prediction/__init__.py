@@ -2,8 +2,8 @@
 
 predictor  `load` and `Predictor`: what a user holds
 results    `Prediction` and `Embedding`
-runtime    the seam to what computes: torch now, others behind the same two calls
-stream     many chunks of work on all cores, their results in order, memory flat
+runtime    the seam to what computes: torch now, others behind the same calls
+runtimes   the table of them: which one opens a located source
 pictures   what a person names on the command line → pictures
 """
 

@@ -9,7 +9,7 @@ from vitrail.data.opening import check_where
 from vitrail.errors import InputError
 from vitrail.prediction.pictures import STDIN, check_pictures
 from vitrail.weights.bundled import DEFAULT
-from vitrail.weights.opening import check_source, is_run, is_run_or_weights, names_checkpoint
+from vitrail.weights.locate import is_run, is_run_or_weights, locate, names_checkpoint
 
 
 def tell_pictures(arguments: Sequence[str], model: str | None = None) -> tuple[str, tuple[str, ...]]:
@@ -23,7 +23,7 @@ def tell_pictures(arguments: Sequence[str], model: str | None = None) -> tuple[s
         if is_run_or_weights(name):
             what = "training run" if is_run(Path(name)) else "checkpoint"
             raise InputError(f"{name} is a {what}, not a picture; the model comes first, and only one is used.")
-    check_source(model)
+    locate(model)
     check_pictures(pictures)
     return model, pictures
 
@@ -44,7 +44,7 @@ def tell_data(first: str, second: str | None) -> tuple[str, str]:
         model, data = first, second
     if second is not None and data not in DATA_NAMES and is_run_or_weights(data) and not _is_model(model):
         raise InputError(f"the model comes first, then the data; got {model} and {data}, which is a model.")
-    check_source(model)
+    locate(model)
     if data not in DATA_NAMES and is_run_or_weights(data):
         raise InputError(f"{data} is a model, not data; name a folder of pictures, a table or a data set.")
     check_where(data)

@@ -55,16 +55,16 @@ def _check(name: str, path: Path) -> None:
         raise InputError(f"{name}: there is no such picture, folder or checkpoint{f'; {hint}' if hint else '.'}")
 
 
-def read_list(place: str) -> Iterator[str]:
+def read_list(path: str) -> Iterator[str]:
     """The lines of a file, or of standard input for `-`: one path each."""
-    if place == STDIN:
+    if path == STDIN:
         yield from _lines(_standard_input())
         return
     try:
-        with Path(place).open(encoding="utf-8", errors="surrogateescape") as file:
+        with Path(path).open(encoding="utf-8", errors="surrogateescape") as file:
             yield from _lines(file)
     except OSError as error:
-        raise InputError(f"{place}: this list of pictures cannot be read ({reason(error)}).") from None
+        raise InputError(f"{path}: this list of pictures cannot be read ({reason(error)}).") from None
 
 
 def name_paths(paths: Iterable[str]) -> Iterator[Named]:
@@ -107,5 +107,5 @@ def _in_folder(folder: Path) -> Iterator[Path]:
 
 
 def _matches(pattern: str) -> Iterator[Path]:
-    found = (Path(name) for name in iglob(pattern, recursive=True))  # noqa: PTH207 - it takes absolute patterns
-    return (path for path in found if path.suffix.lower() in EXTENSIONS and path.is_file())
+    paths = (Path(name) for name in iglob(pattern, recursive=True))  # noqa: PTH207 - it takes absolute patterns
+    return (path for path in paths if path.suffix.lower() in EXTENSIONS and path.is_file())

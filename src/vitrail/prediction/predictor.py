@@ -12,20 +12,20 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import Picture, fit, normalize
-from vitrail.device import pick_device
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.model import ViT, summarize
 from vitrail.model.config import Pair
 from vitrail.prediction.results import Embedding, Prediction
 from vitrail.prediction.runtime import Runtime, TorchRuntime
+from vitrail.prediction.runtimes import LoadOptions, open_runtime
 from vitrail.threads import in_chunks, map_in_order
-from vitrail.weights.adapt import Kernel, adapt
+from vitrail.weights.adapt import Kernel
 from vitrail.weights.bundled import DEFAULT
 from vitrail.weights.checkpoint import Checkpoint, Facts, FormatName
 from vitrail.weights.class_names import ClassNames
 from vitrail.weights.formats import check_target, choose_format, write_checkpoint
 from vitrail.weights.infer import Hints
-from vitrail.weights.opening import open_checkpoint
+from vitrail.weights.locate import locate
 from vitrail.wording import counted, reason
 
 TOP_K = 5
@@ -163,17 +163,17 @@ class Predictor(Facts):
         images = torch.empty(len(chunk), spec.channels, *spec.size)
         errors: dict[int, str] = {}
         whole = 0
-        for place, (name, picture) in enumerate(chunk):
+        for index, (name, picture) in enumerate(chunk):
             try:
                 normalize(_fit(picture, spec, name), spec, images[whole])
                 whole += 1
             except (InputError, OSError) as error:
-                errors[place] = reason(error)
+                errors[index] = reason(error)
         rows = iter(compute(images[:whole]) if whole else ())
-        found: list[Output] = [
-            (name, errors[place] if place in errors else next(rows)) for place, (name, _) in enumerate(chunk)
+        outputs: list[Output] = [
+            (name, errors[index] if index in errors else next(rows)) for index, (name, _) in enumerate(chunk)
         ]
-        return [(name, value if isinstance(value, str) else _finite(value)) for name, value in found]
+        return [(name, value if isinstance(value, str) else _finite(value)) for name, value in outputs]
 
     def _one(self, picture: Picture, compute: Callable[[Tensor], Tensor]) -> tuple[str, Tensor]:
         name = str(picture) if isinstance(picture, str | Path) else "picture"
@@ -221,31 +221,27 @@ def load(
     What a foreign file leaves open is settled by `hints`, or by a convention: an `AssumptionWarning` then lists what
     was assumed, and `Predictor.notes` keeps it.
     """
-    where = pick_device(device)
-    checkpoint = open_checkpoint(source, hints=hints, class_names=class_names, verify=verify)
-    new_head = (num_classes if classes is None else len(classes)) not in (None, checkpoint.config.num_classes)
-    if classes is not None and checkpoint.classes is not None:
-        new_head = set(classes) != set(checkpoint.classes)
-    checkpoint = adapt(
-        checkpoint,
+    options = LoadOptions(
         num_classes=num_classes,
         classes=classes,
         image_size=image_size,
         channels=channels,
-        drop_representation=new_head if drop_representation is None else drop_representation,
+        drop_representation=drop_representation,
         resample=resample,
+        hints=hints,
+        class_names=class_names,
+        dtype=dtype,
+        device=device,
+        verify=verify,
     )
-    return Predictor(
-        runtime=TorchRuntime(checkpoint.build(dtype).to(where), checkpoint.extras),
-        source=str(source),
-        **checkpoint.facts(),
-    )
+    runtime, facts = open_runtime(locate(source), options)
+    return Predictor(runtime=runtime, source=str(source), **facts.facts())
 
 
 def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:
     """Paths are called what they are, other pictures by their place."""
-    for place, picture in enumerate(pictures):
-        yield str(picture) if isinstance(picture, str | Path) else f"picture {place}", picture
+    for index, picture in enumerate(pictures):
+        yield str(picture) if isinstance(picture, str | Path) else f"picture {index}", picture
 
 
 def _is_one(pictures: object) -> bool:

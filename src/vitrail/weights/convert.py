@@ -25,8 +25,8 @@ from vitrail.weights.formats import (
     read_checkpoint,
     write_draft,
 )
-from vitrail.weights.hub import fetch
 from vitrail.weights.infer import Hints
+from vitrail.weights.locate import Located, locate
 from vitrail.weights.opening import open_checkpoint
 from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, witness
 from vitrail.weights.proof import (
@@ -82,29 +82,30 @@ def convert(
     """
     strict = TOLERANCE if tolerance is None else tolerance  # the source's own library has the weights unrounded
     tolerance = ROUNDED.get(dtype, TOLERANCE) if dtype is not None and tolerance is None else strict
-    place = Path(target)
-    check_target(place, to)
+    path = Path(target)
+    check_target(path, to)
     if source_format is not None:
         check_format(source_format)
-    _check_place(place, Path(source), overwrite)
-    original = _open(source, source_format, hints)
+    _check_unused(path, Path(source), overwrite)
+    located = locate(source, allow_pickle=True)
+    original = _open(located, source_format, hints)
     checkpoint = change(original)
-    check_writable(checkpoint.config, place, to)
-    notes = _check_input_size(checkpoint, to, place)
+    check_writable(checkpoint.config, path, to)
+    notes = _check_input_size(checkpoint, to, path)
     source_peer = None
     if verify_with_peer:
-        source_peer, unasked = _ask_source(original, source, hints, strict, pictures)
+        source_peer, unasked = _ask_source(original, located, hints, strict, pictures)
         notes += unasked
         if to not in LIBRARIES and source_peer is None:
             raise WeightsError(NO_LIBRARY.format(to))
     del original
     images = sample_images(checkpoint, pictures)
     expected = outputs(checkpoint, images)
-    photographs = Photographs(checkpoint, pictures) if place.suffix in FORMATS[to].self_describing else None
+    photographs = Photographs(checkpoint, pictures) if path.suffix in FORMATS[to].self_describing else None
     before = replace(
         checkpoint, tensors=_no_numbers(checkpoint)
     )  # the facts, to compare with after the numbers are gone
-    with atomic_path(place) as draft:
+    with atomic_path(path) as draft:
         write_draft(checkpoint if dtype is None else checkpoint.rounded(dtype), draft, to)
         del checkpoint  # makes room for what is read again
         _return_memory()
@@ -133,39 +134,39 @@ def convert(
             *_losses(before, written),
         ),
         assumed=() if before.file_format == "vitrail" else before.notes,
-        how_to_load=FORMATS[to].how_to_load(before, place),
+        how_to_load=FORMATS[to].how_to_load(before, path),
     )
 
 
-def _check_input_size(checkpoint: Checkpoint, to: FormatName, place: Path) -> tuple[str, ...]:
+def _check_input_size(checkpoint: Checkpoint, to: FormatName, path: Path) -> tuple[str, ...]:
     """Raise if a folder would prepare pictures that its own library's model refuses; elsewhere a note says so."""
     given, read = checkpoint.preprocess.size, checkpoint.config.image_size
     if given == read:
         return ()
     sizes = f"the preprocessing gives pictures of {given[0]}×{given[1]}, and the model reads {read[0]}×{read[1]}"
-    if place.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
+    if path.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
         raise WeightsError(
             f'{sizes}; {to} needs both to be the same: resample the positions with resize="{given[0]}x{given[1]}".'
         )
     return (f"{sizes}: its positions are resampled for every picture",)
 
 
-def _check_place(place: Path, source: Path, overwrite: bool) -> None:
-    if place.exists() and not overwrite:
-        raise WeightsError(f"{place} exists; choose another name, or set overwrite= to replace it.")
-    check_replaceable(place)
-    if place.is_dir() and place.resolve() in (source.resolve(), *source.resolve().parents):
-        raise WeightsError(f"{place} holds the source itself; choose another name.")
+def _check_unused(path: Path, source: Path, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise WeightsError(f"{path} exists; choose another name, or set overwrite= to replace it.")
+    check_replaceable(path)
+    if path.is_dir() and path.resolve() in (source.resolve(), *source.resolve().parents):
+        raise WeightsError(f"{path} holds the source itself; choose another name.")
 
 
 def _ask_source(
-    original: Checkpoint, source: str | Path, hints: Hints | None, tolerance: float, pictures: Sequence[Path]
+    original: Checkpoint, located: Located, hints: Hints | None, tolerance: float, pictures: Sequence[Path]
 ) -> tuple[Agreement | None, tuple[str, ...]]:
     """The source's own library, built from what the source says, against what we read from it."""
-    files = find_files(fetch(source, allow_pickle=True))
+    files = find_files(located.fetch(allow_pickle=True))
     if original.file_format not in ("hf", "timm") or not (files[0].parent / "config.json").is_file():
         return None, ()
-    if hints not in (None, Hints()) or str(source).startswith("google://"):
+    if hints not in (None, Hints()) or located.is_google:
         return None, ("the source's own library was not asked: the source is read otherwise than it says",)
     images = sample_images(original, pictures)
     photos = photograph_files(original, pictures)
@@ -174,13 +175,13 @@ def _ask_source(
     return witness(original, where, outputs(original, images), images, photos, tolerance, who), ()
 
 
-def _open(source: str | Path, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:
+def _open(located: Located, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:
     """The source, with the checksums of its files in its origin."""
-    checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
+    checkpoint = open_checkpoint(located, format_name=source_format, hints=hints, allow_pickle=True)
     if checkpoint.file_format == "vitrail":
         return checkpoint  # it remembers where it came from
-    local = fetch(source, allow_pickle=True)
-    return replace(checkpoint, origin=replace(checkpoint.origin, sha256=checksums_of(local)))
+    sums = checksums_of(located.fetch(allow_pickle=True))
+    return replace(checkpoint, origin=replace(checkpoint.origin, sha256=sums))
 
 
 def _return_memory() -> None:
@@ -224,8 +225,8 @@ def _read_again(draft: Path, to: FormatName, before: Checkpoint) -> tuple[Checkp
         if not unsaid:
             return written, ()
     written = read_checkpoint(draft, format_name=to, hints=Hints(**known), allow_pickle=True)
-    told = ", ".join(f"{name} {known[name]}" for name in unsaid)
-    return written, (f"such a file does not say all of this, so its readers must know it: {told}",)
+    facts = ", ".join(f"{name} {known[name]}" for name in unsaid)
+    return written, (f"such a file does not say all of this, so its readers must know it: {facts}",)
 
 
 def _unsaid_in_some(config: ViTConfig) -> dict[str, Any]:

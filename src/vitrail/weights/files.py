@@ -39,6 +39,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
+OTHER_RUNTIMES = {".onnx": "an ONNX model"}  # exports, which hold a computation instead of weights
 BOMB_SIZE, BOMB_RATIO = 2**30, 20  # an archive that unpacks to more than both is not a checkpoint
 
 
@@ -68,6 +69,11 @@ def check_suffix(path: Path, allow_pickle: bool) -> None:
     """Raise unless the name is that of a checkpoint which may be read."""
     if path.suffix in (".safetensors", ".npz"):
         return
+    if path.suffix.lower() in OTHER_RUNTIMES:
+        raise WeightsError(
+            f"{path} is {OTHER_RUNTIMES[path.suffix.lower()]}, which this version of vitrail can neither run nor "
+            "read; name the checkpoint that it was exported from."
+        )
     if path.suffix not in PICKLES:
         raise WeightsError(
             f"{path} must end in .safetensors, .npz, .pth, .pt, .ckpt or .bin to be read as a checkpoint."

@@ -129,8 +129,8 @@ def find_files(source: Path) -> list[Path]:
     arrays = sorted(source.glob("*.npz")) or sorted(source.glob("*.safetensors"))
     if len(arrays) == 1:
         return arrays
-    found = f"{len(arrays)} of them" if arrays else "none"
-    raise WeightsError(f"{source} must hold one checkpoint ({', '.join(WEIGHTS_IN_FOLDERS)}); found {found}.")
+    count = f"{len(arrays)} of them" if arrays else "none"
+    raise WeightsError(f"{source} must hold one checkpoint ({', '.join(WEIGHTS_IN_FOLDERS)}); found {count}.")
 
 
 def _read_index(index: Path) -> list[Path]:

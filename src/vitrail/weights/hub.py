@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a path, a run folder, a bundled name, `hf://owner/name[@revision]`, or `google://NAME`."""
+"""Addresses: what `hf://owner/name[@revision]` and `google://NAME` mean, and how they are downloaded."""
 
 import re
 from contextlib import suppress
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from vitrail.errors import WeightsError
 from vitrail.model import ResNetStem
-from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.hub_names import MIRRORS
 from vitrail.weights.infer import Hints
@@ -17,16 +16,6 @@ SIDECARS = ["config.json", "preprocessor_config.json", "processor_config.json"]
 FILES = [*SIDECARS, "model.safetensors", "model.safetensors.index.json", "*.npz"]
 SHARDS = ["model-*-of-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
-
-
-def fetch(source: str | Path, allow_pickle: bool = False) -> Path:
-    """The local path of a checkpoint, downloaded to the hub's own cache if need be."""
-    text = str(source)
-    if identifier := check_address(text):
-        return _download(identifier, allow_pickle)
-    if isinstance(source, str) and text in bundled.NAMES:  # a folder of that name is reached as ./cifar10
-        return bundled.bundled_path(text)
-    return find_path(text)
 
 
 def find_path(text: str) -> Path:
@@ -69,7 +58,8 @@ def _mirror_of(name: str) -> str:
     )
 
 
-def _download(identifier: str, allow_pickle: bool) -> Path:
+def download(identifier: str, allow_pickle: bool) -> Path:
+    """The folder in the hub's own cache that has the files of `owner/name[@revision]`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -85,10 +75,8 @@ def _download(identifier: str, allow_pickle: bool) -> Path:
         raise WeightsError(f"hf://{identifier} cannot be fetched: {reason(error).splitlines()[0]}") from error
 
 
-def settle_google(source: str | Path, checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:
-    """A mirror is in timm's layout; what it computes is still what Google trained."""
-    if not str(source).startswith("google://"):
-        return checkpoint
+def settle_google(checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:
+    """A mirror of Google's is in timm's layout; what it computes is still what Google trained."""
     config = checkpoint.config
     stem = config.stem
     if isinstance(stem, ResNetStem):

@@ -58,10 +58,10 @@ class Raw:
 
 def count_layers(names: Iterable[str], pattern: str) -> int:
     """How many layers there are, from the numbers that `pattern` finds in the names."""
-    found = {int(match[1]) for name in names if (match := re.match(pattern, name))}
-    if not found or found != set(range(len(found))):
-        raise WeightsError(f"layers must be numbered from 0 without a gap; found {sorted(found)[:20]}.")
-    return len(found)
+    numbers = {int(match[1]) for name in names if (match := re.match(pattern, name))}
+    if not numbers or numbers != set(range(len(numbers))):
+        raise WeightsError(f"layers must be numbered from 0 without a gap; found {sorted(numbers)[:20]}.")
+    return len(numbers)
 
 
 def count_units(names: Iterable[str], pattern: str) -> tuple[int, ...]:

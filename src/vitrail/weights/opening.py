@@ -6,63 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import AssumptionWarning, ConfigError, WeightsError
+from vitrail.errors import AssumptionWarning, ConfigError
 from vitrail.model import ViTConfig, variant
 from vitrail.reading import read_yaml
 from vitrail.schema import from_dict
-from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint, FormatName
 from vitrail.weights.class_names import ClassNames, name_classes, read_class_names
-from vitrail.weights.files import PICKLES, check_suffix
-from vitrail.weights.formats import SUFFIXES, WEIGHTS_IN_FOLDERS, find_files, read_checkpoint
-from vitrail.weights.hub import check_address, fetch, find_path, settle_google
+from vitrail.weights.formats import read_checkpoint
+from vitrail.weights.hub import settle_google
 from vitrail.weights.infer import Hints
-
-_SUFFIXES = {suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix} | PICKLES
-RUN_CONFIG = "config.yaml"  # in the folder of a training run
-
-
-def names_checkpoint(text: str) -> bool:
-    """Whether a text is a checkpoint's by its looks: an address, a bundled name, a suffix, or a folder with weights."""
-    if text in bundled.NAMES or text.startswith(("hf://", "google://")) or Path(text).suffix.lower() in _SUFFIXES:
-        return True
-    try:
-        return Path(text).is_dir() and bool(find_files(Path(text)))
-    except (WeightsError, OSError, ValueError):
-        return False
-
-
-def is_run_or_weights(text: str) -> bool:
-    """Whether a text can only be a checkpoint, or a training run, and never a picture or a folder of them."""
-    path = Path(text)
-    if not path.is_dir():
-        return names_checkpoint(text)
-    files = (*WEIGHTS_IN_FOLDERS, *(f"{name}.index.json" for name in WEIGHTS_IN_FOLDERS))
-    return any((path / name).is_file() for name in files) or is_run(path)
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a training run, with or without weights to use."""
-    return (folder / RUN_CONFIG).is_file() and (folder / "weights").is_dir()
+from vitrail.weights.locate import Located, is_run, locate, names_checkpoint
 
 
 def check_source(source: str | Path, *, allow_pickle: bool = False) -> None:
     """Raise where `open_checkpoint` could only fail: nothing is read or downloaded for that."""
-    text = str(source)
-    if check_address(text):
-        return
-    if isinstance(source, str) and text in bundled.NAMES:
-        bundled.bundled_path(text)
-        return
-    path = find_path(text)
-    if path.is_dir() and is_run(path) and not (path / "weights" / "best.safetensors").is_file():
-        raise WeightsError(f"the training run {text} has no weights yet: its first epoch has not ended.")
-    for file in find_files(path):
-        check_suffix(file, allow_pickle)
+    locate(source, allow_pickle=allow_pickle)
 
 
 def open_checkpoint(
-    source: str | Path,
+    source: str | Path | Located,
     *,
     format_name: FormatName | None = None,
     hints: Hints | None = None,
@@ -76,13 +38,13 @@ def open_checkpoint(
     says everything, and keeps the notes. `class_names` are those of its head, in order, or a file with them, for a
     checkpoint that has none or others.
     """
-    check_source(source, allow_pickle=allow_pickle)
+    located = locate(source, allow_pickle=allow_pickle)
     names = None if class_names is None else read_class_names(class_names)
-    path = fetch(source, allow_pickle)
+    path = located.fetch(allow_pickle)
     checkpoint = read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify)
-    checkpoint = settle_google(source, checkpoint, hints)
+    checkpoint = settle_google(checkpoint, hints) if located.is_google else checkpoint
     if checkpoint.notes and checkpoint.file_format != "vitrail":
-        warnings.warn(AssumptionWarning(str(source), checkpoint.notes), stacklevel=_levels_to_the_caller())
+        warnings.warn(AssumptionWarning(located.name, checkpoint.notes), stacklevel=_levels_to_the_caller())
     if names is None:
         return checkpoint
     return name_classes(checkpoint, names, str(class_names) if isinstance(class_names, str | Path) else "class_names")

@@ -158,10 +158,10 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
 def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """What no key of a bare file says and no hint gives, one note each."""
     eps, gelu, scale = NORM_EPS, ACTIVATION, f"1 / √{config.head_size}"
-    told = hints.pooling or (config.pooling if config.pooling == "map" else None)  # its layers are among the keys
+    pooling = hints.pooling or (config.pooling if config.pooling == "map" else None)  # its layers are among the keys
     notes = [
         *assumed_heads(config, hints),
-        *assumed("pooling", config.pooling, "pooling", told),
+        *assumed("pooling", config.pooling, "pooling", pooling),
         *assumed("GELU", f"{gelu} (the erf form; SigLIP's larger ones have gelu_tanh)", "activation", hints.activation),
         *assumed("LayerNorm epsilon", f"{eps:g}", "norm_eps", hints.norm_eps),
         *assumed("attention scale", scale, "attention_scale", hints.attention_scale),

@@ -114,28 +114,32 @@ class HubConfig:
 
     def check(self, config: ViTConfig) -> None:
         """Raise unless the weights are those of the model that it describes."""
-        told = self.arguments
-        layers = _normalised_after(told)
+        arguments = self.arguments
+        layers = _normalised_after(arguments)
         pairs: list[tuple[str, Any, Any]] = [
-            ("embed_dim", _whole(told, "embed_dim"), config.width),
-            ("depth", _whole(told, "depth"), config.depth),
-            ("patch_size", _pair(told, "patch_size"), config.patch_size),
-            ("in_chans", _whole(told, "in_chans"), config.channels),
-            ("num_classes", told["num_classes"], config.num_classes),
+            ("embed_dim", _whole(arguments, "embed_dim"), config.width),
+            ("depth", _whole(arguments, "depth"), config.depth),
+            ("patch_size", _pair(arguments, "patch_size"), config.patch_size),
+            ("in_chans", _whole(arguments, "in_chans"), config.channels),
+            ("num_classes", arguments["num_classes"], config.num_classes),
             ("num_classes", self.data["num_classes"], config.num_classes),
-            ("MLP width (embed_dim × mlp_ratio)", int(told["embed_dim"] * told["mlp_ratio"]), config.hidden_width),
-            ("qkv_bias", bool(told["qkv_bias"]), config.block.qkv_bias),
-            ("qk_norm", bool(told["qk_norm"]), config.block.qk_norm),
-            ("init_values (layer scale)", bool(told["init_values"]), config.block.layer_scale is not None),
-            ("class_token", bool(told["class_token"]), config.class_token),
-            ("reg_tokens", _whole(told, "reg_tokens"), config.registers),
-            ("pos_embed", told["pos_embed"] == "learn", config.positions.kind == "learned"),
+            (
+                "MLP width (embed_dim × mlp_ratio)",
+                int(arguments["embed_dim"] * arguments["mlp_ratio"]),
+                config.hidden_width,
+            ),
+            ("qkv_bias", bool(arguments["qkv_bias"]), config.block.qkv_bias),
+            ("qk_norm", bool(arguments["qk_norm"]), config.block.qk_norm),
+            ("init_values (layer scale)", bool(arguments["init_values"]), config.block.layer_scale is not None),
+            ("class_token", bool(arguments["class_token"]), config.class_token),
+            ("reg_tokens", _whole(arguments, "reg_tokens"), config.registers),
+            ("pos_embed", arguments["pos_embed"] == "learn", config.positions.kind == "learned"),
             ("fc_norm", layers, config.pool_norm == "after"),
-            ("ResNet blocks", told["resnet"], config.stem.blocks if isinstance(config.stem, ResNetStem) else None),
+            ("ResNet blocks", arguments["resnet"], config.stem.blocks if isinstance(config.stem, ResNetStem) else None),
             ("num_features", config.width if self.num_features is None else self.num_features, config.width),
         ]
         if config.positions.kind == "learned":
-            covered = 0 if told["no_embed_class"] else config.prefix
+            covered = 0 if arguments["no_embed_class"] else config.prefix
             pairs.append(("positions of prefix tokens (no_embed_class)", covered, config.positioned_prefix))
         for name, says, has in pairs:
             if says != has:
@@ -145,11 +149,11 @@ class HubConfig:
                 )
 
 
-def _normalised_after(told: Mapping[str, Any]) -> bool:
+def _normalised_after(arguments: Mapping[str, Any]) -> bool:
     """Whether the last LayerNorm follows the pooling."""
-    pooled = told["global_pool"] in ("avg", "avgmax", "max")
-    after = pooled if told["fc_norm"] is None else bool(told["fc_norm"])
-    if after and told["global_pool"] == "token":
+    pooled = arguments["global_pool"] in ("avg", "avgmax", "max")
+    after = pooled if arguments["fc_norm"] is None else bool(arguments["fc_norm"])
+    if after and arguments["global_pool"] == "token":
         raise WeightsError("config.json says fc_norm with global_pool 'token'; we read fc_norm with 'avg' and 'map'.")
     return after
 
@@ -231,15 +235,15 @@ def _choose(name: str, value: Any, choices: Mapping[Any, Any]) -> Any:
     return choices[value]
 
 
-def _whole(told: Mapping[str, Any], name: str) -> int:
-    value = told[name]
+def _whole(arguments: Mapping[str, Any], name: str) -> int:
+    value = arguments[name]
     if not isinstance(value, int) or isinstance(value, bool):
         raise WeightsError(f"config.json: {name} must be a whole number; got {value!r}.")
     return value
 
 
-def _pair(told: Mapping[str, Any], name: str) -> Pair:
-    value = told[name]
+def _pair(arguments: Mapping[str, Any], name: str) -> Pair:
+    value = arguments[name]
     sides: tuple[Any, ...] = (value, value) if isinstance(value, int) else tuple(value or ())
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise WeightsError(f"config.json: {name} must be one positive number or two; got {value!r}.")

@@ -1,0 +1,82 @@
+"""Where a checkpoint is: a path, a run folder, a bundled name, `hf://owner/name[@revision]`, or `google://NAME`.
+
+A source is parsed once, by `locate`; what it gives is passed on. Nothing is read or downloaded for that.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitrail.errors import WeightsError
+from vitrail.weights import bundled
+from vitrail.weights.files import OTHER_RUNTIMES, PICKLES, check_suffix
+from vitrail.weights.formats import SUFFIXES, WEIGHTS_IN_FOLDERS, find_files
+from vitrail.weights.hub import check_address, download, find_path
+
+CHECKPOINT_SUFFIXES = frozenset({suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix} | PICKLES)
+RUN_CONFIG = "config.yaml"  # in the folder of a training run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Located:
+    """A checkpoint that lies on this machine, or that has an address on the hub."""
+
+    name: str  # as the user named it
+    path: Path | None  # None: on the hub
+    address: str = ""  # owner/name[@revision] on the hub
+
+    @property
+    def suffix(self) -> str:
+        """Of the file; "" for a folder or an address."""
+        return "" if self.path is None or self.path.is_dir() else self.path.suffix.lower()
+
+    @property
+    def is_google(self) -> bool:
+        """Whether it was named as one of Google's releases, of which the hub has mirrors."""
+        return self.name.startswith("google://")
+
+    def fetch(self, allow_pickle: bool = False) -> Path:
+        """The path on this machine, downloaded to the hub's own cache if need be."""
+        return download(self.address, allow_pickle) if self.path is None else self.path
+
+
+def locate(source: str | Path | Located, *, allow_pickle: bool = False) -> Located:
+    """What a source means; an error where opening it could only fail."""
+    if isinstance(source, Located):
+        return source
+    text = str(source)
+    if address := check_address(text):
+        return Located(name=text, path=None, address=address)
+    if isinstance(source, str) and text in bundled.NAMES:  # a folder of that name is reached as ./cifar10
+        return Located(name=text, path=bundled.bundled_path(text))
+    path = find_path(text)
+    if path.is_dir() and is_run(path) and not (path / "weights" / "best.safetensors").is_file():
+        raise WeightsError(f"the training run {text} has no weights yet: its first epoch has not ended.")
+    for file in find_files(path):
+        check_suffix(file, allow_pickle)
+    return Located(name=text, path=path)
+
+
+def names_checkpoint(text: str) -> bool:
+    """Whether a text is a checkpoint's by its looks: an address, a bundled name, a suffix, or a folder with weights."""
+    if text in bundled.NAMES or text.startswith(("hf://", "google://")):
+        return True
+    if Path(text).suffix.lower() in CHECKPOINT_SUFFIXES | OTHER_RUNTIMES.keys():
+        return True
+    try:
+        return Path(text).is_dir() and bool(find_files(Path(text)))
+    except (WeightsError, OSError, ValueError):
+        return False
+
+
+def is_run_or_weights(text: str) -> bool:
+    """Whether a text can only be a checkpoint, or a training run, and never a picture or a folder of them."""
+    path = Path(text)
+    if not path.is_dir():
+        return names_checkpoint(text)
+    files = (*WEIGHTS_IN_FOLDERS, *(f"{name}.index.json" for name in WEIGHTS_IN_FOLDERS))
+    return any((path / name).is_file() for name in files) or is_run(path)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a training run, with or without weights to use."""
+    return (folder / RUN_CONFIG).is_file() and (folder / "weights").is_dir()
