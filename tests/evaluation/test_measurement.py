@@ -109,7 +109,7 @@ def test_other_classes_are_named(predictor: Predictor, arrays: Dataset) -> None:
     with pytest.raises(DataError, match=r"the model has fox, gnu, which the data have not\."):
         align_classes(predictor, CLASSES[:5])
     nameless = replace(predictor, classes=None)
-    with pytest.raises(DataError, match="no class names.*--by-position"):
+    with pytest.raises(DataError, match="no class names.*by_position="):
         measure_split(nameless, arrays)
     assert align_classes(nameless, arrays.classes, by_position=True) == list(range(7))
     with pytest.raises(DataError, match="7 classes and the data have 2"):
