@@ -92,7 +92,7 @@ def test_test_time_augmentation_averages_probabilities(
         mean = torch.stack([predictor.model(view)[0].softmax(0) for view in seen]).mean(0)
     order = align_classes(predictor, arrays.classes)
     np.testing.assert_allclose(np.exp(found.logits[0]), mean[order], rtol=1e-4)
-    with pytest.raises(ConfigError, match="flip, shift or full"):
+    with pytest.raises(ConfigError, match="tta= has no 'filp'; did you mean flip"):
         views(images, "filp")  # pyright: ignore
 
 
