@@ -16,15 +16,15 @@ from vitrail.data.transform import Picture
 from vitrail.device import pick_device
 from vitrail.errors import ConfigError, InputError, suggest
 from vitrail.evaluation.projection import Method
+from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor, load
 from vitrail.prediction.arguments import check_standard_input
 from vitrail.prediction.pictures import check_pictures, find_pictures, name_paths, read_list
 from vitrail.prediction.predictor import Named
 from vitrail.progress import Progress, pick_progress, working
 from vitrail.tables import load_pyarrow
-from vitrail.verbs.data_settings import changed_settings, read_data_settings
+from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.embeddings import Embeddings, Floats
-from vitrail.verbs.folders import Out, check_folder, make_folder
 from vitrail.weights.opening import check_source
 
 
@@ -63,7 +63,7 @@ def embed(
     changed = changed_settings(config)
     check_arguments(data=data, split=splits, settings=changed, form=format, method=map, batch_size=batch_size)
     if out is not None and not callable(out):
-        check_folder(out)
+        check_run_folder(Path(out))
     if data is not None and (pictures is not None or list_file is not None):
         raise ConfigError("give pictures or data=, not both.")
     _check_model(model, device)
@@ -83,7 +83,7 @@ def embed(
     if out is None:
         return embeddings
     with working("drawing the map", speaks=shows and map != "none"):
-        return _write(embeddings, make_folder(out), format, map)
+        return _write(embeddings, out() if callable(out) else new_run_folder("embed", Path(out)), format, map)
 
 
 @dataclass(kw_only=True)

@@ -18,6 +18,7 @@ from vitrail.evaluation.names import ProbeName, ViewName
 from vitrail.evaluation.probe import plan_probes, run_probes
 from vitrail.evaluation.robustness import Robustness, measure_robustness
 from vitrail.evaluation.views import check_view
+from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor, load
 from vitrail.prediction.arguments import tell_data
 from vitrail.progress import Progress, pick_progress, silent, working
@@ -27,9 +28,8 @@ from vitrail.report.evaluations import story_of_eval, write_evaluation
 from vitrail.report.runs import run_of
 from vitrail.schema import to_dict
 from vitrail.training.history import chose_epoch
-from vitrail.verbs.data_settings import changed_settings, read_data_settings
+from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.evaluation import Evaluation
-from vitrail.verbs.folders import Out, check_folder, make_folder
 from vitrail.weights.class_names import ClassNames, read_class_names
 
 SHOTS = 5
@@ -87,7 +87,7 @@ def evaluate(
         raw=raw,
     )
     if out is not None and not callable(out):
-        check_folder(out)
+        check_run_folder(Path(out))
     asked = _asked(
         split=split,
         tta=tta,
@@ -177,7 +177,7 @@ class _Results:
         if self.out is None:
             return
         if self.folder is None:
-            self.folder = make_folder(self.out)
+            self.folder = self.out() if callable(self.out) else new_run_folder("eval", Path(self.out))
             self.written.append(self.folder / "metrics.json")
         records.write_facts(self.facts, self.folder / "metrics.json")
 
