@@ -11,7 +11,9 @@ import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
+
+from vitrail.errors import MissingExtraError
 
 Cell = str | int | float | None
 WriteRow = Callable[[Iterable[Cell]], None]
@@ -51,3 +53,13 @@ def open_table(path: Path, head: Sequence[str], *, raw: bool = False) -> Generat
         write = row_writer(file, raw=raw)
         write(head)
         yield write
+
+
+def load_pyarrow(what: str) -> tuple[Any, Any]:
+    """pyarrow and its Parquet part, or what to install."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MissingExtraError(what, "tables") from None
+    return cast("Any", pa), cast("Any", pq)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cli.test_eval import as_arguments
 from tests.data.conftest import picture
 from tests.prediction.conftest import write_tiny
 
@@ -21,10 +22,10 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--data", "digits", "--batch-size", "-5"], "--batch-size must be at least 1; got -5"),
-        (["photos", "--data-dir", "x", "--val-rate", "0.3"], "--data-dir, --val-rate go with --data"),
-        (["photos", "--split", "test", "--split-seed", "3"], "--split, --split-seed go with --data"),
-        (["photos", "--columns.label", "x"], "--columns goes with --data"),
+        (["--data", "digits", "--batch-size", "-5"], "batch_size= must be at least 1; got -5"),
+        (["photos", "--data-dir", "x", "--val-rate", "0.3"], "data_dir=, val_rate= go with data="),
+        (["photos", "--split", "test", "--split-seed", "3"], "split=, split_seed= go with data="),
+        (["photos", "--columns.label", "x"], "columns= goes with data="),
         (["photos", "--out", "file"], "file must be a folder; it is a file"),
     ],
 )
@@ -33,7 +34,7 @@ def test_options_are_checked_before_anything_is_opened(
 ) -> None:
     Path("file").touch()
     assert main(["embed", "--model", "nowhere.safetensors", *options]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in as_arguments(capsys.readouterr().err)
 
 
 def test_the_batch_size_holds_for_data_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,11 @@ from rich.text import Text
 from vitrail import progress
 from vitrail.cli import embed, eval_table, printing
 from vitrail.cli.printing import PlainConsole, print_end
+from vitrail.verbs.embeddings import Embeddings
 
 
 def print_embedding() -> None:
-    embed._print(embed._Table(pictures=["a"], vectors=[np.zeros(3)]), "")
+    embed.print_embeddings(Embeddings(features=np.zeros((1, 3), np.float32), pictures=("a",)))
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
 from vitrail.cli.printing import PlainConsole, plain
-from vitrail.errors import ConfigError, MissingExtraError
-from vitrail.tables import row_writer
+from vitrail.errors import ConfigError
+from vitrail.tables import load_pyarrow, row_writer
 
 if TYPE_CHECKING:
     from vitrail.prediction import Prediction
@@ -117,16 +117,6 @@ def _parquet_writer(path: Path) -> Generator[Write]:
 
         yield write
         flush()
-
-
-def load_pyarrow(what: str) -> tuple[Any, Any]:
-    """pyarrow and its Parquet part, or what to install."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise MissingExtraError(what, "tables") from None
-    return cast("Any", pa), cast("Any", pq)
 
 
 class _Output(PlainConsole):

@@ -1,15 +1,13 @@
-"""The folder that a command writes into: `runs/NAME-N` under the current one."""
+"""The folder that a command writes into, and the run that a checkpoint is of."""
 
 from pathlib import Path
 
-from vitrail.verbs.folders import check_folder, make_folder, next_run_folder
+from vitrail.folders import check_run_folder, new_run_folder
+
+__all__ = ["check_run_folder", "new_run_folder", "run_of"]
 
 
-def check_run_folder(out: Path | None = None) -> None:
-    """Refuse a folder that `new_run_folder` could not make, before there is work to lose; nothing is made yet."""
-    check_folder(out or "runs")
-
-
-def new_run_folder(name: str, out: Path | None = None) -> Path:
-    """The folder asked for, or the next free `runs/NAME-N`."""
-    return next_run_folder(name) if out is None else make_folder(out)
+def run_of(source: str) -> Path:
+    """The run folder that a checkpoint is of: itself, or for a file the one in whose `weights` it lies."""
+    weights = Path(source).absolute().parent
+    return weights.parent if weights.name == "weights" and Path(source).is_file() else Path(source)

@@ -1,13 +1,16 @@
-"""The settings about data that verbs share: the fields of `DataConfig`, as keyword arguments."""
+"""The settings that verbs on data share: the fields of `DataConfig` as keyword arguments, and where to write."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, suggest
 from vitrail.schema import from_dict, to_dict
+
+Out = str | Path | Callable[[], Path] | None  # the folder to write to, or what makes one when there is something
 
 _USUAL = DataConfig()
 

@@ -1,7 +1,6 @@
 """`vitrail.evaluate`: how good a model is on a data set, and where it fails."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from vitrail.evaluation.names import ProbeName, ViewName
 from vitrail.evaluation.probe import plan_probes, run_probes
 from vitrail.evaluation.robustness import Robustness, measure_robustness
 from vitrail.evaluation.views import check_view
+from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor, load
 from vitrail.prediction.arguments import tell_data
 from vitrail.progress import Progress, pick_progress, silent, working
@@ -28,9 +28,8 @@ from vitrail.report.evaluations import story_of_eval, write_evaluation
 from vitrail.report.runs import run_of
 from vitrail.schema import to_dict
 from vitrail.training.history import chose_epoch
-from vitrail.verbs.data_settings import changed_settings, read_data_settings
+from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.evaluation import Evaluation
-from vitrail.verbs.folders import Out, check_folder, make_folder
 from vitrail.weights.class_names import ClassNames, read_class_names
 
 SHOTS = 5
@@ -76,13 +75,19 @@ def evaluate(
     """
     probes = (probe,) if isinstance(probe, str) else tuple(probe)
     config = read_data_settings(evaluate, settings)
-    limit = _number(
-        "robustness_pictures=", robustness_pictures, ROBUSTNESS_PICTURES, "robustness=True", goes=robustness
-    )
-    num_shots = _number("shots=", shots, SHOTS, 'probe="shots"', goes="shots" in probes)
+    limit = _number("robustness_pictures=", robustness_pictures, ROBUSTNESS_PICTURES, "robustness=True", robustness)
+    num_shots = _number("shots=", shots, SHOTS, 'probe="shots"', "shots" in probes)
     check_view(tta)
+    plan = _Plan(
+        tta=tta,
+        robustness_pictures=limit if robustness else None,
+        probes=probes,
+        shots=num_shots,
+        by_position=by_position,
+        raw=raw,
+    )
     if out is not None and not callable(out):
-        check_folder(out)
+        check_run_folder(Path(out))
     asked = _asked(
         split=split,
         tta=tta,
@@ -100,51 +105,34 @@ def evaluate(
     with shared_ranks() as ranks:
         shows = progress is not False and ranks.is_first
         show = pick_progress(progress) if shows else silent
-        with working(f"loading {source}", speaks=shows) if not isinstance(model, Predictor) else nullcontext():
-            predictor = _load(model, classes, device)
-        with working(f"opening {where}", speaks=shows) if not isinstance(data, Dataset) else nullcontext():
+        with working(f"loading {source}", speaks=shows and not isinstance(model, Predictor)):
+            predictor = model if isinstance(model, Predictor) else load(model, class_names=classes, device=device)
+        with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
             dataset, split_from = _open(data, where, config, run_of(source))
         name = split or default_split(dataset)
-        parts = plan_probes(dataset, name, probes, num_shots)
-        features_only = parts is not None and not by_position and set(predictor.classes or ()) != set(dataset.classes)
-        if features_only:
-            _refuse_for_features(source, {"tta=": tta, "robustness=": robustness})
         about = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None, "tta": tta}
         results = _Results(out=out if ranks.is_first else None, facts=dict(about))
-        measurement = curves = None
-        if not features_only:
-            with show("evaluating", len(pick_split(dataset, name))) as advance:
-                measurement = measure_split(
-                    predictor, dataset, name, tta=tta, by_position=by_position, progress=advance
-                )
-            measurement = replace(measurement, chose_epoch=chose_epoch(run_of(source), where, name))
-            results.add_measurement(measurement, dataset, raw)
-        if parts is not None:
-            results.add({"probes": run_probes(predictor, parts, probes, num_shots, show)})
-        if robustness and measurement is not None:
-            curves = _measure_robustness(predictor, dataset, name, limit, tta, by_position, show)
-            results.add_robustness(curves, measurement)
-    story = story_of_eval(
-        source,
-        where,
-        run_of(source),
-        asked=asked,
-        settings={**about, "data": where, "source": to_dict(config)},
-        split_from=split_from,
-    )
+        _measure(results, predictor, dataset, plan, show, flatters=chose_epoch(run_of(source), where, name))
     evaluation = Evaluation(
         model=source,
         data=where,
         split=name,
         facts=results.facts,
-        measurement=measurement,
-        robustness=curves,
+        measurement=results.measurement,
+        robustness=results.robustness,
         folder=results.folder,
         written=tuple(results.written),
         class_order=tuple(order_by_position(dataset.classes)) if by_position else None,
         predictor=predictor,
         dataset=dataset,
-        story=story,
+        story=story_of_eval(
+            source,
+            where,
+            run_of(source),
+            asked=asked,
+            settings={**about, "data": where, "source": to_dict(config)},
+            split_from=split_from,
+        ),
     )
     with working("writing the report", speaks=shows and results.folder is not None):
         return _with_report(evaluation)
@@ -160,12 +148,26 @@ def default_split(dataset: Dataset) -> str:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What to measure, and how."""
+
+    tta: ViewName | None
+    robustness_pictures: int | None  # None: not under corruptions
+    probes: tuple[ProbeName, ...]
+    shots: int
+    by_position: bool
+    raw: bool
+
+
 @dataclass(kw_only=True)
 class _Results:
     """What is known so far, written as soon as it is: work that fails later loses nothing."""
 
     out: Out
     facts: dict[str, Any]
+    measurement: Measurement | None = None
+    robustness: Robustness | None = None
     folder: Path | None = None
     written: list[Path] = field(default_factory=list[Path])
 
@@ -175,24 +177,57 @@ class _Results:
         if self.out is None:
             return
         if self.folder is None:
-            self.folder = make_folder(self.out)
+            self.folder = self.out() if callable(self.out) else new_run_folder("eval", Path(self.out))
             self.written.append(self.folder / "metrics.json")
         records.write_facts(self.facts, self.folder / "metrics.json")
 
     def add_measurement(self, measurement: Measurement, dataset: Dataset, raw: bool) -> None:
+        self.measurement = measurement
         self.add(records.facts(measurement))
         if self.folder is not None:
             self.written += write_evaluation(self.folder, measurement, dataset, raw=raw)
 
-    def add_robustness(self, robustness: Robustness, measurement: Measurement) -> None:
+    def add_robustness(self, robustness: Robustness) -> None:
+        self.robustness = robustness
         self.add({"robustness": records.robustness_facts(robustness)})
         if self.folder is not None:
-            path = self.folder / "robustness.png"
-            plots.save_figure(plots.robustness_figure(robustness, f"{measurement.data}, {measurement.split}"), path)
-            self.written.append(path)
+            title = f"{self.facts['data']}, {self.facts['split']}"
+            self.written.append(self.folder / "robustness.png")
+            plots.save_figure(plots.robustness_figure(robustness, title), self.written[-1])
 
 
-def _number(name: str, given: int | None, usual: int, other: str, *, goes: bool) -> int:
+def _measure(
+    results: _Results, predictor: Predictor, dataset: Dataset, plan: _Plan, progress: Progress, *, flatters: bool
+) -> None:
+    """Everything that is asked for, one after the other; `flatters`: the split chose the epoch of the weights."""
+    split: str = results.facts["split"]
+    parts = plan_probes(dataset, split, plan.probes, plan.shots)
+    has_head = plan.by_position or set(predictor.classes or ()) == set(dataset.classes)
+    if parts is not None and not has_head:
+        _refuse_for_features(results.facts["model"], {"tta=": plan.tta, "robustness=": plan.robustness_pictures})
+    else:
+        with progress("evaluating", len(pick_split(dataset, split))) as advance:
+            measurement = measure_split(
+                predictor, dataset, split, tta=plan.tta, by_position=plan.by_position, progress=advance
+            )
+        results.add_measurement(replace(measurement, chose_epoch=flatters), dataset, plan.raw)
+    if parts is not None:
+        results.add({"probes": run_probes(predictor, parts, plan.probes, plan.shots, progress)})
+    if plan.robustness_pictures is not None:
+        results.add_robustness(_measure_robustness(predictor, dataset, split, plan, plan.robustness_pictures, progress))
+
+
+def _measure_robustness(
+    predictor: Predictor, dataset: Dataset, split: str, plan: _Plan, limit: int, progress: Progress
+) -> Robustness:
+    passes = 1 + len(STRENGTHS) * len(SEVERITIES)
+    with progress("corrupting", passes * min(limit, len(pick_split(dataset, split)))) as advance:
+        return measure_robustness(
+            predictor, dataset, split, tta=plan.tta, limit=limit, by_position=plan.by_position, progress=advance
+        )
+
+
+def _number(name: str, given: int | None, usual: int, other: str, goes: bool) -> int:
     """A number of pictures, which means nothing without the other setting."""
     if given is None:
         return usual
@@ -228,10 +263,6 @@ def _names(
     if not isinstance(model, Predictor) and not isinstance(data, Dataset):
         return tell_data(source, where)
     return source, where
-
-
-def _load(model: Predictor | str | Path, classes: ClassNames | None, device: str) -> Predictor:
-    return model if isinstance(model, Predictor) else load(model, class_names=classes, device=device)
 
 
 def _open(data: Dataset | str | Path, where: str, config: DataConfig, run: Path) -> tuple[Dataset, str]:
@@ -271,22 +302,6 @@ def _refuse_for_features(source: str, options: dict[str, Any]) -> None:
         raise ConfigError(
             f"{' and '.join(given)} cannot be used here: {source} has no head for the classes of the data, so only its "
             "features are measured, by the probes."
-        )
-
-
-def _measure_robustness(
-    predictor: Predictor,
-    dataset: Dataset,
-    split: str,
-    limit: int,
-    tta: ViewName | None,
-    by_position: bool,
-    progress: Progress,
-) -> Robustness:
-    passes = 1 + len(STRENGTHS) * len(SEVERITIES)
-    with progress("corrupting", passes * min(limit, len(pick_split(dataset, split)))) as advance:
-        return measure_robustness(
-            predictor, dataset, split, tta=tta, limit=limit, by_position=by_position, progress=advance
         )
 
 

@@ -1,0 +1,220 @@
+"""`vitrail.embed`: the features of pictures or of a data set, and a map of them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.opening import check_where, open_data
+from vitrail.data.source import Dataset
+from vitrail.data.transform import Picture
+from vitrail.device import pick_device
+from vitrail.errors import ConfigError, InputError, suggest
+from vitrail.evaluation.projection import Method
+from vitrail.folders import check_run_folder, new_run_folder
+from vitrail.prediction import Predictor, load
+from vitrail.prediction.arguments import check_standard_input
+from vitrail.prediction.pictures import check_pictures, find_pictures, name_paths, read_list
+from vitrail.prediction.predictor import Named
+from vitrail.progress import Progress, pick_progress, working
+from vitrail.tables import load_pyarrow
+from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
+from vitrail.verbs.embeddings import Embeddings, Floats
+from vitrail.weights.opening import check_source
+
+
+def embed(
+    model: Predictor | str | Path,
+    pictures: Picture | Iterable[Picture] | None = None,
+    *,
+    data: Dataset | str | Path | None = None,
+    split: str | Sequence[str] = (),
+    list_file: str | None = None,
+    format: Literal["npz", "parquet"] = "npz",  # noqa: A002 - the flag's name
+    map: Method | Literal["none"] = "pca",  # noqa: A002 - the flag's name
+    out: Out = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    progress: bool | Progress = False,
+    **settings: Any,
+) -> Embeddings:
+    """What the model's head sees of pictures, or of a data set.
+
+    A picture that cannot be read is left out and is among the `errors`.
+
+    Args:
+        model: a loaded model, or what `vitrail.load` takes.
+        pictures: one or several, as for `Predictor.embed`; a folder and a pattern such as "photos/*.jpg" stand for
+            several.
+        data: a data set instead of pictures: open, or what `vitrail.open_data` takes; `settings` are the fields of its
+            `DataConfig`. The labels and splits come with the features.
+        split: the splits of the data set; by default all.
+        list_file: a file with one path per line, for more pictures.
+        out: the folder for features.npz (or .parquet, by `format`) and a `map`; without it, nothing is written.
+        batch_size: pictures per call of the model; by default what suits it.
+    """
+    config = read_data_settings(embed, settings)
+    splits = (split,) if isinstance(split, str) else tuple(split)
+    changed = changed_settings(config)
+    check_arguments(data=data, split=splits, settings=changed, form=format, method=map, batch_size=batch_size)
+    if out is not None and not callable(out):
+        check_run_folder(Path(out))
+    if data is not None and (pictures is not None or list_file is not None):
+        raise ConfigError("give pictures or data=, not both.")
+    _check_model(model, device)
+    show, shows = pick_progress(progress), progress is not False
+    stream = _stream(pictures, list_file) if data is None else None
+    if data is not None and not isinstance(data, Dataset):
+        check_where(str(data))
+    with working(f"loading {model}", speaks=shows) if not isinstance(model, Predictor) else nullcontext():
+        predictor = model if isinstance(model, Predictor) else load(model, device=device)
+    if stream is not None:
+        columns = _embed_pictures(predictor, stream, batch_size, show)
+    else:
+        with working(f"opening {data}", speaks=shows) if not isinstance(data, Dataset) else nullcontext():
+            dataset = data if isinstance(data, Dataset) else open_data(str(data), config)
+        columns = _embed_data(predictor, dataset, splits, batch_size, show)
+    embeddings = columns.joined()
+    if out is None:
+        return embeddings
+    with working("drawing the map", speaks=shows and map != "none"):
+        return _write(embeddings, out() if callable(out) else new_run_folder("embed", Path(out)), format, map)
+
+
+@dataclass(kw_only=True)
+class _Columns:
+    """What is known so far, a column each."""
+
+    pictures: list[str] = field(default_factory=list[str])
+    vectors: list[Floats] = field(default_factory=list[Floats])
+    labels: list[str] = field(default_factory=list[str])
+    splits: list[str] = field(default_factory=list[str])
+    errors: dict[str, str] = field(default_factory=dict[str, str])
+
+    def add(self, name: str, value: Tensor | str) -> bool:
+        """Whether the picture has features."""
+        if isinstance(value, str):
+            self.errors[name] = value
+            return False
+        self.pictures.append(name)
+        self.vectors.append(value.numpy())
+        return True
+
+    def joined(self) -> Embeddings:
+        if not self.vectors:
+            raise InputError(f"no picture could be read; the first: {next(iter(self.errors.values()), 'none given')}")
+        return Embeddings(
+            features=np.stack(self.vectors),
+            pictures=tuple(self.pictures),
+            labels=tuple(self.labels),
+            splits=tuple(self.splits),
+            errors=self.errors,
+        )
+
+
+def check_arguments(
+    *,
+    data: Dataset | str | Path | None,
+    split: Sequence[str],
+    settings: Mapping[str, Any],
+    form: str,
+    method: str,
+    batch_size: int | None,
+) -> None:
+    """Refuse what cannot work, before anything is opened; `settings` are those about data that were given."""
+    for name, value, known in (("format", form, ("npz", "parquet")), ("map", method, (*get_args(Method), "none"))):
+        if value not in known:
+            raise ConfigError(f"{name}= has no {value!r}; {suggest(str(value), known)}")
+    if form == "parquet":
+        load_pyarrow("writing Parquet")
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"batch_size= must be at least 1; got {batch_size}.")
+    names = [f"{name}=" for name in settings]
+    if data is None and (split or names):
+        given = [*(["split="] if split else ()), *names]
+        raise ConfigError(f"{', '.join(given)} {'goes' if len(given) == 1 else 'go'} with data=.")
+    if isinstance(data, Dataset) and names:
+        raise ConfigError(f"{', '.join(names)} cannot change an open data set; pass it to vitrail.open_data instead.")
+
+
+def _check_model(model: Predictor | str | Path, device: str) -> None:
+    if isinstance(model, Predictor):
+        if device != "auto":
+            raise ConfigError("device= cannot change a loaded model; pass it to vitrail.load instead.")
+        return
+    pick_device(device)
+    check_source(model)
+
+
+def _stream(pictures: Picture | Iterable[Picture] | None, list_file: str | None) -> Iterator[Named]:
+    """The pictures, then those of the list; in a list, a name that stands for nothing is an error at once."""
+    several = _several(pictures)
+    if isinstance(several, Sequence):
+        names = [str(picture) for picture in several if isinstance(picture, str | Path)]
+        if len(names) == len(several):
+            check_standard_input(names, list_file)
+        check_pictures(names)
+
+    def everything() -> Iterator[Named]:
+        for place, picture in enumerate(several):
+            if isinstance(picture, str | Path):
+                yield from find_pictures([str(picture)])
+            else:
+                yield f"picture {place}", picture
+        if list_file is not None:
+            yield from name_paths(read_list(list_file))
+
+    return everything()
+
+
+def _several(pictures: Picture | Iterable[Picture] | None) -> Iterable[Picture]:
+    if pictures is None:
+        return ()
+    if isinstance(pictures, np.ndarray | Tensor):
+        return [pictures] if pictures.ndim < 4 else cast("Iterable[Picture]", pictures)
+    return [pictures] if isinstance(pictures, str | Path | bytes | Image.Image) else pictures
+
+
+def _embed_pictures(
+    predictor: Predictor, stream: Iterable[Named], batch_size: int | None, progress: Progress
+) -> _Columns:
+    columns = _Columns()
+    with progress("pictures") as advance:
+        for name, value in predictor.features(stream, batch_size):
+            columns.add(name, value)
+            advance(1)
+    return columns
+
+
+def _embed_data(
+    predictor: Predictor, dataset: Dataset, splits: Sequence[str], batch_size: int | None, progress: Progress
+) -> _Columns:
+    chosen = splits or tuple(dataset.splits)
+    columns = _Columns()
+    with progress("pictures", sum(len(dataset.split(name)) for name in chosen)) as advance:
+        for name in chosen:
+            source = dataset.split(name)
+            named = ((source.key(index), source.picture(index)) for index in range(len(source)))
+            for index, (key, value) in enumerate(predictor.features(named, batch_size)):
+                if columns.add(key, value):
+                    columns.labels.append(dataset.classes[source.labels[index]])
+                    columns.splits.append(name)
+                advance(1)
+    return columns
+
+
+def _write(embeddings: Embeddings, folder: Path, form: str, method: Method | Literal["none"]) -> Embeddings:
+    """The same with its files; the features are what was asked for first, so a map that fails costs nothing."""
+    written = [embeddings.save(folder / f"features.{form}")]
+    map_error = ""
+    if method != "none":
+        try:
+            written.append(embeddings.map(method).save(folder / f"map_{method}.png"))
+        except InputError as error:
+            map_error = str(error)
+    return replace(embeddings, folder=folder, written=tuple(written), map_error=map_error)
