@@ -123,10 +123,10 @@ def test_linked_folders_are_followed(make_folder, tmp_path: Path) -> None:
         ([], "an empty folder"),
         (["cat"], "at least two classes; got cat"),
         (["train/cat", "val/cat"], "at least two classes"),
-        (["train/cat", "train/dog", "val/cat", "val/dog", "val/owl"], "val has classes that train has not: owl"),
+        (["train/cat", "train/dog", "val/cat", "val/dog", "val/owl"], "val has classes that train lacks: owl"),
         (["train/cat", "train/dog", "val/cat"], "val lacks the classes dog"),
         (["train/cat", "train/dog", "val/cat", "val/dog", "valid/cat"], "both mean val"),
-        (["train/cat", "train/dog", "val/kat", "val/dog"], "not: kat; train has: cat, dog"),
+        (["train/cat", "train/dog", "val/kat", "val/dog"], "lacks: kat; train has: cat, dog"),
         (["val/cat", "val/dog", "test/cat", "test/dog"], "test/ and val/ but no train/"),
         (["train/cat", "train/dog", "eval/cat", "eval/dog"], "eval/ is no split's name; rename it to one of"),
     ],
@@ -140,7 +140,7 @@ def test_folders_that_cannot_be(make_folder, tmp_path: Path, folders: list[str],
 
 def test_pictures_without_a_class(tmp_path: Path) -> None:
     picture(0).save(tmp_path / "a.jpg")
-    with pytest.raises(DataError, match=r"one folder per class.*1 pictures without a class"):
+    with pytest.raises(DataError, match=r"one folder per class.*1 picture without a class"):
         open_data(tmp_path)
 
 
