@@ -244,7 +244,7 @@ def test_worker_threads_keep_to_one_core() -> None:
         ({"batch_size": 6, "world_size": 2}, Augment(mixup=1.0), "must be even"),
         ({"batch_size": 8, "output": "bytes"}, Augment(cutmix=1.0), "output='float'"),
         ({"batch_size": 8}, Augment(repeats=3), "multiple of repeats 3"),
-        ({"workers": -1}, None, "workers must be at least 0"),
+        ({"workers": -1}, None, "workers must be between 0 and 1024"),
         ({"max_broken_rate": 2.0}, None, "max_broken_rate must be between 0 and 1"),
         pytest.param(
             {"pin_memory": True},
