@@ -1,4 +1,4 @@
-"""Figures of any kind: their colours, on white paper or on a dark page, and fonts for names of any script."""
+"""Figures of any kind: their colours, on white paper or on a dark page, and fonts for names in any script."""
 
 import warnings
 from collections.abc import Generator
@@ -20,7 +20,7 @@ class Theme:
 
     paper: str
     ink: str  # texts
-    faint: str  # axes, and what is said quietly
+    faint: str  # axes, and secondary text
     line: str  # grids
     blue: str
     red: str
@@ -70,13 +70,13 @@ def paint(figure: Figure, theme: Theme) -> Figure:
     return figure
 
 
-# Fonts for the signs that matplotlib's own has not; which of them are installed depends on the system.
+# Fonts for the characters that matplotlib's own lacks; which of them are installed depends on the system.
 OTHERS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Hiragino Sans", "Microsoft YaHei")
 
 
 @contextmanager
 def any_script(figure: Figure) -> Generator[None]:
-    """While a figure is drawn: its texts may take signs from several fonts, and a sign of none is a quiet box."""
+    """While a figure is drawn: its texts may mix fonts, and a character that none has is a box without a warning."""
     for text in cast("list[Any]", figure.findobj(Text)):
         text.set_family([*cast("Any", rcParams)["font.family"], *_installed()])
     with warnings.catch_warnings():

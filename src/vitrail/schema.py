@@ -1,7 +1,7 @@
 """Config dataclasses ↔ plain dictionaries: what YAML files and checkpoint headers hold.
 
 `to_dict` gives JSON-ready values; `from_dict` is strict: an unknown key, a missing one or a wrong type is an error that
-names the place ("ViTConfig.stem.widths"). A union of dataclasses is told apart by their `kind` field. `validate`,
+names the field ("ViTConfig.stem.widths"). A union of dataclasses is told apart by their `kind` field. `validate`,
 called in a config's `__post_init__`, holds Python arguments to the same rules, so that types and choices are written
 in one place: the annotations.
 """

@@ -75,7 +75,7 @@ def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
 def test_an_interrupted_download_continues(server: Server, tmp_path: Path, ranges: bool) -> None:
     server.ranges = ranges
     server.hang_up_after = 300_000
-    with pytest.raises(DataError, match=r"cannot download .*Run again to continue.*--data-dir"):
+    with pytest.raises(DataError, match=r"cannot download .*Run again to continue.*data_dir="):
         fetch(remote(server), tmp_path)
     assert not (tmp_path / "x.bin").exists()
     assert (tmp_path / "x.bin.part").stat().st_size == 300_000

@@ -260,7 +260,7 @@ def test_settings_that_cannot_work(arrays: Dataset, config: dict, augment: Augme
 
 
 def test_unknown_split_lists_the_others(arrays: Dataset) -> None:
-    with pytest.raises(DataError, match=r"no split 'test'; found train \(46\), val \(46\)"):
+    with pytest.raises(DataError, match=r"no split 'test'; got train \(46\), val \(46\)"):
         Loader(arrays, "test", SPEC)
 
 

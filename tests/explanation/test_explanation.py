@@ -56,7 +56,7 @@ def test_damaged_weights_are_an_error(make_loaded) -> None:
     with torch.no_grad():
         loaded.model.blocks[1].mlp.fc1.bias[0] = float("nan")
     for method in METHODS:
-        with pytest.raises(ExplanationError, match="own answer is not a number.*vitrail inspect"):
+        with pytest.raises(ExplanationError, match="own output is not a number.*vitrail inspect"):
             explain(loaded, picture(1), method)
     with pytest.raises(ExplanationError, match="no method can explain.*not a number"):
         explain(loaded, picture(1), "auto")
@@ -72,7 +72,7 @@ def test_a_head_of_zeros_is_an_error(make_loaded) -> None:
     choice = choose(loaded, [open_subject(picture(1), loaded.preprocess)])
     assert set(choice.failures) == {"relevance", "gradient-rollout"}
     assert choice.method in ("rollout", "attention")
-    assert "believe none" in choice.reason  # every map scores the same: the answer never changes
+    assert "trust none" in choice.reason  # every map scores the same: the answer never changes
 
 
 def test_attention_that_is_the_same_everywhere_is_an_error(make_loaded) -> None:
@@ -151,7 +151,7 @@ def test_a_model_without_classes_has_attention_and_rollout(make_loaded) -> None:
     assert np.isnan(found.probability)
     with pytest.raises(ConfigError, match="no head"):
         explain(loaded, picture(1), "relevance")
-    with pytest.raises(ConfigError, match="leave out the target"):
+    with pytest.raises(ConfigError, match="omit target="):
         explain(loaded, picture(1), "rollout", target=1)
 
 

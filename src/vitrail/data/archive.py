@@ -57,11 +57,11 @@ def open_tar(file: IO[bytes], name: str, budget: int, *, packed: bool = False) -
 
 def files_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """The regular files, in order; each begins after the one before it, or the archive is damaged."""
-    place = -1
+    offset = -1
     for entry in archive:
-        if entry.offset_data <= place or entry.size < 0:
+        if entry.offset_data <= offset or entry.size < 0:
             raise tarfile.ReadError(f"the member at {entry.offset_data:,} is out of order")
-        place = entry.offset_data
+        offset = entry.offset_data
         if entry.isfile():
             yield entry
 

@@ -27,12 +27,12 @@ class Buffers:
         if self._pinned:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         kind = np.uint8 if dtype == torch.uint8 else np.float32
-        free = [place for place in range(len(self._arrays)) if sys.getrefcount(self._arrays[place]) <= self._idle]
-        for place in free:
-            if self._arrays[place].shape == shape and self._arrays[place].dtype == kind:
-                return torch.as_tensor(self._arrays[place])
-        for place in reversed(free):  # of other shapes: the last batch of an epoch may be shorter
-            del self._arrays[place]
+        free = [index for index in range(len(self._arrays)) if sys.getrefcount(self._arrays[index]) <= self._idle]
+        for index in free:
+            if self._arrays[index].shape == shape and self._arrays[index].dtype == kind:
+                return torch.as_tensor(self._arrays[index])
+        for index in reversed(free):  # of other shapes: the last batch of an epoch may be shorter
+            del self._arrays[index]
         array = np.empty(shape, dtype=kind)
         if len(self._arrays) < self._limit:  # a caller who holds every batch frees them for all, not for us
             self._arrays.append(array)

@@ -1,4 +1,4 @@
-"""How pictures are prepared for a model that nobody has trained yet."""
+"""How pictures are prepared for a model that has not been trained yet."""
 
 from dataclasses import replace
 

@@ -114,10 +114,10 @@ class Loader:
         start, self._start = self._start, 0
         broken: dict[str, str] = {}
         for batch, chunks, images in self._batches(self._order, start):
-            found = {key: why for chunk in chunks for key, why in chunk.broken}
-            broken |= found
-            self.broken |= found
-            if found:
+            broken_here = {key: why for chunk in chunks for key, why in chunk.broken}
+            broken |= broken_here
+            self.broken |= broken_here
+            if broken_here:
                 self._judge(broken)
             self._batch = batch + 1
             if sum(chunk.num_images for chunk in chunks):
@@ -128,7 +128,7 @@ class Loader:
         """Stop if the broken pictures of this epoch are more than the policy allows."""
         some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
         if self.config.on_broken == "error":
-            raise DataError(f"a picture cannot be read; on_broken='skip' would leave it out:{some}")
+            raise DataError(f"a picture cannot be read; on_broken='skip' would omit it:{some}")
         count = len(self._order.samples) // self.config.world_size
         if len(broken) > self.config.max_broken_rate * count:
             share = f"more than {self.config.max_broken_rate:.1%} of {count:,}"

@@ -1,8 +1,8 @@
-"""What data are called: after their folder, or after the one above where that says only that there are data."""
+"""What data are called: after their folder, or after the one above where that name is only a generic word for data."""
 
 from pathlib import Path
 
-# Names that say nothing about what is in a folder or a table, and places where nobody names folders after data.
+# Names that say nothing about what is in a folder or a table, and folders that are never named after data.
 GENERIC = frozenset(
     {"data", "dataset", "datasets", "images", "imgs", "pictures", "photos", "train", "training", "test", "val"}
     | {"labels", "annotations", "metadata", "extracted", "unzipped", "download", "downloads"}

@@ -119,27 +119,27 @@ def _open_path(path: Path, config: DataConfig) -> Dataset:
 def _open_named(name: str, folder: Path) -> Dataset:
     if name.startswith("cifar"):
         return _open_named_cifar(name, folder)
-    places = [place for place in (folder / name, folder) if is_whole_idx(place)]
-    if not places:
+    folders = [candidate for candidate in (folder / name, folder) if is_whole_idx(candidate)]
+    if not folders:
         for remote in REMOTES[name]:
             fetch(remote, folder / name)
-        places = [folder / name]
+        folders = [folder / name]
     classes = FASHION_CLASSES if name == "fashion-mnist" else tuple("0123456789")
-    return replace(open_idx(places[0], classes), name=name)
+    return replace(open_idx(folders[0], classes), name=name)
 
 
 def _open_named_cifar(name: str, folder: Path) -> Dataset:
     number = name.removeprefix("cifar")
-    names = [place for place in FOLDERS if place.startswith(f"cifar-{number}-")]
-    places = [folder / place for place in names if is_cifar(folder / place)]
-    places += [folder] if is_cifar(folder) else []
+    names = [candidate for candidate in FOLDERS if candidate.startswith(f"cifar-{number}-")]
+    copies = [folder / candidate for candidate in names if is_cifar(folder / candidate)]
+    copies += [folder] if is_cifar(folder) else []
     archives = [folder / f"cifar-{number}-{kind}.tar.gz" for kind in ("binary", "python")]
-    found = places or [archive for archive in archives if archive.is_file()]
-    if not found:
-        found = [_unpack(fetch(REMOTES[name][0], folder), folder / names[0])]
-    dataset = open_cifar(found[0])
+    copies = copies or [archive for archive in archives if archive.is_file()]
+    if not copies:
+        copies = [_unpack(fetch(REMOTES[name][0], folder), folder / names[0])]
+    dataset = open_cifar(copies[0])
     if dataset.name != name:
-        raise DataError(f"{found[0]}: holds {dataset.name}, not {name}.")
+        raise DataError(f"{copies[0]}: holds {dataset.name}, not {name}.")
     return dataset
 
 

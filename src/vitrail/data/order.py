@@ -1,4 +1,4 @@
-"""Which samples are in which batch of which rank: a function of (seed, epoch) alone, so it can be entered anywhere."""
+"""Which samples are in which batch of which rank: a function of (seed, epoch) only, so it can be resumed anywhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -69,7 +69,7 @@ def _refuse_comments(source: str | Path | IO[bytes], name: str) -> None:
     """PPM pictures may have comments of any length, which Pillow reads sign by sign, or many, each of which costs it a
     copy of all that follows: five megabytes of them take minutes."""
     with Path(source).open("rb") if isinstance(source, str | Path) else nullcontext(source) as file:
-        place = file.tell()
+        position = file.tell()
         start = file.read(2)
         if start[:1] == b"P":
             start += file.read(MAX_HEADER)
@@ -78,7 +78,7 @@ def _refuse_comments(source: str | Path | IO[bytes], name: str) -> None:
         comments = start.count(b"#")
         while start[:2] in (b"P1", b"P2", b"P3") and comments <= MAX_COMMENTS and (piece := file.read(1 << 20)):
             comments += piece.count(b"#")
-        file.seek(place)
+        file.seek(position)
     if endless or (start[:2] in (b"P1", b"P2", b"P3") and comments > MAX_COMMENTS):
         raise InputError(f"{name}: has too many or too long comments; save the picture without them.")
 

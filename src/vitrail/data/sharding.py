@@ -96,7 +96,7 @@ def encode(picture: Picture) -> tuple[bytes, str]:
 def _write_split(
     samples: Iterator[tuple[bytes, str, int]], folder: Path, split: str, max_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """Fill one shard after the other and say what is in each."""
+    """Fill one shard after the other and list what is in each."""
     number, waiting = 0, next(samples, None)
     while waiting is not None:
         path = folder / f"{split}-{number:06d}.tar"

@@ -81,9 +81,9 @@ def _draw_row(
         large = side >= 2 * TILE
         small_print = font_of(13 if large else 11)
         for line, text in enumerate(tile.caption.splitlines()):
-            place = (left, top + height + 1 + line * (CAPTION - 2))
+            corner = (left, top + height + 1 + line * (CAPTION - 2))
             ink = INK if large and line == 0 else FAINT
-            pen.text(place, _shorten(text, side, small_print), ink, font=small_print)
+            pen.text(corner, _shorten(text, side, small_print), ink, font=small_print)
 
 
 def _shrink(image: Image.Image, smooth: bool, side: int) -> Image.Image:

@@ -97,7 +97,7 @@ class Dataset:
         if len(self.classes) < 2:
             raise DataError(f"{self.name}: needs at least two classes; got {list_names(self.classes) or 'none'}.")
         if "train" not in self.splits or not len(self.splits["train"]):
-            raise DataError(f"{self.name}: has no training pictures; found {_sizes(self.splits)}.")
+            raise DataError(f"{self.name}: has no training pictures; got {_sizes(self.splits)}.")
         counts = np.bincount(self.splits["train"].labels, minlength=len(self.classes))
         empty = [name for name, count in zip(self.classes, counts, strict=True) if not count]
         if empty:
@@ -106,7 +106,7 @@ class Dataset:
     def split(self, name: str) -> Source:
         """One split by its name."""
         if name not in self.splits:
-            raise DataError(f"{self.name}: has no split {name!r}; found {_sizes(self.splits)}.")
+            raise DataError(f"{self.name}: has no split {name!r}; got {_sizes(self.splits)}.")
         return self.splits[name]
 
     def with_validation(self, rate: float = 0.1, seed: int = 0) -> "Dataset":
@@ -130,13 +130,13 @@ def align_labels(name: str, names: Mapping[str, Sequence[str]], *, same_everywhe
         unknown = sorted(set(used) - set(classes))
         if unknown:
             raise DataError(
-                f"{name}: {split} has classes that train has not: {list_names(unknown)}; "
+                f"{name}: {split} has classes that train lacks: {list_names(unknown)}; "
                 f"train has: {list_names(classes)}. Rename them or add training pictures."
             )
         missing = sorted(set(classes) - set(used))
         if missing and same_everywhere:
             raise DataError(
                 f"{name}: {split} lacks the classes {list_names(missing)} that train has. "
-                f"Add pictures, or an empty folder where that is meant."
+                f"Add pictures, or an empty folder if that is intended."
             )
     return tuple(classes)

@@ -1,4 +1,4 @@
-"""Stratified splits that depend on the samples' names alone, and the file that keeps them."""
+"""Stratified splits that depend only on the samples' names, and the file that keeps them."""
 
 import csv
 import hashlib
@@ -29,7 +29,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPlan:
-    """How to split data that come without splits: by a file that says it all, or by making a stratified split."""
+    """How to split data that come without splits: by a split file, or by making a stratified split."""
 
     val_rate: float = VAL_RATE
     test_rate: float = TEST_RATE
@@ -108,12 +108,12 @@ def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
         raise DataError(f"{path}: not a table ({error}).") from None
     gone, new = sorted(set(where) - set(keys)), sorted(set(keys) - set(where))
     if gone or new:
-        found = "; ".join(
+        differences = "; ".join(
             f"{len(some)} {what}: {', '.join(key[:100] for key in some[:3])}…"
             for some, what in _pairs(gone, new)
             if some
         )
-        raise DataError(f"{path} was made for other pictures ({found}). Delete it to make a new split.")
+        raise DataError(f"{path} was made for other pictures ({differences}). Delete it to make a new split.")
     parts: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
         parts.setdefault(where[key], []).append(index)

@@ -49,7 +49,7 @@ def attention_maps(model: ViT, images: Tensor) -> AttentionMaps:
         maps: list[Tensor] = []
 
         def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-            if layer == config.depth:  # the probe's only row, over the patches alone
+            if layer == config.depth:  # the probe's only row, over the patches only
                 maps.append(torch.cat([rows[:, :, 0] for rows in head_chunks(query, key, scale)], dim=1))
                 return fused(query, key, value, scale)
             readers = query[:, :, :1] if config.pooling == "cls" else query[:, :, config.prefix :]

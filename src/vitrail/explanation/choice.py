@@ -1,4 +1,4 @@
-"""Which method to believe on given pictures: each one's deletion and insertion beside a random map's."""
+"""Which method to trust on given pictures: each one's deletion and insertion beside a random map's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,11 +67,11 @@ def choose(
     failures: dict[str, str] = {}
     for method in candidates:
         try:
-            found = [explain_by(loaded, subject, method, target, layers, heads) for subject in subjects]
+            explanations = [explain_by(loaded, subject, method, target, layers, heads) for subject in subjects]
         except ExplanationError as error:
             failures[method] = str(error)
         else:
-            each[method] = [judge(loaded, *pair, steps) for pair in zip(subjects, found, strict=True)]
+            each[method] = [judge(loaded, *pair, steps) for pair in zip(subjects, explanations, strict=True)]
         if progress:
             progress(1)
     if not each:
@@ -113,8 +113,8 @@ def mean_of(results: Sequence[Faithfulness]) -> Faithfulness:
 
 def _reason(best: str, scores: dict[str, Faithfulness], count: int) -> str:
     on = counted(count, "picture")
-    found, floor = scores[best].score, scores["random"].score
-    numbers = f"insertion − deletion {found:.3f} on {on}, random {floor:.3f}"
-    if found < floor + MARGIN:
-        return f"{best}, the best of them ({numbers}); but none beats a random map, so believe none on these pictures"
+    score, floor = scores[best].score, scores["random"].score
+    numbers = f"insertion − deletion {score:.3f} on {on}, random {floor:.3f}"
+    if score < floor + MARGIN:
+        return f"{best}, the best of them ({numbers}); but none beats a random map, so trust none on these pictures"
     return f"{best}, the most faithful ({numbers})"

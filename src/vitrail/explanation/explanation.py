@@ -61,7 +61,7 @@ class Explanation:
     target: int | None = None  # the class that is explained; None for a model without classes
     label: str = ""  # its name
     probability: float = torch.nan
-    predicted: str = ""  # the name of the class that the model would say
+    predicted: str = ""  # the name of the class that the model predicts
     confidence: float = torch.nan  # and its probability
 
     @property
@@ -115,8 +115,8 @@ def _describe(
 ) -> Explanation:
     if not torch.isfinite(logits).all():
         raise ExplanationError(
-            f"{subject.name}: the model's own answer is not a number, so nothing can be explained; its weights are "
-            "damaged, or overflow in this precision: look with `vitrail inspect`, or load it in float32."
+            f"{subject.name}: the model's own output is not a number, so nothing can be explained; its weights are "
+            "damaged, or overflow in this precision: check them with `vitrail inspect`, or load the model in float32."
         )
     if not loaded.model.config.num_classes:
         check_map(cells, subject.name, method, "the picture")
@@ -144,13 +144,13 @@ def check_map(cells: Tensor, name: str, method: str, what: str) -> None:
         raise ExplanationError(f"{name}: the model sees a single patch, so there is nothing to tell apart.")
     if not torch.isfinite(cells).all():
         raise ExplanationError(
-            f"{name}: the map of {method} is not a number, although the answer is; its gradients overflow: load the "
+            f"{name}: the map of {method} is not a number, although the output is; its gradients overflow: load the "
             "model in float32, or use method rollout."
         )
     high, low = cells.max().item(), cells.min().item()
     if high - low <= ROUNDING * max(abs(high), abs(low)):
         if high == low == 0 and method in TARGETED:
-            why = f"no patch speaks for {what} (its head may be zero: an untrained model says the same to everything)"
+            why = f"no patch speaks for {what} (its head may be zero, as before training)"
         elif method in TARGETED:
             why = f"every patch matters the same for {what}"
         else:
@@ -164,7 +164,7 @@ def target_index(loaded: Loaded, target: int | str | None) -> int | None:
         return None
     count, names = loaded.model.config.num_classes, loaded.classes or ()
     if not count:
-        raise ConfigError("this model has no head, so there is no class to explain; leave out the target.")
+        raise ConfigError("this model has no head, so there is no class to explain; omit target=.")
     if isinstance(target, str) and target in names:
         return names.index(target)
     if isinstance(target, str) and not target.isdecimal():

@@ -1,11 +1,11 @@
-"""Which explanation to believe: deletion and insertion curves ("RISE", Petsiuk et al., 2018).
+"""Which explanation to trust: deletion and insertion curves ("RISE", Petsiuk et al., 2018).
 
 deletion    patches disappear, the most important first, under the picture's own mean colour; if the map is right, the
             class's probability falls at once, so a small area under the curve is good
 insertion   patches appear, the most important first, on a blurred picture (Gaussian, σ a tenth of the shorter side); if
             the map is right, the probability rises at once, so a large area is good
 
-The score is insertion − deletion. A random map says what a map without any knowledge scores.
+The score is insertion − deletion. A random map shows what a map without any information scores.
 """
 
 import math
@@ -32,7 +32,7 @@ class Faithfulness:
 
     @property
     def score(self) -> float:
-        """Higher is better; how much a map without knowledge scores depends on the picture: see `random_map`."""
+        """Higher is better; what a map without information scores depends on the picture: see `random_map`."""
         return self.insertion - self.deletion
 
 
@@ -74,5 +74,5 @@ def blurred(image: Tensor) -> Tensor:
 
 
 def random_map(grid: tuple[int, int], seed: int) -> Tensor:
-    """A map that knows nothing, the same for each seed."""
+    """A map without information, the same for each seed."""
     return torch.rand(grid, generator=torch.Generator().manual_seed(seed))

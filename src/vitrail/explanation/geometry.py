@@ -48,7 +48,7 @@ def spread(cells: Tensor, view: View, how: Literal["smooth", "blocks"] = "smooth
     """A map over the patches (h, w) → over the `view.seen` pixels of the picture, each patch where the model saw it.
 
     "smooth" is linear between the centres of the patches; "blocks" shows the patches themselves. `rows` asks for those
-    rows of the picture alone.
+    rows of the picture only.
     """
     top, left, bottom, right = view.seen
     top, bottom = (top, bottom) if rows is None else rows

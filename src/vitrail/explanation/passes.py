@@ -1,4 +1,4 @@
-"""The model's own forward pass, with somebody else doing the mixing.
+"""The model's own forward pass, with the mixing left to the caller.
 
 `run` hands the queries, keys and values of each layer to a `Mix`, which returns softmax(Q Kᵀ · scale) V in whatever way
 it likes: fused while it looks at the queries and keys, or with probabilities that gradients can flow to.
@@ -22,7 +22,7 @@ CHUNK = 1 << 22  # probabilities held at once where heads are taken one after th
 class Mix(Protocol):
     """Layers are counted from 0; attention pooling counts as one more, whose only query is the probe.
 
-    Attention pooling looks at the patches alone: its keys leave out [cls] and registers. Where [cls] is pooled, the
+    Attention pooling looks only at the patches: its keys leave out [cls] and registers. Where [cls] is pooled, the
     last layer's only query is [cls], because nobody reads the others.
     """
 

@@ -84,9 +84,9 @@ def plot_positions(similarity: Tensor, kind: str, theme: Theme = LIGHT) -> Figur
     down, across = _spread(rows), _spread(columns)
     gap = max(1, round(max(rows, columns) / 12))  # below and to the right of each tile
     mosaic = np.full((len(down) * (rows + gap), len(across) * (columns + gap)), np.nan)
-    for place, row in enumerate(down):
-        for other, column in enumerate(across):
-            top, left = place * (rows + gap), other * (columns + gap)
+    for line, row in enumerate(down):
+        for cell, column in enumerate(across):
+            top, left = line * (rows + gap), cell * (columns + gap)
             mosaic[top : top + rows, left : left + columns] = similarity[row, column].numpy()
     mosaic = mosaic[:-gap, :-gap]
     shape = mosaic.shape[0] / mosaic.shape[1]
@@ -95,8 +95,8 @@ def plot_positions(similarity: Tensor, kind: str, theme: Theme = LIGHT) -> Figur
     axes = figure.add_subplot()
     low, high = _range_of_others(similarity)
     shown = axes.imshow(mosaic, cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
-    axes.set_xticks([place * (columns + gap) + (columns - 1) / 2 for place in range(len(across))], _numbers(across))
-    axes.set_yticks([place * (rows + gap) + (rows - 1) / 2 for place in range(len(down))], _numbers(down))
+    axes.set_xticks([cell * (columns + gap) + (columns - 1) / 2 for cell in range(len(across))], _numbers(across))
+    axes.set_yticks([line * (rows + gap) + (rows - 1) / 2 for line in range(len(down))], _numbers(down))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("input patch column")
@@ -118,14 +118,14 @@ def _range_of_others(similarity: Tensor) -> tuple[float, float]:
 
 
 def _spread(count: int) -> list[int]:
-    """At most `MOST_TILES` places of `count`, evenly spread, the first and the last among them."""
+    """At most `MOST_TILES` numbers below `count`, evenly spread, the first and the last among them."""
     if count <= MOST_TILES:
         return list(range(count))
-    return [round(place * (count - 1) / (MOST_TILES - 1)) for place in range(MOST_TILES)]
+    return [round(tile * (count - 1) / (MOST_TILES - 1)) for tile in range(MOST_TILES)]
 
 
-def _numbers(places: Sequence[int]) -> list[str]:
-    return [str(place + 1) for place in places]
+def _numbers(indices: Sequence[int]) -> list[str]:
+    return [str(index + 1) for index in indices]
 
 
 @matplotlib.rc_context(STYLE)
@@ -151,15 +151,15 @@ def plot_distance(distance: Tensor, pictures: int, longest: float, theme: Theme 
 
 
 @matplotlib.rc_context(STYLE)
-def plot_attention(found: Sequence[tuple[Subject, Explanation]], who: str) -> Figure:
+def plot_attention(explained: Sequence[tuple[Subject, Explanation]], who: str) -> Figure:
     """Each picture, and beside it the same picture lit by the attention that reaches it (the paper's figure 6)."""
-    columns = min(3, len(found))
-    rows = -(-len(found) // columns)
-    pictures = [_lit(subject, explanation) for subject, explanation in found]
+    columns = min(3, len(explained))
+    rows = -(-len(explained) // columns)
+    pictures = [_lit(subject, explanation) for subject, explanation in explained]
     tallest = max(seen.shape[0] / seen.shape[1] for seen, _ in pictures)
     height, head = (EXAMPLE_SIDE * min(tallest, 2.0) + 0.2) * rows, 0.15
     figure = _figure(2 * EXAMPLE_SIDE * columns, height + head)
-    for index, ((_, explanation), pair) in enumerate(zip(found, pictures, strict=True)):
+    for index, ((_, explanation), pair) in enumerate(zip(explained, pictures, strict=True)):
         for offset, image in enumerate(pair):
             axes = figure.add_subplot(rows, 2 * columns, 2 * index + offset + 1)
             axes.imshow(image, interpolation="nearest")

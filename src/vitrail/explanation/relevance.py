@@ -43,8 +43,8 @@ def relevance(model: ViT, images: Tensor, targets: Tensor | None = None) -> tupl
     row = start = _reading_row(model, layers)  # (B, N)
     for matrix in reversed(layers[: config.depth]):  # the queries are the first of the tokens
         row = row + (row[:, None, : matrix.shape[1]] @ matrix)[:, 0]
-    found = row if config.pooling == "map" else row - start
-    return found[:, config.prefix :].unflatten(-1, grid_of(model, images)), weighted.logits
+    relevances = row if config.pooling == "map" else row - start
+    return relevances[:, config.prefix :].unflatten(-1, grid_of(model, images)), weighted.logits
 
 
 def gradient_rollout(model: ViT, images: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:

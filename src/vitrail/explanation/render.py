@@ -102,22 +102,26 @@ def draw(subject: Subject, explanation: Explanation, full: Image.Image) -> Drawn
     return Drawn(name=subject.name, picture=picture, overlay=shrink(full, SHEET_TILE), explanation=explanation)
 
 
-def explanation_sheet(heading: str, note: str, found: Sequence[Drawn]) -> Image.Image:
+def explanation_sheet(heading: str, note: str, drawn_pictures: Sequence[Drawn]) -> Image.Image:
     """All pictures with their answers beside their overlays."""
-    columns = min(PAIRS, len(found))
+    columns = min(PAIRS, len(drawn_pictures))
     rows: list[Row] = []
-    for start in range(0, len(found), columns):
-        tiles = [tile for drawn in found[start : start + columns] for tile in _pair(drawn)]
+    for start in range(0, len(drawn_pictures), columns):
+        tiles = [tile for drawn in drawn_pictures[start : start + columns] for tile in _pair(drawn)]
         rows.append(Row(title="", tiles=tiles))
     return _with_legend(draw_sheet(heading, rows, smooth=False, tile=SHEET_TILE), note)
 
 
 def _pair(drawn: Drawn) -> tuple[Tile, Tile]:
-    found = drawn.explanation
-    answer = f"{found.predicted}  {found.confidence:.1%}" if found.predicted else "features, no classes"
-    asked = found.label != found.predicted
-    why = f"why {found.label} ({found.probability:.1%})?" if asked else f"why {found.label}?" if found.label else ""
-    below = f"{why}\n{found.method}" if why else found.method
+    explanation = drawn.explanation
+    answer = "features, no classes"
+    if explanation.predicted:
+        answer = f"{explanation.predicted}  {explanation.confidence:.1%}"
+    asked = explanation.label != explanation.predicted
+    why = f"why {explanation.label}?" if explanation.label else ""
+    if asked:
+        why = f"why {explanation.label} ({explanation.probability:.1%})?"
+    below = f"{why}\n{explanation.method}" if why else explanation.method
     return Tile(image=drawn.picture, caption=f"{answer}\n{drawn.name}"), Tile(image=drawn.overlay, caption=below)
 
 

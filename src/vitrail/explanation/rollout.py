@@ -44,7 +44,7 @@ class Flow:
         self.product: Tensor | None = None  # (B, queries of the last layer, N)
 
     def multiply(self, matrix: Tensor) -> None:
-        """Put one more layer (B, queries, keys) in front; attention pooling knows the patches alone."""
+        """Put one more layer (B, queries, keys) in front; attention pooling sees only the patches."""
         if self.product is None:
             self.product = matrix
             return

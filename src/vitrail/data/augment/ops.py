@@ -92,8 +92,10 @@ def warp(images: Tensor, maps: np.ndarray[Any, Any]) -> Tensor:
     column = (matrix[:, 0, 0] * x).add_(matrix[:, 0, 1] * y).add_(matrix[:, 0, 2] + (width - 1) / 2).round_()
     row = (matrix[:, 1, 0] * x).add_(matrix[:, 1, 1] * y).add_(matrix[:, 1, 2] + (height - 1) / 2).round_()
     outside = (column < 0).logical_or_(column > width - 1).logical_or_(row < 0).logical_or_(row > height - 1)
-    place = row.clamp_(0, height - 1).mul_(width).add_(column.clamp_(0, width - 1)).long()  # (B, H·W), exact below 2²⁴
-    pixels = images.flatten(2).gather(2, place[:, None].expand(-1, channels, -1))
+    offsets = (
+        row.clamp_(0, height - 1).mul_(width).add_(column.clamp_(0, width - 1)).long()
+    )  # (B, H·W), exact below 2²⁴
+    pixels = images.flatten(2).gather(2, offsets[:, None].expand(-1, channels, -1))
     return pixels.masked_fill_(outside[:, None], 0).view(batch, channels, height, width)
 
 
@@ -188,12 +190,12 @@ def _hue(images: Tensor, shift: Tensor) -> Tensor:
     if images.shape[1] != 3:
         return images
     rgb = images.to(torch.float32) / 255
-    value, place = rgb.max(1)  # (B, H, W)
+    value, largest = rgb.max(1)  # (B, H, W)
     chroma = value - rgb.amin(1)
     safe = torch.where(chroma > 0, chroma, 1.0)
     red, green, blue = rgb.unbind(1)
     sectors = torch.stack(((green - blue) / safe, 2 + (blue - red) / safe, 4 + (red - green) / safe))
-    hue = sectors.gather(0, place[None])[0] + 6 * shift.view(-1, 1, 1)
+    hue = sectors.gather(0, largest[None])[0] + 6 * shift.view(-1, 1, 1)
     result = [value - chroma * _ramp(hue, offset) for offset in (5, 3, 1)]
     return (torch.stack(result, 1) * 255).round_().clamp_(0, 255).to(torch.uint8)
 

@@ -23,11 +23,11 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 def exact_groups(facts: Sequence[Facts]) -> list[list[int]]:
     """Positions in `facts` of pictures with equal pixels, two or more each."""
-    found: dict[bytes, list[int]] = defaultdict(list)
+    groups: dict[bytes, list[int]] = defaultdict(list)
     for position, fact in enumerate(facts):
         if not fact.trouble:
-            found[fact.digest].append(position)
-    return [group for group in found.values() if len(group) > 1]
+            groups[fact.digest].append(position)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def near_pairs(facts: Sequence[Facts]) -> list[tuple[int, int]]:
@@ -37,16 +37,16 @@ def near_pairs(facts: Sequence[Facts]) -> list[tuple[int, int]]:
         return []
     thumbnails = np.stack([np.frombuffer(facts[i].thumbnail, dtype=np.uint8) for i in large]).astype(np.float32)
     clear = thumbnails.std(1) >= MIN_CONTRAST
-    places, thumbnails = np.array(large)[clear], thumbnails[clear]
+    indices, thumbnails = np.array(large)[clear], thumbnails[clear]
     step = THUMBNAIL // COARSE
     coarse = thumbnails.reshape(-1, COARSE, step, COARSE, step).mean((2, 4)).reshape(-1, COARSE * COARSE)
     fine, coarse = _center(thumbnails), _center(coarse)
     names = sorted({fact.split for fact in facts})
-    splits = np.array([names.index(facts[place].split) for place in places], dtype=np.int64)
+    splits = np.array([names.index(facts[index].split) for index in indices], dtype=np.int64)
     pairs: set[tuple[int, int]] = set()
     for bucket in _buckets(coarse):
         for left, right in _similar(coarse[bucket], fine[bucket], splits[bucket]):
-            pairs.update(zip(places[bucket[left]].tolist(), places[bucket[right]].tolist(), strict=True))
+            pairs.update(zip(indices[bucket[left]].tolist(), indices[bucket[right]].tolist(), strict=True))
     return sorted((a, b) for a, b in pairs if facts[a].digest != facts[b].digest and _same_edges(facts[a], facts[b]))
 
 
@@ -117,9 +117,9 @@ def _look_closer(wanted: np.ndarray[Any, Any], lefts: Vectors, rights: Vectors) 
 def partners(facts: Sequence[Facts], group: Sequence[int]) -> Iterator[tuple[Facts, Facts]]:
     """All but the first of a group, each after the one it is shown with: of another class or split if there is one."""
     first = facts[group[0]]
-    other_class = next((facts[place] for place in group if facts[place].label != first.label), first)
-    other_split = next((facts[place] for place in group if facts[place].split != first.split), first)
-    for fact in (facts[place] for place in group[1:]):
+    other_class = next((facts[index] for index in group if facts[index].label != first.label), first)
+    other_split = next((facts[index] for index in group if facts[index].split != first.split), first)
+    for fact in (facts[index] for index in group[1:]):
         if other_class is not first:
             yield (other_class if fact.label == first.label else first), fact
         else:

@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All that was found in a data set."""
+    """The facts and findings of a data set."""
 
     dataset: Dataset
     facts: Sequence[Facts]
@@ -124,8 +124,8 @@ def _judge_duplicates(facts: Sequence[Facts], classes: Sequence[str]) -> Iterato
     for a, b in near_pairs(facts):
         across = facts[a].split != facts[b].split
         what = "nearly the same picture in two splits" if across else "near duplicate in the same split"
-        found = _find("warning" if across else "note", what, facts[b], classes, f"like {facts[a].key}")
-        yield replace(found, pair=(facts[a], facts[b]))
+        finding = _find("warning" if across else "note", what, facts[b], classes, f"like {facts[a].key}")
+        yield replace(finding, pair=(facts[a], facts[b]))
 
 
 def _judge_classes(dataset: Dataset) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ def _judge_classes(dataset: Dataset) -> Iterator[Finding]:
         what = f"unbalanced classes (over {IMBALANCE:.0f}:1)"
         yield Finding(severity="warning", what=what, key=smallest, split="train", label=smallest, detail=detail)
     for split, source in dataset.splits.items():
-        found = np.bincount(source.labels, minlength=len(dataset.classes))
-        for name, count in zip(dataset.classes, found.tolist(), strict=True):
+        split_counts = np.bincount(source.labels, minlength=len(dataset.classes))
+        for name, count in zip(dataset.classes, split_counts.tolist(), strict=True):
             if not count:
                 yield Finding(severity="warning", what="a class without pictures", key=name, split=split, label=name)

@@ -99,14 +99,14 @@ def _load_pickled(read: Read, num_classes: int, names: list[str], split: str) ->
     labels: list[int] = []
     for name in names:
         batch = load_inert(read(name), name)
-        data, found = batch.get("data"), batch.get("labels" if num_classes == 10 else "fine_labels")
-        if not isinstance(data, InertArray) or not isinstance(found, list):
+        data, batch_labels = batch.get("data"), batch.get("labels" if num_classes == 10 else "fine_labels")
+        if not isinstance(data, InertArray) or not isinstance(batch_labels, list):
             raise DataError(f"{name}: not a batch of CIFAR-{num_classes}, which has an array and a list of labels.")
         try:
             pictures.append(data.array().reshape(-1, PICTURE_BYTES))
         except (DataError, ValueError) as error:
             raise DataError(f"{name}: not a batch of CIFAR-{num_classes} ({error}).") from None
-        labels += _check_labels(cast("list[Any]", found), num_classes, name)
+        labels += _check_labels(cast("list[Any]", batch_labels), num_classes, name)
     return _source(np.concatenate(pictures), np.array(labels), num_classes, split)
 
 

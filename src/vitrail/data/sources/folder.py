@@ -72,18 +72,19 @@ def _has_pictures(folder: Path) -> bool:
 
 
 def _open_splits(root: Path, splits: Mapping[str, Path]) -> Dataset:
-    found = {name: _class_folders(folder) for name, folder in splits.items()}
-    classes = align_labels(str(root), {name: list(folders) for name, folders in found.items()}, same_everywhere=True)
+    folders_of = {name: _class_folders(folder) for name, folder in splits.items()}
+    names = {name: list(folders) for name, folders in folders_of.items()}
+    classes = align_labels(str(root), names, same_everywhere=True)
     others = [*_loose_files(root), *(file for folder in splits.values() for file in _loose_files(folder))]
-    sources = {name: _source(root, folders, classes, others) for name, folders in found.items()}
+    sources = {name: _source(root, folders, classes, others) for name, folders in folders_of.items()}
     return Dataset(name=name_after(root), classes=classes, splits=sources, ignored=_names(others, root))
 
 
 def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
     if not folders:
         pictures = sum(entry.suffix.lower() in EXTENSIONS for entry in root.iterdir())
-        found = f"{counted(pictures, 'picture')} without a class" if pictures else "an empty folder"
-        raise DataError(f"{root}: pictures must be in one folder per class (cat/1.jpg, dog/2.jpg); found {found}.")
+        content = f"{counted(pictures, 'picture')} without a class" if pictures else "an empty folder"
+        raise DataError(f"{root}: pictures must be in one folder per class (cat/1.jpg, dog/2.jpg); got {content}.")
     named = _class_folders(root)
     classes = align_labels(str(root), {"train": list(named)})
     others = _loose_files(root)
@@ -105,13 +106,13 @@ def subfolders(root: Path) -> list[Path]:
 
 def _class_folders(folder: Path) -> dict[str, Path]:
     """Class name → folder. Names are compared in one Unicode form, since file systems write é in two."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for entry in subfolders(folder):
         name = unicodedata.normalize("NFC", entry.name)
-        if name in found:
+        if name in folders:
             raise DataError(f"{folder}: two folders are called {name} in different Unicode forms; merge them.")
-        found[name] = entry
-    return found
+        folders[name] = entry
+    return folders
 
 
 def _loose_files(folder: Path) -> list[Path]:
@@ -129,10 +130,10 @@ def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...], o
     labels: list[int] = []
     for label, name in enumerate(classes):
         files = sorted(walk_files(folders[name])) if name in folders else []
-        found = [file for file in files if file.suffix.lower() in EXTENSIONS]
+        pictures = [file for file in files if file.suffix.lower() in EXTENSIONS]
         others += [file for file in files if file.suffix.lower() not in EXTENSIONS]
-        paths += found
-        labels += [label] * len(found)
+        paths += pictures
+        labels += [label] * len(pictures)
     return FileSource(paths, np.array(labels, dtype=np.int64), root)
 
 
@@ -155,8 +156,8 @@ def walk_files(folder: Path) -> Iterator[Path]:
             continue
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(here) as entries:
-            found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-        for entry in reversed(found):
+            shown = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        for entry in reversed(shown):
             if entry.is_symlink() and _is_folder(entry):
                 links.append(here / entry.name)
             else:

@@ -45,11 +45,11 @@ def open_idx(folder: Path, classes: tuple[str, ...] | None = None) -> Dataset:
     """The data set in a folder of idx files. Without class names, the labels' numbers are their names."""
     arrays: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
     for split, names in FILES.items():
-        found = [_find(folder, name) for name in names]
-        if found[0] is None or found[1] is None:
-            missing = names[0] if found[0] is None else names[1]
+        files = [_find(folder, name) for name in names]
+        if files[0] is None or files[1] is None:
+            missing = names[0] if files[0] is None else names[1]
             raise DataError(f"{folder}: {missing} (or .gz) is missing.")
-        pictures, labels = read_idx(found[0]), read_idx(found[1])
+        pictures, labels = read_idx(files[0]), read_idx(files[1])
         if pictures.ndim != 3 or labels.shape != pictures.shape[:1]:
             raise DataError(f"{folder}: {split} has pictures {pictures.shape} and labels {labels.shape}.")
         arrays[split] = (pictures, labels)

@@ -81,16 +81,16 @@ class ParquetTable:
         return _is_text(self._type(name))
 
     def _type(self, name: str) -> Any:
-        places: list[int] = self._schema.get_all_field_indices(name)
-        if len(places) != 1:
-            raise DataError(f"{self._path}: has {len(places)} columns called {shorten(name)}; keep one.")
-        return self._schema.field(places[0]).type
+        indices: list[int] = self._schema.get_all_field_indices(name)
+        if len(indices) != 1:
+            raise DataError(f"{self._path}: has {len(indices)} columns called {shorten(name)}; keep one.")
+        return self._schema.field(indices[0]).type
 
     def _check_type(self, name: str, kinds: Sequence[Callable[[Any], bool]], wanted: str) -> Any:
-        found = self._type(name)
-        if not any(is_kind(found) for is_kind in kinds):
-            raise DataError(f"{self._path}: the column {name} must hold {wanted}; its type is {str(found)[:200]}.")
-        return found
+        kind = self._type(name)
+        if not any(is_kind(kind) for is_kind in kinds):
+            raise DataError(f"{self._path}: the column {name} must hold {wanted}; its type is {str(kind)[:200]}.")
+        return kind
 
     def _read(self, leaves: list[str]) -> Any:
         """One top-level column of the file, of which only these leaves are read."""

@@ -114,9 +114,9 @@ def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -
         if extension in LABEL_EXTENSIONS:
             return _checked(archive, key, _read(archive, key, entry).decode("utf-8", "replace").strip())
         if extension == "json":
-            found = _json_label(archive, key, _read(archive, key, entry))
-            if isinstance(found, str | int | float):
-                return _checked(archive, key, str(found).strip())
+            label = _json_label(archive, key, _read(archive, key, entry))
+            if isinstance(label, str | int | float):
+                return _checked(archive, key, str(label).strip())
     raise DataError(f"{archive.name!s}: sample {key} has no label (a .cls, .txt or .json beside the picture).")
 
 
@@ -156,27 +156,27 @@ def _locked(path: Path) -> Generator[None]:
 class ShardSource(Source):
     """The samples of some shards."""
 
-    def __init__(self, shards: Sequence[Shard], places: Labels, labels: Sequence[int] | Labels) -> None:
+    def __init__(self, shards: Sequence[Shard], positions: Labels, labels: Sequence[int] | Labels) -> None:
         super().__init__(labels)
         self._shards = shards
-        self._places = places  # (N, 2): which shard, and which sample in it
+        self._positions = positions  # (N, 2): which shard, and which sample in it
 
     def picture(self, index: int) -> bytes:
-        shard, position = (int(number) for number in self._places[index])
+        shard, position = (int(number) for number in self._positions[index])
         return self._shards[shard].read(position)
 
     def key(self, index: int) -> str:
-        shard, position = (int(number) for number in self._places[index])
+        shard, position = (int(number) for number in self._positions[index])
         return f"{self._shards[shard].name}:{position}"
 
     def select(self, indices: Sequence[int] | Labels) -> "ShardSource":
         chosen = np.asarray(indices)
-        return ShardSource(self._shards, self._places[chosen], self.labels[chosen])
+        return ShardSource(self._shards, self._positions[chosen], self.labels[chosen])
 
     @property
     def blocks(self) -> Sequence[int] | None:
-        changes = np.flatnonzero(np.diff(self._places[:, 0])) + 1
-        return [len(part) for part in np.split(self._places[:, 0], changes)]
+        changes = np.flatnonzero(np.diff(self._positions[:, 0])) + 1
+        return [len(part) for part in np.split(self._positions[:, 0], changes)]
 
 
 def open_shards(where: str, cache: Path, plan: SplitPlan) -> Dataset:
@@ -248,17 +248,19 @@ def fetch_index(url: str, cache: Path) -> bytes:
 
 
 def _join(shards: Sequence[Shard], labels: Sequence[Sequence[int]]) -> ShardSource:
-    places = [(shard, position) for shard, some in enumerate(labels) for position in range(len(some))]
+    positions = [(shard, position) for shard, some in enumerate(labels) for position in range(len(some))]
     flat = [label for some in labels for label in some]
-    return ShardSource(shards, np.array(places, dtype=np.int64).reshape(-1, 2), np.array(flat, dtype=np.int64))
+    return ShardSource(shards, np.array(positions, dtype=np.int64).reshape(-1, 2), np.array(flat, dtype=np.int64))
 
 
 def _open_foreign(where: str, shards: list[Shard], plan: SplitPlan) -> Dataset:
     if not shards:
         raise DataError(f"{where}: no .tar shards there.")
     names = [[member.label for member in shard.members] for shard in shards]
-    found = {name for some in names for name in some}
-    classes = sorted(found, key=lambda name: (int(name) if name.isdecimal() and len(name) <= MAX_DIGITS else -1, name))
+    distinct = {name for some in names for name in some}
+    classes = sorted(
+        distinct, key=lambda name: (int(name) if name.isdecimal() and len(name) <= MAX_DIGITS else -1, name)
+    )
     codes = {name: code for code, name in enumerate(classes)}
     source = _join(shards, [[codes[name] for name in some] for some in names])
     keys = [source.key(index) for index in range(len(source))]

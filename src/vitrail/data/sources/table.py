@@ -69,8 +69,8 @@ class CsvTable:
         """A column; nothing where a row is too short for it."""
         if self.names.count(name) > 1:
             raise DataError(f"{self._path}: has {self.names.count(name)} columns called {name}; keep one.")
-        place = self.names.index(name)
-        return [row[place] if place < len(row) else None for row in self._rows]
+        column = self.names.index(name)
+        return [row[column] if column < len(row) else None for row in self._rows]
 
     def holds_texts(self, _name: str) -> bool:
         return True
@@ -105,13 +105,13 @@ def _choose_columns(path: Path, names: Sequence[str], columns: Columns) -> dict[
     chosen: dict[str, str] = {}
     for role, candidates in COLUMNS.items():
         asked = getattr(columns, role)
-        found = [name for name in ([asked] if asked else candidates) if name in names]
-        if not found and (asked or role != "split"):
+        present = [name for name in ([asked] if asked else candidates) if name in names]
+        if not present and (asked or role != "split"):
             wanted = repr(asked) if asked else f"one of {', '.join(candidates)}"
             hint = " Its columns are separated by semicolons; write them with commas." if _semicolons(names) else ""
             has = list_names(names, 20) or "none"
             raise DataError(f"{path}: the {role} column must be {wanted}; the table has {has}.{hint}")
-        chosen[role] = found[0] if found else ""
+        chosen[role] = present[0] if present else ""
     return chosen
 
 
