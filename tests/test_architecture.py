@@ -18,6 +18,7 @@ FOUNDATIONS = {
     "environment",
     "errors",
     "files",
+    "folders",
     "progress",
     "ranks",
     "reading",

@@ -260,7 +260,7 @@ def test_the_head_alone_learns_on_cached_features(tmp_path: Path) -> None:
 
 def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
     config = quick_config(ema=None, epochs=3, patience=1)
-    from vitrail.training.setup import prepare_run
+    from vitrail.training.building import prepare_run
 
     from .conftest import part_of_digits
 

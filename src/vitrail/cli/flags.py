@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import re
 from functools import cache
 from typing import Annotated, Any, get_type_hints
 
@@ -59,3 +60,13 @@ def given(flags: Any) -> dict[str, Any]:
     """The fields that were really given."""
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
     return {name: value for name, value in values.items() if value is not UNSAID}
+
+
+def as_flags(text: str) -> str:
+    """A message of the library, which names settings as arguments (`lr=`, `lr=0.5`), with the command's flags."""
+    return re.sub(r"(?<![\w.])([a-z]\w*)=(?:True\b)?(?=(\S)?)", _as_flag, text)
+
+
+def _as_flag(match: re.Match[str]) -> str:
+    has_value = match[2] is not None and (match[2].isalnum() or match[2] in "\"'[(-")
+    return "--" + match[1].replace("_", "-") + (" " if has_value else "")

@@ -13,9 +13,11 @@ from typing import Any
 from cyclopts import App, CycloptsError
 
 from vitrail import __version__
+from vitrail.cli.flags import as_flags
 from vitrail.cli.printing import print_error, print_note
 from vitrail.cli.usage import describe_usage
 from vitrail.errors import AssumptionWarning, VitrailError
+from vitrail.wording import reason
 
 # Verb → the line that `vitrail --help` shows. The function has the verb's name and lives in the file of that name.
 VERBS = {
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         if not getattr(error, "told", False):  # by another process of the same run
-            print_error(error)
+            print_error(as_flags(reason(error)))
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED

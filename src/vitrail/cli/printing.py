@@ -8,7 +8,7 @@ from typing import Any
 from rich import markup
 
 from vitrail.progress import PlainConsole, SteadyConsole, progress_bar, working
-from vitrail.wording import plain, reason
+from vitrail.wording import duration, plain, reason
 
 __all__ = [
     "PlainConsole",
@@ -28,13 +28,6 @@ __all__ = [
 def escape(text: str) -> str:
     """A name from the disk for a text with markup."""
     return markup.escape(plain(text))
-
-
-def duration(seconds: float) -> str:
-    """As a person says it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def print_json(facts: Any) -> None:

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from vitrail.ranks import Ranks
+from vitrail.training.building import Setup, num_threads
 from vitrail.training.gradients import Forward, Lanes, Plain, default_micro_batch, lane_batch, suits_lanes
-from vitrail.training.setup import Setup, num_threads
 
 
 def make_engine(setup: Setup, module: nn.Module, ranks: Ranks) -> Plain | Lanes:

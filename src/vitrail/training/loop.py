@@ -20,6 +20,7 @@ from vitrail.errors import VitrailError, WeightsError
 from vitrail.ranks import Ranks
 from vitrail.training import budget, checkpoint
 from vitrail.training.averaging import Average
+from vitrail.training.building import Setup, check_strategy, plain_loader, training_loader
 from vitrail.training.curves import Row, append_row, is_better, keep_rows
 from vitrail.training.engines import make_engine, pick_precision
 from vitrail.training.features import feature_loader
@@ -30,7 +31,6 @@ from vitrail.training.optim import build_optimizers, set_learning_rate, start_st
 from vitrail.training.parallel import spread, whole
 from vitrail.training.recovery import Recovery
 from vitrail.training.schedule import lr_factor
-from vitrail.training.setup import Setup, check_strategy, plain_loader, training_loader
 from vitrail.training.signals import InterruptedRunError, Signals
 from vitrail.training.state import Progress
 from vitrail.weights.checkpoint import Checkpoint, Origin
@@ -216,7 +216,7 @@ class Trainer:
         if stop or save:
             self.save()
         if stop:
-            raise InterruptedRunError(signals.received or signal.SIGTERM)
+            raise InterruptedRunError(signals.received or signal.SIGTERM, self.folder)
 
     def _end_epoch(self) -> None:
         progress, config = self.progress, self.setup.config
@@ -305,7 +305,7 @@ class Trainer:
             raise VitrailError(
                 f"training diverges again and again (step {before.step}: {reason}), "
                 f"{tried if rescues > MAX_RESCUES else 'and there is no other whole checkpoint to go back to'}; "
-                f"lower --lr, raise --warmup, or check the data. The checkpoints are in {self.last}."
+                f"lower lr=, raise warmup=, or check the data. The checkpoints are in {self.last}."
             )
         now = self.progress
         now.rescues, now.lr_scale = rescues, before.lr_scale / 2

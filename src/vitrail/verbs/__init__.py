@@ -1,0 +1,1 @@
+"""Every verb of the command as a Python function, one file per verb: what users call as `vitrail.VERB`."""
