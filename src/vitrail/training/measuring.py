@@ -22,6 +22,7 @@ from vitrail.training.features import check_batch_size
 from vitrail.training.gradients import Lanes, Plain
 from vitrail.training.listener import Listener, Plan
 from vitrail.training.memory import peak_memory, total_memory
+from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, start_state
 from vitrail.training.recipes import RECIPES
 
@@ -100,7 +101,7 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
     """Time this rank's part of a few real batches through the gradient, and leave everything as it was."""
     model = setup.model.to(ranks.device)
     model.train()
-    engine = engine or make_engine(setup, model, ranks)
+    engine = engine or make_engine(setup, model, make_objective(setup), ranks)
     size = setup.config.machine.batch_size
     assert isinstance(size, int)
     part = replace(setup, config=_with_batch(setup.config, max(size // ranks.world_size, 1)))
@@ -109,7 +110,7 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
         seconds, images = _time_batches(
             training_loader(part, Ranks(device=ranks.device)),
             ranks.device,
-            lambda images, targets: engine.accumulate(images, targets, 0.0),
+            engine.accumulate,
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -264,7 +265,7 @@ def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
     try:
         precision = pick_precision(machine.precision, ranks.device)
         module: nn.Module = setup.model
-        engine = Plain(module, compiled(module), machine.micro_batch, precision)
+        engine = Plain(module, compiled(module), make_objective(setup), machine.micro_batch, precision)
         with_compile = measure(plain, ranks, engine)
     except ConfigError:
         raise

@@ -306,7 +306,7 @@ def measure_test(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -
     def advance(count: int) -> None:
         nonlocal done
         done = min(done + count, total)
-        listener.prepared("measuring on test pictures", done, total)
+        listener.prepared("test pictures measured", done, total)
 
     try:
         return measure(predictor, setup.dataset, "test", progress=advance)
