@@ -6,6 +6,7 @@ VitrailError                     caught by the command line: one message, exit c
 ├── DataError                    a data set that is missing, broken or inconsistent
 ├── WeightsError                 a checkpoint that is damaged, unknown or does not fit
 ├── ExplanationError             an explanation that would say nothing: empty, constant or not a number
+├── ResumableError               a training run that has stopped, or exists already, and can be continued
 └── MissingExtraError            an optional dependency is needed and not installed
 
 UserWarning
@@ -16,6 +17,7 @@ A message says what must hold, what we got, and what to do. Our own broken invar
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
@@ -42,6 +44,18 @@ class WeightsError(VitrailError):
 
 class ExplanationError(VitrailError):
     """An explanation that would say nothing: empty, constant or not a number."""
+
+
+class ResumableError(VitrailError):
+    """A training run that has stopped, or exists already, and can be continued from its folder."""
+
+    def __init__(self, reason: str, folder: Path) -> None:
+        super().__init__(reason, folder)  # so that it can be sent to other processes
+        self.reason, self.folder = reason, folder
+        self.how = f'vitrail.resume("{folder}")'
+
+    def __str__(self) -> str:
+        return f"{self.reason}; continue the run with {self.how}."
 
 
 class MissingExtraError(VitrailError):

@@ -21,6 +21,13 @@ def agree(number: float, noun: str, plural: str = "") -> str:
     return plural or (noun + "es" if noun.endswith(("s", "x", "tch", "sh")) else noun + "s")
 
 
+def duration(seconds: float) -> str:
+    """As a person says it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def plain(text: str, *, lines: bool = False) -> str:
     """A text that cannot send codes to a terminal; `lines` keeps the ends of its lines."""
     if text.isprintable():

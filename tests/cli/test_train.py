@@ -97,8 +97,8 @@ def test_what_cannot_work_leaves_no_folder(pictures: Path, capsys: pytest.Captur
     head = ["train", str(pictures), "--weights", "cifar10", "--no-check", "--out", "run", "--recipe", "linear"]
     for arguments, match in (
         ([*head, "--batch-size", "500"], "more than the"),
-        ([*head, "--mixup", "0.5"], "leave out --mixup 0.5"),
-        ([*head, "--drop-path", "0.1"], "leave out --drop-path 0.1"),
+        ([*head, "--mixup", "0.5"], "omit --mixup 0.5"),
+        ([*head, "--drop-path", "0.1"], "omit --drop-path 0.1"),
         ([*QUICK, "--strategy", "fsdp", "--out", "run"], "needs several ranks"),
     ):
         assert main(arguments) == 2, arguments
@@ -165,7 +165,7 @@ def test_batch_size_auto(here: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "say what to train on"),
+        (["train"], "pass what to train on"),
         (["train", "nowhere"], "no such file or folder"),
         ([*QUICK, "--recipe", "digit"], "did you mean digits"),
         ([*QUICK, "--model", "vit-b17"], "did you mean"),
@@ -256,7 +256,7 @@ def test_signals_save_and_say_how_to_go_on(number: signal.Signals, code: int, tm
     assert progress["step"] >= 9
 
 
-@pytest.mark.parametrize("place", ["vitrail.training.run.judge_best", "vitrail.cli.train.write_reports"])
+@pytest.mark.parametrize("place", ["vitrail.training.run.measure_test", "vitrail.verbs.train.write_reports"])
 def test_ctrl_c_after_the_last_step_says_how_to_go_on(
     place: str, here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,7 +273,7 @@ def test_ctrl_c_after_the_last_step_says_how_to_go_on(
 
 def test_demo_learns_and_shows_what_is_next(here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     from vitrail.training import recipes
-    from vitrail.training.choose import apply_changes
+    from vitrail.training.config import apply_changes
 
     quick = apply_changes(recipes.digits(), {"epochs": 1})
     monkeypatch.setitem(recipes.RECIPES, "digits", lambda: quick)

@@ -33,8 +33,7 @@ from vitrail.data.check.scan import examine
 from vitrail.errors import VitrailError
 from vitrail.reading import read_yaml
 from vitrail.schema import from_dict, to_dict
-from vitrail.training.choose import flatten
-from vitrail.training.config import TrainConfig
+from vitrail.training.config import TrainConfig, flatten
 
 MEMORY, SECONDS = 1 << 30, 10
 NUMBERS = [0, 1, -1, 127, 128, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64]

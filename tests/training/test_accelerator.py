@@ -13,8 +13,9 @@ from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import METHODS, explain, explain_by
 from vitrail.explanation.figures import attention_distance, patch_filters, position_similarity
 from vitrail.training import engines, train
-from vitrail.training.gradients import Plain, count
+from vitrail.training.gradients import Plain
 from vitrail.training.loop import Trainer
+from vitrail.training.objectives import count
 
 from .conftest import quick_config
 

@@ -15,9 +15,10 @@ from vitrail.errors import ConfigError
 from vitrail.training import Listener, Schedule, loop
 from vitrail.training.budget import Pace, curve_position, first_plan, fitting_epochs, revise
 from vitrail.training.checkpoint import list_checkpoints, read_progress
+from vitrail.training.config import describe_config
 from vitrail.training.curves import Row, read_rows
 from vitrail.training.loop import Trainer
-from vitrail.training.run import describe_config, refuse_conflicts
+from vitrail.training.run import refuse_conflicts
 from vitrail.training.schedule import lr_factor
 
 from .conftest import quick_config

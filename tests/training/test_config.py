@@ -25,7 +25,6 @@ from vitrail.training import Machine, Optim, Schedule, Start
         (lambda: Machine(workers=-1), "workers must be between 0 and"),
         (lambda: Machine(workers=100_000), "workers must be between 0 and"),
         (lambda: Machine(save_minutes=0.0), "save_minutes must be above 0"),
-        (lambda: Start(train="head"), "--weights"),
         (lambda: Start(model="vit-b16", weights="w"), "not both"),
         (lambda: Start(dropout=1.0), "dropout must be between"),
     ],

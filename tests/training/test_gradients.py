@@ -7,16 +7,33 @@ import torch
 import torch.nn.functional as F
 
 from vitrail.model import ConvStem, Rates, ViT
-from vitrail.training.gradients import Lanes, Plain, lane_batch, suits_lanes
+from vitrail.training.gradients import Lanes, Plain, Scores, lane_batch, suits_lanes
+from vitrail.training.objectives import count
 
 IMAGES = torch.randn(22, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(0, 7, (22,), generator=torch.Generator().manual_seed(1))
 SHARES = torch.softmax(torch.randn(22, 7, generator=torch.Generator().manual_seed(2)), dim=1)
 
 
-def gradients(engine: Plain | Lanes, model: ViT, targets: torch.Tensor, smoothing: float) -> list[torch.Tensor]:
+class CrossEntropy:
+    """The smallest scorer."""
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self.smoothing = smoothing
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(outputs, targets, label_smoothing=self.smoothing)
+
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> Scores:
+        return count(outputs, targets)
+
+
+PLAIN = CrossEntropy()
+
+
+def gradients(engine: Plain | Lanes, model: ViT, targets: torch.Tensor) -> list[torch.Tensor]:
     model.zero_grad()
-    engine.accumulate(IMAGES, targets, smoothing)
+    engine.accumulate(IMAGES, targets)
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -26,24 +43,25 @@ def test_all_ways_equal_one_backward(targets, smoothing: float, make_model: Call
     model = make_model().train()
     F.cross_entropy(model(IMAGES), targets, label_smoothing=smoothing).backward()
     expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    scorer = CrossEntropy(smoothing)
     engines = (
-        Plain(model, model, None, "float32"),
-        Plain(model, model, 5, "float32"),
-        Lanes(model, model, 5, 1),
-        Lanes(model, model, 5, 2),
+        Plain(model, model, scorer, None, "float32"),
+        Plain(model, model, scorer, 5, "float32"),
+        Lanes(model, model, scorer, 5, 1),
+        Lanes(model, model, scorer, 5, 2),
     )
     for engine in engines:
-        for mine, theirs in zip(gradients(engine, model, targets, smoothing), expected, strict=True):
+        for mine, theirs in zip(gradients(engine, model, targets), expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_lanes_give_the_same_bits_whatever_their_number(make_model: Callable[..., ViT]) -> None:
     model = make_model().train()
-    first = gradients(Lanes(model, model, 4, 1), model, LABELS, 0.0)
+    first = gradients(Lanes(model, model, PLAIN, 4, 1), model, LABELS)
     for num_lanes in (2, 3):
-        engine = Lanes(model, model, 4, num_lanes)
+        engine = Lanes(model, model, PLAIN, 4, num_lanes)
         for _ in range(3):
-            for a, b in zip(gradients(engine, model, LABELS, 0.0), first, strict=True):
+            for a, b in zip(gradients(engine, model, LABELS), first, strict=True):
                 assert torch.equal(a, b)
 
 
@@ -51,7 +69,7 @@ def test_scores_are_sums(make_model: Callable[..., ViT]) -> None:
     model = make_model()
     with torch.no_grad():
         logits = model(IMAGES)
-    for engine in (Plain(model, model, 5, "float32"), Lanes(model, model, 5, 2)):
+    for engine in (Plain(model, model, PLAIN, 5, "float32"), Lanes(model, model, PLAIN, 5, 2)):
         scores = engine.score(IMAGES, LABELS)
         assert scores.loss == pytest.approx(F.cross_entropy(logits, LABELS, reduction="sum").item(), rel=1e-5)
         assert scores.correct == (logits.argmax(1) == LABELS).sum()
@@ -59,8 +77,8 @@ def test_scores_are_sums(make_model: Callable[..., ViT]) -> None:
 
 def test_bf16_is_near_float32(make_model: Callable[..., ViT]) -> None:
     model = make_model().train()
-    exact = Plain(model, model, None, "float32").accumulate(IMAGES, LABELS, 0.0)
-    rough = Plain(model, model, None, "bf16").accumulate(IMAGES, LABELS, 0.0)
+    exact = Plain(model, model, PLAIN, None, "float32").accumulate(IMAGES, LABELS)
+    rough = Plain(model, model, PLAIN, None, "bf16").accumulate(IMAGES, LABELS)
     assert rough != exact
     assert rough == pytest.approx(exact.item(), rel=0.02)
 

@@ -249,7 +249,11 @@ def test_the_head_alone_learns_on_cached_features(tmp_path: Path) -> None:
             told.append((what, done, total))
 
     outcome = train(config, tmp_path / "second", Watcher())
-    assert [what for what, done, total in told if done == total] == ["train features", "val features"]
+    assert [what for what, done, total in told if done == total] == [
+        "train features",
+        "val features",
+        "test pictures measured",
+    ]
     after = open_checkpoint(tmp_path / "second")
     changed = {name for name in after.tensors if not torch.equal(after.tensors[name], before.tensors[name])}
     assert changed == {"head.weight", "head.bias"}
@@ -260,7 +264,7 @@ def test_the_head_alone_learns_on_cached_features(tmp_path: Path) -> None:
 
 def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
     config = quick_config(ema=None, epochs=3, patience=1)
-    from vitrail.training.setup import prepare_run
+    from vitrail.training.building import prepare_run
 
     from .conftest import part_of_digits
 

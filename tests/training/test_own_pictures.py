@@ -12,7 +12,7 @@ from PIL import Image
 from vitrail.data import open_data
 from vitrail.errors import DataError, VitrailError
 from vitrail.training import Listener, TrainConfig, train
-from vitrail.training.choose import apply_changes
+from vitrail.training.config import apply_changes
 from vitrail.training.own_pictures import read_rows, reopen_data
 from vitrail.training.recipes import recipe
 from vitrail.weights.opening import open_checkpoint

@@ -126,7 +126,7 @@ def test_a_stop_at_an_epochs_last_step_leaves_a_whole_row(make_trainer: Callable
         def stepped(self, step: int, loss: float, images_per_second: float) -> None:
             if step == 4:
                 trainer.save()
-                raise InterruptedRunError(15)
+                raise InterruptedRunError(15, Path("run"))
 
     trainer = make_trainer(epochs=2)
     trainer.listener = Stop()

@@ -9,10 +9,10 @@ from rich.table import Table
 
 from vitrail.cli.options import Raw
 from vitrail.cli.printing import SteadyConsole, escape, print_end, print_json
-from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.cli.usage import show_examples
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
+from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.wording import counted
 
 if TYPE_CHECKING:

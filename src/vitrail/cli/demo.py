@@ -2,11 +2,15 @@
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from vitrail.cli.printing import SteadyConsole, plain
-from vitrail.cli.train import carry_out_shown, make_folder, print_plan, print_scores, write_reports, written_paths
+from vitrail.cli.train import exit_code, print_problem, print_scores
+
+if TYPE_CHECKING:
+    from vitrail.training.run import Run
 
 
 def demo(*, out: Path | None = None) -> int:
@@ -17,39 +21,28 @@ def demo(*, out: Path | None = None) -> int:
     out
         The folder to write to [default: runs/demo-N].
     """
-    from vitrail.ranks import join_ranks
-    from vitrail.training.display import Display
-    from vitrail.training.lock import RunLock
-    from vitrail.training.recipes import recipe
-    from vitrail.training.run import settle
-    from vitrail.training.setup import open_training_data
-    from vitrail.training.signals import InterruptedRunError
+    from vitrail.cli.run_display import RunDisplay, until_interrupted
+    from vitrail.verbs.train import demo as demo_run
 
     console = SteadyConsole(highlight=False, soft_wrap=True)
-    ranks = join_ranks("auto")
-    config = recipe("digits")
+    display = RunDisplay(console)
     console.print("vitrail demo: a Vision Transformer learns handwritten digits, from scratch, on this machine.\n")
-    setup, measured = settle(config, open_training_data(config), ranks, Display(console))
-    print_plan(setup, measured, ranks, console, whole=False, as_json=False)
-    lock = RunLock()
-    folder = make_folder(setup, out, lock, "demo")
-    try:
-        outcome = carry_out_shown(setup, ranks, folder, console, track=False, as_json=False)
-    except InterruptedRunError as stop:
-        console.print(f"\nsaved; continue with: vitrail train --resume {shlex.quote(str(folder))}")
-        return stop.exit_code
-    finally:
-        lock.release()
+    return until_interrupted(lambda: _show(demo_run(out=out, progress=display), console), display)
+
+
+def _show(result: "Run", console: Console) -> int:
+    """What came out, and what to try next."""
     console.print()
-    print_scores(outcome, console)
-    pages = write_reports(outcome, setup, ranks)
-    wrote = written_paths(outcome, pages)
-    console.print("\nwrote " + ", ".join(plain(str(path)) for path in wrote), soft_wrap=True, markup=False)
-    if pages:
+    print_problem(result)
+    print_scores(result, console)
+    written = ", ".join(plain(str(path)) for path in result.written)
+    console.print(f"\nwrote {written}", soft_wrap=True, markup=False)
+    if result.report is not None:
         console.print(
-            f"\nopen {plain(str(pages[0]))} in a browser: the curves, the mistakes, what it looks at", soft_wrap=True
+            f"\nopen {plain(str(result.report))} in a browser: the curves, the mistakes, what it looks at",
+            soft_wrap=True,
         )
-    run = shlex.quote(str(folder))
+    run = shlex.quote(str(result.folder))
     _suggest(
         console,
         "try this model",
@@ -64,7 +57,7 @@ def demo(*, out: Path | None = None) -> int:
         "vitrail train PICTURES",
         "vitrail train PICTURES --weights hf://google/vit-base-patch16-224",
     )
-    return 0 if pages else 1
+    return exit_code(result)
 
 
 def _suggest(console: Console, what: str, *commands: str) -> None:

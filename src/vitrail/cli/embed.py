@@ -9,9 +9,9 @@ from cyclopts import Parameter
 from vitrail.cli.options import Device
 from vitrail.cli.predict import ListFile, Model, Pictures, tell_apart
 from vitrail.cli.printing import SteadyConsole, plain, print_end
-from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError
+from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.wording import counted
 
 if TYPE_CHECKING:

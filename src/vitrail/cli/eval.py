@@ -8,12 +8,11 @@ from cyclopts import Parameter
 
 from vitrail.cli.eval_table import print_evaluation, print_probes
 from vitrail.cli.options import Classes, Device, Json, Raw
-from vitrail.cli.printing import print_end, print_json, print_note
-from vitrail.cli.report import print_no_report
-from vitrail.cli.runs import check_run_folder, new_run_folder
+from vitrail.cli.printing import print_end, print_json, print_no_report, print_note
 from vitrail.data.config import DataConfig
 from vitrail.errors import list_names
 from vitrail.evaluation.names import ProbeName, ViewName
+from vitrail.folders import check_run_folder, new_run_folder
 
 BROKEN = 1
 _PLAIN = DataConfig()

@@ -13,8 +13,8 @@ from rich.text import Text
 from vitrail.cli.options import Device, Json
 from vitrail.cli.predict import BROKEN, Model, Pictures, tell_apart
 from vitrail.cli.printing import SteadyConsole, plain, print_json
-from vitrail.cli.runs import check_run_folder, new_run_folder
 from vitrail.errors import ConfigError
+from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.wording import counted
 
 if TYPE_CHECKING:

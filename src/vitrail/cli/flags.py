@@ -76,3 +76,8 @@ def given(flags: Any) -> dict[str, Any]:
     """The fields that were really given."""
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
     return {name: value for name, value in values.items() if value is not UNSAID}
+
+
+def flags_of_configs(*configs: type[Any]) -> set[str]:
+    """The flags that the fields of some configs are."""
+    return {f"--{field.name.replace('_', '-')}" for config in configs for field in dataclasses.fields(config)}

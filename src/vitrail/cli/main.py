@@ -17,6 +17,7 @@ from vitrail import __version__
 from vitrail.cli.printing import print_error, print_note
 from vitrail.cli.usage import as_flags, describe_usage, flags_of, show_examples
 from vitrail.errors import AssumptionWarning, VitrailError
+from vitrail.wording import reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         if not getattr(error, "told", False):  # by another process of the same run
-            print_error(as_flags(str(error), flags_of(app, tokens)))
+            print_error(as_flags(reason(error), flags_of(app, tokens)))
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -1,12 +1,11 @@
 """Options that several verbs share."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.errors import ConfigError
+from vitrail import schema
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
 Raw = Annotated[
@@ -43,9 +42,4 @@ Ema = Annotated[
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
     """The height and width that a `Size` option means."""
-    if text is None:
-        return None
-    if not re.fullmatch(r"\d+(x\d+)?", text):
-        raise ConfigError(f"a size must be one number or HEIGHTxWIDTH, such as 384 or 224x320; got {text!r}.")
-    height, _, width = text.partition("x")
-    return int(height), int(width or height)
+    return None if text is None else schema.parse_size(text)

@@ -8,7 +8,7 @@ from typing import Any
 from rich import markup
 
 from vitrail.progress import PlainConsole, SteadyConsole, progress_bar, working
-from vitrail.wording import plain, reason
+from vitrail.wording import duration, plain, reason
 
 __all__ = [
     "PlainConsole",
@@ -19,6 +19,7 @@ __all__ = [
     "print_end",
     "print_error",
     "print_json",
+    "print_no_report",
     "print_note",
     "print_text",
     "progress_bar",
@@ -29,13 +30,6 @@ __all__ = [
 def escape(text: str) -> str:
     """A name from the disk for a text with markup."""
     return markup.escape(plain(text))
-
-
-def duration(seconds: float) -> str:
-    """As a person says it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def print_json(facts: Any) -> None:
@@ -57,6 +51,12 @@ def print_error(error: Exception | str) -> None:
 def print_note(text: str) -> None:
     """What a user should know, in one line on the error stream."""
     PlainConsole(stderr=True, highlight=False, markup=False).print(f"note: {plain(text)}", soft_wrap=True)
+
+
+def print_no_report(why: str, safe: str) -> None:
+    """Why there is no report, and what is `safe` all the same."""
+    console = SteadyConsole(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"no report: {plain(why)} ({safe})")
 
 
 def print_end(paths: Iterable[Path], following: str) -> None:

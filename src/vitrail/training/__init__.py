@@ -1,7 +1,8 @@
 """Training: one loop for every recipe, on one process or many.
 
-config      `TrainConfig`: everything that decides a run, as data; recipes are named ones; choose picks one for the data
-setup       config → data, model, loaders; plan measures what the run will take
+config      `TrainConfig`: everything that decides a run, as data; recipes are named ones
+choosing    the whole config, from what was asked for and what suits the data
+building    config → data, model, loaders; measuring finds out what the run will take
 optim       which weights change and how; muon, schedule
 gradients   the gradient of one batch, in micro-batches; ranks: one process or torchrun's many
 loop        the training loop; judging evaluates, checkpoint makes it resumable, signals and listener connect it
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
     from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
     from vitrail.training.listener import Listener
     from vitrail.training.recipes import recipe
-    from vitrail.training.run import Outcome, train
+    from vitrail.training.run import Run, train
 
 # Public name → the module that defines it.
 _HOME = {
     "Listener": "vitrail.training.listener",
     "Machine": "vitrail.training.config",
     "Optim": "vitrail.training.config",
-    "Outcome": "vitrail.training.run",
+    "Run": "vitrail.training.run",
     "Schedule": "vitrail.training.config",
     "Start": "vitrail.training.config",
     "TrainConfig": "vitrail.training.config",
@@ -34,7 +35,7 @@ __all__ = [
     "Listener",
     "Machine",
     "Optim",
-    "Outcome",
+    "Run",
     "Schedule",
     "Start",
     "TrainConfig",

@@ -1,15 +1,15 @@
 """Everything that decides a training run, as data: the command line's flags, the YAML file and the Python arguments.
 
-No two fields of the parts below share a name, so that each of them is a flag of its own: `--lr`, `--mixup`, `--epochs`.
+No two fields of the parts below share a name, so that each of them is a setting of its own: `lr`, `mixup`, `epochs`.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, cast
 
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig, check_workers
-from vitrail.errors import ConfigError
-from vitrail.schema import validate
+from vitrail.errors import ConfigError, shorten, suggest
+from vitrail.schema import parse_size, to_dict, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +21,12 @@ class Start:
     weights: str | None = None
     """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME."""
     classes: str | None = None
-    """A file with the names of the classes of --weights, one per line in its order, or JSON (index → name): classes
+    """A file with the names of the classes of `weights`, one per line in its order, or JSON (index → name): classes
     that the data have too keep their part of the head."""
     image_size: tuple[int, int] | None = None
     """Side of the model's input in pixels, or height and width [default: the model's own]."""
     train: Literal["all", "head"] = "all"
-    """Train everything, or the head alone on features that are computed once."""
+    """Train everything, or only the head, on features that are computed once."""
     dropout: float = 0.0
     """Dropout rate."""
     drop_path: float = 0.0
@@ -36,12 +36,10 @@ class Start:
         validate(self)
         _require(self, "dropout", 0, 0.99)
         _require(self, "drop_path", 0, 0.99)
-        if self.train == "head" and self.weights is None:
-            raise ConfigError("training the head alone needs weights that know something; give them with --weights.")
         if self.classes is not None and self.weights is None:
-            raise ConfigError("classes= names the classes of the weights; give weights= too, or leave it out.")
+            raise ConfigError("classes= names the classes of the weights; pass weights= too, or omit it.")
         if self.weights is not None and self.model is not None:
-            raise ConfigError("weights bring their own model; give --weights or --model, not both.")
+            raise ConfigError("weights bring their own model; pass weights= or model=, not both.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class Optim:
     muon_lr: float = 0.02
     """With muon: highest learning rate of the matrices."""
     weight_decay: float = 0.05
-    """Weight decay, of matrices and filters alone: never of norms, biases, tokens or positions."""
+    """Weight decay, of matrices and filters only: never of norms, biases, tokens or positions."""
     momentum: float = 0.9
     """Momentum of SGD."""
     beta2: float = 0.999
@@ -79,7 +77,7 @@ class Optim:
         _require(self, "layer_decay", 1e-6, 1)
         _require(self, "label_smoothing", 0, 0.99)
         if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"clip must be above 0; got {self.clip}; --clip none turns it off.")
+            raise ConfigError(f"clip must be above 0; got {self.clip}; None turns it off.")
         if self.ema is not None:
             _require(self, "ema", 0, 0.999999)
 
@@ -91,7 +89,7 @@ class Schedule:
     epochs: int = 100
     """Passes over the training pictures."""
     minutes: float | None = None
-    """A time budget: as many epochs as fit, with the schedule planned for them (instead of --epochs)."""
+    """A time budget: as many epochs as fit, with the schedule planned for them (instead of `epochs`)."""
     schedule: Literal["cosine", "constant", "wsd"] = "cosine"
     """Cosine to the end, constant, or constant and then a straight line to the end (warm-up, stable, decay)."""
     warmup: float = 0.05
@@ -168,6 +166,86 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         validate(self)
+
+
+PARTS = ("start", "optim", "schedule", "machine", "augment", "source")
+
+
+def field_homes() -> dict[str, str]:
+    """Setting → the part of `TrainConfig` that has it."""
+    homes: dict[str, str] = {}
+    for part in PARTS:
+        for each in fields(getattr(TrainConfig(), part)):
+            assert each.name not in homes, f"{each.name} stands in two parts"
+            homes[each.name] = part
+    return homes
+
+
+def read_field(config: TrainConfig, name: str) -> Any:
+    """The value of a setting, whatever part it is in."""
+    return getattr(getattr(config, field_homes()[name]), name)
+
+
+def apply_changes(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """The config with some settings changed, whatever part they are in."""
+    homes = field_homes()
+    for part in PARTS:
+        mine = {name: value for name, value in changes.items() if homes.get(name) == part}
+        if mine:
+            config = replace(config, **{part: replace(getattr(config, part), **mine)})
+    if changes.get("minutes") is not None and changes.get("epochs") is not None:
+        raise ConfigError("pass epochs= or minutes=, not both: minutes decide how many epochs there are.")
+    return config
+
+
+def list_changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
+    """The settings of a config that are not those of another; `apply_changes` is the way back."""
+    names = field_homes()
+    changes = {name: read_field(config, name) for name in names if read_field(config, name) != read_field(base, name)}
+    if changes.get("minutes") is not None:
+        changes.pop("epochs", None)  # which follow
+    return changes
+
+
+def flatten(settings: Any, where: str) -> dict[str, Any]:
+    """The settings of a YAML file, written in the parts of `TrainConfig` or all on one level, as one level."""
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{where} must hold field names and values.")
+    homes = field_homes()
+    flat: dict[str, Any] = {}
+    for name, value in cast("dict[str, Any]", settings).items():
+        if name in PARTS and isinstance(value, dict):
+            for inner in cast("dict[str, Any]", value):
+                if homes.get(inner) != name:
+                    mine = [field for field, home in homes.items() if home == name]
+                    raise ConfigError(f"{where}: {name} has no field {shorten(inner)}; {suggest(shorten(inner), mine)}")
+            flat |= value
+        elif name in homes or name in ("data", "recipe"):
+            flat[name] = value
+        else:
+            raise ConfigError(f"{where}: there is no field {shorten(name)}; {suggest(shorten(name), homes)}")
+    return flat
+
+
+def combine_changes(file: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """What a file asks for and what the caller asks for, who has the last word."""
+    changes = dict(file)
+    for one, other in (("minutes", "epochs"), ("weights", "model")):  # of which one replaces the other
+        for mine, theirs in ((one, other), (other, one)):
+            if mine in settings:
+                changes.pop(theirs, None)
+    changes |= settings
+    if isinstance(changes.get("image_size"), str):
+        changes["image_size"] = parse_size(changes["image_size"])
+    return changes
+
+
+def describe_config(config: TrainConfig) -> dict[str, Any]:
+    """The fields as a YAML file has them: with a time budget, the epochs are not one of them but follow from it."""
+    facts = to_dict(config)
+    if config.schedule.minutes is not None:
+        del facts["schedule"]["epochs"]
+    return facts
 
 
 def _require(config: object, name: str, low: float, high: float) -> None:

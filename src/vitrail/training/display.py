@@ -1,6 +1,7 @@
-"""How a command shows a training run: a live bar on a terminal; in a pipe a line per epoch and per half minute."""
+"""How a training run is shown: a live bar on a terminal; in a pipe a line per epoch and per half minute."""
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -8,13 +9,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vitrail.data.check.report import Finding
 from vitrail.progress import Pulse
 from vitrail.training.curves import Row
-from vitrail.training.listener import Listener
+from vitrail.training.listener import Listener, Plan
+from vitrail.wording import counted, duration
+
+STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 class Display(Listener):
-    """Speaks to people on `console`; nothing at all where it is silent (other ranks, --json)."""
+    """Speaks to people on `console`; nothing at all where it is silent."""
 
     def __init__(self, console: Console, *, silent: bool = False) -> None:
         self.console = console
@@ -26,11 +31,42 @@ class Display(Listener):
         self._pulse: Pulse | None = None
         self._beating = ExitStack()
 
+    def checked(self, findings: Sequence[tuple[Finding, int]], data: str) -> None:
+        for item, count in findings:
+            severity = f"[{STYLES[item.severity]}]{item.severity} in the data[/]"
+            self._print(f"{severity}: {item.what}: {count:,}, for example {escape(item.key)}")
+        if findings:
+            self._print(f"[dim]training goes on with these data; details: vitrail data check {escape(data)}[/]")
+
+    def decided(self, plan: Plan) -> None:
+        counts = ", ".join(f"{name} {count:,}" for name, count in plan.pictures.items())
+        self._print(f"data    {escape(plan.data)}: {counted(plan.classes, 'class')}; {counts}")
+        height, width = plan.image_size
+        self._print(
+            f"model   {escape(plan.model)}: {plan.parameters:,} parameters, pictures of {width}×{height}, "
+            f"recipe {plan.recipe}"
+        )
+        seconds = 60 * plan.minutes
+        work = f"{counted(plan.epochs, 'epoch')} of about {seconds / plan.epochs:.1f} s ({duration(seconds)})"
+        if plan.only_head:
+            work = f"features once, in about {duration(seconds)}; then {counted(plan.epochs, 'epoch')} of the head"
+        self._print(
+            f"plan    {work} on {plan.device} × {plan.ranks}, batch {plan.config['machine']['batch_size']}, "
+            f"memory {plan.memory_mb:,} MB"
+        )
+
+    def opened(self, folder: Path, *, resume: bool) -> None:
+        self._print(f"{'continuing' if resume else 'writing to'} [bold]{escape(str(folder))}[/]")
+
+    def _print(self, text: str) -> None:
+        if not self.silent:
+            self.console.print(text, soft_wrap=True)
+
     def prepared(self, what: str, done: int, total: int) -> None:
         if self.silent:
             return
         if not self.console.is_terminal:
-            self._state = f"{what}: {done:,} of {total:,} batches"
+            self._state = f"{what}: {done:,} of {total:,}"
             self._beat()
             if done == total:
                 self.ended()

@@ -6,23 +6,24 @@ import torch
 from torch import nn
 
 from vitrail.ranks import Ranks
-from vitrail.training.gradients import Forward, Lanes, Plain, default_micro_batch, lane_batch, suits_lanes
-from vitrail.training.setup import Setup, num_threads
+from vitrail.training.building import Setup, num_threads
+from vitrail.training.gradients import Forward, Lanes, Plain, Scorer, default_micro_batch, lane_batch, suits_lanes
 
 
-def make_engine(setup: Setup, module: nn.Module, ranks: Ranks) -> Plain | Lanes:
+def make_engine(setup: Setup, module: nn.Module, scorer: Scorer, ranks: Ranks) -> Plain | Lanes:
     """What computes gradients of the module: threads with micro-batches of their own where these are faster."""
     machine = setup.config.machine
     precision = pick_precision(machine.precision, ranks.device)
     if machine.compile == "on":
         micro = machine.micro_batch or default_micro_batch(setup.model, ranks.device)
-        return Plain(module, compiled(module), micro, precision)
+        return Plain(module, compiled(module), scorer, micro, precision)
     alone = ranks.world_size == 1 and module is setup.model and precision == "float32"
     if alone and suits_lanes(setup.model, ranks.device):
         lanes, size = num_threads(), machine.batch_size
         assert isinstance(size, int)
-        return Lanes(module, module, machine.micro_batch or lane_batch(setup.model, size, lanes), lanes)
-    return Plain(module, module, machine.micro_batch or default_micro_batch(setup.model, ranks.device), precision)
+        return Lanes(module, module, scorer, machine.micro_batch or lane_batch(setup.model, size, lanes), lanes)
+    micro = machine.micro_batch or default_micro_batch(setup.model, ranks.device)
+    return Plain(module, module, scorer, micro, precision)
 
 
 def compiled(module: nn.Module) -> Forward:

@@ -13,8 +13,8 @@ from vitrail.data.loader import Loader
 from vitrail.draws import permutation
 from vitrail.errors import ConfigError
 from vitrail.ranks import Ranks, current_ranks
+from vitrail.training.building import EVAL_BATCH, Setup, plain_loader
 from vitrail.training.listener import Listener
-from vitrail.training.setup import EVAL_BATCH, Setup, plain_loader
 from vitrail.wording import counted
 
 TOLERANCE = 1e-3  # of what sums up the features, computed in other parts
@@ -68,7 +68,7 @@ class FeatureLoader:
         if state.get("data") != self.data:
             raise ConfigError("cannot resume: the pictures are not those of the run.")
         if not _are_close(state.get("features"), self.summary):
-            raise ConfigError("cannot resume: the features are not those of the run; are --weights still the same?")
+            raise ConfigError("cannot resume: the features are not those of the run; are weights= still the same?")
         self._epoch, self._batch = state["epoch"], state["batch"]
 
 

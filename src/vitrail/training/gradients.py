@@ -8,10 +8,9 @@ order of the micro-batches: with the same micro-batches, the result does not dep
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model import ViT
@@ -33,23 +32,34 @@ class Scores(NamedTuple):
     correct: int
 
 
+class Scorer(Protocol):
+    """What outputs are worth: an `Objective`, to these engines."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Scores: ...
+
+
 class Plain:
     """One micro-batch after the other, each with all threads of the device."""
 
-    def __init__(self, module: nn.Module, forward: Forward, micro_batch: int | None, precision: str) -> None:
+    def __init__(
+        self, module: nn.Module, forward: Forward, scorer: Scorer, micro_batch: int | None, precision: str
+    ) -> None:
         self.module = module
         self.forward = forward
+        self.scorer = scorer
         self.micro_batch = micro_batch
         self.precision = precision
 
-    def accumulate(self, inputs: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    def accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Add the gradient of the mean loss to the parameters; the loss itself."""
         total = torch.zeros((), device=inputs.device)
         pieces = list(split(inputs, targets, self.micro_batch))
         for index, (some, labels) in enumerate(pieces):
             with without_sync(self.module, last=index == len(pieces) - 1):
                 with autocast(inputs.device, self.precision):
-                    loss = F.cross_entropy(self.forward(some).float(), labels, label_smoothing=label_smoothing)
+                    loss = self.scorer.loss(self.forward(some).float(), labels)
                 loss = loss * (len(some) / len(inputs))
                 loss.backward()
             total += loss.detach()
@@ -63,22 +73,23 @@ class Plain:
     def _score(self, inputs: Tensor, targets: Tensor) -> Scores:
         with torch.no_grad(), autocast(inputs.device, self.precision):
             logits = self.forward(inputs).float()
-            return count(logits, targets)
+            return self.scorer.score(logits, targets)
 
 
 class Lanes:
     """Several threads, each with micro-batches of its own."""
 
-    def __init__(self, module: nn.Module, forward: Forward, micro_batch: int, num_lanes: int) -> None:
+    def __init__(self, module: nn.Module, forward: Forward, scorer: Scorer, micro_batch: int, num_lanes: int) -> None:
         self.forward = forward
+        self.scorer = scorer
         self.micro_batch = micro_batch
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._pool = start_workers(num_lanes)
 
-    def accumulate(self, inputs: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    def accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Add the gradient of the mean loss to the parameters; the loss itself."""
         futures = [
-            self._pool.submit(self._gradient, some, labels, len(some) / len(inputs), label_smoothing)
+            self._pool.submit(self._gradient, some, labels, len(some) / len(inputs))
             for some, labels in split(inputs, targets, self.micro_batch)
         ]
         total = torch.zeros(())
@@ -95,10 +106,8 @@ class Lanes:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         return total
 
-    def _gradient(
-        self, inputs: Tensor, targets: Tensor, share: float, label_smoothing: float
-    ) -> tuple[Tensor, list[Tensor]]:
-        loss = F.cross_entropy(self.forward(inputs), targets, label_smoothing=label_smoothing) * share
+    def _gradient(self, inputs: Tensor, targets: Tensor, share: float) -> tuple[Tensor, list[Tensor]]:
+        loss = self.scorer.loss(self.forward(inputs), targets) * share
         return loss.detach(), list(torch.autograd.grad(loss, self.parameters))
 
     def score(self, inputs: Tensor, targets: Tensor) -> Scores:
@@ -109,13 +118,7 @@ class Lanes:
 
     def _score(self, inputs: Tensor, targets: Tensor) -> Scores:
         with torch.no_grad():
-            return count(self.forward(inputs), targets)
-
-
-def count(logits: Tensor, targets: Tensor) -> Scores:
-    """Summed loss and correct answers of some logits."""
-    loss = F.cross_entropy(logits, targets, reduction="none").cpu().double().sum()  # not every device has float64
-    return Scores(float(loss), int((logits.argmax(dim=1) == targets).sum()))
+            return self.scorer.score(self.forward(inputs), targets)
 
 
 def suits_lanes(model: ViT, device: torch.device) -> bool:

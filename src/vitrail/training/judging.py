@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from vitrail.errors import DataError
 from vitrail.ranks import Ranks
+from vitrail.training.batches import Batches
 from vitrail.training.gradients import Scores
 
 
@@ -22,7 +22,7 @@ class Judgement:
 
 def judge(
     score: Callable[[Tensor, Tensor], Scores],
-    loader: Any,
+    loader: Batches,
     ranks: Ranks,
     take_part: Callable[[], None] = lambda: None,
 ) -> Judgement:

@@ -1,16 +1,52 @@
 """What a run tells those who watch: the command's progress bar, TensorBoard, a notebook."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from vitrail.data.check.report import Finding
 from vitrail.training.curves import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run will do and what it will take, as measured."""
+
+    data: str
+    classes: int
+    pictures: dict[str, int]  # of each split
+    recipe: str
+    model: str  # its name, or where the weights are from
+    parameters: int
+    image_size: tuple[int, int]  # height, width
+    device: str
+    ranks: int
+    epochs: int
+    minutes: float
+    memory_mb: int
+    config: dict[str, Any]  # all of it, as config.yaml has it
+
+    @property
+    def only_head(self) -> bool:
+        """Whether only the head is trained, on features that are computed once."""
+        return self.config["start"]["train"] == "head"
 
 
 class Listener:
     """Hears everything and does nothing; override what matters."""
 
+    def checked(self, findings: Sequence[tuple[Finding, int]], data: str) -> None:
+        """The data were looked at; of each kind of serious finding, an example and how many there are."""
+
+    def decided(self, plan: Plan) -> None:
+        """Everything about a new run is settled."""
+
+    def opened(self, folder: Path, *, resume: bool) -> None:
+        """The run folder is ours, and is written into from now on."""
+
     def prepared(self, what: str, done: int, total: int) -> None:
-        """A part of what comes before the first step, such as the features of pictures, is done."""
+        """A part of what comes before the first step or after the last, such as the features of pictures, is done."""
 
     def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
         """The loop is about to start, perhaps in the middle of a resumed run."""
@@ -39,6 +75,18 @@ class Listeners(Listener):
 
     def __init__(self, members: Iterable[Listener]) -> None:
         self.members = list(members)
+
+    def checked(self, findings: Sequence[tuple[Finding, int]], data: str) -> None:
+        for member in self.members:
+            member.checked(findings, data)
+
+    def decided(self, plan: Plan) -> None:
+        for member in self.members:
+            member.decided(plan)
+
+    def opened(self, folder: Path, *, resume: bool) -> None:
+        for member in self.members:
+            member.opened(folder, resume=resume)
 
     def prepared(self, what: str, done: int, total: int) -> None:
         for member in self.members:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +19,18 @@ from vitrail.errors import VitrailError, WeightsError
 from vitrail.ranks import Ranks
 from vitrail.training import budget, checkpoint
 from vitrail.training.averaging import Average
-from vitrail.training.curves import Row, append_row, is_better, keep_rows
+from vitrail.training.batches import Batches
+from vitrail.training.building import Setup, check_strategy
+from vitrail.training.curves import Row, append_row, keep_rows
 from vitrail.training.engines import make_engine, pick_precision
-from vitrail.training.features import feature_loader
 from vitrail.training.gradients import Lanes, Plain
 from vitrail.training.judging import Judgement, judge
 from vitrail.training.listener import Listener
+from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, set_learning_rate, start_state
 from vitrail.training.parallel import spread, whole
 from vitrail.training.recovery import Recovery
 from vitrail.training.schedule import lr_factor
-from vitrail.training.setup import Setup, check_strategy, plain_loader, training_loader
 from vitrail.training.signals import InterruptedRunError, Signals
 from vitrail.training.state import Progress
 from vitrail.weights.checkpoint import Checkpoint, Origin
@@ -51,19 +51,16 @@ class Trainer:
         self.listener = listener or Listener()
         self.model = setup.model.to(ranks.device)
         self.model.gradient_checkpointing = config.machine.recompute
-        self.only_head = config.start.train == "head"
-        sharded = config.machine.strategy == "fsdp" and not self.only_head
-        trained: Any = self.model.head if self.only_head else self.model
-        self.module = spread(trained, ranks, "fsdp" if sharded else "ddp")
-        self.sharded = sharded
+        self.objective = make_objective(setup)
+        self.sharded = config.machine.strategy == "fsdp" and self.objective.can_be_sharded
+        self.module = spread(self.objective.module, ranks, "fsdp" if self.sharded else "ddp")
         depth = self.model.config.depth
         self.optimizers = build_optimizers(self.model, config.optim, depth)
         self._peak_lr = max(group["peak_lr"] for optimizer in self.optimizers for group in optimizer.param_groups)
         self.precision = pick_precision(config.machine.precision, ranks.device)
-        self.engine = make_engine(setup, self.module, ranks)
-        self.loader: Any = None
-        self.val_loader: Any = None
-        self._make_loaders()
+        self.engine = make_engine(setup, self.module, self.objective, ranks)
+        self.loader = self.objective.training_batches(ranks, self.listener)
+        self.val_loader = self.objective.validation_batches(ranks, self.listener) if setup.has_validation else None
         self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
         self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
         start_state(self.optimizers)
@@ -74,16 +71,6 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
         self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
-
-    def _make_loaders(self) -> None:
-        if self.only_head:
-            self.loader = feature_loader(self.setup, "train", self.ranks, self.listener)
-        else:
-            self.loader = training_loader(self.setup, self.ranks)
-        if self.setup.has_validation and self.only_head:
-            self.val_loader = feature_loader(self.setup, "val", self.ranks, self.listener)
-        elif self.setup.has_validation:
-            self.val_loader = plain_loader(self.setup, "val", self.ranks)
 
     @property
     def last(self) -> Path:
@@ -188,7 +175,7 @@ class Trainer:
         set_learning_rate(self.optimizers, self._lr_share(progress.step))
         images = images.to(self.ranks.device, non_blocking=True)
         targets = targets.to(self.ranks.device, non_blocking=True)
-        loss = float(self.engine.accumulate(images, targets, config.optim.label_smoothing))
+        loss = float(self.engine.accumulate(images, targets))
         norm = self._clip(config.optim.clip)
         if math.isfinite(norm):  # otherwise the weights stay as they were
             for optimizer in self.optimizers:
@@ -216,14 +203,13 @@ class Trainer:
         if stop or save:
             self.save()
         if stop:
-            raise InterruptedRunError(signals.received or signal.SIGTERM)
+            raise InterruptedRunError(signals.received or signal.SIGTERM, self.folder)
 
     def _end_epoch(self) -> None:
         progress, config = self.progress, self.setup.config
         loss_sum, count = self.ranks.sum([progress.loss_sum, progress.loss_count])
         train_loss = loss_sum / count
-        chance = math.log(len(self.setup.dataset.classes))
-        if not train_loss <= max(2 * progress.lowest_train_loss, 1.5 * chance):  # so that NaN counts too
+        if self.objective.has_diverged(train_loss, progress.lowest_train_loss):
             self._rescue(f"the training loss has risen to {train_loss:.3g}", whole_epochs=True)
             return
         began = time.monotonic()
@@ -283,11 +269,11 @@ class Trainer:
     def _is_best(self, judged: Judgement | None) -> bool:
         """Whether these weights are the ones to keep."""
         progress = self.progress
-        if judged is None or judged.accuracy > progress.best_accuracy or judged.loss < progress.lowest_val_loss:
+        if judged is None or self.objective.improves(judged, progress):
             progress.improved_epoch = progress.epoch
         if judged is not None:
             progress.lowest_val_loss = min(progress.lowest_val_loss, judged.loss)
-            if not is_better(judged.accuracy, judged.loss, progress.best_accuracy, progress.lowest_val_loss):
+            if not self.objective.is_better(judged, progress):
                 return False
             progress.best_accuracy, progress.best_loss = judged.accuracy, judged.loss
         progress.best_epoch = progress.epoch
@@ -305,7 +291,7 @@ class Trainer:
             raise VitrailError(
                 f"training diverges again and again (step {before.step}: {reason}), "
                 f"{tried if rescues > MAX_RESCUES else 'and there is no other whole checkpoint to go back to'}; "
-                f"lower --lr, raise --warmup, or check the data. The checkpoints are in {self.last}."
+                f"lower lr=, raise warmup=, or check the data. The checkpoints are in {self.last}."
             )
         now = self.progress
         now.rescues, now.lr_scale = rescues, before.lr_scale / 2
@@ -318,26 +304,21 @@ class Trainer:
 
     # Weights ------------------------------------------------------------------------------------------------------
 
-    def judge(self, loader: Any) -> Judgement:
+    def judge(self, loader: Batches) -> Judgement:
         """The model as it is now on a loader's pictures."""
         self.module.eval()
         if self.sharded:  # whole batches: every rank must gather the weights equally often
-            plain = Plain(self.module, self.module, None, self.precision)
-            shape = (1, self.model.config.channels, *self.model.config.image_size)
-            nothing = (
-                torch.zeros(shape, device=self.ranks.device),
-                torch.zeros(1, dtype=torch.long, device=self.ranks.device),
-            )
-            found = judge(plain.score, loader, self.ranks, lambda: _ignore(plain.score(*nothing)))
+            plain = Plain(self.module, self.module, self.objective, None, self.precision)
+            blank = self.objective.blank(self.ranks.device)
+            judged = judge(plain.score, loader, self.ranks, lambda: _ignore(plain.score(*blank)))
         elif isinstance(self.engine, Plain):  # not through DDP, whose forward talks to the other ranks
-            forward = self.model.classify if self.only_head else self.model
-            found = judge(
-                Plain(self.module, forward, self.engine.micro_batch, self.precision).score, loader, self.ranks
-            )
+            forward, micro = self.objective.forward, self.engine.micro_batch
+            plain = Plain(self.module, forward, self.objective, micro, self.precision)
+            judged = judge(plain.score, loader, self.ranks)
         else:
-            found = judge(self.engine.score, loader, self.ranks)
+            judged = judge(self.engine.score, loader, self.ranks)
         self.module.train()
-        return found
+        return judged
 
     def best_weights(self) -> AbstractContextManager[None]:
         """With the averaged weights in the model, where there are some."""
@@ -345,7 +326,8 @@ class Trainer:
 
     def _tensors(self) -> dict[str, Tensor]:
         average = None if self.average is None else self.average.tensors
-        return checkpoint.named_tensors(self.model, self.optimizers, average, only_trained=self.only_head)
+        only_trained = self.objective.keeps_only_trained
+        return checkpoint.named_tensors(self.model, self.optimizers, average, only_trained=only_trained)
 
     def save(self) -> None:
         """Write a resumable checkpoint."""

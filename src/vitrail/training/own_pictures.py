@@ -12,8 +12,8 @@ from vitrail.data import Dataset, LoaderConfig, open_data
 from vitrail.data.source import FileSource, Source
 from vitrail.data.split import SPLIT_NAMES, SPLITS
 from vitrail.errors import DataError
+from vitrail.training.building import open_training_data
 from vitrail.training.config import TrainConfig
-from vitrail.training.setup import open_training_data
 
 Say = Callable[[str], None]
 SHOWN = 3  # examples of a name

@@ -8,15 +8,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from vitrail.model import ViT
+from vitrail.model.block import Block
 from vitrail.ranks import Ranks
 
 
-def spread(model: ViT, ranks: Ranks, strategy: str) -> nn.Module:
+def spread(model: nn.Module, ranks: Ranks, strategy: str) -> nn.Module:
     """The model as all ranks train it: as it is, copied to each (DDP), or spread over them (FSDP2)."""
     if strategy == "fsdp":
         mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
-        for block in model.blocks:
+        for block in (module for module in model.modules() if isinstance(module, Block)):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model

@@ -1,6 +1,6 @@
-"""Named settings that work, each with its command, what to expect, and how long it takes on 2 CPU cores unless said.
+"""Named settings that work, each with its call, what to expect, and how long it takes on 2 CPU cores unless said.
 
-A recipe is a function without arguments; flags and YAML files change what it returns.
+A recipe is a function without arguments; arguments, flags and YAML files change what it returns.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
 
 
 def digits() -> TrainConfig:
-    """`vitrail demo`: scikit-learn's digits from scratch. 98.88 % test (99.63 % validation), 45 s with its report."""
+    """`vitrail.demo()`: scikit-learn's digits from scratch. 98.88 % test (99.63 % validation), 45 s with its report."""
     return TrainConfig(
         data="digits",
         recipe="digits",
@@ -26,7 +26,7 @@ def digits() -> TrainConfig:
 
 
 def mnist() -> TrainConfig:
-    """`vitrail train mnist --recipe mnist`: grey pictures of 28 pixels from scratch. 99.20 % test, 9 core minutes."""
+    """`vitrail.train("mnist")`: grey pictures of 28 pixels from scratch. 99.20 % test, 9 core minutes."""
     return TrainConfig(
         data="mnist",
         recipe="mnist",
@@ -40,7 +40,7 @@ def mnist() -> TrainConfig:
 
 
 def cifar10_tiny() -> TrainConfig:
-    """`vitrail train cifar10 --recipe cifar10-tiny`: the usual from-scratch exercise, 119 k weights. 84.69 % test."""
+    """`vitrail.train("cifar10", recipe="cifar10-tiny")`: the usual exercise, 119 k weights. 84.69 % test."""
     return TrainConfig(
         data="cifar10",
         recipe="cifar10-tiny",
@@ -54,7 +54,7 @@ def cifar10_tiny() -> TrainConfig:
 
 
 def cifar10() -> TrainConfig:
-    """`vitrail train cifar10`: a ViT with a stem of convolutions, for 32 pixels. 90.35 % test, 98 minutes."""
+    """`vitrail.train("cifar10")`: a ViT with a stem of convolutions, for 32 pixels. 90.35 % test, 98 minutes."""
     tiny = cifar10_tiny()
     return replace(
         tiny,
@@ -67,7 +67,7 @@ def cifar10() -> TrainConfig:
 
 
 def scratch() -> TrainConfig:
-    """`vitrail train PICTURES`: your pictures, no weights to start from. Expect to want more pictures, or weights."""
+    """`vitrail.train("PICTURES")`: your pictures, from scratch. Expect to want more pictures, or weights."""
     return TrainConfig(
         recipe="scratch",
         start=Start(model="compact-128"),
@@ -79,10 +79,10 @@ def scratch() -> TrainConfig:
 
 
 def finetune() -> TrainConfig:
-    """`vitrail train PICTURES --weights W --recipe finetune`: the paper's way (its appendix B.1.1), for larger sets.
+    """`vitrail.train("PICTURES", weights=W, recipe="finetune")`: the paper's way (appendix B.1.1), for larger sets.
 
     SGD with momentum 0.9, no decay, clip 1, cosine after a warm-up; the paper tries lr 0.001 to 0.06 and trains at 384
-    pixels: `--image-size 384 --lr 0.01`.
+    pixels: `image_size=384, lr=0.01`.
     """
     return TrainConfig(
         recipe="finetune",
@@ -94,7 +94,7 @@ def finetune() -> TrainConfig:
 
 
 def finetune_adamw() -> TrainConfig:
-    """`vitrail train PICTURES --weights W`: AdamW with layer-wise learning rates, for small sets."""
+    """`vitrail.train("PICTURES", weights=W)`: AdamW with layer-wise learning rates, for small sets."""
     return TrainConfig(
         recipe="finetune-adamw",
         start=Start(drop_path=0.1),
@@ -106,9 +106,10 @@ def finetune_adamw() -> TrainConfig:
 
 
 def linear() -> TrainConfig:
-    """`vitrail train PICTURES --weights W --recipe linear`: the head alone, on features computed once."""
+    """`vitrail.train("PICTURES", weights=W, recipe="linear")`: only the head, on features computed once."""
     return TrainConfig(
         recipe="linear",
+        start=Start(train="head"),
         optim=Optim(lr=3e-3, weight_decay=1e-4, clip=None),
         schedule=Schedule(epochs=100, patience=20),
         machine=Machine(batch_size=256),
@@ -117,7 +118,7 @@ def linear() -> TrainConfig:
 
 
 def imagenet_s16() -> TrainConfig:
-    """`torchrun --nproc-per-node 8 -m vitrail train IMAGENET --recipe imagenet-s16`: DeiT's way, for GPUs.
+    """`vitrail.train("IMAGENET", recipe="imagenet-s16")`, under torchrun: DeiT's way, for GPUs.
 
     DeiT reports 79.8 % for ViT-S/16 after 300 epochs; not run here.
     """
@@ -141,7 +142,7 @@ def imagenet_s16() -> TrainConfig:
 
 
 def imagenet_b16() -> TrainConfig:
-    """`torchrun --nproc-per-node 8 -m vitrail train IMAGENET --recipe imagenet-b16`: the same for ViT-B/16.
+    """`vitrail.train("IMAGENET", recipe="imagenet-b16")`, under torchrun: the same for ViT-B/16.
 
     DeiT reports 81.8 % after 300 epochs; not run here.
     """

@@ -3,50 +3,40 @@
 import json
 import re
 import shutil
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from PIL import Image
 
-from vitrail.data import Augment, Dataset, write_split_file
+from vitrail.data import write_split_file
 from vitrail.data.source import ArraySource
 from vitrail.data.view import augmentation_sheet
 from vitrail.environment import environment
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.evaluation.measurement import Measurement
+from vitrail.evaluation.measurement import measure_split as measure
 from vitrail.evaluation.records import disk_bytes
 from vitrail.files import atomic_path
+from vitrail.prediction import load
 from vitrail.ranks import Ranks, elastic_id, join_ranks, was_restarted
-from vitrail.reading import read_yaml
-from vitrail.schema import from_dict, to_dict
-from vitrail.training import checkpoint, plan
-from vitrail.training.choose import apply_changes, choose
-from vitrail.training.config import TrainConfig
+from vitrail.reading import parse_json, read_bytes, read_yaml
+from vitrail.schema import from_dict
+from vitrail.training import checkpoint
+from vitrail.training.building import Setup, prepare_run
+from vitrail.training.choosing import ask_for, resolve
+from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
 from vitrail.training.curves import draw_curves, learning_rates, read_rows
-from vitrail.training.engines import make_engine
-from vitrail.training.features import check_batch_size
-from vitrail.training.judging import Judgement, judge
+from vitrail.training.judging import Judgement
 from vitrail.training.listener import Listener
 from vitrail.training.lock import RunLock
 from vitrail.training.loop import Trainer
+from vitrail.training.measuring import settle
 from vitrail.training.own_pictures import reopen_data
-from vitrail.training.plan import Measured, measure
-from vitrail.training.recipes import recipe
-from vitrail.training.setup import (
-    Setup,
-    add_validation,
-    check_start,
-    check_strategy,
-    fit_batch_size,
-    open_training_data,
-    plain_loader,
-    prepare_run,
-)
-from vitrail.weights.native import read_native
 from vitrail.wording import counted
 
-CONFIG, SPLIT = "config.yaml", "split.csv"
+CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
 _DRAFT = re.compile(r"\.[\w-]+\.(json|yaml|csv|html|safetensors|png|jpg)\.[a-z0-9_]{8}")  # as `atomic_path` names them
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What a resumed run may do otherwise: how it is carried out, and where things are now.
@@ -64,11 +54,12 @@ CHANGEABLE = (
 )
 SETTLED = {"batch_size", "compile"}  # what was asked for here, the run has decided by measuring
 SPARE_BYTES = 200 * 2**20
+LARGEST = 64 * 2**20  # bytes of a metrics.json that we read
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a finished run has to show."""
+class Run:
+    """A finished run, and what it has to show; a notebook shows its curves."""
 
     folder: Path
     epochs: int
@@ -76,84 +67,31 @@ class Outcome:
     seconds: float
     val: Judgement | None
     test: Judgement | None
+    measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test
+    report: Path | None = None
+    written: tuple[Path, ...] = ()  # what a person will want to open, the report first
+    problem: str = ""  # why there is no report
+    ended: str = ""  # how it had ended, if nothing was left to resume
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best epoch."""
+        return self.folder / "weights" / "best.safetensors"
 
     @property
     def val_chose_epoch(self) -> bool:
         """Whether val decided which epoch's weights are kept, which makes its own figures a little too good."""
         return self.val is not None and self.epochs > 1
 
-    @property
-    def weights(self) -> Path:
-        return self.folder / "weights" / "best.safetensors"
+    def facts(self) -> dict[str, Any]:
+        """The numbers, as `metrics.json` has them."""
+        scores = {name: None if it is None else vars(it) for name, it in (("val", self.val), ("test", self.test))}
+        counts = {"epochs": self.epochs, "best_epoch": self.best_epoch, "seconds": self.seconds}
+        return {**counts, **scores, "val_chose_epoch": self.val_chose_epoch}
 
-
-def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConfig, Dataset]:
-    """The whole config from what was said: a recipe, named or chosen from the data, and then the changes."""
-    changes = dict(changes)
-    name, said_data = changes.pop("recipe", None), changes.pop("data", "")
-    config = recipe(name) if name else TrainConfig()
-    sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
-    config = apply_changes(replace(config, data=data or said_data or config.data), sources)
-    check_start(_with_start(config, changes))
-    dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
-    if not name:
-        chosen = choose(dataset, changes.get("weights"))
-        source = config.source
-        if not dataset.made_split and "val_rate" not in changes:
-            source = replace(source, val_rate=chosen.source.val_rate)
-        config = replace(chosen, data=config.data, source=source)
-    config = _with_start(config, changes)
-    if config.start.train == "head":
-        config = _without_augmentation(config, changes)
-    if "batch_size" not in changes:
-        config = fit_batch_size(config, dataset, ranks.world_size)
-    return config, add_validation(dataset, config)
-
-
-def _with_start(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """The config with the changes; weights bring their own model."""
-    if changes.get("weights") is not None and "model" not in changes:
-        config = replace(config, start=replace(config.start, model=None))
-    if config.recipe == "linear":
-        changes = {"train": "head", **changes}
-    return apply_changes(config, changes)
-
-
-def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """The head learns from features of unchanged pictures; whoever asked for something else is told."""
-    config = replace(config, augment=Augment(flip_rate=0.0), start=replace(config.start, dropout=0.0, drop_path=0.0))
-    for name in ("dropout", "drop_path", *(field.name for field in fields(Augment))):
-        if name in changes and _find(apply_changes(config, {name: changes[name]}), name) != _find(config, name):
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(
-                f"the head alone learns from features of unchanged pictures; leave out {flag} {changes[name]}."
-            )
-    return config
-
-
-def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listener) -> tuple[Setup, Measured]:
-    """Decide what is decided by measuring: batch size, torch.compile, the epochs of a time budget."""
-    check_strategy(config, ranks.world_size)
-    setup = prepare_run(config, dataset)
-    if config.schedule.patience is not None and not setup.has_validation:
-        listener.said("no pictures to validate with: nothing stops early, and the last weights are kept")
-    if config.start.train == "head":
-        if config.machine.batch_size == "auto" or config.schedule.minutes is not None:
-            raise ConfigError("training the head alone takes a moment: say --batch-size and --epochs as numbers.")
-        check_batch_size(config.machine.batch_size, len(dataset.split("train")), ranks.world_size)
-        return setup, ranks.from_first(lambda: plan.measure_features(setup, ranks))
-
-    def decide(make: Any) -> None:
-        nonlocal setup
-        decided: dict[str, Any] = ranks.from_first(lambda: to_dict(make()))
-        setup = replace(setup, config=from_dict(TrainConfig, decided))
-
-    if config.machine.batch_size == "auto":
-        decide(lambda: plan.find_batch_size(setup, ranks, listener.said))
-    decide(lambda: plan.settle_compile(setup, ranks, listener.said))
-    measured = ranks.from_first(lambda: measure(setup, ranks))
-    decide(lambda: plan.fit_minutes(setup, measured, ranks, listener.said))
-    return setup, measured
+    def _repr_png_(self) -> bytes | None:
+        curves = self.folder / "results.png"
+        return curves.read_bytes() if curves.is_file() else None
 
 
 def write_start(setup: Setup, folder: Path) -> None:
@@ -168,14 +106,6 @@ def write_start(setup: Setup, folder: Path) -> None:
     with atomic_path(folder / CONFIG) as draft:  # last: a folder that has it is a run
         text = yaml.safe_dump(describe_config(setup.config), sort_keys=False, allow_unicode=True)
         draft.write_text(text, encoding="utf-8")
-
-
-def describe_config(config: TrainConfig) -> dict[str, Any]:
-    """The fields as a YAML file has them: with a time budget, the epochs are not one of them but follow from it."""
-    facts = to_dict(config)
-    if config.schedule.minutes is not None:
-        del facts["schedule"]["epochs"]
-    return facts
 
 
 def _save_jpeg(image: Image.Image, path: Path) -> None:
@@ -202,7 +132,7 @@ def _first_line(error: Exception) -> str:
 def describe_end(folder: Path, config: TrainConfig) -> str:
     """What a run that has nothing left to do came to; "" for one that can go on, or whose report is missing."""
     saved = checkpoint.list_checkpoints(folder / "weights" / "last")
-    if not saved or not (folder / "metrics.json").is_file() or not (folder / "report.html").is_file():
+    if not saved or not (folder / METRICS).is_file() or not (folder / REPORT).is_file():
         return ""
     progress = checkpoint.read_progress(saved[-1])
     epochs = config.schedule.epochs if progress.plan is None else progress.plan.epochs
@@ -216,7 +146,7 @@ def describe_end(folder: Path, config: TrainConfig) -> str:
 
 
 def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """A resumed run is the same run: flags may repeat what it has, and change only how it is carried out."""
+    """A resumed run is the same run: settings may repeat what it has, and change only how it is carried out."""
     allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
     config = replace(config, data=allowed.pop("data", config.data))
     for name, value in changes.items():
@@ -224,22 +154,16 @@ def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfi
             continue
         if name == "epochs" and config.schedule.minutes is not None:
             raise ConfigError(
-                f"--epochs {value} conflicts with the run, which has --minutes {config.schedule.minutes:g}; "
-                "leave it out to resume, or start a new run."
+                f"epochs={value} conflicts with the run, which has minutes={config.schedule.minutes:g}; "
+                "omit it to resume, or start a new run."
             )
-        old = config.recipe if name == "recipe" else _find(config, name)
-        same = value == old if name == "recipe" else _find(apply_changes(config, {name: value}), name) == old
+        old = config.recipe if name == "recipe" else read_field(config, name)
+        same = value == old if name == "recipe" else read_field(apply_changes(config, {name: value}), name) == old
         if not same:
-            flag = "--" + name.replace("_", "-")
             raise ConfigError(
-                f"{flag} {value} conflicts with the run, which has {old}; leave it out to resume, or start a new run."
+                f"{name}={value!r} conflicts with the run, which has {old!r}; omit it to resume, or start a new run."
             )
     return apply_changes(config, allowed)
-
-
-def _find(config: TrainConfig, name: str) -> Any:
-    parts = (config.start, config.optim, config.schedule, config.machine, config.augment, config.source)
-    return next(getattr(part, name) for part in parts if hasattr(part, name))
 
 
 def check_space(folder: Path, setup: Setup) -> None:
@@ -256,8 +180,11 @@ def check_space(folder: Path, setup: Setup) -> None:
         )
 
 
-def train(config: TrainConfig, folder: str | Path, listener: Listener | None = None) -> Outcome:
-    """Train in Python: `train(replace(recipe("digits"), …), "runs/mine")`. A folder with a begun run is continued."""
+def train(config: TrainConfig, folder: str | Path, listener: Listener | None = None) -> Run:
+    """Carry out a config in a folder, without a report; a begun run is continued.
+
+    What the config leaves at its defaults is its recipe's; without a recipe, one is chosen that suits the data.
+    """
     ranks = join_ranks(config.machine.device)
     folder, listener = Path(folder), listener or Listener()
     lock = RunLock()
@@ -266,9 +193,7 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
         if resume:
             setup = reopen(read_config(folder), folder, ranks, listener)
         else:
-            check_start(config)
-            dataset = ranks.in_turn(lambda: open_training_data(config))
-            setup, _ = settle(fit_batch_size(config, dataset, ranks.world_size), dataset, ranks, listener)
+            setup, _ = settle(*resolve("", ask_for(config), ranks), ranks, listener)
             ranks.from_first(lambda: begin(setup, folder, lock))
         return carry_out(setup, ranks, folder, listener, resume=resume)
     finally:
@@ -337,8 +262,8 @@ def _marked(folder: Path, name: str) -> bool:
     return marker.is_file() and marker.read_text(encoding="utf-8") == name
 
 
-def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> Outcome:
-    """Train to the end and show the result."""
+def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> Run:
+    """Train to the end and measure the result."""
     trainer = Trainer(setup, ranks, folder, listener)
     if resume:
         trainer.resume()
@@ -347,33 +272,75 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     if ranks.is_first:
         rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
         draw_curves(rows, folder / "results.png", f"{setup.dataset.name}, {setup.config.recipe}", rates)
-    val = test = None
+    val = None
     if setup.has_validation:
         val = Judgement(loss=progress.best_loss, accuracy=progress.best_accuracy, count=len(setup.dataset.split("val")))
-    if "test" in setup.dataset.splits:
-        test = judge_best(setup, ranks, folder)
-    outcome = Outcome(
+    measurement = measure_test(setup, ranks, folder, listener)
+    run = Run(
         folder=folder,
         epochs=progress.epoch,
         best_epoch=progress.best_epoch,
         seconds=progress.seconds,
         val=val,
-        test=test,
+        test=None if measurement is None else _judgement(measurement),
+        measurement=measurement,
     )
     if ranks.is_first:
-        facts = {"epochs": outcome.epochs, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
-        facts |= {name: None if it is None else vars(it) for name, it in (("val", val), ("test", test))}
-        facts["val_chose_epoch"] = outcome.val_chose_epoch
-        with atomic_path(folder / "metrics.json") as draft:
-            draft.write_text(json.dumps(facts, indent=2), encoding="utf-8")
+        with atomic_path(folder / METRICS) as draft:
+            draft.write_text(json.dumps(run.facts(), indent=2), encoding="utf-8")
         (folder / ELASTIC).unlink(missing_ok=True)
-    return outcome
+    return run
 
 
-def judge_best(setup: Setup, ranks: Ranks, folder: Path) -> Judgement:
-    """The kept weights, read back from their file, on the test split."""
+def measure_test(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Measurement | None:
+    """The kept weights, read back from their file, on the test split, by all ranks together; once, for the report too.
+
+    Pictures that cannot be read must not cost the run: then there is no measurement, and the reason is told.
+    """
+    if "test" not in setup.dataset.splits:
+        return None
     ranks.wait()
-    best = read_native(folder / "weights" / "best.safetensors").build().to(ranks.device)
-    config = replace(setup.config, machine=replace(setup.config.machine, compile="off"))
-    engine = make_engine(replace(setup, model=best, config=config), best, Ranks(device=ranks.device))
-    return judge(engine.score, plain_loader(setup, "test", ranks), ranks)
+    predictor = load(folder, device=ranks.device)
+    done, total = 0, len(setup.dataset.split("test"))
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done = min(done + count, total)
+        listener.prepared("test pictures measured", done, total)
+
+    try:
+        return measure(predictor, setup.dataset, "test", progress=advance)
+    except VitrailError as error:
+        listener.said(f"the test split could not be measured: {error}")
+        return None
+    finally:
+        listener.ended()
+
+
+def _judgement(measurement: Measurement) -> Judgement:
+    metrics = measurement.metrics
+    return Judgement(loss=metrics.nll, accuracy=metrics.top1.value, count=metrics.top1.total)
+
+
+def read_run(folder: Path) -> Run:
+    """A finished run, as its folder tells of it."""
+    try:
+        facts = parse_json(read_bytes(folder / METRICS, LARGEST))
+        return _finished(folder, facts)
+    except (ConfigError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{folder / METRICS} is damaged: {_first_line(error)}") from error
+
+
+def _finished(folder: Path, facts: dict[str, Any]) -> Run:
+    val, test = (None if facts.get(name) is None else from_dict(Judgement, facts[name]) for name in ("val", "test"))
+    report = folder / REPORT
+    return Run(
+        folder=folder,
+        epochs=facts["epochs"],
+        best_epoch=facts["best_epoch"],
+        seconds=facts["seconds"],
+        val=val,
+        test=test,
+        report=report if report.is_file() else None,
+        written=(report,) if report.is_file() else (),
+    )

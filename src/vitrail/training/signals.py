@@ -2,17 +2,18 @@
 
 import signal
 import threading
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from vitrail.errors import VitrailError
+from vitrail.errors import ResumableError
 
 
-class InterruptedRunError(VitrailError):
+class InterruptedRunError(ResumableError):
     """The run was asked to stop, and has saved itself."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__("interrupted")
+    def __init__(self, number: int, folder: Path) -> None:
+        super().__init__("the run was interrupted and has saved itself", folder)
         self.exit_code = 128 + number
 
 

@@ -11,14 +11,14 @@ from tests.prediction.conftest import CLASSES, write_tiny
 from vitrail.data import ArraySource, Dataset
 from vitrail.errors import ConfigError
 from vitrail.training import recipe
-from vitrail.training.choose import apply_changes
-from vitrail.training.setup import check_strategy, prepare_run
+from vitrail.training.building import check_strategy, prepare_run
+from vitrail.training.config import apply_changes
 from vitrail.weights.native import read_native
 
 
 @pytest.mark.parametrize(
     ("optimizer", "world_size", "message"),
-    [("muon", 2, "whole matrices"), ("muon", 1, "several ranks"), ("adamw", 1, "on one, use --strategy ddp")],
+    [("muon", 2, "whole matrices"), ("muon", 1, "several ranks"), ("adamw", 1, "on one, use strategy=")],
 )
 def test_what_cannot_be_spread_is_refused(optimizer: str, world_size: int, message: str) -> None:
     config = recipe("digits")

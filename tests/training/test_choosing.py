@@ -13,7 +13,8 @@ from vitrail.errors import ConfigError
 from vitrail.model import variants
 from vitrail.schema import from_dict, to_dict
 from vitrail.training import TrainConfig, recipe
-from vitrail.training.choose import apply_changes, choose, field_homes, flatten, typical_side, wants_weights
+from vitrail.training.choosing import choose, typical_side, wants_weights
+from vitrail.training.config import apply_changes, field_homes, flatten
 from vitrail.training.recipes import RECIPES
 
 
@@ -58,7 +59,7 @@ def test_every_recipe_is_sound(name: str) -> None:
     assert config.start.model is None or config.start.model in variants()
     documented = RECIPES[name].__doc__
     assert documented is not None
-    assert documented.startswith(("`vitrail ", "`torchrun ")), "a recipe opens with its command"
+    assert documented.startswith("`vitrail."), "a recipe opens with its call"
 
 
 def test_unknown_recipes_are_corrected() -> None:

@@ -5,21 +5,26 @@ import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.data import Batch, Loader, LoaderConfig
+from vitrail.data import Batch, Dataset, Loader, LoaderConfig
 from vitrail.errors import ConfigError
 from vitrail.ranks import Ranks
+from vitrail.schema import from_dict, to_dict
 from vitrail.training.budget import Pace, fitting_epochs, pictures_at_the_end
-from vitrail.training.config import TrainConfig
+from vitrail.training.building import Setup, check_strategy, prepare_run, training_loader
+from vitrail.training.config import TrainConfig, describe_config
 from vitrail.training.engines import compiled, make_engine, pick_precision
+from vitrail.training.features import check_batch_size
 from vitrail.training.gradients import Lanes, Plain
+from vitrail.training.listener import Listener, Plan
 from vitrail.training.memory import peak_memory, total_memory
+from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, start_state
 from vitrail.training.recipes import RECIPES
-from vitrail.training.setup import Setup, training_loader
 
 WARM, TIMED = 1, 3  # batches
 SMALLEST, LARGEST = 16, 1024  # of the batch sizes that are tried
@@ -47,11 +52,56 @@ class Measured:
         return self.images / self.seconds
 
 
+def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listener) -> tuple[Setup, Measured]:
+    """Decide what is decided by measuring: batch size, torch.compile, the epochs of a time budget."""
+    check_strategy(config, ranks.world_size)
+    setup = prepare_run(config, dataset)
+    if config.schedule.patience is not None and not setup.has_validation:
+        listener.said("no pictures to validate with: nothing stops early, and the last weights are kept")
+    if config.start.train == "head":
+        if config.machine.batch_size == "auto" or config.schedule.minutes is not None:
+            raise ConfigError("training only the head takes a moment: pass numbers as batch_size= and epochs=.")
+        check_batch_size(config.machine.batch_size, len(dataset.split("train")), ranks.world_size)
+        return setup, ranks.from_first(lambda: measure_features(setup, ranks))
+
+    def decide(make: Callable[[], TrainConfig]) -> None:
+        nonlocal setup
+        decided: dict[str, Any] = ranks.from_first(lambda: to_dict(make()))
+        setup = replace(setup, config=from_dict(TrainConfig, decided))
+
+    if config.machine.batch_size == "auto":
+        decide(lambda: find_batch_size(setup, ranks, listener.said))
+    decide(lambda: settle_compile(setup, ranks, listener.said))
+    measured = ranks.from_first(lambda: measure(setup, ranks))
+    decide(lambda: fit_minutes(setup, measured, ranks, listener.said))
+    return setup, measured
+
+
+def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
+    """The facts that a person wants to see before hours of work."""
+    config = setup.config
+    return Plan(
+        data=setup.dataset.name,
+        classes=len(setup.dataset.classes),
+        pictures={name: len(source) for name, source in setup.dataset.splits.items()},
+        recipe=config.recipe,
+        model=config.start.model or config.start.weights or "",
+        parameters=sum(parameter.numel() for parameter in setup.model.parameters()),
+        image_size=setup.model.config.image_size,
+        device=str(ranks.device),
+        ranks=ranks.world_size,
+        epochs=config.schedule.epochs,
+        minutes=run_seconds(setup, measured, ranks.world_size) / 60,
+        memory_mb=round(measured.peak_bytes / 2**20),
+        config=describe_config(config),
+    )
+
+
 def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> Measured:
     """Time this rank's part of a few real batches through the gradient, and leave everything as it was."""
     model = setup.model.to(ranks.device)
     model.train()
-    engine = engine or make_engine(setup, model, ranks)
+    engine = engine or make_engine(setup, model, make_objective(setup), ranks)
     size = setup.config.machine.batch_size
     assert isinstance(size, int)
     part = replace(setup, config=_with_batch(setup.config, max(size // ranks.world_size, 1)))
@@ -60,12 +110,12 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
         seconds, images = _time_batches(
             training_loader(part, Ranks(device=ranks.device)),
             ranks.device,
-            lambda images, targets: engine.accumulate(images, targets, 0.0),
+            engine.accumulate,
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"a batch of {size} does not fit into the memory of {ranks.device}; lower --micro-batch (or --batch-size), "
-            "or use --recompute."
+            f"a batch of {size} does not fit into the memory of {ranks.device}; lower micro_batch= (or batch_size=), "
+            "or pass recompute=True."
         ) from error
     finally:
         model.zero_grad(set_to_none=True)
@@ -80,7 +130,7 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
 
 
 def measure_features(setup: Setup, ranks: Ranks) -> Measured:
-    """Time the features of a few pictures, which is nearly all that training the head alone takes."""
+    """Time the features of a few pictures, which is nearly all that training only the head takes."""
     model = setup.model.to(ranks.device).eval()
     options = LoaderConfig(batch_size=FEW, workers=setup.config.machine.workers)
     loader = Loader(setup.dataset, "train", setup.preprocess, options)
@@ -139,7 +189,7 @@ def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
 
 
 def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
-    """All epochs; of training the head alone, the features, beside which epochs are nothing."""
+    """All epochs; of training only the head, the features, beside which epochs are nothing."""
     config, splits = setup.config, setup.dataset.splits
     if config.start.train == "all":
         return config.schedule.epochs * epoch_seconds(setup, measured, world_size)
@@ -148,7 +198,7 @@ def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
 
 
 def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> TrainConfig:
-    """As many epochs as the time budget seems to hold; `train/budget.py` revises that on the way."""
+    """As many epochs as the time budget seems to hold; `training/budget.py` revises that on the way."""
     config = setup.config
     minutes = config.schedule.minutes
     if minutes is None:
@@ -185,7 +235,9 @@ def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
             break
         size *= 2
     if best is None:
-        raise ConfigError(f"not even a batch of {SMALLEST} fits into memory; choose a smaller model or --recompute.")
+        raise ConfigError(
+            f"not even a batch of {SMALLEST} fits into memory; choose a smaller model, or pass recompute=True."
+        )
     chosen = best[0] * ranks.world_size
     factor = chosen / usual if config.optim.optimizer == "sgd" else (chosen / usual) ** 0.5
     optim = replace(config.optim, lr=config.optim.lr * factor, muon_lr=config.optim.muon_lr * factor)
@@ -213,7 +265,7 @@ def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
     try:
         precision = pick_precision(machine.precision, ranks.device)
         module: nn.Module = setup.model
-        engine = Plain(module, compiled(module), machine.micro_batch, precision)
+        engine = Plain(module, compiled(module), make_objective(setup), machine.micro_batch, precision)
         with_compile = measure(plain, ranks, engine)
     except ConfigError:
         raise

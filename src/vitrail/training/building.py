@@ -42,6 +42,7 @@ class Setup:
 def check_start(config: TrainConfig) -> None:
     """Raise for what cannot work whatever the pictures are: names of models, weights and files come before the data."""
     start = config.start
+    _require_weights(config)
     if start.weights is not None:
         check_source(start.weights)
         if start.classes is not None:
@@ -50,16 +51,25 @@ def check_start(config: TrainConfig) -> None:
         model = variant(start.model)
         if start.image_size is not None:
             replace(model, image_size=start.image_size)
-    elif config.recipe:
-        raise ConfigError(f"the recipe {config.recipe!r} starts from weights; name them with --weights.")
     if config.data:
         check_where(config.data)
+
+
+def _require_weights(config: TrainConfig, *, model: bool = False) -> None:
+    """Refuse a start from nothing where weights are needed, or (once the recipe is chosen) where there is no model."""
+    start = config.start
+    if start.weights is not None:
+        return
+    if start.train == "head":
+        raise ConfigError("training only the head needs pretrained weights; pass weights=.")
+    if start.model is None and (model or config.recipe):
+        raise ConfigError(f"the recipe {config.recipe!r} starts from pretrained weights; pass weights=.")
 
 
 def open_training_data(config: TrainConfig, *, validation: bool = True) -> Dataset:
     """The data, with a validation split if asked for."""
     if not config.data:
-        raise ConfigError("say what to train on: a folder of class folders, a table, or a name such as digits.")
+        raise ConfigError("pass what to train on: a folder of class folders, a table, or a name such as digits.")
     dataset = open_data(config.data, config.source)
     return add_validation(dataset, config) if validation else dataset
 
@@ -77,8 +87,8 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
     start = config.start
     if start.weights is not None:
         return _from_weights(config, dataset)
-    if start.model is None:
-        raise ConfigError(f"the recipe {config.recipe!r} starts from weights; name them with --weights.")
+    _require_weights(config, model=True)
+    assert start.model is not None
     source = dataset.split("train")
     channels = source.images.shape[1] if isinstance(source, ArraySource) else 3
     model_config = variant(start.model, num_classes=len(dataset.classes), channels=channels)
@@ -127,11 +137,11 @@ def check_strategy(config: TrainConfig, world_size: int) -> None:
         return
     if world_size == 1:
         raise ConfigError(
-            "--strategy fsdp needs several ranks (torchrun --nproc-per-node N -m vitrail train …); "
-            "on one, use --strategy ddp, with which a run that began with fsdp can also be resumed."
+            'strategy="fsdp" needs several ranks, which torchrun starts; on one, use strategy="ddp", '
+            "with which a run that began with fsdp can also be resumed."
         )
     if config.optim.optimizer == "muon":
-        raise ConfigError("muon needs whole matrices; use --strategy ddp, or --optimizer adamw with fsdp.")
+        raise ConfigError('muon needs whole matrices; use strategy="ddp", or optimizer="adamw" with fsdp.')
 
 
 def training_loader(setup: Setup, ranks: Ranks) -> Loader:

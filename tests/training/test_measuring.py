@@ -9,10 +9,10 @@ import torch
 
 from vitrail.errors import ConfigError
 from vitrail.ranks import Ranks
-from vitrail.training import plan
+from vitrail.training import measuring
+from vitrail.training.building import Setup
 from vitrail.training.gradients import Plain
-from vitrail.training.plan import Measured, epoch_seconds, find_batch_size, fit_minutes, measure, settle_compile
-from vitrail.training.setup import Setup
+from vitrail.training.measuring import Measured, epoch_seconds, find_batch_size, fit_minutes, measure, settle_compile
 
 ALONE = Ranks()
 
@@ -38,7 +38,7 @@ def test_time_to_compile_is_not_the_time_of_a_step(make_setup: Callable[..., Set
             time.sleep(0.02 if len(calls) > 1 else 0.3)
             return torch.zeros(())
 
-    monkeypatch.setattr(plan, "PATIENCE", 0.2)
+    monkeypatch.setattr(measuring, "PATIENCE", 0.2)
     setup = make_setup()
     measured = measure(setup, ALONE, Compiled(setup.model, setup.model, None, "float32"))
     assert len(calls) > 1
@@ -70,7 +70,7 @@ def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callabl
         tried.append(size)
         return Measured(seconds=size / speeds[size], images=size, peak_bytes=0)
 
-    monkeypatch.setattr(plan, "measure", fake)
+    monkeypatch.setattr(measuring, "measure", fake)
     said: list[str] = []
     chosen = find_batch_size(make_setup(batch_size="auto"), ALONE, said.append)
     assert tried == [16, 32]  # 256 pictures: a larger batch would leave fewer than eight steps
@@ -85,7 +85,7 @@ def test_memory_that_runs_out_ends_the_search(make_setup: Callable[..., Setup], 
             raise ConfigError("does not fit into the memory")
         return Measured(seconds=1.0, images=16, peak_bytes=0)
 
-    monkeypatch.setattr(plan, "measure", fake)
+    monkeypatch.setattr(measuring, "measure", fake)
     assert find_batch_size(make_setup(batch_size="auto"), ALONE, lambda _: None).machine.batch_size == 16
 
 
@@ -97,16 +97,16 @@ def test_a_compiler_that_fails_is_no_obstacle(asked: str, make_setup: Callable[.
 
         return forward
 
-    monkeypatch.setattr(plan, "compiled", broken)
+    monkeypatch.setattr(measuring, "compiled", broken)
     said: list[str] = []
     assert settle_compile(make_setup(compile=asked), ALONE, said.append).machine.compile == "off"
     assert said[1:] == ["torch.compile does not work here (no C++ compiler found); going on without it"]
 
 
 def test_a_compiler_that_does_not_pay_is_left_out(make_setup: Callable[..., Setup], monkeypatch) -> None:
-    monkeypatch.setattr(plan, "compiled", lambda module: module)
+    monkeypatch.setattr(measuring, "compiled", lambda module: module)
     speeds = iter([100.0, 100.0, 130.0, 100.0])
-    monkeypatch.setattr(plan, "measure", lambda *_: Measured(seconds=64 / next(speeds), images=64, peak_bytes=0))
+    monkeypatch.setattr(measuring, "measure", lambda *_: Measured(seconds=64 / next(speeds), images=64, peak_bytes=0))
     said: list[str] = []
     assert settle_compile(make_setup(compile="auto"), ALONE, said.append).machine.compile == "off"
     assert settle_compile(make_setup(compile="auto"), ALONE, said.append).machine.compile == "on"

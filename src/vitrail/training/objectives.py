@@ -1,0 +1,155 @@
+"""What a run is for. The loop asks an `Objective` for its batches, the loss and the score of a batch, what counts as
+better and what as diverged, and knows nothing else about it.
+
+A new kind of training is a class here and a line in `make_objective`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.ranks import Ranks
+from vitrail.training.batches import Batches
+from vitrail.training.building import Setup, plain_loader, training_loader
+from vitrail.training.curves import is_better
+from vitrail.training.features import feature_loader
+from vitrail.training.gradients import Forward, Scores
+from vitrail.training.judging import Judgement
+from vitrail.training.listener import Listener
+from vitrail.training.state import Progress
+
+RISEN = 2.0  # times the lowest training loss so far: more is a loss that runs away,
+ABOVE_CHANCE = 1.5  # unless it is still below this many times what guessing costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(ABC):
+    """What is learnt, from what, and how that is judged."""
+
+    setup: Setup
+    can_be_sharded: bool = True  # over the ranks, with FSDP
+    keeps_only_trained: bool = False  # resumable checkpoints hold only the weights that are trained
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """What is trained."""
+
+    @property
+    @abstractmethod
+    def forward(self) -> Forward:
+        """Inputs of a batch → outputs, for evaluation."""
+
+    @abstractmethod
+    def training_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+        """Shuffled batches of this rank."""
+
+    @abstractmethod
+    def validation_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+        """Every sample of the validation split once; this rank's part."""
+
+    @abstractmethod
+    def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """An input and a target of the right shapes, for a rank that has none but must take part."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of some outputs, which is made smaller."""
+
+    @abstractmethod
+    def score(self, outputs: Tensor, targets: Tensor) -> Scores:
+        """What evaluation adds up over a split."""
+
+    @abstractmethod
+    def has_diverged(self, loss: float, lowest: float) -> bool:
+        """Whether an epoch's training loss has run away, `lowest` being the lowest before."""
+
+    @abstractmethod
+    def improves(self, judged: Judgement, progress: Progress) -> bool:
+        """Whether the run still gets somewhere: what patience waits for."""
+
+    @abstractmethod
+    def is_better(self, judged: Judgement, progress: Progress) -> bool:
+        """Whether these weights take the place of the best so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(Objective):
+    """Pictures and their classes: labels, or shares of the classes where pictures are mixed."""
+
+    @property
+    def module(self) -> nn.Module:
+        return self.setup.model
+
+    @property
+    def forward(self) -> Forward:
+        return self.setup.model
+
+    def training_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+        return training_loader(self.setup, ranks)
+
+    def validation_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+        return plain_loader(self.setup, "val", ranks)
+
+    def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        config = self.setup.model.config
+        images = torch.zeros((1, config.channels, *config.image_size), device=device)
+        return images, torch.zeros(1, dtype=torch.long, device=device)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, label_smoothing=self.setup.config.optim.label_smoothing)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Scores:
+        return count(outputs, targets)
+
+    def has_diverged(self, loss: float, lowest: float) -> bool:
+        chance = math.log(len(self.setup.dataset.classes))
+        return not loss <= max(RISEN * lowest, ABOVE_CHANCE * chance)  # so that NaN counts too
+
+    def improves(self, judged: Judgement, progress: Progress) -> bool:
+        return judged.accuracy > progress.best_accuracy or judged.loss < progress.lowest_val_loss
+
+    def is_better(self, judged: Judgement, progress: Progress) -> bool:
+        return is_better(judged.accuracy, judged.loss, progress.best_accuracy, progress.lowest_val_loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOnFeatures(Classification):
+    """Only the head, on features of unchanged pictures that are computed once."""
+
+    can_be_sharded: bool = False
+    keeps_only_trained: bool = True
+
+    @property
+    def module(self) -> nn.Module:
+        assert self.setup.model.head is not None
+        return self.setup.model.head
+
+    @property
+    def forward(self) -> Forward:
+        return self.setup.model.classify
+
+    def training_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+        return feature_loader(self.setup, "train", ranks, listener)
+
+    def validation_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+        return feature_loader(self.setup, "val", ranks, listener)
+
+    def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        features = torch.zeros((1, self.setup.model.config.width), device=device)
+        return features, torch.zeros(1, dtype=torch.long, device=device)
+
+
+def make_objective(setup: Setup) -> Objective:
+    """The one that a config asks for."""
+    return HeadOnFeatures(setup=setup) if setup.config.start.train == "head" else Classification(setup=setup)
+
+
+def count(logits: Tensor, targets: Tensor) -> Scores:
+    """Summed loss and correct answers of some logits."""
+    loss = F.cross_entropy(logits, targets, reduction="none").cpu().double().sum()  # not every device has float64
+    return Scores(float(loss), int((logits.argmax(dim=1) == targets).sum()))

@@ -1,0 +1,299 @@
+"""`vitrail.train`, `resume`, `plan` and `demo`: from a folder of pictures to a model and its report."""
+
+import os
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.data import Dataset
+from vitrail.data.check.record import RECORD, CheckRecord, sum_up, write_record
+from vitrail.data.check.report import check_data
+from vitrail.errors import ConfigError, ResumableError, suggest
+from vitrail.folders import check_run_folder, new_run_folder
+from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
+from vitrail.ranks import Ranks, join_ranks, leave_ranks
+from vitrail.reading import read_yaml
+from vitrail.report.runs import report_on_run
+from vitrail.training import recipes
+from vitrail.training.building import Setup
+from vitrail.training.choosing import ask_for, resolve, wants_weights
+from vitrail.training.config import TrainConfig, combine_changes, field_homes, flatten
+from vitrail.training.display import Display
+from vitrail.training.listener import Listener, Listeners, Plan
+from vitrail.training.lock import RunLock, refuse_locked
+from vitrail.training.measuring import Measured, describe_plan, settle
+from vitrail.training.run import (
+    CONFIG,
+    Run,
+    begin,
+    carry_out,
+    describe_end,
+    find_begun,
+    read_config,
+    read_run,
+    refuse_conflicts,
+    reopen,
+    take_begun,
+)
+from vitrail.training.signals import InterruptedRunError
+from vitrail.training.tensorboard import TensorBoard, require_tensorboard
+from vitrail.wording import counted, reason
+
+PRETRAINED = "hf://google/vit-base-patch16-224-in21k"
+PREFLIGHT_LIMIT = 20_000  # pictures: larger sets are not checked before training
+BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what a person opens after the report
+
+
+def train(
+    data: str | Path = "",
+    *,
+    recipe: str | None = None,
+    config: str | Path | TrainConfig | None = None,
+    out: str | Path | None = None,
+    check: bool = True,
+    track: bool = False,
+    progress: bool | Listener = False,
+    **settings: Any,
+) -> Run:
+    """Train or fine-tune on pictures, measure the result and write its report.
+
+    By default the model and the recipe are chosen to suit the pictures. Every setting can be passed by its name:
+    those of `Start`, `Optim`, `Schedule`, `Machine`, `Augment` and `DataConfig`, such as `weights=`, `lr=`, `epochs=`.
+
+    Args:
+        data: a folder of class folders, a table, shards, or a name such as "digits" or "cifar10".
+        recipe: the name of a recipe, instead of a chosen one.
+        config: a YAML file, such as the config.yaml of another run, or a `TrainConfig`; settings beat it.
+        out: the folder to write to; by default the next free runs/train-N.
+        check: look for damaged pictures, leakage between splits and imbalance first.
+        track: write TensorBoard's files too.
+        progress: show the run, or pass a `Listener` of your own.
+    """
+    changes = _read_changes("train", recipe, config, settings)
+    return _start(str(data), changes, out, "train", check=check, track=track, progress=progress)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    config: str | Path | TrainConfig | None = None,
+    track: bool = False,
+    progress: bool | Listener = False,
+    **settings: Any,
+) -> Run:
+    """Continue a run in its folder, to the same bits as if it had not been stopped; a finished one is returned.
+
+    Settings may repeat what the run has, and change only how it is carried out or where things are now: `workers=`,
+    `device=`, `data=`, `weights=`, …
+    """
+    changes = _read_changes("resume", None, config, settings)
+    changes.setdefault("device", read_config(Path(folder)).machine.device)
+    if track:
+        require_tensorboard()
+    return _continue(Path(folder), changes, join_ranks(str(changes["device"])), track=track, progress=progress)
+
+
+def plan(
+    data: str | Path = "",
+    *,
+    recipe: str | None = None,
+    config: str | Path | TrainConfig | None = None,
+    out: str | Path | None = None,
+    check: bool = True,
+    progress: bool | Listener = False,
+    **settings: Any,
+) -> Plan:
+    """What `train` would do with these arguments: the whole config, parameters, memory and time; nothing is written."""
+    changes = _read_changes("plan", recipe, config, settings)
+    ranks = join_ranks(str(changes.get("device", "auto")))
+    _refuse_out(out, ranks)
+    setup, measured, _ = _prepare(str(data), changes, ranks, _listen(progress, ranks), check=check, progress=progress)
+    leave_ranks()
+    return describe_plan(setup, measured, ranks)
+
+
+def demo(*, out: str | Path | None = None, progress: bool | Listener = False) -> Run:
+    """Train a small ViT on the handwritten digits that come with scikit-learn."""
+    changes = ask_for(recipes.recipe("digits"))
+    return _start("", changes, out, "demo", check=False, track=False, progress=progress)
+
+
+def _start(
+    data: str,
+    changes: dict[str, Any],
+    out: str | Path | None,
+    name: str,
+    *,
+    check: bool,
+    track: bool,
+    progress: bool | Listener,
+) -> Run:
+    """A new run; or the one that torchrun began with the same arguments, before a process of it was lost."""
+    if track:
+        require_tensorboard()
+    ranks = join_ranks(str(changes.get("device", "auto")))
+    folder = None if out is None else Path(out)
+    if (begun := find_begun(folder, Path("runs"), ranks)) is not None:
+        return _continue(begun, {}, ranks, track=track, progress=progress)
+    _refuse_out(out, ranks)
+    listener = _listen(progress, ranks)
+    setup, measured, checked = _prepare(data, changes, ranks, listener, check=check, progress=progress)
+    listener.decided(describe_plan(setup, measured, ranks))
+    with _locked() as lock:
+        made = ranks.from_first(lambda: _make_folder(setup, folder, lock, name, checked))
+        return _carry_out(setup, ranks, made, listener, track=track, progress=progress, resume=False)
+
+
+def _continue(folder: Path, changes: dict[str, Any], ranks: Ranks, *, track: bool, progress: bool | Listener) -> Run:
+    listener = _listen(progress, ranks)
+    with _locked() as lock:
+        ranks.from_first(lambda: take_begun(folder, lock))
+        config = refuse_conflicts(read_config(folder), changes)
+        if ended := describe_end(folder, config):
+            leave_ranks()
+            return replace(read_run(folder), ended=ended)
+        setup = reopen(config, folder, ranks, listener)
+        return _carry_out(setup, ranks, folder, listener, track=track, progress=progress, resume=True)
+
+
+def _carry_out(
+    setup: Setup,
+    ranks: Ranks,
+    folder: Path,
+    listener: Listener,
+    *,
+    track: bool,
+    progress: bool | Listener,
+    resume: bool,
+) -> Run:
+    listener.opened(folder, resume=resume)
+    if track and ranks.is_first:
+        listener = Listeners([listener, TensorBoard(folder)])
+    try:
+        run = carry_out(setup, ranks, folder, listener, resume=resume)
+        leave_ranks()  # not after an error: other ranks may be waiting, and torchrun ends them when this one ends
+        return write_reports(run, setup.dataset, str(ranks.device), progress) if ranks.is_first else run
+    except InterruptedRunError:
+        leave_ranks()
+        raise
+    except OSError as error:
+        if "No space left" not in str(error):
+            raise
+        raise ResumableError(f"{reason(error)}; what was saved before is whole: make room", folder) from error
+
+
+def _read_changes(
+    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything that was asked for, by the names of the settings."""
+    known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
+    for name in settings:
+        if name not in known:
+            own = ("recipe", "config", "out", "check", "track", "progress")
+            raise ConfigError(f"{verb} has no setting {name!r}; {suggest(name, [*known, *own])}")
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    if isinstance(config, TrainConfig):
+        changes = combine_changes(ask_for(config), given)
+    else:
+        file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
+        changes = combine_changes(file, given)
+    return changes | ({"recipe": recipe} if recipe else {})
+
+
+def _listen(progress: bool | Listener, ranks: Ranks) -> Listener:
+    """Who hears of the run: of several ranks, only the first one's listener."""
+    if isinstance(progress, Listener):
+        return progress if ranks.is_first else Listener()
+    shown = progress and ranks.is_first
+    return Display(SteadyConsole(stderr=True, highlight=False, soft_wrap=True)) if shown else Listener()
+
+
+def _bars(progress: bool | Listener) -> Progress:
+    return silent if progress is False else progress_bar
+
+
+def _prepare(
+    data: str, changes: dict[str, Any], ranks: Ranks, listener: Listener, *, check: bool, progress: bool | Listener
+) -> tuple[Setup, Measured, CheckRecord | None]:
+    """The data opened and checked, the model built, and what is decided by measuring."""
+    config, dataset = resolve(data, changes, ranks)
+    checked = None
+    if check:
+        checked = ranks.from_first(lambda: _check(dataset, config.data, listener, _bars(progress)))
+    if wants_weights(config, dataset):
+        listener.said(
+            f"training from scratch on {counted(len(dataset.split('train')), 'photograph')}; pretrained weights are "
+            f'usually far more accurate: add weights="{PRETRAINED}"'
+        )
+    return *settle(config, dataset, ranks, listener), checked
+
+
+def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> CheckRecord | None:
+    """What is wrong with the data, before hours are spent on them; None if they are too many to look at."""
+    total = sum(len(source) for source in dataset.splits.values())
+    if total > PREFLIGHT_LIMIT:
+        listener.said(f"{counted(total, 'picture')} are not checked one by one; vitrail data check {data} does")
+        return None
+    with bars("checking pictures", total) as advance:
+        report = check_data(dataset, os.cpu_count() or 1, advance)
+    if report.exit_code == 2:
+        raise ConfigError(f"too many pictures of {data} cannot be read; see vitrail data check.")
+    listener.checked([(item, count) for item, count in report.summary() if item.severity != "note"], data)
+    return sum_up(report)
+
+
+def _refuse_out(out: str | Path | None, ranks: Ranks) -> None:
+    """Refuse a folder that cannot be written into, or holds a run already, before there is work to lose."""
+
+    def refuse() -> None:
+        folder = None if out is None else Path(out)
+        _refuse_begun(folder)
+        check_run_folder(folder)
+
+    ranks.from_first(refuse)
+
+
+def _refuse_begun(out: Path | None) -> None:
+    if out is not None:
+        refuse_locked(out)
+    if out is not None and (out / CONFIG).exists():
+        raise ResumableError(f"{out} holds a run already; choose another out= for a new one", out)
+
+
+def _make_folder(setup: Setup, out: Path | None, lock: RunLock, name: str, checked: CheckRecord | None) -> Path:
+    """A new run folder with what the run is and what is known about its data, which nobody else may write into."""
+    _refuse_begun(out)
+    folder = new_run_folder(name, out)
+    begin(setup, folder, lock)
+    if checked is not None:
+        write_record(checked, folder / RECORD)
+    return folder
+
+
+@contextmanager
+def _locked() -> Generator[RunLock]:
+    lock = RunLock()
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def write_reports(run: Run, dataset: Dataset, device: str, progress: bool | Listener = False) -> Run:
+    """The run with its report, the figures beside it; what goes wrong there must not cost the run, and is told."""
+    try:
+        with working("writing the report", speaks=progress is not False):
+            pages = report_on_run(run.folder, dataset, device, measurement=run.measurement, progress=_bars(progress))
+    except Exception as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(progress, bool):  # a listener's owner looks at the result
+            warnings.warn(f"no report: {problem} (the model is in {run.best})", RuntimeWarning, stacklevel=2)
+        return replace(run, problem=problem, written=_beside(run, []))
+    return replace(run, report=pages[0], written=_beside(run, pages))
+
+
+def _beside(run: Run, pages: list[Path]) -> tuple[Path, ...]:
+    return (*pages[:1], run.best, *pages[1:], *(run.folder / name for name in BESIDE))
