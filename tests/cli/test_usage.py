@@ -36,6 +36,7 @@ def test_the_flags_of_a_verb() -> None:
     assert flags_of(build_app(), []) == set()
 
 
+COMMANDS = Path("report") / "commands.py"  # builds the commands that a report tells its reader to type
 FLAG = re.compile(r"(?:^|\s)--[a-z]")
 
 
@@ -44,7 +45,7 @@ def test_no_message_of_the_library_speaks_of_flags() -> None:
     root = Path(vitrail.__file__).parent
     found: list[str] = []
     for path in root.rglob("*.py"):
-        if path.relative_to(root).parts[0] in ("cli", "__main__.py"):
+        if path.relative_to(root).parts[0] in ("cli", "__main__.py") or path.relative_to(root) == COMMANDS:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]

@@ -1,14 +1,12 @@
 """The settings that verbs on data share: the fields of `DataConfig` as keyword arguments, and where to write."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
 from vitrail.data.config import DataConfig
-from vitrail.errors import ConfigError, suggest
 from vitrail.schema import from_dict, to_dict
+from vitrail.verbs.settings import check_settings
 
 Out = str | Path | Callable[[], Path] | None  # the folder to write to, or what makes one when there is something
 
@@ -17,11 +15,7 @@ _USUAL = DataConfig()
 
 def read_data_settings(verb: Callable[..., Any], settings: Mapping[str, Any]) -> DataConfig:
     """The settings as a config; a name that neither it nor the verb has is an error."""
-    known = {field.name for field in fields(DataConfig)}
-    arguments = {name for name, each in signature(verb).parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {suggest(name, known | arguments)}")
+    check_settings(verb, settings, DataConfig)
     return from_dict(DataConfig, settings)
 
 

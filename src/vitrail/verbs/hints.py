@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from inspect import Parameter, signature
 from typing import Any
 
-from vitrail.errors import ConfigError, suggest
+from vitrail.errors import ConfigError
 from vitrail.model.config import Pair
+from vitrail.verbs.settings import check_settings
 from vitrail.weights.infer import Hints
 
 Size = int | str | Pair  # 384, (224, 320) as height and width, or "224x320"
@@ -15,11 +14,7 @@ Size = int | str | Pair  # 384, (224, 320) as height and width, or "224x320"
 
 def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:
     """The hints among the settings of a verb; a name that is neither a hint nor an argument of it is an error."""
-    hints = {field.name for field in fields(Hints)}
-    arguments = {name for name, each in signature(verb).parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
-    for name in settings:
-        if name not in hints:
-            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {suggest(name, hints | arguments)}")
+    check_settings(verb, settings, Hints)
     values: dict[str, Any] = {**settings, "image_size": read_size(settings.get("image_size"), "image_size")}
     return Hints(**values)
 
