@@ -101,7 +101,7 @@ def test_training_speaks_within_an_epoch() -> None:
     display.finished_epoch(ROW, is_best=False)
     display.ended()
     lines = file.getvalue()
-    assert "train features: 3 of 4 batches (0 s)\n" in lines
+    assert "train features: 3 of 4 (0 s)\n" in lines
     assert "training: step 7 of 100, loss 1.250, 321 images/s (0 s)\n" in lines
     time.sleep(0.1)
     assert file.getvalue() == lines

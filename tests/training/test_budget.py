@@ -190,8 +190,8 @@ def test_the_config_holds_the_minutes_and_not_the_epochs_that_follow(tmp_path: P
     assert facts["schedule"]["minutes"] == 3.0
     assert "epochs" not in facts["schedule"]
     json.dumps(facts)
-    with pytest.raises(ConfigError, match="conflicts with the run, which has --minutes 3"):
+    with pytest.raises(ConfigError, match="conflicts with the run, which has minutes=3"):
         refuse_conflicts(config, {"epochs": 5})
     assert refuse_conflicts(config, {"minutes": 3}) == config
-    with pytest.raises(ConfigError, match="--minutes 4 conflicts"):
+    with pytest.raises(ConfigError, match="minutes=4 conflicts"):
         refuse_conflicts(config, {"minutes": 4})

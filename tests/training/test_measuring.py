@@ -13,6 +13,7 @@ from vitrail.training import measuring
 from vitrail.training.building import Setup
 from vitrail.training.gradients import Plain
 from vitrail.training.measuring import Measured, epoch_seconds, find_batch_size, fit_minutes, measure, settle_compile
+from vitrail.training.objectives import make_objective
 
 ALONE = Ranks()
 
@@ -33,14 +34,14 @@ def test_time_to_compile_is_not_the_time_of_a_step(make_setup: Callable[..., Set
     calls: list[int] = []
 
     class Compiled(Plain):
-        def accumulate(self, inputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+        def accumulate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             calls.append(len(inputs))
             time.sleep(0.02 if len(calls) > 1 else 0.3)
             return torch.zeros(())
 
     monkeypatch.setattr(measuring, "PATIENCE", 0.2)
     setup = make_setup()
-    measured = measure(setup, ALONE, Compiled(setup.model, setup.model, None, "float32"))
+    measured = measure(setup, ALONE, Compiled(setup.model, setup.model, make_objective(setup), None, "float32"))
     assert len(calls) > 1
     assert 0.02 <= measured.seconds < 0.2
 

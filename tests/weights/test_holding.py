@@ -17,7 +17,7 @@ from weights_fixtures import FITTING
 
 @dataclass(frozen=True, kw_only=True)
 class GrownBlock(BlockConfig):
-    mlp: Literal["plain", "gated"] = "plain"
+    residual: Literal["plain", "gated"] = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ def test_an_option_that_the_model_gets_is_refused_by_name_until_a_format_holds_i
     assert FORMATS[name].refusals(replace(config, twist=2)) == ["its twist is always 0, here it is 2"]
     block = {field.name: getattr(config.block, field.name) for field in fields(config.block)}
     assert FORMATS[name].refusals(replace(config, block=GrownBlock(**block))) == []
-    gated = replace(config, block=GrownBlock(**block, mlp="gated"))
-    assert FORMATS[name].refusals(gated) == ["its block.mlp is always 'plain', here it is 'gated'"]
+    gated = replace(config, block=GrownBlock(**block, residual="gated"))
+    assert FORMATS[name].refusals(gated) == ["its block.residual is always 'plain', here it is 'gated'"]
     turned = replace(config.positions)
     object.__setattr__(turned, "kind", "rope")
     assert "its positions are learned" in FORMATS[name].refusals(_with(config, positions=turned))
