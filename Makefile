@@ -8,8 +8,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
 	$(BIN)/vitrail demo
 
+# Two workers share the cores: threads that wait for work must not spin meanwhile.
 test: check  ## lint, types, then every test
-	$(BIN)/python -m pytest -n auto
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist worksteal
 
 check: .venv/dev.stamp  ## ruff and pyright
 	$(BIN)/ruff check .

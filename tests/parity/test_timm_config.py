@@ -210,7 +210,7 @@ def one_model(base: str, arguments: dict[str, Any], omitted: set[str]) -> str:
 def test_any_model_arguments_agree_or_are_refused() -> None:
     results: Counter[str] = Counter()
 
-    @settings(max_examples=200, deadline=None, database=None)
+    @settings(max_examples=100, deadline=None, database=None)
     @given(
         base=st.sampled_from(BASES),
         arguments=model_arguments(),
@@ -279,7 +279,7 @@ def test_any_transform_agrees_or_is_refused(folders: dict[bool, Path]) -> None:
     results: Counter[str] = Counter()
     noise = np.random.default_rng(0)
 
-    @settings(max_examples=250, deadline=None, database=None)
+    @settings(max_examples=150, deadline=None, database=None)
     @given(
         dynamic=st.booleans(),
         data=st.fixed_dictionaries({}, optional=DATA),

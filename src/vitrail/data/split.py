@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.config import TEST_RATE, VAL_RATE
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, shorten
 
 # Folder or column value → the split that it means.
 SPLIT_NAMES = {
@@ -100,7 +100,7 @@ def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             reader = csv.DictReader(file)
             if not {"key", "split"} <= set(reader.fieldnames or ()):
-                raise DataError(f"{path}: needs the columns key and split; got {reader.fieldnames}.")
+                raise DataError(f"{path}: needs the columns key and split; got {shorten(reader.fieldnames)}.")
             where = _read_rows(path, reader)
     except OSError as error:
         raise DataError(f"cannot read the split file {path}: {error.strerror}.") from None
@@ -126,9 +126,11 @@ def _read_rows(path: Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str
     for row in rows:
         key, split = str(row["key"]), SPLIT_NAMES.get(str(row["split"]).strip().lower())
         if split is None:
-            raise DataError(f"{path}: {key} is in the split {row['split']!r}; must be one of {', '.join(SPLITS)}.")
+            raise DataError(
+                f"{path}: {key[:100]} is in the split {shorten(row['split'])}; must be one of {', '.join(SPLITS)}."
+            )
         if where.setdefault(key, split) != split:
-            raise DataError(f"{path}: {key} is in {where[key]} and in {split}; keep one.")
+            raise DataError(f"{path}: {key[:100]} is in {where[key]} and in {split}; keep one.")
     return where
 
 
