@@ -29,7 +29,7 @@ from benchmarks.peers import timm, transformers
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViT, variant
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import write_checkpoint
+from vitrail.weights.writer import write_checkpoint
 
 Run = Callable[[list[Path]], list[int]]  # goes through pictures and returns the best class of each
 WARM = 64  # pictures before the clock runs: kernels, allocators, threads

@@ -27,7 +27,7 @@ from benchmarks.timing import best_seconds
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import write_checkpoint
+from vitrail.weights.writer import write_checkpoint
 
 TARGETS = {"vitrail": "out.safetensors", "hf": "out", "timm": "out.safetensors", "torchvision": "out.pth"}
 

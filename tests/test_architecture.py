@@ -33,11 +33,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "data": set(),
     "weights": {"model", "data"},
-    "prediction": {"model", "data", "weights"},
-    "evaluation": {"model", "data", "weights", "prediction"},
-    "explanation": {"model", "data", "weights", "prediction"},
-    "training": {"model", "data", "weights", "prediction", "evaluation"},
-    "report": {"model", "data", "weights", "prediction", "evaluation", "explanation", "training"},
+    "runtimes": {"model", "data", "weights"},
+    "prediction": {"model", "data", "weights", "runtimes"},
+    "evaluation": {"model", "data", "weights", "runtimes", "prediction"},
+    "explanation": {"model", "data", "weights", "runtimes", "prediction"},
+    "training": {"model", "data", "weights", "runtimes", "prediction", "evaluation"},
+    "report": {"model", "data", "weights", "runtimes", "prediction", "evaluation", "explanation", "training"},
 }
 EVERYTHING = {"cli", "diagnosis", "verbs", "__init__", "__main__"}  # they join the rooms
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -1,14 +1,24 @@
 """Where to compute: the device that a name means."""
 
 import os
-
-import torch
+from typing import TYPE_CHECKING
 
 from vitrail.errors import ConfigError
 
+if TYPE_CHECKING:
+    import torch
 
-def pick_device(name: str | torch.device) -> torch.device:
+
+def check_device(name: str) -> None:
+    """Raise for a device that cannot be used. The names that always can load no torch."""
+    if name not in ("auto", "cpu"):
+        pick_device(name)
+
+
+def pick_device(name: "str | torch.device") -> "torch.device":
     """`auto` is the best there is. Under torchrun, `cuda` is the GPU of this process's number on its machine."""
+    import torch
+
     if name == "auto":
         if torch.cuda.is_available():
             name = "cuda"

@@ -5,14 +5,14 @@ another computes, no thread waits for another, and nothing is divided among core
 cores that is faster than one computing thread with torch's own division of each operation, above all for small models.
 """
 
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from threading import Barrier
-from typing import TypeVar
-
-import torch
+from threading import Barrier, local
+from typing import Any, TypeVar
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -52,18 +52,45 @@ def map_in_order(work: Callable[[In], Out], items: Iterable[In], threads: int) -
 
 
 def start_workers(count: int) -> ThreadPoolExecutor:
-    """Threads that run torch's operations on one core each, without changing what other threads use."""
+    """Threads that compute on one core each, without changing what other threads use."""
     started = Barrier(count + 1)
     pool = ThreadPoolExecutor(count, thread_name_prefix="vitrail")
-    own = torch.get_num_threads()
+    torch = _loaded_torch()
+    own = torch.get_num_threads() if torch else 0
 
     def begin() -> None:
-        torch.get_num_threads()  # a thread's first use takes over the common number: let it be before ours
-        torch.set_num_threads(1)  # holds for this thread, and for threads that start from now on …
+        _worker.cores = 1
+        if torch:
+            torch.get_num_threads()  # a thread's first use takes over the common number: let it be before ours
+            torch.set_num_threads(1)  # holds for this thread, and for threads that start from now on …
         started.wait()
 
     for _ in range(count):
         pool.submit(begin)
     started.wait()
-    torch.set_num_threads(own)  # … which this takes back
+    if torch:
+        torch.set_num_threads(own)  # … which this takes back
     return pool
+
+
+def num_cores() -> int:
+    """The cores that this process may use: as many as torch takes, where it is loaded (OMP_NUM_THREADS counts)."""
+    if torch := _loaded_torch():
+        return torch.get_num_threads()
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_of_this_thread() -> int:
+    """The cores that one computation in this thread should take: one in a worker, all of them elsewhere."""
+    return getattr(_worker, "cores", 0) or num_cores()
+
+
+_worker = local()
+
+
+def _loaded_torch() -> Any:
+    """torch, if anybody has loaded it; exports run without it."""
+    return sys.modules.get("torch")

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from vitrail.cli.main import main
-from vitrail.weights.formats import read_checkpoint, write_checkpoint
+from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.writer import write_checkpoint
 
 FIXTURE = Path(__file__).parents[1] / "weights" / "fixtures" / "google_token.npz"
 

@@ -28,8 +28,8 @@ from vitrail.data.transform import prepare
 from vitrail.errors import AssumptionWarning, VitrailError, WeightsError
 from vitrail.model import ViTConfig
 from vitrail.weights.convert import convert, sample_photos
-from vitrail.weights.formats import NONSENSE, read_checkpoint
 from vitrail.weights.huggingface_processor import FILE, PROCESSORS, processor_config, read_preprocess
+from vitrail.weights.reader import NONSENSE, read_checkpoint
 
 EXAMPLES = int(os.environ.get("VITRAIL_EXAMPLES", "0"))
 PHOTOGRAPHS = [Image.fromarray(image) for image in load_sample_images().images]

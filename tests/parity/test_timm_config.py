@@ -24,10 +24,11 @@ from conftest import randomize
 from vitrail.data.transform import prepare
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import read_checkpoint, write_checkpoint
 from vitrail.weights.infer import Hints
+from vitrail.weights.reader import read_checkpoint
 from vitrail.weights.timm import how_to_load
 from vitrail.weights.timm_names import DEFAULTS, NAMES, named_arguments
+from vitrail.weights.writer import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "vitamin")  # all that build a VisionTransformer

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from conftest import randomize
 from vitrail.data.transform import prepare
 from vitrail.model.positions import resample_positions
-from vitrail.weights.formats import read_checkpoint, write_checkpoint
 from vitrail.weights.infer import Hints
+from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.writer import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
 SIZES: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 7}

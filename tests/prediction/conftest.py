@@ -10,9 +10,11 @@ from tests.data.conftest import picture
 from conftest import TINY, randomize
 from vitrail.data.preprocess import preset
 from vitrail.model import ViT
-from vitrail.prediction import Predictor, TorchRuntime
-from vitrail.weights.checkpoint import Checkpoint, Origin
-from vitrail.weights.formats import write_checkpoint
+from vitrail.prediction import Predictor
+from vitrail.runtimes.torch_runtime import TorchRuntime
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.facts import Origin
+from vitrail.weights.writer import write_checkpoint
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 

@@ -53,7 +53,6 @@ def test_the_model_and_the_pictures(
         (["photos", "cifar10.safetensors"], None, "cifar10.safetensors is a checkpoint, not a picture"),
         (["photos", "hf://a/b"], None, "hf://a/b is a checkpoint, not a picture"),
         (["photos", "vit.onnx"], None, "vit.onnx is a checkpoint, not a picture"),
-        (["vit.onnx", "photos"], None, "vit.onnx is an ONNX model, which this version of vitrail can neither run nor"),
         (["runs/train-1", "runs/train-2"], None, "runs/train-2 is a training run, not a picture"),
         (["photos", "runs/train-1"], "cifar10", "runs/train-1 is a training run, not a picture"),
         (["runs/train-2", "photos"], None, "the training run runs/train-2 has no weights yet"),

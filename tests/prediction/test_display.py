@@ -11,8 +11,9 @@ from tests.data.conftest import picture
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.model import ViT, summarize
-from vitrail.prediction import Prediction, Predictor, TorchRuntime
-from vitrail.weights.checkpoint import Origin
+from vitrail.prediction import Prediction, Predictor
+from vitrail.runtimes.torch_runtime import TorchRuntime
+from vitrail.weights.facts import Origin
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import vitrail
 from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.prediction import Prediction, Predictor
+from vitrail.runtimes.runtime import Floats
 from vitrail.weights import bundled
 
 
@@ -129,13 +130,13 @@ def test_classes_without_names_are_numbers(predictor: Predictor, photos: list[Pa
 class Upside:
     """Another runtime: it knows nothing of torch's models."""
 
-    threads, batch_size, num_classes = 2, 3, 3
+    name, threads, batch_size, num_classes = "Upside", 2, 3, 3
 
-    def logits(self, images: torch.Tensor) -> torch.Tensor:
-        return images.mean(dim=(2, 3))
+    def logits(self, images: Floats) -> Floats:
+        return images.mean(axis=(2, 3))
 
-    def features(self, images: torch.Tensor) -> torch.Tensor:
-        return images.flatten(1)
+    def features(self, images: Floats) -> Floats:
+        return images.reshape(len(images), -1)
 
 
 def test_another_runtime_stands_behind_the_same_predictor(predictor: Predictor, photos: list[Path]) -> None:
@@ -144,7 +145,7 @@ def test_another_runtime_stands_behind_the_same_predictor(predictor: Predictor, 
     brightest = prepare(photos[5], predictor.preprocess).mean(dim=(1, 2)).argmax()
     assert found[5].label == "rgb"[int(brightest)]
     assert other(torch.ones(2, 3, 4, 4)).shape == (2, 3)
-    with pytest.raises(InputError, match="runs on Upside, which has no torch model"):
+    with pytest.raises(InputError, match="runs on Upside, which can predict and embed but has no torch model"):
         _ = other.model
     assert other.num_classes == 3
 

@@ -11,7 +11,7 @@ from tests.prediction.test_predictor import Upside
 import vitrail
 from vitrail.errors import InputError, WeightsError
 from vitrail.prediction import Predictor
-from vitrail.weights.formats import read_checkpoint
+from vitrail.weights.reader import read_checkpoint
 
 FIXTURES = Path(__file__).parents[1] / "weights" / "fixtures"
 
@@ -62,6 +62,8 @@ def test_mistakes_write_nothing(predictor: Predictor, tmp_path: Path) -> None:
         predictor.save(tmp_path / "a.pth", format="tim")  # pyright: ignore
     with pytest.raises(WeightsError, match="google cannot hold this model: its GELU"):
         predictor.save(tmp_path / "a.npz", format="google")
-    with pytest.raises(InputError, match="runs on Upside, which has no torch model; load the checkpoint"):
+    with pytest.raises(
+        InputError, match="runs on Upside, which can predict and embed but has no torch model; load the checkpoint"
+    ):
         replace(predictor, runtime=Upside()).save(tmp_path / "a.safetensors")
     assert list(tmp_path.iterdir()) == []

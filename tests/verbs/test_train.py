@@ -70,12 +70,13 @@ def test_the_command_and_python_make_the_same_run(here: Path, capsys: pytest.Cap
 
 
 def test_the_test_split_is_measured_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.prediction.runtime import TorchRuntime
+    from vitrail.runtimes.runtime import Floats
+    from vitrail.runtimes.torch_runtime import TorchRuntime
 
     seen = 0
     logits = TorchRuntime.logits
 
-    def count(self: TorchRuntime, images: torch.Tensor) -> torch.Tensor:
+    def count(self: TorchRuntime, images: Floats) -> Floats:
         nonlocal seen
         seen += len(images)
         return logits(self, images)

@@ -9,8 +9,8 @@ import vitrail
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.class_names import name_classes, read_class_names
-from vitrail.weights.formats import write_checkpoint
 from vitrail.weights.opening import open_checkpoint
+from vitrail.weights.writer import write_checkpoint
 
 NAMES = tuple("abcdefg")
 

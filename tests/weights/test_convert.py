@@ -15,10 +15,13 @@ from vitrail.model import BlockConfig, Rates
 from vitrail.weights import convert as module
 from vitrail.weights import huggingface_config, huggingface_processor
 from vitrail.weights.adapt import adapt, fold_class_position
-from vitrail.weights.checkpoint import Checkpoint, FormatName
+from vitrail.weights.catalogue import FormatName
+from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.convert import compare, convert
-from vitrail.weights.formats import SUFFIXES, read_checkpoint, write_checkpoint
+from vitrail.weights.formats import SUFFIXES
 from vitrail.weights.infer import Hints
+from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.writer import write_checkpoint
 from weights_fixtures import FITTING
 
 

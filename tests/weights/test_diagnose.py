@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from vitrail.data.preprocess import preset
-from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.diagnose import diagnose
+from vitrail.weights.facts import Origin
 
 
 def change(checkpoint: Checkpoint, **tensors: torch.Tensor) -> Checkpoint:

@@ -23,8 +23,11 @@ from vitrail.errors import VitrailError, WeightsError
 from vitrail.files import atomic_path
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.files import write_pickle
-from vitrail.weights.formats import SUFFIXES, find_files, read_checkpoint, write_checkpoint
+from vitrail.weights.formats import SUFFIXES
 from vitrail.weights.infer import Hints
+from vitrail.weights.layout import find_files
+from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.writer import write_checkpoint
 from weights_fixtures import FITTING
 
 

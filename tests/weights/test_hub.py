@@ -9,9 +9,9 @@ import pytest
 
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import write_checkpoint
 from vitrail.weights.hub_names import MIRRORS
 from vitrail.weights.locate import locate
+from vitrail.weights.writer import write_checkpoint
 from weights_fixtures import FITTING
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -12,9 +12,10 @@ from safetensors import safe_open
 
 from vitrail.errors import WeightsError
 from vitrail.model import ConvStem, Rates
-from vitrail.weights.checkpoint import Checkpoint, Origin
-from vitrail.weights.formats import read_checkpoint
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.facts import Origin
 from vitrail.weights.native import read_native, save_checkpoint
+from vitrail.weights.reader import read_checkpoint
 
 
 def test_everything_comes_back(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:

@@ -65,7 +65,7 @@ def predict(
     batch_size
         Pictures per call of the model [default: what suits it].
     """
-    from vitrail.device import pick_device
+    from vitrail.device import check_device
     from vitrail.prediction import load
     from vitrail.prediction.arguments import check_standard_input
     from vitrail.weights.class_names import read_class_names
@@ -74,13 +74,13 @@ def predict(
         raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
     chosen = choose_format(form, out, raw=raw)
     check_standard_input(pictures, list_file)
-    place = pick_device(device)
+    check_device(device)
     if classes is not None:
         read_class_names(classes)  # wrong ones are told before anything is opened
     source, names = tell_apart(pictures, model, predict)
     stream = gather(names, list_file)
     with working(f"loading {source}"):
-        predictor = load(source, class_names=classes, device=place)
+        predictor = load(source, class_names=classes, device=device)
     top_k = min(top_k, predictor.num_classes or top_k)
     count = broken = 0
     start = time.perf_counter()

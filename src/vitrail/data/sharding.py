@@ -13,10 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.picture import FORMATS, open_picture
+from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.source import Dataset, Source
 from vitrail.data.sources.shards import INDEX
-from vitrail.data.transform import Picture, as_bytes, to_pil
+from vitrail.data.transform import as_bytes, to_pil
 from vitrail.draws import permutation
 from vitrail.errors import DataError, InputError
 from vitrail.reading import read_bytes

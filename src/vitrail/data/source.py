@@ -4,14 +4,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
+from vitrail.data.pixels import Picture
 from vitrail.data.split import stratify
-from vitrail.data.transform import Picture
 from vitrail.errors import DataError, list_names
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -46,14 +48,14 @@ class Source(ABC):
 class ArraySource(Source):
     """Pictures that live in memory: bytes (N, C, H, W)."""
 
-    def __init__(self, images: Tensor, labels: Sequence[int] | Labels, keys: Sequence[str] | str) -> None:
+    def __init__(self, images: "Tensor", labels: Sequence[int] | Labels, keys: Sequence[str] | str) -> None:
         super().__init__(labels)
         assert images.ndim == 4
         assert len(images) == len(self.labels)
         self.images = images
         self._keys = keys  # one per sample, or the prefix of "prefix/index"
 
-    def picture(self, index: int) -> Tensor:
+    def picture(self, index: int) -> "Tensor":
         return self.images[index]
 
     def key(self, index: int) -> str:

@@ -1,6 +1,5 @@
-"""Carrying out a `Preprocess` spec: any picture → the tensor that the model sees."""
+"""Carrying out a `Preprocess` spec with torch: any picture → the tensor that the model sees."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.picture import decode, open_picture, sixteen_to_eight
+from vitrail.data.pixels import RESAMPLING, Picture, fit_pillow, normalize_array, to_array
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import InputError
 
-# A path, an encoded file, a PIL picture, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
-# Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
-Picture = str | Path | bytes | Image.Image | np.ndarray[Any, Any] | Tensor
-
 PIXELS = "pixels must be bytes, 16-bit or floats in [0, 1]"
-SLAB = 1 << 18  # floats that stay in the processor's cache from one step to the next
-RESAMPLING = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 
 
 def prepare(picture: Picture, spec: Preprocess) -> Tensor:
@@ -56,13 +45,8 @@ def pixels(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
 
 def normalize(images: Tensor, spec: Preprocess, out: Tensor | None = None) -> Tensor:
     """(…, C, H, W) in [0, 255] → float32, minus the mean, over the standard deviation; into `out` if given."""
-    std = torch.tensor(spec.std, device=images.device).view(-1, 1, 1)
-    shift = -torch.tensor(spec.mean, device=images.device).view(-1, 1, 1) / std
-    out = torch.empty(images.shape, device=images.device) if out is None else out
-    pixels, floats = images.reshape(-1, *images.shape[-3:]), out.view(-1, *images.shape[-3:])
-    step = max(1, SLAB // math.prod(images.shape[-3:]))
-    for start in range(0, len(pixels), step):
-        floats[start : start + step].copy_(pixels[start : start + step]).mul_(1 / (255 * std)).add_(shift)
+    out = torch.empty(images.shape) if out is None else out
+    normalize_array(images.numpy(), spec, out.numpy())
     return out
 
 
@@ -76,19 +60,12 @@ def denormalize(images: Tensor, spec: Preprocess) -> Tensor:
 def _fit_image(image: Image.Image, spec: Preprocess) -> Tensor:
     if spec.kernel != "pillow":
         return fit_tensor(to_tensor(image), spec)
-    height, width = spec.resized(image.height, image.width)
-    if (width, height) != image.size:
-        image = image.resize((width, height), RESAMPLING[spec.interpolation])
-    top, left = spec.corner(height, width)
-    if (height, width) != spec.size:
-        image = image.crop((left, top, left + spec.size[1], top + spec.size[0]))
-    return to_tensor(image)
+    return torch.as_tensor(fit_pillow(image, spec))
 
 
 def to_tensor(image: Image.Image) -> Tensor:
     """A PIL picture of mode L or RGB as bytes (C, H, W)."""
-    pixels = torch.as_tensor(np.array(image))  # (H, W) or (H, W, C)
-    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+    return torch.as_tensor(to_array(image))
 
 
 def to_pil(pixels: Tensor) -> Image.Image:

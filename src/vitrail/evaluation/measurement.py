@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vitrail.data.chunks import ChunkMaker
+from vitrail.data.pixels import Picture
 from vitrail.data.source import Dataset, Source
-from vitrail.data.transform import Picture
 from vitrail.draws import Draws, Integers, permutation
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.metrics import Answers, Metrics, answer, check, sum_up
@@ -28,7 +28,7 @@ MAX_BROKEN_RATE = 0.01  # more pictures than that cannot be left out without cha
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Change = Callable[[Tensor, Integers], Tensor]  # prepared pictures (B, C, H, W) and their places in the split → others
-Compute = Callable[[Tensor], Tensor]
+Compute = Callable[[Floats], Floats]
 Progress = Callable[[int], None]
 _Part = tuple[Integers, Floats, dict[str, str]]  # samples, numbers, what could not be read
 
@@ -83,12 +83,13 @@ def measure_split(
         by_position: the checkpoint has no class names, and its classes are the data's in their order; classes that
             are whole numbers are ordered as numbers.
     """
-    order = torch.as_tensor(align_classes(predictor, dataset.classes, by_position=by_position))
+    order = align_classes(predictor, dataset.classes, by_position=by_position)
     source = pick_split(dataset, split)
     samples = choose(len(source), limit)
 
-    def compute(images: Tensor) -> Tensor:
-        return _average([predictor.runtime.logits(view) for view in views(images, tta)])[:, order]
+    def compute(images: Floats) -> Floats:
+        shown = views(torch.from_numpy(images), tta)
+        return _average([predictor.runtime.logits(view.contiguous().numpy()) for view in shown])[:, order]
 
     start = time.perf_counter()
     kept, logits, broken = run(predictor, source, samples, compute, change=change, progress=progress)
@@ -220,7 +221,7 @@ def run(
         images = images[: chunk.num_images]
         if change is not None and len(images):
             images = change(images, chunk.indices)
-        numbers = compute(images).numpy() if len(images) else np.zeros((0, 0), dtype=np.float32)
+        numbers = compute(images.numpy()) if len(images) else np.zeros((0, 0), dtype=np.float32)
         return chunk.indices, numbers, dict(chunk.broken)
 
     parts: list[_Part] = []
@@ -248,7 +249,8 @@ def _join(parts: list[Floats]) -> Floats:
     return whole
 
 
-def _average(logits: list[Tensor]) -> Tensor:
+def _average(logits: list[Floats]) -> Floats:
     if len(logits) == 1:
         return logits[0]
-    return torch.stack([item.log_softmax(dim=1) for item in logits]).logsumexp(dim=0) - math.log(len(logits))
+    stacked = torch.from_numpy(np.stack(logits)).log_softmax(dim=2)
+    return (stacked.logsumexp(dim=0) - math.log(len(logits))).numpy()

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from vitrail.data.transform import Picture
+from vitrail.data.pixels import Picture
 from vitrail.errors import ExplanationError
 from vitrail.explanation.explanation import Explanation, Loaded, Method, Subject, explain_by, open_subject, target_index
 from vitrail.explanation.faithfulness import STEPS, Faithfulness, measure, random_map

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.transform import Picture
+from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError
 from vitrail.explanation.attention import AttentionMaps, attention_maps
 from vitrail.explanation.choice import Choice

@@ -7,8 +7,9 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
+from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transform import Picture, fit_tensor, normalize, pixels
+from vitrail.data.transform import fit_tensor, normalize, pixels
 from vitrail.errors import ConfigError, ExplanationError, suggest
 from vitrail.explanation.attention import attention_maps
 from vitrail.explanation.geometry import View, spread, view_of

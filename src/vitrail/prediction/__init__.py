@@ -2,13 +2,11 @@
 
 predictor  `load` and `Predictor`: what a user holds
 results    `Prediction` and `Embedding`
-runtime    the seam to what computes: torch now, others behind the same calls
-runtimes   the table of them: which one opens a located source
 pictures   what a person names on the command line → pictures
+arguments  which of several arguments is the model and which are pictures
 """
 
 from vitrail.prediction.predictor import Predictor, load
 from vitrail.prediction.results import Embedding, Prediction
-from vitrail.prediction.runtime import Runtime, TorchRuntime
 
-__all__ = ["Embedding", "Prediction", "Predictor", "Runtime", "TorchRuntime", "load"]
+__all__ = ["Embedding", "Prediction", "Predictor", "load"]

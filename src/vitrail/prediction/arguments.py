@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from vitrail.data.opening import NAMES as DATA_NAMES
-from vitrail.data.opening import check_where
 from vitrail.errors import InputError
 from vitrail.prediction.pictures import STDIN, check_pictures
 from vitrail.weights.bundled import DEFAULT
-from vitrail.weights.locate import is_run, is_run_or_weights, locate, names_checkpoint
+from vitrail.weights.locate import is_run, is_run_or_weights, locate, names_model
 
 
 def tell_pictures(arguments: Sequence[str], model: str | None = None) -> tuple[str, tuple[str, ...]]:
@@ -23,19 +21,22 @@ def tell_pictures(arguments: Sequence[str], model: str | None = None) -> tuple[s
         if is_run_or_weights(name):
             what = "training run" if is_run(Path(name)) else "checkpoint"
             raise InputError(f"{name} is a {what}, not a picture; the model comes first, and only one is used.")
-    locate(model)
+    locate(model, allow_export=True)
     check_pictures(pictures)
     return model, pictures
 
 
 def _is_model(text: str) -> bool:
     with suppress(OSError, ValueError):
-        return names_checkpoint(text) or is_run(Path(text))
+        return names_model(text) or is_run(Path(text))
     return False
 
 
 def tell_data(first: str, second: str | None) -> tuple[str, str]:
     """The model and the data of two arguments, or the data alone and the bundled model."""
+    from vitrail.data.opening import NAMES as DATA_NAMES  # which loads torch
+    from vitrail.data.opening import check_where
+
     if second is None:
         if first not in DATA_NAMES and is_run_or_weights(first):
             raise InputError(f"{first} is a model; name the data to use it on too: a folder, a table or a name.")
@@ -44,7 +45,7 @@ def tell_data(first: str, second: str | None) -> tuple[str, str]:
         model, data = first, second
     if second is not None and data not in DATA_NAMES and is_run_or_weights(data) and not _is_model(model):
         raise InputError(f"the model comes first, then the data; got {model} and {data}, which is a model.")
-    locate(model)
+    locate(model, allow_export=True)
     if data not in DATA_NAMES and is_run_or_weights(data):
         raise InputError(f"{data} is a model, not data; name a folder of pictures, a table or a data set.")
     check_where(data)

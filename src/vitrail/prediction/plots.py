@@ -7,8 +7,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transform import Picture, pixels, to_pil
+from vitrail.data.transform import pixels, to_pil
 from vitrail.drawing import LIGHT, Theme, any_script, paint
 from vitrail.errors import InputError
 

@@ -1,36 +1,41 @@
-"""`vitrail.load` and what it returns: a checkpoint that takes pictures."""
+"""`vitrail.load` and what it returns: a model that takes pictures. Exports need no torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
+from vitrail.data.pixels import Picture, is_tensor, prepare_array
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transform import Picture, fit, normalize
 from vitrail.errors import ConfigError, InputError, WeightsError
-from vitrail.model import ViT, summarize
-from vitrail.model.config import Pair
 from vitrail.prediction.results import Embedding, Prediction
-from vitrail.prediction.runtime import Runtime, TorchRuntime
-from vitrail.prediction.runtimes import LoadOptions, open_runtime
+from vitrail.runtimes.opening import LoadOptions, Precision, open_runtime
+from vitrail.runtimes.runtime import Floats, Runtime
 from vitrail.threads import in_chunks, map_in_order
-from vitrail.weights.adapt import Kernel
 from vitrail.weights.bundled import DEFAULT
-from vitrail.weights.checkpoint import Checkpoint, Facts, FormatName
+from vitrail.weights.catalogue import FormatName
 from vitrail.weights.class_names import ClassNames
-from vitrail.weights.formats import check_target, choose_format, write_checkpoint
-from vitrail.weights.infer import Hints
+from vitrail.weights.facts import Facts
 from vitrail.weights.locate import locate
 from vitrail.wording import counted, reason
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from vitrail.model import ViT
+    from vitrail.model.config import Pair
+    from vitrail.runtimes.torch_runtime import TorchRuntime
+    from vitrail.weights.adapt import Kernel
+    from vitrail.weights.checkpoint import Checkpoint
+    from vitrail.weights.infer import Hints
+
 TOP_K = 5
 Named = tuple[str, Picture]  # what to call a picture, and the picture
-Output = tuple[str, Tensor | str]  # what it is called, and its numbers or why there are none
+Output = tuple[str, Floats | str]  # what it is called, and its numbers or why there are none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,7 @@ class Predictor(Facts):
     source: str = ""  # where it was loaded from, as the user named it
 
     @property
-    def model(self) -> ViT:
+    def model(self) -> "ViT":
         """The model in torch, in eval mode."""
         return self._torch().model
 
@@ -50,8 +55,10 @@ class Predictor(Facts):
         """How many classes the head has; 0 where there is no head."""
         return self.runtime.num_classes
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> "Checkpoint":
         """The model as it is now, with what belongs to it; weights in main memory are shared, not copied."""
+        from vitrail.weights.checkpoint import Checkpoint
+
         runtime = self._torch()
         tensors = {name: tensor.detach().cpu() for name, tensor in runtime.model.state_dict().items()}
         return Checkpoint(config=runtime.model.config, tensors=tensors, extras=runtime.extras, **self.facts())
@@ -62,25 +69,32 @@ class Predictor(Facts):
         The suffix chooses the format where only one has it. A file or checkpoint folder of that name is replaced;
         `vitrail.convert` proves what it writes, keeps existing files, and changes sizes, heads and number types too.
         """
+        from vitrail.weights.formats import choose_format
+        from vitrail.weights.writer import check_target, write_checkpoint
+
         target = Path(path)
         name = choose_format(target) if format is None else format
         check_target(target, name)
         write_checkpoint(self.checkpoint(), target, name)
         return target
 
-    def _torch(self) -> TorchRuntime:
-        if not isinstance(self.runtime, TorchRuntime):
+    def _torch(self) -> "TorchRuntime":
+        runtime = torch_runtime_of(self.runtime)
+        if runtime is None:
             raise InputError(
-                f"this predictor runs on {type(self.runtime).__name__}, which has no torch model; load the checkpoint "
-                "that it was made from."
+                f"this model runs on {self.runtime.name}, which can predict and embed but has no torch model; load the "
+                "checkpoint that it was exported from."
             )
-        return self.runtime
+        return runtime
 
-    def __call__(self, images: Tensor | Sequence[Tensor]) -> Tensor:
+    def __call__(self, images: "Tensor | Sequence[Tensor]") -> "Tensor":
         """Logits of prepared pictures (B, C, H, W), without gradients; lists of several sizes need the torch model."""
-        if isinstance(images, Tensor):
-            return self.runtime.logits(images)
-        return TorchRuntime(self.model).logits(images)
+        import torch
+
+        runtime = torch_runtime_of(self.runtime)
+        if runtime is None and isinstance(images, torch.Tensor):
+            return torch.from_numpy(self.runtime.logits(images.float().cpu().numpy()))
+        return self._torch().run(self.model, images)
 
     @overload
     def predict(self, pictures: Picture, *, top_k: int = ..., batch_size: int | None = ...) -> Prediction: ...
@@ -140,12 +154,14 @@ class Predictor(Facts):
         """In a notebook: the model step by step."""
         classes = counted(self.num_classes, "class") if self.num_classes else "no classes"
         head = f"**{self.origin.source or 'model'}**: {classes}, pictures of {'×'.join(map(str, self.preprocess.size))}"
-        if not isinstance(self.runtime, TorchRuntime):
+        if torch_runtime_of(self.runtime) is None:
             return head
+        from vitrail.model import summarize
+
         return f"{head}\n\n{summarize(self.model.config).markdown()}"
 
     def _stream(
-        self, pictures: Iterable[Named], compute: Callable[[Tensor], Tensor], batch_size: int | None
+        self, pictures: Iterable[Named], compute: Callable[[Floats], Floats], batch_size: int | None
     ) -> Iterator[Output]:
         size = self.runtime.batch_size if batch_size is None else batch_size
         if size < 1:
@@ -157,15 +173,15 @@ class Predictor(Facts):
         for outputs in map_in_order(work, in_chunks(pictures, size), self.runtime.threads):
             yield from outputs
 
-    def _compute(self, chunk: list[Named], compute: Callable[[Tensor], Tensor]) -> list[Output]:
+    def _compute(self, chunk: list[Named], compute: Callable[[Floats], Floats]) -> list[Output]:
         """One chunk from the files to its numbers, in one thread."""
         spec = self.preprocess
-        images = torch.empty(len(chunk), spec.channels, *spec.size)
+        images = np.empty((len(chunk), spec.channels, *spec.size), dtype=np.float32)
         errors: dict[int, str] = {}
         whole = 0
         for index, (name, picture) in enumerate(chunk):
             try:
-                normalize(_fit(picture, spec, name), spec, images[whole])
+                prepare_array(picture, spec, images[whole], name)
                 whole += 1
             except (InputError, OSError) as error:
                 errors[index] = reason(error)
@@ -175,20 +191,23 @@ class Predictor(Facts):
         ]
         return [(name, value if isinstance(value, str) else _finite(value)) for name, value in outputs]
 
-    def _one(self, picture: Picture, compute: Callable[[Tensor], Tensor]) -> tuple[str, Tensor]:
+    def _one(self, picture: Picture, compute: Callable[[Floats], Floats]) -> tuple[str, Floats]:
         name = str(picture) if isinstance(picture, str | Path) else "picture"
         _, value = self._compute([(name, picture)], compute)[0]
         if isinstance(value, str):
             raise InputError(value)
         return name, value
 
-    def _prediction(self, name: str, value: Tensor | str, top_k: int) -> Prediction:
+    def _prediction(self, name: str, value: Floats | str, top_k: int) -> Prediction:
         if isinstance(value, str):
             return Prediction(picture=name, error=value)
-        scores, indices = value.double().softmax(0).topk(min(top_k, len(value)))
-        places = tuple(int(index) for index in indices)
-        labels = tuple(self.label(index) for index in places)
-        return Prediction(picture=name, labels=labels, scores=tuple(float(score) for score in scores), indices=places)
+        scores = np.exp(value.astype(np.float64) - value.max())
+        scores /= scores.sum()
+        best = np.argsort(-scores, kind="stable")[:top_k]
+        labels = tuple(self.label(int(index)) for index in best)
+        return Prediction(
+            picture=name, labels=labels, scores=tuple(scores[best].tolist()), indices=tuple(best.tolist())
+        )
 
     def _require_classes(self) -> None:
         if self.num_classes == 0:
@@ -200,14 +219,15 @@ def load(
     *,
     num_classes: int | None = None,
     classes: Sequence[str] | None = None,
-    image_size: int | Pair | None = None,
+    image_size: "int | Pair | None" = None,
     channels: int | None = None,
     drop_representation: bool | None = None,
-    resample: Kernel | None = None,
-    hints: Hints | None = None,
+    resample: "Kernel | None" = None,
+    hints: "Hints | None" = None,
     class_names: ClassNames | None = None,
-    dtype: torch.dtype | None = torch.float32,
-    device: str | torch.device = "cpu",
+    preprocess: Preprocess | str | None = None,
+    precision: Precision = "float32",
+    device: "str | torch.device" = "cpu",
     verify: bool = True,
 ) -> Predictor:
     """The checkpoint of `source`, ready to take pictures; without a source, the bundled CIFAR-10 model.
@@ -230,11 +250,12 @@ def load(
         resample=resample,
         hints=hints,
         class_names=class_names,
-        dtype=dtype,
+        preprocess=preprocess,
+        precision=precision,
         device=device,
         verify=verify,
     )
-    runtime, facts = open_runtime(locate(source), options)
+    runtime, facts = open_runtime(locate(source, allow_export=True), options)
     return Predictor(runtime=runtime, source=str(source), **facts.facts())
 
 
@@ -244,25 +265,24 @@ def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:
         yield str(picture) if isinstance(picture, str | Path) else f"picture {index}", picture
 
 
+def torch_runtime_of(runtime: Runtime) -> "TorchRuntime | None":
+    """The runtime, if it is torch's; asked without loading torch for another."""
+    return cast("TorchRuntime", runtime) if hasattr(runtime, "model") else None
+
+
 def _is_one(pictures: object) -> bool:
-    if isinstance(pictures, np.ndarray | Tensor):
-        return pictures.ndim < 4
+    if isinstance(pictures, np.ndarray) or is_tensor(pictures):
+        return cast("Floats", pictures).ndim < 4
     if not isinstance(pictures, str | Path | bytes | Image.Image | Iterable):
         raise InputError(f"a picture is a path, bytes, a PIL picture, an array or a tensor; got {pictures!r}.")
     return isinstance(pictures, str | Path | bytes | Image.Image)
 
 
-def _fit(picture: Any, spec: Preprocess, name: str) -> Tensor:
-    if not isinstance(picture, str | Path | bytes | Image.Image | np.ndarray | Tensor):
-        raise InputError(f"{name}: must be a path, bytes, PIL, array or tensor; got {type(picture).__name__}.")
-    return fit(picture, spec, name)
+def _finite(value: Floats) -> Floats | str:
+    return value if bool(np.isfinite(value).all()) else "the model's answer is not finite (NaN or infinite)."
 
 
-def _finite(value: Tensor) -> Tensor | str:
-    return value if bool(value.isfinite().all()) else "the model's answer is not finite (NaN or infinite)."
-
-
-def _embedding(name: str, value: Tensor | str) -> Embedding:
+def _embedding(name: str, value: Floats | str) -> Embedding:
     if isinstance(value, str):
         return Embedding(picture=name, error=value)
-    return Embedding(picture=name, vector=value.numpy().copy())
+    return Embedding(picture=name, vector=value.copy())

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.transform import Picture
+from vitrail.data.pixels import Picture
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -33,7 +33,8 @@ from vitrail.training.recovery import Recovery
 from vitrail.training.schedule import lr_factor
 from vitrail.training.signals import InterruptedRunError, Signals
 from vitrail.training.state import Progress
-from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.facts import Origin
 from vitrail.weights.native import save_checkpoint
 from vitrail.wording import counted
 

@@ -11,7 +11,8 @@ from vitrail.progress import working
 from vitrail.verbs.hints import Size, read_hints, read_size
 from vitrail.weights import adapt
 from vitrail.weights import convert as conversion
-from vitrail.weights.checkpoint import Checkpoint, FormatName
+from vitrail.weights.catalogue import FormatName
+from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.class_names import ClassNames, name_classes, read_class_names
 from vitrail.weights.convert import Conversion
 

@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.opening import check_where, open_data
+from vitrail.data.pixels import Picture
 from vitrail.data.source import Dataset
-from vitrail.data.transform import Picture
 from vitrail.device import pick_device
 from vitrail.errors import ConfigError, InputError, suggest
 from vitrail.evaluation.projection import Method
@@ -96,13 +96,13 @@ class _Columns:
     splits: list[str] = field(default_factory=list[str])
     errors: dict[str, str] = field(default_factory=dict[str, str])
 
-    def add(self, name: str, value: Tensor | str) -> bool:
+    def add(self, name: str, value: Floats | str) -> bool:
         """Whether the picture has features."""
         if isinstance(value, str):
             self.errors[name] = value
             return False
         self.pictures.append(name)
-        self.vectors.append(value.numpy())
+        self.vectors.append(value)
         return True
 
     def joined(self) -> Embeddings:

@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 import torch
 
-from vitrail.data.transform import Picture
+from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError, VitrailError, suggest
 from vitrail.explanation import METHODS, Choice, choose, explain_by, measure, open_subject
 from vitrail.explanation.attention import check_choice

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitrail.data.transform import Picture
+from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.explanation import Subject, explain_by, open_subject
 from vitrail.explanation.figures import attention_distance, patch_filters, position_similarity

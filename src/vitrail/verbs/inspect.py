@@ -8,8 +8,9 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.model import ViTConfig
 from vitrail.schema import to_dict
 from vitrail.verbs.hints import read_hints
-from vitrail.weights.checkpoint import FormatName, Origin
+from vitrail.weights.catalogue import FormatName
 from vitrail.weights.diagnose import Finding, diagnose
+from vitrail.weights.facts import Origin
 from vitrail.weights.opening import open_checkpoint
 from vitrail.wording import counted
 

@@ -6,7 +6,8 @@ import torch
 
 from vitrail.device import pick_device
 from vitrail.errors import ConfigError
-from vitrail.prediction import Predictor, TorchRuntime, load
+from vitrail.prediction import Predictor, load
+from vitrail.prediction.predictor import torch_runtime_of
 from vitrail.progress import Progress, working
 from vitrail.weights.bundled import DEFAULT
 
@@ -19,8 +20,8 @@ def open_model(
         source = DEFAULT if model is None else model
         with working(f"loading {source}", speaks=progress is not False):
             return load(source, device=device)
-    runtime = model.runtime
-    if device != "auto" and isinstance(runtime, TorchRuntime) and pick_device(device) != runtime.device:
+    runtime = torch_runtime_of(model.runtime)
+    if device != "auto" and runtime is not None and pick_device(device) != runtime.device:
         raise ConfigError(
             f"device= is for a model that is named by its source; this one is loaded on {runtime.device} already. Use "
             f'vitrail.load(…, device="{device}").'

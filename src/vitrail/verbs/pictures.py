@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.transform import Picture
+from vitrail.data.pixels import Picture
 from vitrail.errors import InputError
 from vitrail.prediction.arguments import check_standard_input
 from vitrail.prediction.pictures import find_pictures, stands_for_several

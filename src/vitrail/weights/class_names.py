@@ -4,12 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vitrail.errors import WeightsError
-from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.facts import Facts
 from vitrail.wording import counted, hint_path, reason
 
+if TYPE_CHECKING:
+    from vitrail.weights.checkpoint import Checkpoint
+
+F = TypeVar("F", bound=Facts)
 MAX_BYTES = 20 * 2**20
 SHOWN = 3  # names of each in a message
 
@@ -31,23 +35,28 @@ def read_class_names(names: ClassNames) -> tuple[str, ...]:
     return _check(lines, str(path))
 
 
-def name_classes(checkpoint: Checkpoint, names: Sequence[str], where: str = "class_names") -> Checkpoint:
+def name_classes(checkpoint: "Checkpoint", names: Sequence[str], where: str = "class_names") -> "Checkpoint":
     """The checkpoint with these names for its classes, in the order of its head, which stays as it is."""
-    count, old, new = checkpoint.config.num_classes, checkpoint.classes, tuple(names)
+    return name_facts(checkpoint, checkpoint.config.num_classes, names, where)
+
+
+def name_facts(facts: F, count: int, names: Sequence[str], where: str = "class_names") -> F:
+    """The same with these names for its `count` classes."""
+    old, new = facts.classes, tuple(names)
     if len(new) != count:
         raise WeightsError(
             f"{where} must have one name for each class of the head: it has {counted(len(new), 'name')}, and the head "
-            f"of {checkpoint.origin.source or 'the checkpoint'} has {counted(count, 'class')}."
+            f"of {facts.origin.source or 'the checkpoint'} has {counted(count, 'class')}."
         )
     if old is None or old == new:
-        return replace(checkpoint, classes=new)
+        return replace(facts, classes=new)
     if set(old) == set(new):
         raise WeightsError(
             f"{where} has the names that the checkpoint has, in another order: {_show(new)} instead of {_show(old)}; "
             "leave it out, since the checkpoint knows its own order."
         )
     note = f"the classes were renamed, in their order: {_show(old)} are now {_show(new)}"
-    return replace(checkpoint, classes=new, notes=(*checkpoint.notes, note))
+    return replace(facts, classes=new, notes=(*facts.notes, note))
 
 
 def _read(path: Path) -> str:

@@ -13,19 +13,11 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.files import atomic_path
 from vitrail.model import ViTConfig
-from vitrail.weights.checkpoint import Checkpoint, FormatName
-from vitrail.weights.formats import (
-    FORMATS,
-    check_format,
-    check_replaceable,
-    check_target,
-    check_writable,
-    checksums_of,
-    find_files,
-    read_checkpoint,
-    write_draft,
-)
+from vitrail.weights.catalogue import FormatName
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.formats import FORMATS, check_format
 from vitrail.weights.infer import Hints
+from vitrail.weights.layout import checksums_of, find_files
 from vitrail.weights.locate import Located, locate
 from vitrail.weights.opening import open_checkpoint
 from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, witness
@@ -40,6 +32,8 @@ from vitrail.weights.proof import (
     sample_photos,
 )
 from vitrail.weights.proof import agree as _agree
+from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.writer import check_replaceable, check_target, check_writable, write_draft
 
 __all__ = ["Agreement", "Conversion", "compare", "convert", "sample_images", "sample_photos"]
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.model import PositionConfig, ViTConfig
-from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.facts import Origin
 from vitrail.weights.files import write_pickle
 from vitrail.weights.format import ForeignFormat
 from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, only, positions

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.errors import WeightsError
+from vitrail.weights.layout import PICKLES, check_suffix
 from vitrail.weights.wrappers import check_no_choice, unwrap
 
 # torch's dtype → the name that safetensors has for it.
@@ -38,8 +39,6 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
-OTHER_RUNTIMES = {".onnx": "an ONNX model"}  # exports, which hold a computation instead of weights
 BOMB_SIZE, BOMB_RATIO = 2**30, 20  # an archive that unpacks to more than both is not a checkpoint
 
 
@@ -63,26 +62,6 @@ def read_contents(path: Path, allow_pickle: bool, ema: bool | None = None) -> Co
     check_no_choice(path, ema)
     tensors, metadata = read_safetensors(path) if path.suffix == ".safetensors" else (read_npz(path), {})
     return Contents(tensors=tensors, metadata=metadata)
-
-
-def check_suffix(path: Path, allow_pickle: bool) -> None:
-    """Raise unless the name is that of a checkpoint which may be read."""
-    if path.suffix in (".safetensors", ".npz"):
-        return
-    if path.suffix.lower() in OTHER_RUNTIMES:
-        raise WeightsError(
-            f"{path} is {OTHER_RUNTIMES[path.suffix.lower()]}, which this version of vitrail can neither run nor "
-            "read; name the checkpoint that it was exported from."
-        )
-    if path.suffix not in PICKLES:
-        raise WeightsError(
-            f"{path} must end in .safetensors, .npz, .pth, .pt, .ckpt or .bin to be read as a checkpoint."
-        )
-    if not allow_pickle:
-        raise WeightsError(
-            f"{path} is a pickle, which we do not load directly; convert it once: "
-            f"vitrail convert {path} {path.with_suffix('.safetensors')}"
-        )
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -9,7 +9,8 @@ from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.config import Stem
 from vitrail.weights import flax
-from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.facts import Origin
 from vitrail.weights.files import write_npz
 from vitrail.weights.format import ForeignFormat
 from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, positions, resnet_stem

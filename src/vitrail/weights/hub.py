@@ -2,14 +2,10 @@
 
 import re
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from vitrail.errors import WeightsError
-from vitrail.model import ResNetStem
-from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.hub_names import MIRRORS
-from vitrail.weights.infer import Hints
 from vitrail.wording import hint_path, reason
 
 SIDECARS = ["config.json", "preprocessor_config.json", "processor_config.json"]
@@ -73,14 +69,3 @@ def download(identifier: str, allow_pickle: bool) -> Path:
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise WeightsError(f"hf://{identifier} cannot be fetched: {reason(error).splitlines()[0]}") from error
-
-
-def settle_google(checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:
-    """A mirror of Google's is in timm's layout; what it computes is still what Google trained."""
-    config = checkpoint.config
-    stem = config.stem
-    if isinstance(stem, ResNetStem):
-        stem = ResNetStem(blocks=stem.blocks, width_factor=stem.width_factor)
-    block = replace(config.block, activation=(hints and hints.activation) or "gelu_tanh")
-    positions = replace(config.positions, resample="google")
-    return replace(checkpoint, config=replace(config, block=block, stem=stem, positions=positions))

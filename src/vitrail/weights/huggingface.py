@@ -10,8 +10,9 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
-from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.dinov2 import BACKBONE, mask_token, split_mask_token
+from vitrail.weights.facts import Origin
 from vitrail.weights.files import write_safetensors
 from vitrail.weights.format import ForeignFormat
 from vitrail.weights.holding import COMMON, Holds, activations, anything, positions

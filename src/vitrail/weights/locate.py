@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a path, a run folder, a bundled name, `hf://owner/name[@revision]`, or `google://NAME`.
+"""Where a model is: a path, a run folder, a bundled name, `hf://owner/name[@revision]`, or `google://NAME`.
 
 A source is parsed once, by `locate`; what it gives is passed on. Nothing is read or downloaded for that.
 """
@@ -8,17 +8,22 @@ from pathlib import Path
 
 from vitrail.errors import WeightsError
 from vitrail.weights import bundled
-from vitrail.weights.files import OTHER_RUNTIMES, PICKLES, check_suffix
-from vitrail.weights.formats import SUFFIXES, WEIGHTS_IN_FOLDERS, find_files
 from vitrail.weights.hub import check_address, download, find_path
+from vitrail.weights.layout import (
+    CHECKPOINT_SUFFIXES,
+    EXPORTS,
+    WEIGHTS_IN_FOLDERS,
+    check_suffix,
+    find_export,
+    find_files,
+)
 
-CHECKPOINT_SUFFIXES = frozenset({suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix} | PICKLES)
 RUN_CONFIG = "config.yaml"  # in the folder of a training run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Located:
-    """A checkpoint that lies on this machine, or that has an address on the hub."""
+    """A checkpoint or an export that lies on this machine, or a checkpoint that has an address on the hub."""
 
     name: str  # as the user named it
     path: Path | None  # None: on the hub
@@ -39,7 +44,7 @@ class Located:
         return download(self.address, allow_pickle) if self.path is None else self.path
 
 
-def locate(source: str | Path | Located, *, allow_pickle: bool = False) -> Located:
+def locate(source: str | Path | Located, *, allow_pickle: bool = False, allow_export: bool = False) -> Located:
     """What a source means; an error where opening it could only fail."""
     if isinstance(source, Located):
         return source
@@ -51,30 +56,32 @@ def locate(source: str | Path | Located, *, allow_pickle: bool = False) -> Locat
     path = find_path(text)
     if path.is_dir() and is_run(path) and not (path / "weights" / "best.safetensors").is_file():
         raise WeightsError(f"the training run {text} has no weights yet: its first epoch has not ended.")
+    if allow_export and (export := find_export(path)):
+        return Located(name=text, path=export)
     for file in find_files(path):
         check_suffix(file, allow_pickle)
     return Located(name=text, path=path)
 
 
-def names_checkpoint(text: str) -> bool:
-    """Whether a text is a checkpoint's by its looks: an address, a bundled name, a suffix, or a folder with weights."""
+def names_model(text: str) -> bool:
+    """Whether a text is a model's by its looks: an address, a bundled name, a suffix, or a folder that holds one."""
     if text in bundled.NAMES or text.startswith(("hf://", "google://")):
         return True
-    if Path(text).suffix.lower() in CHECKPOINT_SUFFIXES | OTHER_RUNTIMES.keys():
+    if Path(text).suffix.lower() in CHECKPOINT_SUFFIXES | EXPORTS.keys():
         return True
     try:
-        return Path(text).is_dir() and bool(find_files(Path(text)))
+        return Path(text).is_dir() and bool(find_export(Path(text)) or find_files(Path(text)))
     except (WeightsError, OSError, ValueError):
         return False
 
 
 def is_run_or_weights(text: str) -> bool:
-    """Whether a text can only be a checkpoint, or a training run, and never a picture or a folder of them."""
+    """Whether a text can only be a model, or a training run, and never a picture or a folder of them."""
     path = Path(text)
     if not path.is_dir():
-        return names_checkpoint(text)
+        return names_model(text)
     files = (*WEIGHTS_IN_FOLDERS, *(f"{name}.index.json" for name in WEIGHTS_IN_FOLDERS))
-    return any((path / name).is_file() for name in files) or is_run(path)
+    return any((path / name).is_file() for name in files) or find_export(path) is not None or is_run(path)
 
 
 def is_run(folder: Path) -> bool:

@@ -20,7 +20,8 @@ from vitrail.errors import VitrailError, WeightsError
 from vitrail.files import atomic_path
 from vitrail.model import ViTConfig
 from vitrail.schema import from_dict, to_dict
-from vitrail.weights.checkpoint import Checkpoint, Origin
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.facts import Origin
 from vitrail.weights.files import DTYPES, bytes_of, read_safetensors, write_safetensors
 from vitrail.weights.format import Format
 

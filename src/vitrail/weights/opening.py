@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import AssumptionWarning, ConfigError
-from vitrail.model import ViTConfig, variant
+from vitrail.model import ResNetStem, ViTConfig, variant
 from vitrail.reading import read_yaml
 from vitrail.schema import from_dict
-from vitrail.weights.checkpoint import Checkpoint, FormatName
+from vitrail.weights.catalogue import FormatName
+from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.class_names import ClassNames, name_classes, read_class_names
-from vitrail.weights.formats import read_checkpoint
-from vitrail.weights.hub import settle_google
 from vitrail.weights.infer import Hints
-from vitrail.weights.locate import Located, is_run, locate, names_checkpoint
+from vitrail.weights.locate import Located, is_run, locate, names_model
+from vitrail.weights.reader import read_checkpoint
 
 
 def check_source(source: str | Path, *, allow_pickle: bool = False) -> None:
@@ -42,12 +42,23 @@ def open_checkpoint(
     names = None if class_names is None else read_class_names(class_names)
     path = located.fetch(allow_pickle)
     checkpoint = read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify)
-    checkpoint = settle_google(checkpoint, hints) if located.is_google else checkpoint
+    checkpoint = _settle_google(checkpoint, hints) if located.is_google else checkpoint
     if checkpoint.notes and checkpoint.file_format != "vitrail":
         warnings.warn(AssumptionWarning(located.name, checkpoint.notes), stacklevel=_levels_to_the_caller())
     if names is None:
         return checkpoint
     return name_classes(checkpoint, names, str(class_names) if isinstance(class_names, str | Path) else "class_names")
+
+
+def _settle_google(checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:
+    """A mirror of Google's is in timm's layout; what it computes is still what Google trained."""
+    config = checkpoint.config
+    stem = config.stem
+    if isinstance(stem, ResNetStem):
+        stem = ResNetStem(blocks=stem.blocks, width_factor=stem.width_factor)
+    block = replace(config.block, activation=(hints and hints.activation) or "gelu_tanh")
+    positions = replace(config.positions, resample="google")
+    return replace(checkpoint, config=replace(config, block=block, stem=stem, positions=positions))
 
 
 def _levels_to_the_caller() -> int:
@@ -62,7 +73,7 @@ def open_config(model: str, changes: dict[str, Any]) -> ViTConfig:
     """The config that a name from `variants`, a YAML file or a checkpoint stands for, with some fields changed."""
     if Path(model).suffix in (".yaml", ".yml"):
         return replace(from_dict(ViTConfig, read_yaml(Path(model)) or {}), **changes)
-    if names_checkpoint(model) or is_run(Path(model)):
+    if names_model(model) or is_run(Path(model)):
         return replace(open_checkpoint(model, allow_pickle=True, verify=False).config, **changes)
     try:
         return variant(model, **changes)

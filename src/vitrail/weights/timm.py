@@ -9,8 +9,9 @@ from torch import Tensor
 
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.config import Stem
-from vitrail.weights.checkpoint import Checkpoint, Origin
-from vitrail.weights.files import PICKLES, write_pickle, write_safetensors
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.facts import Origin
+from vitrail.weights.files import write_pickle, write_safetensors
 from vitrail.weights.format import ForeignFormat
 from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, only, resnet_stem
 from vitrail.weights.infer import (
@@ -25,6 +26,7 @@ from vitrail.weights.infer import (
     optional_size,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
+from vitrail.weights.layout import PICKLES
 from vitrail.weights.timm_config import how_to_load, hub_config
 from vitrail.weights.timm_hub import NORM_EPS, read_hub_config
 from vitrail.weights.timm_transform import BARE, assume_preprocess, read_classes, read_preprocess

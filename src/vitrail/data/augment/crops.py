@@ -11,8 +11,9 @@ from torch import Tensor
 
 from vitrail.data.augment.config import Augment
 from vitrail.data.picture import decode, open_picture, orientation
+from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transform import Picture, as_bytes, pixels, resize, to_tensor
+from vitrail.data.transform import as_bytes, pixels, resize, to_tensor
 from vitrail.draws import Draws
 
 TRIES = 10  # as torchvision does before it falls back to the centre

@@ -1,6 +1,8 @@
 """`load` finds what runs a source in one table; what belongs to the model reaches the predictor without tensors."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +11,10 @@ from tests.prediction.test_predictor import Upside
 
 import vitrail
 from vitrail.errors import WeightsError
-from vitrail.prediction import runtimes
-from vitrail.prediction.runtime import Runtime
-from vitrail.prediction.runtimes import LoadOptions, RuntimeKind, open_runtime
-from vitrail.weights.checkpoint import Facts
+from vitrail.runtimes import opening
+from vitrail.runtimes.opening import LoadOptions, RuntimeKind, open_runtime
+from vitrail.runtimes.runtime import Runtime
+from vitrail.weights.facts import Facts
 from vitrail.weights.locate import Located, locate
 
 
@@ -35,12 +37,14 @@ def test_a_new_runtime_is_one_entry(
     (tmp_path / "a.upside").touch()
     located = Located(name="a.upside", path=tmp_path / "a.upside")
     with pytest.raises(
-        WeightsError, match=r"a.upside ends in .upside, which no runtime of this version opens \(torch\)"
+        WeightsError,
+        match=r"a.upside ends in .upside, which no runtime of this version opens \(torch, ONNX Runtime, OpenVINO\)",
     ):
         open_runtime(located, LoadOptions())
-    kind = RuntimeKind(name="upside", suffixes=frozenset({".upside"}), open=open_upside)
-    monkeypatch.setattr(runtimes, "RUNTIMES", (*runtimes.RUNTIMES, kind))
-    monkeypatch.setattr("vitrail.prediction.predictor.locate", lambda source: located)
+    kind = RuntimeKind(name="upside", suffixes=frozenset({".upside"}), module="upside")
+    monkeypatch.setitem(sys.modules, "upside", SimpleNamespace(open_source=open_upside))
+    monkeypatch.setattr(opening, "RUNTIMES", (*opening.RUNTIMES, kind))
+    monkeypatch.setattr("vitrail.prediction.predictor.locate", lambda source, allow_export: located)
     loaded = vitrail.load("a.upside")
     assert loaded.num_classes == 3
     assert loaded.predict(photos[0]).label in ("r", "g", "b")

@@ -1,0 +1,100 @@
+"""What the runtimes of exports share: one compiled graph per number of cores, and rows by output name. No torch."""
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from vitrail.errors import ConfigError, WeightsError
+from vitrail.runtimes.manifest import FEATURES, PROBABILITIES, Manifest
+from vitrail.runtimes.runtime import Floats, batch_for
+from vitrail.threads import cores_of_this_thread, num_cores
+
+Compiled = TypeVar("Compiled")
+
+
+class ExportedRuntime(Generic[Compiled]):
+    """A graph that is compiled when it is first called, for the number of cores that the call may take.
+
+    Args:
+        compile_for: the graph, compiled for calls that take so many cores.
+        call: the compiled graph on one batch: its outputs in the order of the manifest.
+        fixed_batch: the only number of pictures that the graph takes at once; None for any.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        manifest: Manifest,
+        compile_for: Callable[[int], Compiled],
+        call: Callable[[Compiled, Floats], Sequence[Floats]],
+        fixed_batch: int | None = None,
+    ) -> None:
+        self.name = name
+        self.manifest = manifest
+        self._compile_for, self._call, self._fixed_batch = compile_for, call, fixed_batch
+        self._compiled: dict[int, Compiled] = {}
+        self._lock = Lock()
+
+    @property
+    def threads(self) -> int:
+        return num_cores()
+
+    @property
+    def batch_size(self) -> int:
+        return self._fixed_batch or batch_for(self.manifest.tokens)
+
+    @property
+    def num_classes(self) -> int:
+        return self.manifest.num_classes
+
+    def logits(self, images: Floats) -> Floats:
+        """Logits; of a graph that gives probabilities, their logarithms, which say the same."""
+        scores = self.output(self.manifest.scores, images)
+        return np.log(np.maximum(scores, np.finfo(np.float32).tiny)) if self._gives_probabilities else scores
+
+    def features(self, images: Floats) -> Floats:
+        return self.output(FEATURES, images)
+
+    def output(self, name: str, images: Floats) -> Floats:
+        """One of the graph's outputs."""
+        if name not in self.manifest.outputs:
+            raise ConfigError(
+                f"this export has no output {name!r}, only {', '.join(self.manifest.outputs)}; export the checkpoint "
+                "again and ask for it, or use the checkpoint itself."
+            )
+        return self._run(images)[self.manifest.outputs.index(name)]
+
+    @property
+    def _gives_probabilities(self) -> bool:
+        return self.manifest.scores == PROBABILITIES
+
+    def _run(self, images: Floats) -> Sequence[Floats]:
+        cores = cores_of_this_thread()
+        if cores not in self._compiled:
+            with self._lock:
+                if cores not in self._compiled:
+                    self._compiled[cores] = self._compile_for(cores)
+        compiled = self._compiled[cores]
+        if self._fixed_batch is None or len(images) == self._fixed_batch:
+            return self._call(compiled, images)
+        return self._run_in_pieces(compiled, images, self._fixed_batch)
+
+    def _run_in_pieces(self, compiled: Compiled, images: Floats, size: int) -> Sequence[Floats]:
+        """Batches of the size that the graph wants; the last is filled up with its own first pictures."""
+        pieces: list[Sequence[Floats]] = []
+        for start in range(0, len(images), size):
+            piece = images[start : start + size]
+            filled = np.resize(piece, (size, *piece.shape[1:])) if len(piece) < size else piece
+            pieces.append([rows[: len(piece)] for rows in self._call(compiled, filled)])
+        return [np.concatenate(rows) for rows in zip(*pieces, strict=True)]
+
+
+def check_graph(path: str, inputs: Sequence[str], outputs: Sequence[str], manifest: Manifest) -> None:
+    """The graph must have the inputs and outputs that its manifest says."""
+    if len(inputs) != 1 or tuple(outputs) != manifest.outputs:
+        raise WeightsError(
+            f"{path} is damaged: it should take pictures and give {', '.join(manifest.outputs)}; its graph takes "
+            f"{', '.join(inputs) or 'nothing'} and gives {', '.join(outputs) or 'nothing'}."
+        )

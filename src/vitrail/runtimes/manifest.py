@@ -1,0 +1,100 @@
+"""What travels inside an export beside its graph, so that it needs no file beside it and nobody's memory. No torch."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from vitrail.data.preprocess import Preprocess, preset
+from vitrail.errors import VitrailError, WeightsError
+from vitrail.runtimes.opening import LoadOptions
+from vitrail.schema import from_dict, to_dict
+from vitrail.weights.class_names import name_facts, read_class_names
+from vitrail.weights.facts import Facts
+
+KEY = "vitrail"  # under which an export keeps it
+VERSION = 1
+IMAGES, LOGITS, PROBABILITIES, FEATURES = "images", "logits", "probabilities", "features"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What an export says about itself; a foreign one says nothing, and the user must."""
+
+    facts: Facts
+    num_classes: int
+    tokens: int  # of one picture, which decides how many suit one call
+    outputs: tuple[str, ...]  # in the order of the graph: logits or probabilities, features, attention_0 …
+    precision: Literal["float32", "int8"] = "float32"
+    preprocesses: bool = False  # the graph takes bytes (B, H, W, 3) of any size and does the preprocessing itself
+    config: str = "{}"  # the model's config, as JSON
+    weights_sha256: str = ""  # of the weights that were exported
+    graph_crc32: int = 0  # of the numbers in the graph, so that a damaged file is an error
+    agreement: float = 1.0  # the share of held-out pictures that get the same class as before 8 bits
+
+    def to_json(self) -> str:
+        return json.dumps({"version": VERSION, **to_dict(self)}, ensure_ascii=False)
+
+    @property
+    def scores(self) -> str:
+        """The output that says which class it is."""
+        return PROBABILITIES if PROBABILITIES in self.outputs else LOGITS
+
+
+def read_manifest(text: str, path: Path) -> Manifest:
+    """What an export of ours says about itself, checked."""
+    try:
+        values: Any = json.loads(text)
+        version = values.pop("version")
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise WeightsError(f"{path} is damaged: what it says about itself cannot be read.") from error
+    if isinstance(version, int) and version > VERSION:
+        raise WeightsError(
+            f"{path} was exported by a newer vitrail (format {version}); upgrade: pip install -U vitrail"
+        )
+    try:
+        manifest = from_dict(Manifest, values, "manifest")
+    except (VitrailError, TypeError, ValueError, OverflowError) as error:
+        raise WeightsError(f"{path} is damaged: {error}") from error
+    classes = manifest.facts.classes
+    if manifest.num_classes < 0 or (classes is not None and len(classes) != manifest.num_classes):
+        raise WeightsError(f"{path} is damaged: its class names do not fit its number of classes.")
+    return manifest
+
+
+def foreign_manifest(
+    path: Path, size: tuple[int, int], channels: int, num_classes: int, options: LoadOptions
+) -> Manifest:
+    """For somebody else's export with one picture in and one row of logits out: the user says the rest."""
+    if options.preprocess is None:
+        raise WeightsError(
+            f"{path} does not say how its pictures are prepared: it is not an export of vitrail, or its metadata was "
+            "stripped. Pass preprocess= (google, timm, timm-imagenet, hf, torchvision, dinov2, clip, or a Preprocess), "
+            "and the class names with class_names="
+        )
+    spec = options.preprocess
+    spec = preset(spec, size, channels) if isinstance(spec, str) else spec
+    if spec.size != size or spec.channels != channels:
+        raise WeightsError(
+            f"{path} takes pictures of {size[0]}×{size[1]} with {channels} channels; preprocess= makes "
+            f"{spec.size[0]}×{spec.size[1]} with {spec.channels}."
+        )
+    return Manifest(
+        facts=Facts(preprocess=spec), num_classes=num_classes, tokens=size[0] * size[1] // 256, outputs=(LOGITS,)
+    )
+
+
+def settle(manifest: Manifest, options: LoadOptions, path: Path) -> Manifest:
+    """With the class names and the preprocessing that the user gave."""
+    if options.preprocess is not None and manifest.weights_sha256:
+        raise WeightsError(f"preprocess= cannot change {path}, which says itself how its pictures are prepared.")
+    if options.class_names is None:
+        return manifest
+    names = read_class_names(options.class_names)
+    where = str(options.class_names) if isinstance(options.class_names, str | Path) else "class_names"
+    return replace(manifest, facts=name_facts(manifest.facts, manifest.num_classes, names, where))
+
+
+def check_size(images: Any, spec: Preprocess) -> None:
+    """Our own invariant: what is computed was prepared for this model."""
+    assert images.shape[1:] == (spec.channels, *spec.size), f"{images.shape} is not {spec.channels, *spec.size}"

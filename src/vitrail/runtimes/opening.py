@@ -1,0 +1,98 @@
+"""The table of runtimes: which one runs a located source. A new one is a file of its own, and its line here.
+
+Needs no torch: a runtime is imported when a source asks for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import ConfigError, WeightsError
+from vitrail.runtimes.runtime import Runtime
+from vitrail.weights.facts import Facts
+from vitrail.weights.layout import CHECKPOINT_SUFFIXES
+from vitrail.weights.locate import Located
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitrail.model.config import Pair
+    from vitrail.weights.adapt import Kernel
+    from vitrail.weights.class_names import ClassNames
+    from vitrail.weights.infer import Hints
+
+Precision = Literal["float32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """What `vitrail.load` takes beside the source; its docstring says what each one means."""
+
+    num_classes: int | None = None
+    classes: Sequence[str] | None = None
+    image_size: "int | Pair | None" = None
+    channels: int | None = None
+    drop_representation: bool | None = None
+    resample: "Kernel | None" = None
+    hints: "Hints | None" = None
+    merge: int | Sequence[int] | None = None
+    class_names: "ClassNames | None" = None
+    preprocess: Preprocess | str | None = None
+    precision: Precision = "float32"
+    device: "str | torch.device" = "cpu"
+    verify: bool = True
+
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults, by name."""
+        plain = LoadOptions()
+        return {name: value for name, value in vars(self).items() if value != getattr(plain, name)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeKind:
+    """One way to compute: the sources that it runs, and what opens one: a function `open_source` in its module."""
+
+    name: str
+    suffixes: frozenset[str]  # of files; "" is a folder or an address
+    module: str
+
+    @property
+    def open(self) -> Callable[[Located, LoadOptions], tuple[Runtime, Facts]]:
+        return import_module(self.module).open_source
+
+
+RUNTIMES = (
+    RuntimeKind(name="torch", suffixes=CHECKPOINT_SUFFIXES | {""}, module="vitrail.runtimes.torch_opening"),
+    RuntimeKind(name="ONNX Runtime", suffixes=frozenset({".onnx"}), module="vitrail.runtimes.onnx_runtime"),
+    RuntimeKind(name="OpenVINO", suffixes=frozenset({".xml"}), module="vitrail.runtimes.openvino_runtime"),
+)
+
+
+def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+    """What computes a located source, and what belongs to it."""
+    if located.suffix == ".pt2":
+        raise WeightsError(
+            f"{located.name} is a program of torch.export, and reading one can run code that is hidden in it, so we "
+            "never load it; if you trust it: torch.export.load(path).module(). Or load the checkpoint itself."
+        )
+    for kind in RUNTIMES:
+        if located.suffix in kind.suffixes:
+            return kind.open(located, options)
+    names = ", ".join(kind.name for kind in RUNTIMES)
+    raise WeightsError(f"{located.name} ends in {located.suffix}, which no runtime of this version opens ({names}).")
+
+
+# What an export can still be told when it is loaded; everything else is settled inside it.
+FOR_EXPORTS = {"class_names", "preprocess", "precision", "device", "verify"}
+
+
+def check_for_export(options: LoadOptions, path: Path) -> None:
+    """Refuse options that would have to change a finished graph."""
+    if wrong := sorted(options.given().keys() - FOR_EXPORTS):
+        names = ", ".join(f"{name}=" for name in wrong)
+        raise ConfigError(f"{names} cannot change {path}, which is an export; change the checkpoint and export it.")
+    if str(options.device) not in ("auto", "cpu"):
+        raise ConfigError(f'an export runs on the processor: device must be "auto" or "cpu"; got "{options.device}".')

@@ -1,0 +1,123 @@
+"""OpenVINO's files on OpenVINO. Needs no torch."""
+
+import os
+import zlib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from threading import local
+from typing import Any
+
+from vitrail.errors import ConfigError, MissingExtraError, WeightsError
+from vitrail.runtimes.exported import ExportedRuntime, check_graph
+from vitrail.runtimes.manifest import KEY, Manifest, read_manifest, settle
+from vitrail.runtimes.opening import LoadOptions, Precision, check_for_export
+from vitrail.runtimes.runtime import Floats, Runtime
+from vitrail.weights.facts import Facts
+from vitrail.weights.locate import Located
+
+NAMES = {"float32": "f32", "bf16": "bf16"}  # OpenVINO's names for the numbers to compute in
+
+
+def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+    """The two files of an OpenVINO model, checked before they are run."""
+    path = located.fetch()
+    check_for_export(options, path)
+    if options.precision not in NAMES:
+        raise ConfigError(f"OpenVINO computes in {' or '.join(NAMES)}; got precision {options.precision}.")
+    weights = path.with_suffix(".bin")
+    if not weights.is_file() or weights.is_symlink():
+        raise WeightsError(f"{path} keeps its weights in {weights.name}, which must lie beside it as a plain file.")
+    model = read_model(path)
+    if not model.has_rt_info([KEY]):
+        raise WeightsError(f"{path} is not an export of vitrail, or its metadata was stripped; export it again.")
+    manifest = read_manifest(model.get_rt_info([KEY]).astype(str), path)
+    if options.verify and manifest.graph_crc32 != crc_of(weights):
+        raise WeightsError(f"{path} is damaged: the checksum of its weights does not match; get a fresh copy.")
+    runtime = make_runtime(model, settle(manifest, options, path), options.precision, str(path))
+    return runtime, runtime.manifest.facts
+
+
+def make_runtime(model: Any, manifest: Manifest, precision: Precision, name: str) -> ExportedRuntime[Any]:
+    """A graph in memory; `name` is for messages."""
+    check_graph(name, [_name(port) for port in model.inputs], [_name(port) for port in model.outputs], manifest)
+
+    def compile_for(cores: int) -> Any:
+        return Requests(compile_model(model, cores, precision, name))
+
+    return ExportedRuntime("OpenVINO", manifest, compile_for, Requests.call)
+
+
+class Requests:
+    """A compiled model with a request of its own for each thread, because a request serves one call at a time."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+        self._own = local()
+
+    def call(self, images: Floats) -> Sequence[Floats]:
+        if not hasattr(self._own, "request"):
+            self._own.request = self._compiled.create_infer_request()
+        results = self._own.request.infer([images], share_inputs=True, share_outputs=False)
+        return [results[port] for port in self._compiled.outputs]
+
+
+def load_openvino() -> Any:
+    """The package, without its reports to its makers."""
+    if find_spec("openvino") is None:
+        raise MissingExtraError("OpenVINO", "export")
+    silence_telemetry()
+    import openvino
+
+    return openvino
+
+
+def silence_telemetry() -> None:
+    """OpenVINO's Python parts report their use over the network unless they are told not to."""
+    if find_spec("openvino_telemetry") is None:
+        return
+    from openvino_telemetry.utils import opt_in_checker
+
+    def decline(*_: object, **__: object) -> Any:
+        return opt_in_checker.ConsentCheckResult.DECLINED
+
+    opt_in_checker.OptInChecker.check = decline
+
+
+def read_model(path: Path) -> Any:
+    """The graph of an .xml file and its .bin, or of an ONNX file."""
+    openvino = load_openvino()
+    try:
+        return openvino.Core().read_model(str(path))
+    except Exception as error:  # a damaged file raises many kinds
+        reason = " ".join(str(error).split())
+        raise WeightsError(f"{path} cannot be read by OpenVINO: {reason[:300]}") from error
+
+
+def compile_model(model: Any, cores: int, precision: Precision, name: str) -> Any:
+    """The graph for calls that take so many cores, in as many streams as there are such calls at once."""
+    openvino = load_openvino()
+    streams = max((os.cpu_count() or 1) // cores, 1)
+    config = {
+        "INFERENCE_PRECISION_HINT": NAMES[precision],
+        "INFERENCE_NUM_THREADS": cores * streams,
+        "NUM_STREAMS": streams,
+    }
+    try:
+        return openvino.Core().compile_model(model, "CPU", config)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise WeightsError(f"{name} cannot be run by OpenVINO: {reason[:300]}") from error
+
+
+def crc_of(path: Path) -> int:
+    """The checksum of a file."""
+    value = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            value = zlib.crc32(piece, value)
+    return value
+
+
+def _name(port: Any) -> str:
+    return port.get_any_name()

@@ -1,0 +1,52 @@
+"""A model on torch, on the device where its weights are."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vitrail.model import ViT
+from vitrail.runtimes.runtime import Floats, batch_for
+
+DEVICE_BATCH = 64  # on an accelerator, which wants more work per call
+
+
+class TorchRuntime:
+    """A model in eval mode; `extras` are tensors of its file that it never reads."""
+
+    name = "torch"
+
+    def __init__(self, model: ViT, extras: Mapping[str, Tensor] | None = None) -> None:
+        self.model = model
+        self.extras = extras or {}
+
+    @property
+    def num_classes(self) -> int:
+        return self.model.config.num_classes
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.norm.weight.device
+
+    @property
+    def threads(self) -> int:
+        """On a processor: as many as torch may use (OMP_NUM_THREADS, `torch.set_num_threads`), each on one core."""
+        return torch.get_num_threads() if self.device.type == "cpu" else max(torch.get_num_threads(), 4)
+
+    @property
+    def batch_size(self) -> int:
+        return DEVICE_BATCH if self.device.type != "cpu" else batch_for(self.model.config.tokens)
+
+    def logits(self, images: Floats) -> Floats:
+        return self.run(self.model, torch.from_numpy(images)).numpy()
+
+    def features(self, images: Floats) -> Floats:
+        return self.run(self.model.features, torch.from_numpy(images)).numpy()
+
+    @torch.inference_mode()
+    def run(self, compute: Callable[..., Tensor], images: Tensor | Sequence[Tensor]) -> Tensor:
+        """`compute` of pictures wherever they are, in float32 and main memory."""
+        weight = self.model.norm.weight
+        if isinstance(images, Tensor):
+            return compute(images.to(weight.device, weight.dtype)).float().cpu()
+        return compute([image.to(weight.device, weight.dtype) for image in images]).float().cpu()

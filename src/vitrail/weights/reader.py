@@ -1,0 +1,124 @@
+"""Any checkpoint that we know, from a file or a folder."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import VitrailError, WeightsError
+from vitrail.weights import native
+from vitrail.weights.catalogue import FormatName
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.files import Contents, read_contents
+from vitrail.weights.formats import FOREIGN
+from vitrail.weights.infer import Hints, Raw
+from vitrail.weights.layout import find_files, read_json
+from vitrail.weights.wrappers import describe_parts, strip_prefix
+
+# What a reader stumbles over when a file says something absurd where a number or a list should stand.
+NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
+SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
+
+
+def read_checkpoint(
+    path: str | Path,
+    *,
+    format_name: FormatName | None = None,
+    hints: Hints | None = None,
+    allow_pickle: bool = False,
+    verify: bool = True,
+) -> Checkpoint:
+    """Any checkpoint that we know, from a file or a folder; `format_name` names it where its keys do not.
+
+    `verify` compares the checksums of our own files; npz and torch files are always checked by their archives.
+    """
+    source, hints = Path(path), hints or Hints()
+    files = find_files(source)
+    contents = read_files(files, allow_pickle, hints.ema)
+    if "vitrail" in contents.metadata and format_name in (None, "vitrail"):
+        return apply_hints(native.parse_native(files[0], contents.tensors, contents.metadata, verify), hints)
+    if format_name == "vitrail":
+        raise WeightsError(f"{source} is not a checkpoint of vitrail; leave the format out to have it detected.")
+    tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
+    check_distilled(tensors, source)
+    name = format_name or detect_format(tensors, source)
+    raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
+    try:
+        checkpoint = FOREIGN[name].read(raw, hints)
+    except VitrailError as error:
+        message = str(error)
+        raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
+    except NONSENSE as error:
+        raise WeightsError(f"{source}, read as {name}, makes no sense: {error}") from error
+    return replace(
+        checkpoint,
+        file_format=name,
+        origin=replace(checkpoint.origin, source=str(path)),
+        notes=(*contents.notes, *checkpoint.notes),
+        remarks=(*remarks, *checkpoint.remarks),
+    )
+
+
+def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
+    """A checkpoint of ours says everything; what the user says otherwise still counts, as far as the weights allow."""
+    config = checkpoint.config
+    block = replace(
+        config.block,
+        activation=hints.activation or config.block.activation,
+        norm_eps=hints.norm_eps or config.block.norm_eps,
+        attention_scale=hints.attention_scale or config.block.attention_scale,
+    )
+    pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
+    if hints.image_size not in (None, config.image_size):
+        raise WeightsError(f"this checkpoint is for pictures of {config.image_size}; resample it to change that.")
+    return replace(checkpoint, config=replace(config, block=block, pooling=pooling, heads=heads))
+
+
+def _matches(tensors: dict[str, Tensor], format_name: FormatName | None = None) -> list[FormatName]:
+    """The formats, or the one in question, whose keys these are."""
+    names: list[FormatName] = [format_name] if format_name else list(FOREIGN)
+    return [name for name in names if FOREIGN[name].recognises(tensors)]
+
+
+def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Raise for a DeiT with a second class token and a second head, which are unlike anything in the paper's ViT."""
+    for name in tensors:
+        if name.rpartition(".")[2] in ("dist_token", "distillation_token"):
+            raise WeightsError(
+                f"{source} is a DeiT that was trained with distillation: it has the token {name} and a head of its own "
+                "for it, which the paper's ViT has not, so we cannot load it; use the DeiT without distillation "
+                "(deit_base_patch16_224 instead of deit_base_distilled_patch16_224)."
+            )
+
+
+def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
+    """The format whose keys these are."""
+    matches = _matches(tensors)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with source_format=.")
+    if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
+        raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")
+    shown = ", ".join(list(tensors)[:5]) or "none"
+    raise WeightsError(
+        f"the keys of {source} are those of no ViT that we know ({', '.join(FOREIGN)}); its first keys: {shown}."
+    )
+
+
+def read_files(files: list[Path], allow_pickle: bool, ema: bool | None = None) -> Contents:
+    """What one or several files hold together."""
+    contents = read_contents(files[0], allow_pickle, ema)
+    for file in files[1:]:
+        more = read_contents(file, allow_pickle, ema).tensors
+        if twice := sorted(more.keys() & contents.tensors.keys()):
+            raise WeightsError(f"{file} has tensors that another shard has too: {', '.join(twice[:5])}.")
+        contents.tensors.update(more)
+    return contents
+
+
+def read_sidecars(folder: Path) -> dict[str, Any]:
+    """The JSON files that say more about the weights beside them."""
+    return {name: read_json(folder / name) for name in SIDECARS if (folder / name).is_file()}
