@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.evaluate import evaluate
     from vitrail.verbs.evaluation import Evaluation
     from vitrail.verbs.explain import explain
+    from vitrail.verbs.export import export
     from vitrail.verbs.figures import figures
     from vitrail.verbs.inspect import inspect
     from vitrail.verbs.train import demo, plan, resume, train
@@ -47,6 +48,7 @@ _HOME = {
     "embed": "vitrail.verbs.embed",
     "evaluate": "vitrail.verbs.evaluate",
     "explain": "vitrail.verbs.explain",
+    "export": "vitrail.verbs.export",
     "figures": "vitrail.verbs.figures",
     "inspect": "vitrail.verbs.inspect",
     "load": "vitrail.prediction",
@@ -79,6 +81,7 @@ __all__ = [
     "embed",
     "evaluate",
     "explain",
+    "export",
     "figures",
     "inspect",
     "load",

@@ -84,6 +84,11 @@ VERBS = {
         line="Convert a checkpoint to another format, and prove that it computes the same.",
         examples=("vitrail convert B_16.npz vit-b16.safetensors", "vitrail convert runs/train-1 folder --to hf"),
     ),
+    "export": Verb(
+        group="Ship it",
+        line="Export a model to ONNX, OpenVINO or torch.export, and prove that it answers the same.",
+        examples=("vitrail export runs/train-1 model.onnx", "vitrail export runs/train-1 folder --to openvino"),
+    ),
     "models": Verb(
         group="Reference",
         line="List the model variants: patch, layers, width, heads, parameters, GMACs.",

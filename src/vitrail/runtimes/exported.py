@@ -33,6 +33,11 @@ class ExportedRuntime(Generic[Compiled]):
     ) -> None:
         self.name = name
         self.manifest = manifest
+        if manifest.preprocesses:
+            raise WeightsError(
+                "this export prepares its pictures itself, for programs without vitrail; vitrail loads exports that "
+                "were made without the preprocessing."
+            )
         self._compile_for, self._call, self._fixed_batch = compile_for, call, fixed_batch
         self._compiled: dict[int, Compiled] = {}
         self._lock = Lock()

@@ -25,7 +25,7 @@ from vitrail.progress import Progress, pick_progress, working
 from vitrail.tables import load_pyarrow
 from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.embeddings import Embeddings, Floats
-from vitrail.weights.opening import check_source
+from vitrail.weights.locate import locate
 
 
 def embed(
@@ -148,7 +148,7 @@ def _check_model(model: Predictor | str | Path, device: str) -> None:
             raise ConfigError("device= cannot change a loaded model; pass it to vitrail.load instead.")
         return
     pick_device(device)
-    check_source(model)
+    locate(model, allow_export=True)
 
 
 def _stream(pictures: Picture | Iterable[Picture] | None, list_file: str | None) -> Iterator[Named]:

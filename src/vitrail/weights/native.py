@@ -5,6 +5,7 @@ origin, and a checksum per tensor; and `vitrail.crc32`, the checksum of that tex
 damaged file is an error and never a slightly different model.
 """
 
+import hashlib
 import json
 import os
 import zlib
@@ -110,6 +111,16 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(tensors, pool.map(checksum, tensors.values()), strict=True))
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of all the weights with their names, types and shapes: the same for the same weights in any file."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {DTYPES[tensor.dtype]} {tuple(tensor.shape)}\n".encode())
+        digest.update(bytes_of(tensor))
+    return digest.hexdigest()
 
 
 FORMAT = Format(

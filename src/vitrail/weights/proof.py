@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 
-What = Literal["logits", "features"]
+What = str  # logits, features, or another output of an export
 # What belongs to the library that resizes, and to no file: there the target may differ, and the note says how much.
 KERNEL = ("kernel", "antialias", "anchor", "alpha", "orient", "animated")
 SAME_PIXELS = 1e-5  # of the largest

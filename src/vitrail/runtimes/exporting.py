@@ -1,0 +1,177 @@
+"""Checkpoint → ONNX, OpenVINO or torch.export; `proving.py` runs what was written before it is moved into place."""
+
+import json
+import logging
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from vitrail.errors import ConfigError, MissingExtraError, WeightsError
+from vitrail.files import atomic_path
+from vitrail.runtimes.graph import Graph, GraphOptions
+from vitrail.runtimes.manifest import IMAGES, KEY, Manifest
+from vitrail.runtimes.onnx_file import read_onnx_facts
+from vitrail.runtimes.openvino_runtime import crc_of, load_openvino, read_model
+from vitrail.schema import to_dict
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.facts import Facts
+from vitrail.weights.layout import EXPORT_IN_FOLDER
+from vitrail.weights.native import fingerprint
+
+Target = Literal["onnx", "openvino", "torch"]
+SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "openvino": "", "torch": ".pt2"}
+OPSET = 20  # the first with Gelu as one operation; later ones run slower or not at all in today's runtimes
+LARGEST_ONNX = 2_000_000_000  # bytes in one file, which protobuf limits to 2 GiB
+NEEDS: dict[Target, tuple[str, ...]] = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+    "torch": (),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A graph in memory, and what it says about itself."""
+
+    graph: Graph
+    manifest: Manifest
+
+
+def choose_target(path: Path, to: str | None) -> Target:
+    """What a path means by its suffix, unless it is named."""
+    if to is not None and to not in SUFFIXES:
+        raise ConfigError(f"to= must be {', '.join(SUFFIXES)}; got {to!r}.")
+    for target, suffix in SUFFIXES.items():
+        if to == target or (to is None and suffix and path.suffix.lower() == suffix):
+            if path.suffix.lower() != suffix:
+                kind = f"a file that ends in {suffix}" if suffix else "a folder"
+                raise ConfigError(f"to={target!r} writes {kind}; got {path}.")
+            return target
+    raise ConfigError(f'an export ends in .onnx or .pt2, or is a folder with to="openvino"; got {path}.')
+
+
+def check_exportable(target: Target) -> None:
+    """Raise unless the packages are there that write and run it."""
+    if any(find_spec(name) is None for name in NEEDS[target]):
+        raise MissingExtraError(f"exporting to {target}", "export")
+
+
+def prepare_export(checkpoint: Checkpoint, options: GraphOptions) -> Exported:
+    """The graph of a checkpoint, in float32, with its manifest."""
+    graph = Graph(checkpoint.build(), checkpoint.preprocess, options).eval()
+    manifest = Manifest(
+        facts=Facts(**checkpoint.facts()),
+        num_classes=checkpoint.config.num_classes,
+        tokens=checkpoint.config.tokens,
+        outputs=graph.outputs,
+        preprocesses=options.with_preprocess,
+        config=json.dumps(to_dict(checkpoint.config)),
+        weights_sha256=fingerprint(checkpoint.tensors),
+    )
+    return Exported(graph=graph, manifest=manifest)
+
+
+@contextmanager
+def draft_of(path: Path, target: Target) -> Generator[Path]:
+    """A place to write an export to, which takes the place of `path` if all goes well; folders hold exports only."""
+    if target == "openvino" and path.is_dir():
+        known = {EXPORT_IN_FOLDER, Path(EXPORT_IN_FOLDER).with_suffix(".bin").name}
+        if others := sorted(item.name for item in path.iterdir() if item.name not in known):
+            raise WeightsError(
+                f"{path} holds other things, which we will not delete: {', '.join(others[:5])}; name another folder."
+            )
+    elif path.is_dir():
+        raise WeightsError(f"{path} is a folder; name a file that ends in {SUFFIXES[target]}.")
+    with atomic_path(path) as draft:
+        yield draft
+
+
+def write_export(exported: Exported, draft: Path, target: Target) -> None:
+    """Write to a place that nobody reads yet."""
+    if target == "torch":
+        write_program(exported, draft)
+    elif target == "onnx":
+        write_onnx(exported, draft)
+    else:
+        workshop = draft.with_name("graph.onnx")
+        write_onnx(exported, workshop)
+        write_openvino(read_model(workshop), exported.manifest, draft)
+
+
+def write_onnx(exported: Exported, path: Path) -> None:
+    """An ONNX file; one that would be too large keeps its weights in a file beside it."""
+    import onnx
+
+    graph = exported.graph
+    with _quiet():
+        program: Any = torch.onnx.export(
+            graph,
+            (graph.example(),),
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=(_free_sizes(graph),),
+            input_names=[IMAGES],
+            output_names=list(graph.outputs),
+            verbose=False,
+        )
+    size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
+    external = size > LARGEST_ONNX
+    program.save(str(path), external_data=external)
+    manifest = replace(exported.manifest, graph_crc32=read_onnx_facts(path).crc32)
+    model = onnx.load(str(path), load_external_data=False)
+    onnx.helper.set_model_props(model, {KEY: manifest.to_json()})
+    path.write_bytes(model.SerializeToString())
+
+
+def write_openvino(model: Any, manifest: Manifest, folder: Path) -> None:
+    """A folder with the two files of an OpenVINO model."""
+    openvino = load_openvino()
+    folder.mkdir()
+    target = folder / EXPORT_IN_FOLDER
+    for port, name in zip(model.outputs, manifest.outputs, strict=True):
+        port.get_tensor().set_names({name})
+    openvino.save_model(model, str(target), compress_to_fp16=False)
+    model.set_rt_info(replace(manifest, graph_crc32=crc_of(target.with_suffix(".bin"))).to_json(), [KEY])
+    openvino.save_model(model, str(target), compress_to_fp16=False)
+
+
+def write_program(exported: Exported, path: Path) -> None:
+    """A program of torch.export, for torch's own tools."""
+    graph = exported.graph
+    with _quiet():
+        program = torch.export.export(graph, (graph.example(),), dynamic_shapes=(_free_sizes(graph),), strict=False)
+        torch.export.save(program, path, extra_files={f"{KEY}.json": exported.manifest.to_json()})
+
+
+def _free_sizes(graph: Graph) -> dict[int, Any]:
+    """Which dimensions of the input are free: the batch, and the picture's sides where that is asked for."""
+    free: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if graph.options.with_preprocess:
+        free |= {1: torch.export.Dim("height", min=2), 2: torch.export.Dim("width", min=2)}
+    elif graph.options.dynamic_size:
+        rows, columns = (
+            stride * torch.export.Dim(name)
+            for stride, name in zip(graph.model.config.stride, ("rows", "columns"), strict=True)
+        )
+        free |= {2: rows, 3: columns}
+    return free
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """torch's exporter talks about packages that it does not need here."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
