@@ -41,5 +41,5 @@ clean:
 
 # torch comes first and alone: a peer asked for together with it could pull another build.
 .venv/dev.stamp: .venv/core.stamp
-	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,track]'
+	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,track,export]'
 	touch $@
