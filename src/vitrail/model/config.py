@@ -4,9 +4,7 @@ The defaults are the paper's ViT-B/16 at 224 pixels. A config is frozen; change 
 """
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from math import inf, prod
-from operator import sub
 from typing import Literal
 
 from vitrail.errors import ConfigError
@@ -182,8 +180,7 @@ class ViTConfig:
     positions: PositionConfig = field(default_factory=PositionConfig)
     stem: Stem = field(default_factory=PatchStem)
     rates: Rates = field(default_factory=Rates)
-    # Patches that each block merges away ("Token Merging"), one number per block; () merges none. See `with_merging`.
-    merge: tuple[int, ...] = field(default=(), metadata=IF_USED)
+    merge: tuple[int, ...] = field(default=(), metadata=IF_USED)  # patches that each block merges away; (): none
 
     def __post_init__(self) -> None:
         validate(self)
@@ -227,12 +224,9 @@ class ViTConfig:
         if self.merge and len(self.merge) != self.depth:
             raise ConfigError(f"merge must have one number for each of the {self.depth} blocks; got {len(self.merge)}.")
         for block, (count, tokens) in enumerate(zip(self.merge, self.block_tokens, strict=False)):
-            patches = tokens - self.prefix
-            if not 0 <= count <= patches // 2:
-                raise ConfigError(
-                    f"merge must be between 0 and half of the patches that reach a block; block {block} has {patches}, "
-                    f"so at most {patches // 2}; got {count}."
-                )
+            most = (tokens - self.prefix) // 2
+            if not 0 <= count <= most:
+                raise ConfigError(f"merge[{block}] must be between 0 and {most}, half of its patches; got {count}.")
 
     def _settle_equals(self) -> None:
         """Of several spellings of the same model keep one, so that equal models have equal configs."""
@@ -282,7 +276,7 @@ class ViTConfig:
     @property
     def block_tokens(self) -> tuple[int, ...]:
         """Tokens that enter each block, and at the end those that leave the last."""
-        return tuple(accumulate(self.merge or (0,) * self.depth, sub, initial=self.tokens))
+        return tuple(self.tokens - sum(self.merge[:block]) for block in range(self.depth + 1))
 
     @property
     def head_size(self) -> int:
