@@ -1,0 +1,24 @@
+"""What the processes of a test do: train, and at a given step kill themselves without a word."""
+
+import os
+import signal
+from pathlib import Path
+
+from vitrail.ranks import leave_ranks
+from vitrail.training import Listener, TrainConfig, train
+
+
+class Killer(Listener):
+    """Ends its process at a step, on one of the ranks; at step 0: never."""
+
+    def __init__(self, kill_at: int, rank: str) -> None:
+        self.kill_at, self.rank = kill_at, rank
+
+    def stepped(self, step: int, loss: float, images_per_second: float) -> None:
+        if step == self.kill_at and os.environ.get("RANK", "0") == self.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(config: TrainConfig, folder: Path, kill_at: int = 0, rank: str = "0") -> None:
+    train(config, folder, Killer(kill_at, rank))
+    leave_ranks()
