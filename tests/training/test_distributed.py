@@ -16,7 +16,7 @@ from processes import run_ranks
 from vitrail.training import train
 
 from .conftest import quick_config
-from .victims import train_until_killed
+from .victims import run_command, train_until_killed
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*launcher, "--monitor-interval=0.2", "-m", "vitrail", *flags]
-    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=300)
+    assert run_ranks(run_command, tmp_path, flags) == [0, 0]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     rows = tmp_path / "runs" / "train-2" / "results.csv"

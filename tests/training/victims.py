@@ -1,9 +1,11 @@
-"""What the processes of a test do: train, and at a given step kill themselves without a word."""
+"""What the processes of a test do: train, and at a given step kill themselves without a word; or run a command."""
 
 import os
 import signal
+import sys
 from pathlib import Path
 
+from vitrail.cli.main import entry
 from vitrail.ranks import leave_ranks
 from vitrail.training import Listener, TrainConfig, train
 
@@ -22,3 +24,10 @@ class Killer(Listener):
 def train_until_killed(config: TrainConfig, folder: Path, kill_at: int = 0, rank: str = "0") -> None:
     train(config, folder, Killer(kill_at, rank))
     leave_ranks()
+
+
+def run_command(folder: Path, arguments: list[str]) -> None:
+    """As `vitrail ARGUMENTS` in a folder."""
+    os.chdir(folder)
+    sys.argv = ["vitrail", *arguments]
+    entry()
