@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["sklearn.datasets", "torch._dynamo", "torch.distributed.fsdp", "vitrail.training.run", "vitrail.training.display"]
+    ["torch._dynamo", "torch.distributed.fsdp", "vitrail.training.run", "vitrail.training.display"]
 )
 SECONDS = 300  # until a process is taken to hang
 
