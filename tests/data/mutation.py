@@ -288,12 +288,23 @@ def cifar(folder: Path) -> Callable[[random.Random], Path]:
     return make
 
 
+def dump(tree: object) -> str:
+    return yaml.safe_dump(tree, allow_unicode=True, width=10**6)
+
+
 def config(folder: Path) -> Callable[[random.Random], Path]:
     honest = to_dict(TrainConfig())
+    parts = {name: dump({name: value}) for name, value in honest.items()}  # what is not twisted is written once
+
+    def write(tree: object) -> str:
+        if not isinstance(tree, dict) or not tree:
+            return dump(tree)
+        whole = {name for name in tree if name in honest and tree[name] is honest[name]}
+        return "".join(parts[name] if name in whole else dump({name: tree[name]}) for name in sorted(tree))
 
     def make(draw: random.Random) -> Path:
         tree = twist(honest, draw) if draw.random() < 0.8 else honest
-        text = yaml.safe_dump(tree, allow_unicode=True, width=10**6).encode("utf-8", "surrogatepass")
+        text = write(tree).encode("utf-8", "surrogatepass")
         marks = [
             b"&a ",
             b"*a",
