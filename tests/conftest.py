@@ -24,6 +24,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training without its report, which takes seconds, for tests that are about something else."""
+    monkeypatch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
+
+
+@pytest.fixture
 def tiny() -> ViTConfig:
     return TINY
 

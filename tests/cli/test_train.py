@@ -66,6 +66,7 @@ def test_the_head_alone_is_planned_and_trained(pictures: Path, capsys: pytest.Ca
     assert json.loads(Path("head/metrics.json").read_text())["test"]["accuracy"] == 1.0
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
@@ -143,6 +144,7 @@ def test_flags_beat_the_file_which_beats_the_recipe(here: Path, capsys: pytest.C
     assert config["start"]["model"] == "compact-8"
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_time_budget_decides_the_epochs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--minutes", "0.05", "--no-check", "--json", "--out", "short"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -192,6 +194,7 @@ def test_none_turns_things_off(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert (optim["clip"], optim["ema"]) == (None, None)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_config_of_a_run_makes_the_same_run_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--out", "one"]) == 0
     assert main(["train", "--config", "one/config.yaml", "--out", "two", "--no-check"]) == 0
@@ -202,6 +205,7 @@ def test_the_config_of_a_run_makes_the_same_run_again(here: Path, capsys: pytest
     assert main(["train", "--config", "one/config.yaml", "--minutes", "0.02", "--dry-run", "--no-check"]) == 0
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_recipe_with_a_model_takes_weights_instead(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--out", "first"]) == 0
     assert main([*QUICK, "--recipe", "digits", "--weights", "first", "--out", "second"]) == 0
@@ -271,6 +275,7 @@ def test_ctrl_c_after_the_last_step_says_how_to_go_on(
     assert main(["train", "--resume", "run"]) == 0
 
 
+@pytest.mark.usefixtures("no_report")
 def test_demo_learns_and_shows_what_is_next(here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     from vitrail.training import recipes
     from vitrail.training.config import apply_changes

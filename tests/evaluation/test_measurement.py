@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from tests.evaluation.conftest import make_class_folders
 from tests.prediction.conftest import CLASSES, make_predictor
 
+from processes import run_ranks
 from vitrail.data import Dataset, open_data, prepare
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.measurement import Measurement, align_classes, choose, measure_split, order_by_position
@@ -116,9 +116,9 @@ def test_other_classes_are_named(predictor: Predictor, arrays: Dataset) -> None:
         align_classes(nameless, ["a", "b"], by_position=True)
 
 
-def _evaluate_on_a_rank(rank: int, world_size: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+def _evaluate_on_a_rank(folder: str) -> None:
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
     found = measure_split(make_predictor(), open_data(Path(folder) / "animals"))
     arrays = {"logits": found.logits, "targets": found.targets, "samples": found.samples}
     np.savez(f"{folder}/rank-{rank}.npz", keys=np.array(found.keys), broken=np.array(list(found.broken)), **arrays)
@@ -129,7 +129,7 @@ def _evaluate_on_a_rank(rank: int, world_size: int, folder: str) -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_together_give_the_same_bits_as_one(tmp_path: Path, folder: Dataset, world_size: int) -> None:
     alone = measure_split(make_predictor(), folder)
-    mp.start_processes(_evaluate_on_a_rank, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn")
+    assert run_ranks(_evaluate_on_a_rank, str(tmp_path), count=world_size) == [0] * world_size
     for rank in range(world_size):
         found = np.load(tmp_path / f"rank-{rank}.npz")
         for name in ("logits", "targets", "samples"):

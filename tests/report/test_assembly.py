@@ -146,7 +146,7 @@ def test_a_failed_report_does_not_cost_the_training(
     def fail(*_: object) -> None:
         raise DataError("the [disk]\nis gone")
 
-    monkeypatch.setattr("vitrail.report.assembly.write_report", fail)
+    monkeypatch.setattr("vitrail.report.assembly.assemble", fail)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "digits", "--epochs", "1", "--no-check", "--out", "run"]) == 1
     printed = capsys.readouterr()

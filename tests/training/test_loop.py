@@ -6,8 +6,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from processes import run
 from vitrail.errors import VitrailError
 from vitrail.ranks import Ranks
 from vitrail.training import Listener, checkpoint, train
@@ -27,31 +26,12 @@ from vitrail.training.signals import Signals
 from vitrail.weights.opening import open_checkpoint
 
 from .conftest import quick_config
-
-# A run that kills itself without a word at the given step (0: never).
-VICTIM = """
-import os, signal, sys
-from vitrail.training import Listener, TrainConfig, train
-from vitrail.schema import from_dict
-import json, torch
-torch.set_num_threads(int(sys.argv[4]))
-
-class Killer(Listener):
-    def stepped(self, step, loss, images_per_second):
-        if step == int(sys.argv[3]):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-if __name__ == "__main__":
-    train(from_dict(TrainConfig, json.loads(sys.argv[1])), sys.argv[2], Killer())
-"""
+from .victims import train_until_killed
 
 
 def run_victim(folder: Path, kill_at: int, *, threads: int = 1, **changes: object) -> int:
-    from vitrail.schema import to_dict
-
-    config = json.dumps(to_dict(quick_config(**changes)))
-    command = [sys.executable, "-c", VICTIM, config, str(folder), str(kill_at), str(threads)]
-    return subprocess.run(command, capture_output=True, check=False).returncode
+    """How a process ended that trained, until it was killed at the given step (0: never)."""
+    return run(train_until_killed, quick_config(**changes), folder, kill_at, threads=threads)
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -25,12 +25,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes seconds, and is not what the test is about."""
-    monkeypatch.setattr(verbs, "report_on_run", lambda folder, *_, **__: [folder / "report.html"])
-
-
 def numbers(folder: Path) -> dict[str, Any]:
     """metrics.json without what a clock says."""
     facts = json.loads((folder / "metrics.json").read_text())

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from vitrail.drawing import LIGHT, Theme, paint
@@ -33,6 +34,7 @@ STYLE: Any = {
     "savefig.dpi": 300,
 }
 FILTER_SIDE = 0.72  # inches of one filter
+FILTER_GAP = 0.08  # between two of them, as a share of one
 EXAMPLES = 6  # pictures in the attention figure
 EXAMPLE_SIDE = 1.25  # inches of one of them
 PRINTED = 512  # and its pixels
@@ -64,15 +66,20 @@ def plot_filters(filters: Filters, theme: Theme = LIGHT) -> Figure:
         title += f"\n(mean of {channels} channels)"
     height, head = FILTER_SIDE * rows, 0.18 * (title.count("\n") + 1) + 0.08
     figure = _figure(FILTER_SIDE * columns, height + head)
+    axes = figure.add_axes((0, 0, 1, height / (height + head)))  # one for all: each costs as much as all its pictures
     for index, picture in enumerate(filters.pictures):
-        axes = figure.add_subplot(rows, columns, index + 1)
         low, high = picture.min(), picture.max()
         shown = ((picture - low) / (high - low).clamp(min=1e-12)).permute(1, 2, 0).numpy()
         shown = shown if channels == 3 else shown.mean(axis=2)
-        axes.imshow(shown, cmap=None if channels == 3 else "gray", interpolation="nearest")
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set(visible=True, linewidth=0.4)
-    figure.subplots_adjust(wspace=0.08, hspace=0.08, left=0, right=1, bottom=0, top=height / (height + head))
+        tall, wide = (side / max(shown.shape[:2]) for side in shown.shape[:2])
+        left, top = index % columns * (1 + FILTER_GAP), index // columns * (1 + FILTER_GAP)
+        left, top = left + (1 - wide) / 2, top + (1 - tall) / 2
+        box = (left, left + wide, top + tall, top)
+        axes.imshow(shown, cmap=None if channels == 3 else "gray", interpolation="nearest", extent=box)
+        frame = Rectangle((left, top), wide, tall, fill=False, edgecolor=theme.faint, linewidth=0.4, clip_on=False)
+        axes.add_patch(frame)
+    axes.set(xlim=(0, columns * (1 + FILTER_GAP) - FILTER_GAP), ylim=(rows * (1 + FILTER_GAP) - FILTER_GAP, 0))
+    axes.set_axis_off()
     figure.suptitle(title, fontsize=10, y=1.0, va="top")
     return paint(figure, theme)
 

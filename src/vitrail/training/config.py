@@ -3,7 +3,9 @@
 No two fields of the parts below share a name, so that each of them is a setting of its own: `lr`, `mixup`, `epochs`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Literal, cast
 
 from vitrail.data.augment.config import Augment
@@ -171,7 +173,8 @@ class TrainConfig:
 PARTS = ("start", "optim", "schedule", "machine", "augment", "source")
 
 
-def field_homes() -> dict[str, str]:
+@cache
+def field_homes() -> Mapping[str, str]:
     """Setting → the part of `TrainConfig` that has it."""
     homes: dict[str, str] = {}
     for part in PARTS:

@@ -224,10 +224,13 @@ def test_digits() -> None:
     assert data.splits["train"].key(0) == open_data("digits").splits["train"].key(0)
 
 
-def test_digits_match_scikit_learn() -> None:
+@pytest.mark.parametrize("moved", [False, True], ids=["its file", "a file elsewhere"])
+def test_digits_match_scikit_learn(moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
+    if moved:
+        monkeypatch.setattr("vitrail.data.sources.digits.find_spec", lambda _: None)
     for source in open_data("digits").splits.values():
         for index in range(0, len(source), 37):
             row = int(source.key(index).split("/")[1])
