@@ -91,7 +91,7 @@ def test_no_file_grows_past_400_lines(module: Path) -> None:
 
 
 def test_public_names_are_few_and_exist() -> None:
-    assert len(vitrail.__all__) <= 30
+    assert len(vitrail.__all__) <= 32  # the verbs, and the few types that they take and return
     assert vitrail.__all__ == sorted(vitrail.__all__)
     assert set(vitrail.__all__) == {*vitrail._HOME, "__version__"}
     for name in vitrail.__all__:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from vitrail.verbs.explain import explain
     from vitrail.verbs.figures import figures
     from vitrail.verbs.inspect import inspect
+    from vitrail.verbs.models import models
+    from vitrail.verbs.predict import predict
+    from vitrail.verbs.summary import summary
     from vitrail.verbs.train import demo, plan, resume, train
     from vitrail.weights.infer import Hints
 
@@ -50,12 +53,15 @@ _HOME = {
     "figures": "vitrail.verbs.figures",
     "inspect": "vitrail.verbs.inspect",
     "load": "vitrail.prediction",
+    "models": "vitrail.verbs.models",
     "open_data": "vitrail.verbs.data",
     "plan": "vitrail.verbs.train",
+    "predict": "vitrail.verbs.predict",
     "recipe": "vitrail.training.recipes",
     "resume": "vitrail.verbs.train",
     "shard_data": "vitrail.verbs.data",
     "show_data": "vitrail.verbs.data",
+    "summary": "vitrail.verbs.summary",
     "train": "vitrail.verbs.train",
     "variants": "vitrail.model",
 }
@@ -82,12 +88,15 @@ __all__ = [
     "figures",
     "inspect",
     "load",
+    "models",
     "open_data",
     "plan",
+    "predict",
     "recipe",
     "resume",
     "shard_data",
     "show_data",
+    "summary",
     "train",
     "variants",
 ]

@@ -5,8 +5,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail import schema
-
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
 Raw = Annotated[
     bool,
@@ -38,8 +36,3 @@ NormEps = Annotated[float | None, Parameter(help="LayerNorm's epsilon, instead o
 Ema = Annotated[
     bool | None, Parameter(help="Of a torch file with both: take the moving average of the weights, or not.")
 ]
-
-
-def parse_size(text: str | None) -> tuple[int, int] | None:
-    """The height and width that a `Size` option means."""
-    return None if text is None else schema.parse_size(text)

@@ -16,7 +16,7 @@ from vitrail.explanation.explained import Explained, Explanations, unique_stems
 from vitrail.explanation.explanation import Method, Subject, target_index
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress
-from vitrail.verbs.models import name_of, open_model
+from vitrail.verbs.loading import name_of, open_model
 from vitrail.verbs.pictures import Pictures, gather_pictures, is_single
 from vitrail.wording import reason
 
@@ -79,7 +79,7 @@ def explain_all(
     if method != "auto" and method not in METHODS:
         raise ConfigError(f"unknown method {method!r}; {suggest(str(method), ('auto', *METHODS))}")
     gathered = gather_pictures(pictures)
-    predictor = open_model(model, device, progress)
+    predictor = open_model(model, device, progress=progress)
     work = _Work(predictor, target, _numbers(layers), _numbers(heads), score)
     target_index(predictor, target)
     check_choice(predictor.model, work.layers, work.heads)
