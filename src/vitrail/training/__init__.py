@@ -5,7 +5,7 @@ choosing    the whole config, from what was asked for and what suits the data
 building    config → data, model, loaders; measuring finds out what the run will take
 optim       which weights change and how; muon, schedule
 gradients   the gradient of one batch, in micro-batches; ranks: one process or torchrun's many
-loop        the training loop; judging evaluates, checkpoint makes it resumable, signals and listener connect it
+loop        the training loop; judging evaluates, snapshots make it resumable, signals and listener connect it
 run         the run folder, from its first file to its last
 """
 
