@@ -22,8 +22,7 @@ from vitrail.training.averaging import Average
 from vitrail.training.batches import Batches
 from vitrail.training.building import Setup, check_strategy
 from vitrail.training.curves import Row, append_row, keep_rows
-from vitrail.training.engines import make_engine, pick_precision
-from vitrail.training.gradients import Lanes, Plain
+from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision
 from vitrail.training.judging import Judgement, judge
 from vitrail.training.listener import Listener
 from vitrail.training.objectives import make_objective
@@ -52,7 +51,7 @@ class Trainer:
         self.model = setup.model.to(ranks.device)
         self.model.gradient_checkpointing = config.machine.recompute
         self.objective = make_objective(setup)
-        self.sharded = config.machine.strategy == "fsdp" and self.objective.can_be_sharded
+        self.sharded = config.machine.strategy == "fsdp" and config.start.training.can_be_sharded
         self.module = spread(self.objective.module, ranks, "fsdp" if self.sharded else "ddp")
         depth = self.model.config.depth
         self.optimizers = build_optimizers(self.model, config.optim, depth)
