@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def check_device(name: str) -> None:
+def check_device(name: "str | torch.device") -> None:
     """Raise for a device that cannot be used. The names that always can load no torch."""
     if name not in ("auto", "cpu"):
         pick_device(name)

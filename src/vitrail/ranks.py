@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 from uuid import uuid4
@@ -97,14 +97,13 @@ def current_ranks() -> Ranks:
 @contextmanager
 def shared_ranks() -> Generator[Ranks]:
     """The ranks that torchrun started, together for as long as the block lasts; one of one without torchrun."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+    if dist.is_initialized():
         yield current_ranks()
         return
-    dist.init_process_group("gloo")  # what is gathered lies in main memory, whatever computes
     try:
-        yield current_ranks()
+        yield join_ranks("cpu")  # what is gathered lies in main memory, whatever computes
     finally:
-        dist.destroy_process_group()
+        leave_ranks()
 
 
 def join_ranks(device_name: str) -> Ranks:
@@ -117,7 +116,7 @@ def join_ranks(device_name: str) -> Ranks:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         _meet("nccl" if device.type == "cuda" else "gloo")
-    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
+    return replace(current_ranks(), device=device)
 
 
 def _meet(backend: str) -> None:

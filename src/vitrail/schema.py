@@ -72,10 +72,10 @@ def validate(config: Any) -> None:
         object.__setattr__(config, name, _parse(hint, getattr(config, name), f"{cls.__name__}.{name}"))
 
 
-def parse_size(text: str) -> tuple[int, int]:
+def parse_size(text: str, name: str = "a size") -> tuple[int, int]:
     """The height and width that a text means: 384, or HEIGHTxWIDTH."""
     if not re.fullmatch(r"\d+(x\d+)?", text):
-        raise ConfigError(f"a size must be one number or HEIGHTxWIDTH, such as 384 or 224x320; got {text!r}.")
+        raise ConfigError(f"{name} must be one number or HEIGHTxWIDTH, such as 384 or 224x320; got {text!r}.")
     height, _, width = text.partition("x")
     return int(height), int(width or height)
 

@@ -1,10 +1,12 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from vitrail.cli.main import main
+from vitrail.cli.options import HintFlags
+from vitrail.weights.infer import Hints
 from vitrail.weights.reader import read_checkpoint
 from vitrail.weights.writer import write_checkpoint
 
@@ -17,6 +19,10 @@ def test_the_table_and_the_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     for fact in ("google", "3 blocks, width 32, 4 heads, MLP 64", "gelu_tanh", "17: [cls] + patches", "32,679"):
         assert fact in printed
     assert "warning: the 7 classes have no names" in printed
+
+
+def test_every_hint_is_a_flag() -> None:
+    assert {field.name for field in fields(HintFlags)} == {field.name for field in fields(Hints)}
 
 
 def test_an_attention_scale_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,14 @@ from tests.prediction.conftest import CLASSES, make_predictor
 from processes import run_ranks
 from vitrail.data import Dataset, open_data, prepare
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.measurement import Measurement, align_classes, choose, measure_split, order_by_position
+from vitrail.evaluation.measurement import (
+    Measurement,
+    align_classes,
+    choose,
+    measure_split,
+    order_by_position,
+    pick_split,
+)
 from vitrail.evaluation.views import views
 from vitrail.prediction import Predictor
 
@@ -50,6 +57,17 @@ def test_a_broken_picture_is_left_out_and_named(predictor: Predictor, folder: Da
     np.testing.assert_allclose(
         found.logits[place], straightforward(predictor, folder, int(found.samples[place])), rtol=1e-4, atol=1e-4
     )
+
+
+def test_all_splits_together_can_be_taken_apart_again(arrays: Dataset) -> None:
+    everything = pick_split(arrays, "all")
+    sizes = [len(source) for source in arrays.splits.values()]
+    assert len(everything) == sum(sizes)
+    last = list(arrays.splits.values())[-1]
+    part = everything.select([sizes[0] + 1, 0, len(everything) - 1]).select([2, 0])
+    assert part.labels.tolist() == [last.labels[-1], everything.labels[sizes[0] + 1]]
+    assert [part.key(0), part.key(1)] == [last.key(len(last) - 1), everything.key(sizes[0] + 1)]
+    np.testing.assert_array_equal(part.picture(0), last.picture(len(last) - 1))
 
 
 def test_too_many_broken_pictures_are_an_error(predictor: Predictor, tmp_path: Path) -> None:

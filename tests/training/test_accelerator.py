@@ -12,7 +12,7 @@ from vitrail.data import open_data
 from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import METHODS, explain, explain_by
 from vitrail.explanation.figures import attention_distance, patch_filters, position_similarity
-from vitrail.training import engines, train
+from vitrail.training import gradients, train
 from vitrail.training.gradients import Plain
 from vitrail.training.loop import Trainer
 from vitrail.training.objectives import count
@@ -35,7 +35,7 @@ def test_the_pretence_refuses_what_a_device_refuses() -> None:
 
 def test_a_run_with_validation_and_what_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training, validation, the final evaluation, then prediction, evaluation and explanation of the model."""
-    monkeypatch.setattr(engines, "suits_lanes", lambda *_: False)  # which are for CPUs
+    monkeypatch.setattr(gradients, "suits_lanes", lambda *_: False)  # which are for CPUs
     with pretending() as pretence:
         outcome = train(quick_config(epochs=1, device=str(DEVICE)), tmp_path / "run")
         trained = pretence.seen

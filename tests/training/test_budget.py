@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from vitrail.errors import ConfigError
 from vitrail.training import Listener, Schedule, loop
 from vitrail.training.budget import Pace, curve_position, first_plan, fitting_epochs, revise
-from vitrail.training.checkpoint import list_checkpoints, read_progress
 from vitrail.training.config import describe_config
 from vitrail.training.curves import Row, read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.run import refuse_conflicts
 from vitrail.training.schedule import lr_factor
+from vitrail.training.snapshots import list_snapshots, read_progress
 
 from .conftest import quick_config
 
@@ -131,7 +131,7 @@ def test_a_resumed_run_goes_on_with_its_plan(make_trainer: Callable[..., Trainer
     two = Watch(stopped, clock, lambda epoch: speeds.get(epoch, 25.0), stop_at=13)  # in the fourth epoch
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
-    saved = read_progress(list_checkpoints(stopped.last)[-1])
+    saved = read_progress(list_snapshots(stopped.last)[-1])
     assert saved.step == 12
     assert saved.plan is not None
     assert saved.plan.epochs == whole.progress.epoch

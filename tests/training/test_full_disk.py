@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitrail.training.checkpoint import list_checkpoints
 from vitrail.training.loop import Trainer
+from vitrail.training.snapshots import list_snapshots
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_the_last_good_checkpoint_survives(make_trainer: Callable[..., Trainer],
     with pytest.raises(OSError, match="cannot write the checkpoint.*No space left|No space left"):
         trainer.run()
     last = small_disk / "weights" / "last"
-    kept = list_checkpoints(last)
+    kept = list_snapshots(last)
     assert kept, "the last good one is still there"
     assert not list(last.glob(".*")), "nothing half-written is left"
     (small_disk / "other").unlink()

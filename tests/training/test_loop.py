@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from processes import run
 from vitrail.errors import VitrailError
 from vitrail.ranks import Ranks
-from vitrail.training import Listener, checkpoint, train
-from vitrail.training.checkpoint import list_checkpoints
+from vitrail.training import Listener, snapshots, train
 from vitrail.training.curves import Row, best_row
 from vitrail.training.judging import Judgement
 from vitrail.training.loop import Trainer
 from vitrail.training.signals import Signals
+from vitrail.training.snapshots import list_snapshots
 from vitrail.weights.opening import open_checkpoint
 
 from .conftest import quick_config
@@ -35,7 +35,7 @@ def run_victim(folder: Path, kill_at: int, *, threads: int = 1, **changes: objec
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest = list_checkpoints(folder / "weights" / "last")[-1]
+    newest = list_snapshots(folder / "weights" / "last")[-1]
     return load_file(next(newest.glob("*.safetensors")))
 
 
@@ -74,13 +74,13 @@ def test_killed_while_writing_a_checkpoint(make_trainer: Callable[..., Trainer],
     """Whatever is half-written is not taken for a checkpoint, and swept away by the next one."""
     trainer = make_trainer()
     trainer.save()
-    monkeypatch.setattr(checkpoint, "_finish", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(snapshots, "_finish", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     trainer.progress.step = 9
     with pytest.raises(KeyboardInterrupt):
         trainer.save()
     monkeypatch.undo()
     folder = trainer.folder / "weights" / "last"
-    assert [path.name for path in list_checkpoints(folder)] == ["step-000000000"]
+    assert [path.name for path in list_snapshots(folder)] == ["step-000000000"]
     trainer.save()
     assert {path.name for path in folder.iterdir()} == {"step-000000000", "step-000000009"}
 
@@ -188,7 +188,7 @@ def test_divergence_is_rescued_or_given_up_with_a_reason(make_trainer: Callable[
     assert len(notes.notes) == 3
     assert "not finite" in notes.notes[0]
     assert "learning rate at 0.5" in notes.notes[0]
-    assert list_checkpoints(trainer.folder / "weights" / "last"), "the last good state is still there"
+    assert list_snapshots(trainer.folder / "weights" / "last"), "the last good state is still there"
 
 
 def test_divergence_once_is_survived(make_trainer: Callable[..., Trainer], monkeypatch) -> None:

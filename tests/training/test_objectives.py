@@ -3,8 +3,9 @@
 import ast
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ import torch.nn.functional as F
 from vitrail.ranks import Ranks
 from vitrail.training import loop
 from vitrail.training.building import Setup
+from vitrail.training.config import TRAININGS, Start
 from vitrail.training.gradients import Scores
 from vitrail.training.judging import Judgement
 from vitrail.training.loop import Trainer
-from vitrail.training.objectives import Classification, HeadOnFeatures, make_objective
+from vitrail.training.objectives import OBJECTIVES, Classification, make_objective
 from vitrail.training.state import Progress
 
 LOGITS = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
@@ -87,6 +89,37 @@ def test_no_branch_of_the_loop_names_a_recipe() -> None:
     tree = ast.parse(Path(loop.__file__).read_text(encoding="utf-8"))
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    assert not {"only_head", "cross_entropy", "Any"} & names
+    assert not {"on_features", "part", "cross_entropy", "Any"} & names
     assert not {"head", "linear", "all"} & texts
-    assert HeadOnFeatures.can_be_sharded is False
+
+
+def test_what_train_may_be_is_known_in_two_tables_and_asked_nowhere_else() -> None:
+    """So a new objective touches these two files only."""
+    values = set(get_args(get_type_hints(Start)["train"]))
+    assert values == set(TRAININGS) == set(OBJECTIVES)
+    folder = Path(loop.__file__).parent
+    asking = {path.name for path in folder.glob("*.py") if "start.train" in _attributes(path)}
+    assert asking == {"objectives.py"}
+
+
+def _attributes(path: Path) -> set[str]:
+    """What is read of an object, as `start.train`."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {
+        f"{getattr(node.value, 'attr', getattr(node.value, 'id', ''))}.{node.attr}"
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+    }
+
+
+def test_what_is_not_trained_is_frozen(make_setup: Callable[..., Setup]) -> None:
+    setup = make_setup()
+    config = setup.config
+    on_head = replace(config, start=replace(config.start, train="head", model=None, weights="x"))
+    make_objective(replace(setup, config=on_head))
+    assert {name for name, weight in setup.model.named_parameters() if weight.requires_grad} == {
+        "head.weight",
+        "head.bias",
+    }
+    make_objective(setup)
+    assert all(weight.requires_grad for weight in setup.model.parameters())

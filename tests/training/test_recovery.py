@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vitrail.errors import VitrailError, WeightsError
-from vitrail.training import Listener, checkpoint
-from vitrail.training.checkpoint import list_checkpoints, verify
+from vitrail.training import Listener, snapshots
 from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.run import sweep
 from vitrail.training.signals import InterruptedRunError
+from vitrail.training.snapshots import list_snapshots, verify
 from vitrail.training.state import STATE
 
 from .test_loop import Notes
@@ -41,7 +41,7 @@ def begun(make_trainer: Callable[..., Trainer]) -> Trainer:
 def test_a_flipped_bit_is_named_and_the_older_checkpoint_used(
     begun: Trainer, make_trainer: Callable[..., Trainer]
 ) -> None:
-    newest = list_checkpoints(begun.last)[-1]
+    newest = list_snapshots(begun.last)[-1]
     flip(shard(newest))
     with pytest.raises(WeightsError, match=rf"{shard(newest)} is damaged: its checksum does not match"):
         verify(newest)
@@ -53,14 +53,14 @@ def test_a_flipped_bit_is_named_and_the_older_checkpoint_used(
     assert again.progress.step == 4
     assert (again.last / "damaged-step-000000008").is_dir()
     assert again.run().epoch == 2
-    assert list_checkpoints(again.last)[-1].name == "step-000000008"
+    assert list_snapshots(again.last)[-1].name == "step-000000008"
     for name, tensor in begun.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name]), "from there it is the same run"
 
 
 @pytest.mark.parametrize("damage", ["state", "missing", "extra"])
 def test_other_damage(damage: str, begun: Trainer, make_trainer: Callable[..., Trainer]) -> None:
-    newest = list_checkpoints(begun.last)[-1]
+    newest = list_snapshots(begun.last)[-1]
     if damage == "state":
         text = (newest / STATE).read_text()
         (newest / STATE).write_text(text.replace('"lr_scale": 1.0', '"lr_scale": 0.5'))
@@ -74,7 +74,7 @@ def test_other_damage(damage: str, begun: Trainer, make_trainer: Callable[..., T
 
 
 def test_without_a_whole_checkpoint_there_is_an_error(begun: Trainer, make_trainer: Callable[..., Trainer]) -> None:
-    for path in list_checkpoints(begun.last):
+    for path in list_snapshots(begun.last):
         flip(shard(path))
     with pytest.raises(WeightsError, match="none of the checkpoints in .* is whole"):
         make_trainer(epochs=2).resume()
@@ -86,7 +86,7 @@ def spoil(path: Path, part: str) -> None:
     name = next(name for name in tensors if name.startswith(part) and tensors[name].numel() > 1)
     tensors[name].fill_(float("nan"))
     facts = json.loads((path / STATE).read_text())
-    state = checkpoint.read_state(path)
+    state = snapshots.read_state(path)
     metadata = None
     from safetensors import safe_open
 
@@ -94,14 +94,14 @@ def spoil(path: Path, part: str) -> None:
         metadata = file.metadata()
     save_file(tensors, shard(path), metadata)
     (path / STATE).unlink()
-    checkpoint.write_state(path, state.progress, facts["world_size"])
+    snapshots.write_state(path, state.progress, facts["world_size"])
 
 
 @pytest.mark.parametrize("part", ["model.", "optimizer."])
 def test_a_checkpoint_with_nan_is_not_tried_three_times(
     part: str, begun: Trainer, make_trainer: Callable[..., Trainer]
 ) -> None:
-    spoil(list_checkpoints(begun.last)[-1], part)
+    spoil(list_snapshots(begun.last)[-1], part)
     again = make_trainer(epochs=3)
     again.listener = notes = Notes()
     again.resume()
@@ -151,10 +151,10 @@ def test_links_are_refused(begun: Trainer, make_trainer: Callable[..., Trainer],
             action()
     other.last.unlink()
     other.last.mkdir()
-    (other.last / "step-000000004").symlink_to(list_checkpoints(begun.last)[0])
+    (other.last / "step-000000004").symlink_to(list_snapshots(begun.last)[0])
     with pytest.raises(WeightsError, match="it is a link to"):
         other.run()
-    assert len(list_checkpoints(begun.last)) == 2, "nothing of the other run was touched"
+    assert len(list_snapshots(begun.last)) == 2, "nothing of the other run was touched"
 
 
 def test_leftover_drafts_are_removed_at_the_next_start(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitrail.training import engines, memory
+from vitrail.training import gradients, memory
 
 # A Windows as far as the standard library goes; then everything is imported, and a run trained and resumed.
 WINDOWS = """
@@ -57,7 +57,7 @@ def test_memory_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -
 def test_emulated_bf16_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch answers on a GPU older than Ampere: yes, unless emulation is left out."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert engines.pick_precision("auto", torch.device("cuda")) == "float32"
+    assert gradients.pick_precision("auto", torch.device("cuda")) == "float32"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
-    assert engines.pick_precision("auto", torch.device("cuda")) == "bf16"
-    assert engines.pick_precision("auto", torch.device("cpu")) == "float32"
+    assert gradients.pick_precision("auto", torch.device("cuda")) == "bf16"
+    assert gradients.pick_precision("auto", torch.device("cpu")) == "float32"

@@ -125,8 +125,8 @@ def test_settings_are_checked_before_anything_is_opened(options: dict[str, Any],
 
 def test_what_is_open_already_cannot_be_changed(flat: Path) -> None:
     model, data = vitrail.load("run"), open_data(flat)
-    with pytest.raises(ConfigError, match="device= cannot change a loaded model"):
-        evaluate(model, data, device="cpu")
+    with pytest.raises(ConfigError, match="classes= cannot change a loaded model"):
+        evaluate(model, data, classes=CLASSES)
     with pytest.raises(ConfigError, match="split_seed= cannot change an open data set"):
         evaluate(model, data, split_seed=3)
     with pytest.raises(ConfigError, match="probe= has no 'kn'"):

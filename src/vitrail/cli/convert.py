@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from vitrail.cli.options import (
-    Activation,
-    AttentionScale,
-    Classes,
-    Ema,
-    Heads,
-    Json,
-    NormEps,
-    Pooling,
-    Size,
-)
+from vitrail.cli.options import NO_HINTS, Classes, HintFlags, Json
 from vitrail.cli.printing import SteadyConsole, print_json
 from vitrail.weights.catalogue import FormatName
 from vitrail.wording import counted
@@ -32,18 +22,12 @@ def convert(
     *,
     to: FormatName = "vitrail",
     source_format: Annotated[FormatName | None, Parameter(name="--from")] = None,
-    image_size: Size = None,
-    resize: Size = None,
+    resize: str | None = None,
     resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] | None = None,
     channels: int | None = None,
     num_classes: int | None = None,
     classes: Classes = None,
-    heads: Heads = None,
-    pooling: Pooling = None,
-    activation: Activation = None,
-    norm_eps: NormEps = None,
-    ema: Ema = None,
-    attention_scale: AttentionScale = None,
+    hints: Annotated[HintFlags, Parameter(name="*")] = NO_HINTS,
     drop_representation: bool = False,
     fold_class_position: bool = False,
     pictures: tuple[Path, ...] = (),
@@ -65,8 +49,6 @@ def convert(
         The format to write.
     source_format
         The format of the source, where its keys do not tell.
-    image_size
-        The size of the source's pictures, where the file does not tell (not square).
     resize
         Resample the positions for pictures of this size: 384, or HEIGHTxWIDTH.
     resample
@@ -111,13 +93,7 @@ def convert(
         verify_with_peer=verify_with_peer,
         overwrite=overwrite,
         progress=True,
-        image_size=image_size,
-        heads=heads,
-        pooling=pooling,
-        activation=activation,
-        norm_eps=norm_eps,
-        ema=ema,
-        attention_scale=attention_scale,
+        **dataclasses.asdict(hints),
     )
     if as_json:
         print_json({"target": str(target), **dataclasses.asdict(conversion)})

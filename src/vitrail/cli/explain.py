@@ -60,7 +60,8 @@ def explain(
     check_run_folder(out)
     layer_numbers, head_numbers = parse_numbers("layers", layers), parse_numbers("heads", heads)
     source, names = tell_apart(pictures, model, explain)
-    from vitrail.verbs.explain import explain_all
+    from vitrail.explanation.explained import Explanations
+    from vitrail.verbs.explain import explain as explain_all
 
     explanations = explain_all(
         source,
@@ -73,6 +74,7 @@ def explain(
         device=device,
         progress=True,
     )
+    assert isinstance(explanations, Explanations)  # a sequence of names, however many
     written = explanations.save(new_run_folder("explain", out), progress=True)
     if as_json:
         print_json(_as_json(explanations, written))

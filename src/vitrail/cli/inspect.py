@@ -1,12 +1,13 @@
 """`vitrail inspect`: what a checkpoint is, and what may be wrong with it."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.cli.options import Activation, AttentionScale, Ema, Heads, Json, NormEps, Pooling, Size
+from vitrail.cli.options import NO_HINTS, HintFlags, Json
 from vitrail.cli.printing import SteadyConsole, print_json
 from vitrail.weights.catalogue import FormatName
 
@@ -20,13 +21,7 @@ def inspect(
     source: str,
     *,
     source_format: Annotated[FormatName | None, Parameter(name="--from")] = None,
-    image_size: Size = None,
-    heads: Heads = None,
-    pooling: Pooling = None,
-    activation: Activation = None,
-    norm_eps: NormEps = None,
-    ema: Ema = None,
-    attention_scale: AttentionScale = None,
+    hints: Annotated[HintFlags, Parameter(name="*")] = NO_HINTS,
     as_json: Json = False,
 ) -> int:
     """Show what a checkpoint is, and what may be wrong with it; exit code 1 if it cannot work as it is.
@@ -37,22 +32,10 @@ def inspect(
         A file, a folder, hf://owner/name or google://NAME.
     source_format
         The format of the source, where its keys do not tell.
-    image_size
-        The size of its pictures, where the file does not tell (not square).
     """
     from vitrail.verbs import inspect as verb
 
-    inspection = verb.inspect(
-        source,
-        source_format=source_format,
-        image_size=image_size,
-        heads=heads,
-        pooling=pooling,
-        activation=activation,
-        norm_eps=norm_eps,
-        ema=ema,
-        attention_scale=attention_scale,
-    )
+    inspection = verb.inspect(source, source_format=source_format, **dataclasses.asdict(hints))
     if as_json:
         print_json(inspection.facts)
     else:

@@ -1,11 +1,10 @@
 """Options that several verbs share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-
-from vitrail import schema
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
 Raw = Annotated[
@@ -27,19 +26,28 @@ Classes = Annotated[
     ),
 ]
 
-# What a foreign checkpoint may not say, or what the user knows better.
-Heads = Annotated[int | None, Parameter(help="Number of heads, where the file does not tell.")]
-Pooling = Annotated[Literal["cls", "mean", "map"] | None, Parameter(help="Pooling, instead of what the keys suggest.")]
-Activation = Annotated[Literal["gelu", "gelu_tanh"] | None, Parameter(help="GELU, instead of the format's own.")]
-AttentionScale = Annotated[
-    float | None, Parameter(help="What scores are multiplied with before the softmax, instead of 1 / √(head size).")
-]
-NormEps = Annotated[float | None, Parameter(help="LayerNorm's epsilon, instead of the format's own.")]
-Ema = Annotated[
-    bool | None, Parameter(help="Of a torch file with both: take the moving average of the weights, or not.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class HintFlags:
+    """What a foreign checkpoint may not say, or what the user knows better: `Hints`, as they are typed."""
+
+    image_size: Annotated[
+        str | None, Parameter(help="The size of the source's pictures, where the file does not tell (not square).")
+    ] = None
+    heads: Annotated[int | None, Parameter(help="Number of heads, where the file does not tell.")] = None
+    pooling: Annotated[
+        Literal["cls", "mean", "map"] | None, Parameter(help="Pooling, instead of what the keys suggest.")
+    ] = None
+    activation: Annotated[Literal["gelu", "gelu_tanh"] | None, Parameter(help="GELU, instead of the format's own.")] = (
+        None
+    )
+    norm_eps: Annotated[float | None, Parameter(help="LayerNorm's epsilon, instead of the format's own.")] = None
+    ema: Annotated[
+        bool | None, Parameter(help="Of a torch file with both: take the moving average of the weights, or not.")
+    ] = None
+    attention_scale: Annotated[
+        float | None, Parameter(help="What scores are multiplied with before the softmax, instead of 1 / √(head size).")
+    ] = None
 
 
-def parse_size(text: str | None) -> tuple[int, int] | None:
-    """The height and width that a `Size` option means."""
-    return None if text is None else schema.parse_size(text)
+NO_HINTS = HintFlags()

@@ -3,10 +3,10 @@
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from typing import Annotated, get_type_hints
 
 from cyclopts import Parameter
 
@@ -15,9 +15,6 @@ from vitrail.cli.printing import SteadyConsole, print_end, progress_bar, working
 from vitrail.cli.rows import Format, choose_format, open_rows
 from vitrail.errors import ConfigError
 from vitrail.wording import counted
-
-if TYPE_CHECKING:
-    from vitrail.prediction.predictor import Named
 
 BROKEN = 1
 Model = Annotated[
@@ -46,7 +43,7 @@ def predict(
     batch_size: int | None = None,
     device: Device = "auto",
 ) -> int:
-    """Say what is on pictures: vitrail predict [MODEL] PICTURES…
+    """Classify pictures: vitrail predict [MODEL] PICTURES…
 
     A picture that cannot be read becomes a row with its error, and the exit code is 1.
 
@@ -65,28 +62,26 @@ def predict(
     batch_size
         Pictures per call of the model [default: what suits it].
     """
-    from vitrail.device import check_device
-    from vitrail.prediction import load
     from vitrail.prediction.arguments import check_standard_input
-    from vitrail.weights.class_names import read_class_names
+    from vitrail.verbs.predict import Predictions
+    from vitrail.verbs.predict import predict as predict_all
 
-    if top_k < 1:
-        raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
     chosen = choose_format(form, out, raw=raw)
     check_standard_input(pictures, list_file)
-    check_device(device)
-    if classes is not None:
-        read_class_names(classes)  # wrong ones are told before anything is opened
     source, names = tell_apart(pictures, model, predict)
-    stream = gather(names, list_file)
     with working(f"loading {source}"):
-        predictor = load(source, class_names=classes, device=device)
-    top_k = min(top_k, predictor.num_classes or top_k)
+        predictions = predict_all(
+            source, names, list_file=list_file, classes=classes, top_k=top_k, batch_size=batch_size, device=device
+        )
+    assert isinstance(predictions, Predictions)  # a sequence of names, however many
     count = broken = 0
     start = time.perf_counter()
     shown = out is None and sys.stdout.isatty()  # the rows themselves show how far it is, and a bar would cross them
-    with progress_bar("pictures", speaks=not shown) as advance, open_rows(chosen, out, top_k, raw=raw) as write:
-        for row in predictor.predict_named(stream, top_k=top_k, batch_size=batch_size):
+    with (
+        progress_bar("pictures", speaks=not shown) as advance,
+        open_rows(chosen, out, predictions.top_k, raw=raw) as write,
+    ):
+        for row in predictions:
             write(row)
             count += 1
             broken += row.error is not None
@@ -117,22 +112,6 @@ def _options(verb: Callable[..., int]) -> list[str]:
         written = [str(text) for texts in told for text in ([texts] if isinstance(texts, str) else texts or ())]
         names += written or [f"--{name.replace('_', '-')}"]
     return names
-
-
-def gather(names: tuple[str, ...], list_file: str | None) -> "Iterator[Named]":
-    """The pictures that were named, then those of the list; the list may name some that are not there."""
-    from vitrail.prediction.arguments import check_standard_input
-    from vitrail.prediction.pictures import find_pictures, name_paths, read_list
-
-    check_standard_input(names, list_file)
-    found = find_pictures(names)
-
-    def both() -> "Iterator[Named]":
-        yield from found
-        if list_file is not None:
-            yield from name_paths(read_list(list_file))
-
-    return both()
 
 
 def _report(count: int, broken: int, seconds: float) -> None:

@@ -1,50 +1,35 @@
-"""Predictions as rows: a table that grows line by line, JSON lines, CSV or Parquet."""
+"""Predictions on the terminal or in a pipe: a table that grows line by line, or rows for programs."""
 
-import json
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.text import Text
 
 from vitrail.cli.printing import PlainConsole, plain
 from vitrail.errors import ConfigError
-from vitrail.tables import load_pyarrow, row_writer
+from vitrail.verbs.rows import Write, check_raw, choose_file_format, open_file, text_writer
 
 if TYPE_CHECKING:
     from vitrail.prediction import Prediction
 
 Format = Literal["table", "jsonl", "csv", "parquet"]
-Write = Callable[["Prediction"], None]
-SUFFIXES: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-GROUP = 4096  # rows of a Parquet file that are written together
 NAME_WIDTH = 44
 LABEL_WIDTH = 22
 
 
 def choose_format(asked: Format | None, out: Path | None, *, raw: bool = False) -> Format:
     """What was asked for, or what the file's name says."""
-    chosen = _choose(asked, out)
-    if raw and chosen != "csv":
-        raise ConfigError(f"--raw is about the cells of CSV files; leave it out for {chosen}, or add --format csv.")
-    return chosen
-
-
-def _choose(asked: Format | None, out: Path | None) -> Format:
-    if out is None:
-        if asked == "parquet":
-            raise ConfigError("--format parquet needs --out FILE.parquet: it cannot be printed.")
-        return asked or "table"
-    found = asked or SUFFIXES.get(out.suffix.lower())
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder; name a file, such as {out / 'labels.csv'}.")
-    if found is None:
-        raise ConfigError(f"--out {out} must end in {', '.join(SUFFIXES)}, or say --format.")
-    if found == "table":
-        raise ConfigError("--out writes jsonl, csv or parquet; a table is for the terminal.")
-    return found
+    if out is not None:
+        if asked == "table":
+            raise ConfigError("--out writes jsonl, csv or parquet; a table is for the terminal.")
+        return choose_file_format(asked, out, raw=raw)
+    if asked == "parquet":
+        raise ConfigError("--format parquet needs --out FILE.parquet: it cannot be printed.")
+    check_raw(asked or "table", raw=raw)
+    return asked or "table"
 
 
 @contextmanager
@@ -52,71 +37,12 @@ def open_rows(form: Format, out: Path | None, top_k: int, *, raw: bool = False) 
     """Where rows go, one at a time; a file appears under its name only when it is whole."""
     if form == "table":
         yield _Table(top_k).write
-        return
-    if out is None:
-        with _writer(form, sys.stdout, top_k, raw) as write:
+    elif out is not None:
+        with open_file(form, out, top_k, raw=raw) as write:
             yield write
-        return
-    from vitrail.files import atomic_path
-
-    with atomic_path(out) as draft:
-        if form == "parquet":
-            with _parquet_writer(draft) as write:
-                yield write
-            return
-        file = draft.open("w", encoding="utf-8", newline="", errors="surrogateescape")
-        with file, _writer(form, file, top_k, raw) as write:
-            yield write
-
-
-@contextmanager
-def _writer(form: Format, file: IO[str], top_k: int, raw: bool) -> Generator[Write]:
-    if form == "jsonl":
-        yield lambda row: print(json.dumps(_fields(row)), file=file)
-        return
-    write_row = row_writer(file, raw=raw and not file.isatty())  # a terminal never gets control characters
-    pairs = [name for place in range(1, top_k + 1) for name in (f"label_{place}", f"score_{place}")]
-    write_row(["picture", *pairs, "error"])
-
-    show = plain if file.isatty() else str  # a pipe or a file gets names as they are
-
-    def write(row: "Prediction") -> None:
-        cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
-        write_row([*map(show, [row.picture, *cells, *[""] * (2 * top_k - len(cells)), row.error or ""])])
-
-    yield write
-
-
-def _fields(row: "Prediction") -> dict[str, Any]:
-    return {"picture": row.picture, "labels": row.labels, "scores": row.scores, "error": row.error}
-
-
-@contextmanager
-def _parquet_writer(path: Path) -> Generator[Write]:
-    pa, pq = load_pyarrow("writing Parquet")
-    schema = pa.schema(
-        {
-            "picture": pa.string(),
-            "labels": pa.list_(pa.string()),
-            "scores": pa.list_(pa.float64()),
-            "error": pa.string(),
-        }
-    )
-    waiting: list[dict[str, Any]] = []
-    with pq.ParquetWriter(path, schema) as file:
-
-        def flush() -> None:
-            file.write_table(pa.Table.from_pylist(waiting, schema))
-            waiting.clear()
-
-        def write(row: "Prediction") -> None:
-            name = row.picture.encode("utf-8", "backslashreplace").decode()  # Parquet has no other letters
-            waiting.append({**_fields(row), "picture": name})
-            if len(waiting) >= GROUP:
-                flush()
-
-        yield write
-        flush()
+    else:
+        assert form != "parquet"
+        yield text_writer(form, sys.stdout, top_k, raw=raw)
 
 
 class _Output(PlainConsole):

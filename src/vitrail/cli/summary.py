@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.cli.options import Json, Size, parse_size
+from vitrail.cli.options import Json, Size
 from vitrail.cli.printing import SteadyConsole, print_json
 
 if TYPE_CHECKING:
@@ -29,33 +29,23 @@ def summary(
     num_classes
         Number of classes of the head; 0 for none.
     """
-    from vitrail.model import summarize
-    from vitrail.weights.opening import open_config
+    from vitrail.schema import to_dict
+    from vitrail.verbs import summary as verb
 
-    changes = {"image_size": parse_size(image_size), "num_classes": num_classes}
-    config = open_config(model, {name: value for name, value in changes.items() if value is not None})
-    facts = summarize(config)
+    facts = verb.summary(model, image_size=image_size, num_classes=num_classes)
     if as_json:
-        _print_json(facts)
+        print_json(to_dict(facts))
     else:
         _print_table(model, facts)
-
-
-def _print_json(facts: "Summary") -> None:
-    from vitrail.schema import to_dict
-
-    print_json(to_dict(facts))
 
 
 def _print_table(name: str, facts: "Summary") -> None:
     table = Table("step", "shape", "", "parameters", "MACs", box=None)
     table.columns[3].justify = table.columns[4].justify = "right"
-    for step in facts.steps:
-        parameters = f"{step.parameters:,}" if step.parameters else ""
-        macs = f"{step.macs / 1e6:,.1f} M" if step.macs else ""
-        table.add_row(Text(step.name), "×".join(map(str, step.shape)), Text(step.note), parameters, macs)
+    for cells in facts.rows:
+        table.add_row(*map(Text, cells))
     table.add_section()
-    table.add_row("total", "", "", f"{facts.parameters:,}", f"{facts.macs / 1e6:,.1f} M", style="bold")
+    table.add_row(*facts.total, style="bold")
     console = SteadyConsole(highlight=False, markup=False)  # [cls] is a token, not a style
     console.print(name, style="bold")
     console.print(table)

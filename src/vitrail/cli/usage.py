@@ -58,8 +58,9 @@ def as_flags(message: str, flags: set[str]) -> str:
 
     def translate(found: re.Match[str]) -> str:
         name, value = found[1], (found[2] or "").strip("\"'")
-        flag = f"--{RENAMED.get(name, name).replace('_', '-')}"
-        if flag not in flags:
+        spellings = (f"--{spelling.replace('_', '-')}" for spelling in (name, RENAMED.get(name, name)))
+        flag = next((spelling for spelling in spellings if spelling in flags), None)
+        if flag is None:
             return found[0]
         if value in ("True", "False"):
             return flag if value == "True" else flag.replace("--", "--no-", 1)

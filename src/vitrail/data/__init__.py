@@ -13,8 +13,9 @@ sharding    writing webdataset shards
 The names below load their module when first used: the config classes need no torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from vitrail.lazy import lazy_names
 
 if TYPE_CHECKING:
     from vitrail.data.augment.config import Augment
@@ -25,24 +26,15 @@ if TYPE_CHECKING:
     from vitrail.data.source import ArraySource, Dataset, Source
     from vitrail.data.transform import denormalize, fit, normalize, prepare
 
-# Public name → the module that defines it.
-_HOME = {
-    "ArraySource": "vitrail.data.source",
-    "Augment": "vitrail.data.augment.config",
-    "Batch": "vitrail.data.loader",
-    "DataConfig": "vitrail.data.config",
-    "Dataset": "vitrail.data.source",
-    "Loader": "vitrail.data.loader",
-    "LoaderConfig": "vitrail.data.config",
-    "Preprocess": "vitrail.data.preprocess",
-    "Source": "vitrail.data.source",
-    "denormalize": "vitrail.data.transform",
-    "fit": "vitrail.data.transform",
-    "normalize": "vitrail.data.transform",
-    "open_data": "vitrail.data.opening",
-    "prepare": "vitrail.data.transform",
-    "preset": "vitrail.data.preprocess",
-    "write_split_file": "vitrail.data.opening",
+# Module → the public names that it defines; pyright wants `__all__` spelled out too, and a test compares them.
+_HOMES = {
+    "augment.config": ("Augment",),
+    "config": ("DataConfig", "LoaderConfig"),
+    "loader": ("Batch", "Loader"),
+    "opening": ("open_data", "write_split_file"),
+    "preprocess": ("Preprocess", "preset"),
+    "source": ("ArraySource", "Dataset", "Source"),
+    "transform": ("denormalize", "fit", "normalize", "prepare"),
 }
 
 __all__ = [
@@ -64,12 +56,4 @@ __all__ = [
     "write_split_file",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'vitrail.data' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -109,16 +109,19 @@ def measure_split(
 
 
 class _Joined(Source):
-    """Several sources, one after the other."""
+    """Several sources, one after the other; or those of their pictures that were chosen."""
 
-    def __init__(self, parts: Sequence[Source]) -> None:
-        super().__init__(np.concatenate([part.labels for part in parts]))
+    def __init__(self, parts: Sequence[Source], chosen: Integers | None = None) -> None:
+        labels = np.concatenate([part.labels for part in parts])
+        self._chosen = np.arange(len(labels)) if chosen is None else chosen
+        super().__init__(labels[self._chosen])
         self._parts = parts
         self._ends = np.cumsum([len(part) for part in parts])
 
     def _place(self, index: int) -> tuple[Source, int]:
-        part = int(np.searchsorted(self._ends, index, side="right"))
-        return self._parts[part], index - int(self._ends[part]) + len(self._parts[part])
+        place = int(self._chosen[index])
+        part = int(np.searchsorted(self._ends, place, side="right"))
+        return self._parts[part], place - int(self._ends[part]) + len(self._parts[part])
 
     def picture(self, index: int) -> Picture:
         part, place = self._place(index)
@@ -129,7 +132,7 @@ class _Joined(Source):
         return part.key(place)
 
     def select(self, indices: Sequence[int] | Integers) -> Source:
-        raise NotImplementedError("nobody takes parts of it")
+        return _Joined(self._parts, self._chosen[np.asarray(indices)])
 
 
 def pick_split(dataset: Dataset, split: str) -> Source:

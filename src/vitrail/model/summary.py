@@ -40,16 +40,30 @@ class Summary:
     macs: int
     forward_macs: int
 
+    @property
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """The steps as the cells of a table: name, shape, note, parameters and MACs."""
+        return [
+            (
+                step.name,
+                "×".join(map(str, step.shape)),
+                step.note,
+                f"{step.parameters:,}" if step.parameters else "",
+                f"{step.macs / 1e6:,.1f} M" if step.macs else "",
+            )
+            for step in self.steps
+        ]
+
+    @property
+    def total(self) -> tuple[str, str, str, str, str]:
+        """The last row of that table."""
+        return "total", "", "", f"{self.parameters:,}", f"{self.macs / 1e6:,.1f} M"
+
     def markdown(self) -> str:
         """The steps as a table of Markdown."""
         lines = ["| step | shape | | parameters | MACs |", "|---|---|---|--:|--:|"]
-        for step in self.steps:
-            shape = "×".join(map(str, step.shape))
-            parameters = f"{step.parameters:,}" if step.parameters else ""
-            macs = f"{step.macs / 1e6:,.1f} M" if step.macs else ""
-            name = step.name.replace("  ", "&emsp;")
-            lines.append(f"| {name} | {shape} | {step.note} | {parameters} | {macs} |")
-        lines.append(f"| **total** | | | **{self.parameters:,}** | **{self.macs / 1e6:,.1f} M** |")
+        lines += [f"| {' | '.join([name.replace('  ', '&emsp;'), *cells])} |" for name, *cells in self.rows]
+        lines.append(f"| {' | '.join(f'**{cell}**' if cell else '' for cell in self.total)} |")
         return "\n".join(lines)
 
     def _repr_markdown_(self) -> str:

@@ -5,12 +5,13 @@ choosing    the whole config, from what was asked for and what suits the data
 building    config → data, model, loaders; measuring finds out what the run will take
 optim       which weights change and how; muon, schedule
 gradients   the gradient of one batch, in micro-batches; ranks: one process or torchrun's many
-loop        the training loop; judging evaluates, checkpoint makes it resumable, signals and listener connect it
+loop        the training loop; judging evaluates, snapshots make it resumable, signals and listener connect it
 run         the run folder, from its first file to its last
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from vitrail.lazy import lazy_names
 
 if TYPE_CHECKING:
     from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
@@ -18,17 +19,12 @@ if TYPE_CHECKING:
     from vitrail.training.recipes import recipe
     from vitrail.training.run import Run, train
 
-# Public name → the module that defines it.
-_HOME = {
-    "Listener": "vitrail.training.listener",
-    "Machine": "vitrail.training.config",
-    "Optim": "vitrail.training.config",
-    "Run": "vitrail.training.run",
-    "Schedule": "vitrail.training.config",
-    "Start": "vitrail.training.config",
-    "TrainConfig": "vitrail.training.config",
-    "recipe": "vitrail.training.recipes",
-    "train": "vitrail.training.run",
+# Module → the public names that it defines; pyright wants `__all__` spelled out too, and a test compares them.
+_HOMES = {
+    "config": ("Machine", "Optim", "Schedule", "Start", "TrainConfig"),
+    "listener": ("Listener",),
+    "recipes": ("recipe",),
+    "run": ("Run", "train"),
 }
 
 __all__ = [
@@ -43,12 +39,4 @@ __all__ = [
     "train",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'vitrail.training' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -60,8 +60,8 @@ def _require_weights(config: TrainConfig, *, model: bool = False) -> None:
     start = config.start
     if start.weights is not None:
         return
-    if start.train == "head":
-        raise ConfigError("training only the head needs pretrained weights; pass weights=.")
+    if start.training.needs_weights:
+        raise ConfigError(f"{start.training.called} needs pretrained weights; pass weights=.")
     if start.model is None and (model or config.recipe):
         raise ConfigError(f"the recipe {config.recipe!r} starts from pretrained weights; pass weights=.")
 
@@ -111,10 +111,6 @@ def _from_weights(config: TrainConfig, dataset: Dataset) -> Setup:
     model = checkpoint.build()
     fresh = ViT(_with_rates(model.config, config))
     fresh.load_state_dict(model.state_dict())
-    if config.start.train == "head":
-        fresh.requires_grad_(False)
-        assert fresh.head is not None
-        fresh.head.requires_grad_(True)
     return Setup(
         config=config, dataset=dataset, model=fresh, preprocess=checkpoint.preprocess, source=config.start.weights
     )
@@ -133,7 +129,7 @@ def _with_rates(config: ViTConfig, run: TrainConfig) -> ViTConfig:
 
 def check_strategy(config: TrainConfig, world_size: int) -> None:
     """Refuse what cannot be spread over the ranks."""
-    if config.machine.strategy != "fsdp" or config.start.train == "head":
+    if config.machine.strategy != "fsdp" or not config.start.training.can_be_sharded:
         return
     if world_size == 1:
         raise ConfigError(

@@ -86,7 +86,7 @@ def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConf
             source = replace(source, val_rate=chosen.source.val_rate)
         config = replace(chosen, data=config.data, source=source)
     config = _with_start(config, changes)
-    if config.start.train == "head":
+    if config.start.training.on_features:
         config = _without_augmentation(config, changes)
     if "batch_size" not in changes:
         config = fit_batch_size(config, dataset, ranks.world_size)
@@ -108,12 +108,11 @@ def _with_start(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 
 def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """The head learns from features of unchanged pictures; whoever asked for something else is told."""
+    """Features are those of unchanged pictures; whoever asked for something else is told."""
+    called = config.start.training.called
     config = replace(config, augment=Augment(flip_rate=0.0), start=replace(config.start, dropout=0.0, drop_path=0.0))
     for name in ("dropout", "drop_path", *(field.name for field in fields(Augment))):
         changed = name in changes and read_field(apply_changes(config, {name: changes[name]}), name)
         if name in changes and changed != read_field(config, name):
-            raise ConfigError(
-                f"only the head is trained, on features of unchanged pictures; omit {name}={changes[name]!r}."
-            )
+            raise ConfigError(f"{called} works on features of unchanged pictures; omit {name}={changes[name]!r}.")
     return config

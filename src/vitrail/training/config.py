@@ -15,6 +15,25 @@ from vitrail.schema import parse_size, to_dict, validate
 
 
 @dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a value of `train` means to those who prepare a run; what it learns is in `training/objectives.py`."""
+
+    called: str  # in messages
+    needs_weights: bool = False  # pretrained ones
+    part: str = ""  # of the model that is trained, where it is not all of it
+    on_features: bool = False  # of unchanged pictures, computed once, rather than on pictures
+    can_be_sharded: bool = True  # over the ranks, with FSDP
+
+
+TRAININGS = {
+    "all": Training(called="training everything"),
+    "head": Training(
+        called="training only the head", needs_weights=True, part="head", on_features=True, can_be_sharded=False
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Start:
     """The model, and what it starts from."""
 
@@ -42,6 +61,11 @@ class Start:
             raise ConfigError("classes= names the classes of the weights; pass weights= too, or omit it.")
         if self.weights is not None and self.model is not None:
             raise ConfigError("weights bring their own model; pass weights= or model=, not both.")
+
+    @property
+    def training(self) -> Training:
+        """What `train` means."""
+        return TRAININGS[self.train]
 
 
 @dataclass(frozen=True, kw_only=True)

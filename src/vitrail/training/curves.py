@@ -130,8 +130,8 @@ def learning_rates(model: nn.Module, config: TrainConfig, depth: int) -> dict[st
 
     Where the rate falls from layer to layer, the last ones and the first stand for all.
     """
-    if config.start.train == "head":
-        return {"head": config.optim.lr}
+    if trained := config.start.training.part:
+        return {trained: config.optim.lr}
     kinds: dict[str, set[float]] = {}
     for group in group_parameters(model, config.optim, depth):
         kinds.setdefault(group.kind, set()).add(group.lr)

@@ -48,8 +48,9 @@ class Display(Listener):
         )
         seconds = 60 * plan.minutes
         work = f"{counted(plan.epochs, 'epoch')} of about {seconds / plan.epochs:.1f} s ({duration(seconds)})"
-        if plan.only_head:
-            work = f"features once, in about {duration(seconds)}; then {counted(plan.epochs, 'epoch')} of the head"
+        if plan.training.on_features:
+            epochs = f"{counted(plan.epochs, 'epoch')} of the {plan.training.part}"
+            work = f"features once, in about {duration(seconds)}; then {epochs}"
         self._print(
             f"plan    {work} on {plan.device} × {plan.ranks}, batch {plan.config['machine']['batch_size']}, "
             f"memory {plan.memory_mb:,} MB"

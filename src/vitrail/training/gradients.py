@@ -1,4 +1,4 @@
-"""The gradient of one batch, computed in micro-batches.
+"""The gradient of one batch, computed in micro-batches; how that is done, and in which numbers.
 
 On a CPU, a small ViT's operations are too short to be worth sharing between threads: threads that each work alone, on
 micro-batches which stay in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
@@ -8,13 +8,15 @@ order of the micro-batches: with the same micro-batches, the result does not dep
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.model import ViT
+from vitrail.ranks import Ranks
 from vitrail.threads import start_workers
+from vitrail.training.building import Setup, num_threads
 from vitrail.training.parallel import without_sync
 
 LANE_TOKENS = 4096  # per micro-batch of a lane: fewer, and Python gets in the way; more, and the cache is too small
@@ -119,6 +121,39 @@ class Lanes:
     def _score(self, inputs: Tensor, targets: Tensor) -> Scores:
         with torch.no_grad():
             return self.scorer.score(self.forward(inputs), targets)
+
+
+def make_engine(setup: Setup, module: nn.Module, scorer: Scorer, ranks: Ranks) -> Plain | Lanes:
+    """What computes gradients of the module: threads with micro-batches of their own where these are faster."""
+    machine = setup.config.machine
+    precision = pick_precision(machine.precision, ranks.device)
+    if machine.compile == "on":
+        micro = machine.micro_batch or default_micro_batch(setup.model, ranks.device)
+        return Plain(module, compiled(module), scorer, micro, precision)
+    alone = ranks.world_size == 1 and module is setup.model and precision == "float32"
+    if alone and suits_lanes(setup.model, ranks.device):
+        lanes, size = num_threads(), machine.batch_size
+        assert isinstance(size, int)
+        return Lanes(module, module, scorer, machine.micro_batch or lane_batch(setup.model, size, lanes), lanes)
+    micro = machine.micro_batch or default_micro_batch(setup.model, ranks.device)
+    return Plain(module, module, scorer, micro, precision)
+
+
+def compiled(module: nn.Module) -> Forward:
+    """The module through torch.compile; what is not compiled when it runs first never will be, so errors come then."""
+    return cast("Forward", torch.compile(module))
+
+
+def pick_precision(asked: str, device: torch.device) -> str:
+    """bf16 on GPUs that have it; elsewhere it would be slower, or emulated."""
+    if asked == "auto":
+        return "bf16" if device.type == "cuda" and _has_bf16() else "float32"
+    return asked
+
+
+def _has_bf16() -> bool:
+    """Whether the GPU computes in bf16; torch also counts those that emulate it, slowly, unless told not to."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def suits_lanes(model: ViT, device: torch.device) -> bool:

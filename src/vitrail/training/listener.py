@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.check.report import Finding
+from vitrail.training.config import TRAININGS, Training
 from vitrail.training.curves import Row
 
 
@@ -28,9 +29,9 @@ class Plan:
     config: dict[str, Any]  # all of it, as config.yaml has it
 
     @property
-    def only_head(self) -> bool:
-        """Whether only the head is trained, on features that are computed once."""
-        return self.config["start"]["train"] == "head"
+    def training(self) -> Training:
+        """What is trained, and on what."""
+        return TRAININGS[self.config["start"]["train"]]
 
 
 class Listener:

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.ranks import Ranks
-from vitrail.training import budget, checkpoint
+from vitrail.training import budget, snapshots
 from vitrail.training.averaging import Average
 from vitrail.training.batches import Batches
 from vitrail.training.building import Setup, check_strategy
 from vitrail.training.curves import Row, append_row, keep_rows
-from vitrail.training.engines import make_engine, pick_precision
-from vitrail.training.gradients import Lanes, Plain
+from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision
 from vitrail.training.judging import Judgement, judge
 from vitrail.training.listener import Listener
 from vitrail.training.objectives import make_objective
@@ -53,7 +52,7 @@ class Trainer:
         self.model = setup.model.to(ranks.device)
         self.model.gradient_checkpointing = config.machine.recompute
         self.objective = make_objective(setup)
-        self.sharded = config.machine.strategy == "fsdp" and self.objective.can_be_sharded
+        self.sharded = config.machine.strategy == "fsdp" and config.start.training.can_be_sharded
         self.module = spread(self.objective.module, ranks, "fsdp" if self.sharded else "ddp")
         depth = self.model.config.depth
         self.optimizers = build_optimizers(self.model, config.optim, depth)
@@ -92,7 +91,7 @@ class Trainer:
 
     def run(self) -> Progress:
         """From wherever the run is to its end; raises `InterruptedRunError` after saving if a signal asks for that."""
-        if self.progress.step == 0 and not checkpoint.list_checkpoints(self.last):
+        if self.progress.step == 0 and not snapshots.list_snapshots(self.last):
             self.save()
         self.listener.began(self.total_steps, self.progress.step, self.epochs)
         try:
@@ -119,7 +118,7 @@ class Trainer:
 
         What is damaged is set aside and said.
         """
-        if self.ranks.from_first(lambda: bool(checkpoint.list_checkpoints(self.last))):
+        if self.ranks.from_first(lambda: bool(snapshots.list_snapshots(self.last))):
             if not self._recovery.go_back(self.last, self._restore):
                 raise WeightsError(f"none of the checkpoints in {self.last} is whole; start a new run.")
             self._told_epochs = self.epochs
@@ -127,7 +126,7 @@ class Trainer:
 
     def _restore(self, path: Path) -> bool:
         """Continue from a checkpoint; whether its numbers are finite."""
-        progress = checkpoint.restore(path, self._tensors(), self.ranks)
+        progress = snapshots.restore(path, self._tensors(), self.ranks)
         steps = len(self.loader)
         if progress.step > (progress.epoch + 1) * steps or progress.loader.get("batch", 0) > steps:
             raise WeightsError(f"{path} does not fit this run, whose epochs have {steps} steps.")
@@ -328,14 +327,14 @@ class Trainer:
     def _tensors(self) -> dict[str, Tensor]:
         average = None if self.average is None else self.average.tensors
         only_trained = self.objective.keeps_only_trained
-        return checkpoint.named_tensors(self.model, self.optimizers, average, only_trained=only_trained)
+        return snapshots.named_tensors(self.model, self.optimizers, average, only_trained=only_trained)
 
     def save(self) -> None:
         """Write a resumable checkpoint."""
         self._count_seconds()
         self.progress.loss_sum = self.ranks.sum([self.progress.loss_sum])[0] / self.ranks.world_size
         self.progress.loader, self.progress.validation = self.loader.state_dict(), self._validation
-        path = checkpoint.save(self.last, self._tensors(), self.progress, self.ranks)
+        path = snapshots.save(self.last, self._tensors(), self.progress, self.ranks)
         self._saved_at = time.monotonic()
         self.listener.saved(path)
 

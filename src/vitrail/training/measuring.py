@@ -17,9 +17,8 @@ from vitrail.schema import from_dict, to_dict
 from vitrail.training.budget import Pace, fitting_epochs, pictures_at_the_end
 from vitrail.training.building import Setup, check_strategy, prepare_run, training_loader
 from vitrail.training.config import TrainConfig, describe_config
-from vitrail.training.engines import compiled, make_engine, pick_precision
 from vitrail.training.features import check_batch_size
-from vitrail.training.gradients import Lanes, Plain
+from vitrail.training.gradients import Lanes, Plain, compiled, make_engine, pick_precision
 from vitrail.training.listener import Listener, Plan
 from vitrail.training.memory import peak_memory, total_memory
 from vitrail.training.objectives import make_objective
@@ -58,9 +57,11 @@ def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listen
     setup = prepare_run(config, dataset)
     if config.schedule.patience is not None and not setup.has_validation:
         listener.said("no pictures to validate with: nothing stops early, and the last weights are kept")
-    if config.start.train == "head":
+    if config.start.training.on_features:
         if config.machine.batch_size == "auto" or config.schedule.minutes is not None:
-            raise ConfigError("training only the head takes a moment: pass numbers as batch_size= and epochs=.")
+            raise ConfigError(
+                f"{config.start.training.called} takes a moment: pass numbers as batch_size= and epochs=."
+            )
         check_batch_size(config.machine.batch_size, len(dataset.split("train")), ranks.world_size)
         return setup, ranks.from_first(lambda: measure_features(setup, ranks))
 
@@ -130,7 +131,7 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
 
 
 def measure_features(setup: Setup, ranks: Ranks) -> Measured:
-    """Time the features of a few pictures, which is nearly all that training only the head takes."""
+    """Time the features of a few pictures, which is nearly all that training on them takes."""
     model = setup.model.to(ranks.device).eval()
     options = LoaderConfig(batch_size=FEW, workers=setup.config.machine.workers)
     loader = Loader(setup.dataset, "train", setup.preprocess, options)
@@ -189,9 +190,9 @@ def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
 
 
 def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
-    """All epochs; of training only the head, the features, beside which epochs are nothing."""
+    """All epochs; of training on features, what these take, beside which epochs are nothing."""
     config, splits = setup.config, setup.dataset.splits
-    if config.start.train == "all":
+    if not config.start.training.on_features:
         return config.schedule.epochs * epoch_seconds(setup, measured, world_size)
     pictures = len(splits["train"]) + (len(splits["val"]) if "val" in splits else 0)
     return pictures / (measured.images_per_second * world_size)

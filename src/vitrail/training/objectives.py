@@ -1,7 +1,7 @@
 """What a run is for. The loop asks an `Objective` for its batches, the loss and the score of a batch, what counts as
 better and what as diverged, and knows nothing else about it.
 
-A new kind of training is a class here and a line in `make_objective`.
+A new kind of training is a class here with its line in `OBJECTIVES`, and a line in `TRAININGS` of `training/config.py`.
 """
 
 import math
@@ -31,7 +31,6 @@ class Objective(ABC):
     """What is learnt, from what, and how that is judged."""
 
     setup: Setup
-    can_be_sharded: bool = True  # over the ranks, with FSDP
     keeps_only_trained: bool = False  # resumable checkpoints hold only the weights that are trained
 
     @property
@@ -121,7 +120,6 @@ class Classification(Objective):
 class HeadOnFeatures(Classification):
     """Only the head, on features of unchanged pictures that are computed once."""
 
-    can_be_sharded: bool = False
     keeps_only_trained: bool = True
 
     @property
@@ -144,9 +142,16 @@ class HeadOnFeatures(Classification):
         return features, torch.zeros(1, dtype=torch.long, device=device)
 
 
+OBJECTIVES: dict[str, type[Objective]] = {"all": Classification, "head": HeadOnFeatures}  # by `train`
+
+
 def make_objective(setup: Setup) -> Objective:
-    """The one that a config asks for."""
-    return HeadOnFeatures(setup=setup) if setup.config.start.train == "head" else Classification(setup=setup)
+    """The one that a config asks for; weights that it does not train are frozen."""
+    objective = OBJECTIVES[setup.config.start.train](setup=setup)
+    trained = set(objective.module.parameters())
+    for parameter in setup.model.parameters():
+        parameter.requires_grad_(parameter in trained)
+    return objective
 
 
 def count(logits: Tensor, targets: Tensor) -> Scores:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitrail.ranks import Ranks
-from vitrail.training import checkpoint
+from vitrail.training import snapshots
 
 
 class Recovery:
@@ -22,7 +22,7 @@ class Recovery:
             self.bad.add(self.restored)
         while True:
             path, damaged = self.ranks.from_first(
-                lambda: checkpoint.pick_whole(folder, self.bad, whole_epochs=whole_epochs)
+                lambda: snapshots.pick_whole(folder, self.bad, whole_epochs=whole_epochs)
             )
             if path is not None and not damaged:
                 if not self.ranks.any(not restore(path)):
@@ -32,7 +32,7 @@ class Recovery:
             for trouble in damaged.values():
                 self.say(f"{trouble} Going back further.")
             self.bad |= set(damaged)
-            self.ranks.from_first(lambda damaged=damaged: checkpoint.set_aside(folder, damaged))
+            self.ranks.from_first(lambda damaged=damaged: snapshots.set_aside(folder, damaged))
             if path is None:
                 return False
 

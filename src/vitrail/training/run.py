@@ -23,7 +23,7 @@ from vitrail.prediction import load
 from vitrail.ranks import Ranks, elastic_id, join_ranks, was_restarted
 from vitrail.reading import parse_json, read_bytes, read_yaml
 from vitrail.schema import from_dict
-from vitrail.training import checkpoint
+from vitrail.training import snapshots
 from vitrail.training.building import Setup, prepare_run
 from vitrail.training.choosing import ask_for, resolve
 from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
@@ -131,10 +131,10 @@ def _first_line(error: Exception) -> str:
 
 def describe_end(folder: Path, config: TrainConfig) -> str:
     """What a run that has nothing left to do came to; "" for one that can go on, or whose report is missing."""
-    saved = checkpoint.list_checkpoints(folder / "weights" / "last")
+    saved = snapshots.list_snapshots(folder / "weights" / "last")
     if not saved or not (folder / METRICS).is_file() or not (folder / REPORT).is_file():
         return ""
-    progress = checkpoint.read_progress(saved[-1])
+    progress = snapshots.read_progress(saved[-1])
     epochs = config.schedule.epochs if progress.plan is None else progress.plan.epochs
     if progress.epoch < epochs and not progress.stopped_early:
         return ""
@@ -215,7 +215,7 @@ def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
     lock.take(folder)
     if (folder / CONFIG).exists():  # since we have looked
         raise ConfigError(f"{folder} holds a run already; resume that, or choose another folder.")
-    checkpoint.refuse_links(folder / "weights" / "last")
+    snapshots.refuse_links(folder / "weights" / "last")
     check_space(folder, setup)
     write_start(setup, folder)
     if (name := elastic_id()) is not None:
@@ -224,7 +224,7 @@ def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
 
 def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) -> Setup:
     """What a begun run trains, on the pictures that it began with."""
-    begun = ranks.from_first(lambda: bool(checkpoint.list_checkpoints(folder / "weights" / "last")))
+    begun = ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / "weights" / "last")))
     dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
     if config.schedule.minutes is not None and not begun:  # killed before its plan was saved
         return settle(config, dataset, ranks, listener)[0]
@@ -239,7 +239,7 @@ def sweep(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
     for name in (".results.csv.draft", f"{SPLIT}.part"):
         (folder / name).unlink(missing_ok=True)
-    checkpoint.sweep(folder / "weights" / "last")
+    snapshots.sweep(folder / "weights" / "last")
 
 
 def find_begun(out: Path | None, parent: Path, ranks: Ranks) -> Path | None:

@@ -21,7 +21,7 @@ _PARSER_ERRORS = (OSError, ArithmeticError, LookupError, ValueError, TypeError, 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a time budget is spent, revised after each epoch: `train/budget.py`."""
+    """How a time budget is spent, revised after each epoch: `training/budget.py`."""
 
     epochs: int  # that the run will have
     curve_steps: int  # over which the learning rate's curve is drawn

@@ -1,36 +1,32 @@
 """`vitrail.embed`: the features of pictures or of a data set, and a map of them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-from PIL import Image
-from torch import Tensor
 
 from vitrail.data.opening import check_where, open_data
-from vitrail.data.pixels import Picture
 from vitrail.data.source import Dataset
-from vitrail.device import pick_device
 from vitrail.errors import ConfigError, InputError, suggest
 from vitrail.evaluation.projection import Method
 from vitrail.folders import check_run_folder, new_run_folder
-from vitrail.prediction import Predictor, load
-from vitrail.prediction.arguments import check_standard_input
-from vitrail.prediction.pictures import check_pictures, find_pictures, name_paths, read_list
+from vitrail.prediction import Predictor
 from vitrail.prediction.predictor import Named
 from vitrail.progress import Progress, pick_progress, working
 from vitrail.tables import load_pyarrow
 from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.embeddings import Embeddings, Floats
+from vitrail.verbs.loading import check_model, open_model
+from vitrail.verbs.pictures import Pictures, stream_pictures
 from vitrail.weights.locate import locate
 
 
 def embed(
     model: Predictor | str | Path,
-    pictures: Picture | Iterable[Picture] | None = None,
+    pictures: Pictures | None = None,
     *,
     data: Dataset | str | Path | None = None,
     split: str | Sequence[str] = (),
@@ -66,13 +62,14 @@ def embed(
         check_run_folder(Path(out))
     if data is not None and (pictures is not None or list_file is not None):
         raise ConfigError("give pictures or data=, not both.")
-    _check_model(model, device)
+    check_model(model, device)
+    if not isinstance(model, Predictor):
+        locate(model, allow_export=True)
     show, shows = pick_progress(progress), progress is not False
-    stream = _stream(pictures, list_file) if data is None else None
+    stream = stream_pictures(pictures, list_file) if data is None else None
     if data is not None and not isinstance(data, Dataset):
         check_where(str(data))
-    with working(f"loading {model}", speaks=shows) if not isinstance(model, Predictor) else nullcontext():
-        predictor = model if isinstance(model, Predictor) else load(model, device=device)
+    predictor = open_model(model, device, progress=progress)
     if stream is not None:
         columns = _embed_pictures(predictor, stream, batch_size, show)
     else:
@@ -140,44 +137,6 @@ def check_arguments(
         raise ConfigError(f"{', '.join(given)} {'goes' if len(given) == 1 else 'go'} with data=.")
     if isinstance(data, Dataset) and names:
         raise ConfigError(f"{', '.join(names)} cannot change an open data set; pass it to vitrail.open_data instead.")
-
-
-def _check_model(model: Predictor | str | Path, device: str) -> None:
-    if isinstance(model, Predictor):
-        if device != "auto":
-            raise ConfigError("device= cannot change a loaded model; pass it to vitrail.load instead.")
-        return
-    pick_device(device)
-    locate(model, allow_export=True)
-
-
-def _stream(pictures: Picture | Iterable[Picture] | None, list_file: str | None) -> Iterator[Named]:
-    """The pictures, then those of the list; in a list, a name that stands for nothing is an error at once."""
-    several = _several(pictures)
-    if isinstance(several, Sequence):
-        names = [str(picture) for picture in several if isinstance(picture, str | Path)]
-        if len(names) == len(several):
-            check_standard_input(names, list_file)
-        check_pictures(names)
-
-    def everything() -> Iterator[Named]:
-        for place, picture in enumerate(several):
-            if isinstance(picture, str | Path):
-                yield from find_pictures([str(picture)])
-            else:
-                yield f"picture {place}", picture
-        if list_file is not None:
-            yield from name_paths(read_list(list_file))
-
-    return everything()
-
-
-def _several(pictures: Picture | Iterable[Picture] | None) -> Iterable[Picture]:
-    if pictures is None:
-        return ()
-    if isinstance(pictures, np.ndarray | Tensor):
-        return [pictures] if pictures.ndim < 4 else cast("Iterable[Picture]", pictures)
-    return [pictures] if isinstance(pictures, str | Path | bytes | Image.Image) else pictures
 
 
 def _embed_pictures(

@@ -9,7 +9,6 @@ from vitrail.data.config import DataConfig
 from vitrail.data.opening import open_data
 from vitrail.data.source import Dataset
 from vitrail.data.split import read_split
-from vitrail.device import pick_device
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation import plots, records
 from vitrail.evaluation.corruptions import SEVERITIES, STRENGTHS
@@ -19,7 +18,7 @@ from vitrail.evaluation.probe import plan_probes, run_probes
 from vitrail.evaluation.robustness import Robustness, measure_robustness
 from vitrail.evaluation.views import check_view
 from vitrail.folders import check_run_folder, new_run_folder
-from vitrail.prediction import Predictor, load
+from vitrail.prediction import Predictor
 from vitrail.prediction.arguments import tell_data
 from vitrail.progress import Progress, pick_progress, silent, working
 from vitrail.ranks import shared_ranks
@@ -30,7 +29,8 @@ from vitrail.schema import to_dict
 from vitrail.training.history import chose_epoch
 from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.evaluation import Evaluation
-from vitrail.weights.class_names import ClassNames, read_class_names
+from vitrail.verbs.loading import check_model, open_model
+from vitrail.weights.class_names import ClassNames
 
 SHOTS = 5
 ROBUSTNESS_PICTURES = 1000
@@ -105,8 +105,7 @@ def evaluate(
     with shared_ranks() as ranks:
         shows = progress is not False and ranks.is_first
         show = pick_progress(progress) if shows else silent
-        with working(f"loading {source}", speaks=shows and not isinstance(model, Predictor)):
-            predictor = model if isinstance(model, Predictor) else load(model, class_names=classes, device=device)
+        predictor = open_model(model, device, classes, progress=shows)
         with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
             dataset, split_from = _open(data, where, config, run_of(source))
         name = split or default_split(dataset)
@@ -244,17 +243,14 @@ def _asked(**settings: Any) -> dict[str, Any]:
 
 
 def _names(
-    model: Predictor | str | Path, data: Dataset | str | Path, classes: Any, config: DataConfig, device: str
+    model: Predictor | str | Path,
+    data: Dataset | str | Path,
+    classes: ClassNames | None,
+    config: DataConfig,
+    device: str,
 ) -> tuple[str, str]:
     """What the model and the data are called, for reports; a mistake in them or beside them is an error."""
-    if isinstance(model, Predictor):
-        given = [name for name, value in (("classes=", classes), ("device=", device != "auto")) if value]
-        if given:
-            raise ConfigError(f"{' and '.join(given)} cannot change a loaded model; pass it to vitrail.load instead.")
-    else:
-        pick_device(device)
-        if classes is not None:
-            read_class_names(classes)  # a mistake in them is an error before anything is opened
+    check_model(model, device, classes)
     if isinstance(data, Dataset) and (changed := changed_settings(config)):
         names = ", ".join(f"{name}=" for name in changed)
         raise ConfigError(f"{names} cannot change an open data set; pass it to vitrail.open_data instead.")

@@ -16,7 +16,7 @@ from vitrail.explanation.explained import Explained, Explanations, unique_stems
 from vitrail.explanation.explanation import Method, Subject, target_index
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress
-from vitrail.verbs.models import name_of, open_model
+from vitrail.verbs.loading import name_of, open_model
 from vitrail.verbs.pictures import Pictures, gather_pictures, is_single
 from vitrail.wording import reason
 
@@ -43,43 +43,10 @@ def explain(
     A single picture that cannot be explained is an error; of several, it is among the `failures`. A folder and a
     pattern such as "photos/*.jpg" stand for several.
     """
-    single = is_single(pictures)
-    explanations = explain_all(
-        model,
-        pictures,
-        method=method,
-        target=target,
-        layers=layers,
-        heads=heads,
-        score=score,
-        device=device,
-        progress=progress,
-    )
-    if not single:
-        return explanations
-    only = explanations[0]
-    choice = explanations.choice
-    judged = choice.each[choice.method][0] if choice is not None and choice.each else None  # it was the only one
-    return replace(only, choice=choice, faithfulness=only.faithfulness or judged)
-
-
-def explain_all(
-    model: Predictor | str | Path | None,
-    pictures: Pictures,
-    *,
-    method: Method | Literal["auto"] = "auto",
-    target: int | str | None = None,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    score: bool = False,
-    device: str | torch.device = "auto",
-    progress: bool | Progress = False,
-) -> Explanations:
-    """`explain`, whose result is a sequence even if there is one picture: what the command calls."""
     if method != "auto" and method not in METHODS:
         raise ConfigError(f"unknown method {method!r}; {suggest(str(method), ('auto', *METHODS))}")
     gathered = gather_pictures(pictures)
-    predictor = open_model(model, device, progress)
+    predictor = open_model(model, device, progress=progress)
     work = _Work(predictor, target, _numbers(layers), _numbers(heads), score)
     target_index(predictor, target)
     check_choice(predictor.model, work.layers, work.heads)
@@ -97,9 +64,17 @@ def explain_all(
             advance(1)
     if not explained:
         raise ConfigError("no picture could be explained: " + " ".join(dict.fromkeys(failures.values())))
-    return Explanations(
+    explanations = Explanations(
         model=name_of(model), method=chosen, choice=choice, pictures=tuple(explained), failures=failures
     )
+    return _only(explanations) if is_single(pictures) else explanations
+
+
+def _only(explanations: Explanations) -> Explained:
+    """The explanation of a single picture, with how its method was chosen."""
+    only, choice = explanations[0], explanations.choice
+    judged = choice.each[choice.method][0] if choice is not None and choice.each else None  # it was the only one
+    return replace(only, choice=choice, faithfulness=only.faithfulness or judged)
 
 
 @dataclass(frozen=True)

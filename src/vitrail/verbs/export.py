@@ -11,7 +11,7 @@ from vitrail.runtimes.exporting import Target, check_exportable, choose_target, 
 from vitrail.runtimes.graph import GraphOptions
 from vitrail.runtimes.manifest import Manifest
 from vitrail.runtimes.proving import prove
-from vitrail.verbs.models import name_of
+from vitrail.verbs.loading import name_of
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.locate import locate
 from vitrail.weights.opening import open_checkpoint

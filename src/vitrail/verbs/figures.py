@@ -23,7 +23,7 @@ from vitrail.explanation.plots import (
 from vitrail.model.positions import POSITIONS
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress, working
-from vitrail.verbs.models import open_model
+from vitrail.verbs.loading import open_model
 from vitrail.verbs.pictures import Pictures, gather_pictures
 from vitrail.weights.convert import sample_photos
 from vitrail.wording import counted, reason
@@ -95,7 +95,7 @@ def look(
 ) -> Looks:
     """Let the model look at one picture after the other; only those to show stay in memory."""
     gathered = None if pictures is None else gather_pictures(pictures)
-    predictor = open_model(model, device, progress)
+    predictor = open_model(model, device, progress=progress)
     examples, notes = _choose_examples(predictor, gathered)
     looks = Looks(predictor=predictor, notes=notes)
     with pick_progress(progress)("looking", len(examples)) as advance:

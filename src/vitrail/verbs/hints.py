@@ -1,11 +1,10 @@
 """The settings that verbs with a foreign checkpoint share: what the user knows better than the file."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vitrail.errors import ConfigError
 from vitrail.model.config import Pair
+from vitrail.schema import parse_size
 from vitrail.verbs.settings import check_settings
 from vitrail.weights.infer import Hints
 
@@ -22,8 +21,5 @@ def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:
 def read_size(size: Size | None, name: str) -> Pair | None:
     """The height and width that a number, a pair or a text means."""
     if isinstance(size, str):
-        if not re.fullmatch(r"\d+(x\d+)?", size):
-            raise ConfigError(f"{name} must be one number or HEIGHTxWIDTH, such as 384 or 224x320; got {size!r}.")
-        height, _, width = size.partition("x")
-        return int(height), int(width or height)
+        return parse_size(size, name)
     return (size, size) if isinstance(size, int) else size

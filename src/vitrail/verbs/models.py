@@ -1,36 +1,29 @@
-"""The model that a verb is given: loaded already, or named by its source."""
+"""`vitrail.models`: the table of variants."""
 
-from pathlib import Path
+from vitrail.model import Summary, summarize, variants
 
-import torch
-
-from vitrail.device import pick_device
-from vitrail.errors import ConfigError
-from vitrail.prediction import Predictor, load
-from vitrail.prediction.predictor import torch_runtime_of
-from vitrail.progress import Progress, working
-from vitrail.weights.bundled import DEFAULT
+COLUMNS = ("model", "pixels", "patch", "layers", "width", "MLP", "heads", "parameters", "GMACs")
 
 
-def open_model(
-    model: Predictor | str | Path | None, device: str | torch.device = "auto", progress: bool | Progress = False
-) -> Predictor:
-    """A loaded model as it is, or the one of a source (None: the bundled one) on the device asked for."""
-    if not isinstance(model, Predictor):
-        source = DEFAULT if model is None else model
-        with working(f"loading {source}", speaks=progress is not False):
-            return load(source, device=device)
-    runtime = torch_runtime_of(model.runtime)
-    if device != "auto" and runtime is not None and pick_device(device) != runtime.device:
-        raise ConfigError(
-            f"device= is for a model that is named by its source; this one is loaded on {runtime.device} already. Use "
-            f'vitrail.load(…, device="{device}").'
-        )
-    return model
+class Models(dict[str, Summary]):
+    """Name → what that model is and takes."""
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of a table with these `COLUMNS`."""
+        return [(name, *_cells(summary)) for name, summary in self.items()]
+
+    def _repr_markdown_(self) -> str:
+        lines = [COLUMNS, ("---", *["--:"] * (len(COLUMNS) - 1)), *self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def name_of(model: Predictor | str | Path | None) -> str:
-    """What a figure calls the model: the last name of its source; of a loaded one, where its weights are from."""
-    if isinstance(model, Predictor):
-        return model.origin.source or "model"
-    return Path(DEFAULT if model is None else model).name or "model"
+def models() -> Models:
+    """Every model that `vitrail.create` and `vitrail.train` know by name."""
+    return Models({name: summarize(config) for name, config in variants().items()})
+
+
+def _cells(summary: Summary) -> tuple[str, ...]:
+    config = summary.config
+    numbers = (config.image_size[0], config.stride[0], config.depth, config.width, config.hidden_width, config.heads)
+    return *map(str, numbers), f"{summary.parameters / 1e6:,.1f} M", f"{summary.macs / 1e9:,.2f}"

@@ -1,40 +1,57 @@
 """The pictures that a verb is given: any kind of picture, and names that stand for several."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
-from vitrail.data.pixels import Picture
+from vitrail.data.pixels import Array, Picture, is_tensor
 from vitrail.errors import InputError
 from vitrail.prediction.arguments import check_standard_input
-from vitrail.prediction.pictures import find_pictures, stands_for_several
+from vitrail.prediction.pictures import check_pictures, find_pictures, name_paths, read_list, stands_for_several
+from vitrail.prediction.predictor import Named
 
 Pictures = Picture | Iterable[Picture]
 
 
-def gather_pictures(pictures: Pictures) -> dict[str, Picture]:
-    """Name → picture; a folder or a pattern stands for all its pictures, and a path that is named twice counts once.
+def stream_pictures(pictures: Pictures | None, list_file: str | Path | None = None) -> Iterator[Named]:
+    """Names and pictures, in order, then those of the list; a folder or a pattern stands for all its pictures.
 
-    A name that stands for nothing is an error before the first picture is read.
+    In a sequence, a name that stands for nothing is an error before the first picture is read. The list may name some
+    that are not there.
     """
-    listed = [cast("Picture", pictures)] if _is_one(pictures) else list(cast("Iterable[Picture]", pictures))
-    paths = [str(picture) for picture in listed if isinstance(picture, str | Path)]
-    if len(paths) == len(listed):
-        check_standard_input(paths, None)
-        return dict(find_pictures(paths))
-    streams = {path: find_pictures([path]) for path in paths}  # which checks them all
-    gathered: dict[str, Picture] = {}
-    for place, picture in enumerate(listed):
-        if isinstance(picture, str | Path):
-            gathered.update(streams[str(picture)])
-        elif isinstance(picture, bytes | Image.Image | np.ndarray | Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            gathered["picture" if len(listed) == 1 else f"picture {place}"] = picture
-        else:
-            raise InputError(f"picture {place} must be a path, bytes, PIL, array or tensor; got {type(picture)}.")
+    given: Iterable[Picture] = ()
+    alone = pictures is not None and _is_one(pictures)
+    if pictures is not None:
+        given = [cast("Picture", pictures)] if alone else cast("Iterable[Picture]", pictures)
+    file = None if list_file is None else str(list_file)
+    if isinstance(given, Sequence):
+        names = [str(picture) for picture in given if isinstance(picture, str | Path)]
+        if len(names) == len(given):
+            check_standard_input(names, file)
+        check_pictures(names)
+
+    def everything() -> Iterator[Named]:
+        for place, picture in enumerate(given):
+            if isinstance(picture, str | Path):
+                yield from find_pictures([str(picture)])
+            else:
+                yield "picture" if alone else f"picture {place}", picture
+        if file is not None:
+            yield from name_paths(read_list(file))
+
+    return everything()
+
+
+def gather_pictures(pictures: Pictures) -> dict[str, Picture]:
+    """Name → picture, all of them at once; a path that is named twice counts once."""
+    listed = pictures if _is_one(pictures) else list(cast("Iterable[Picture]", pictures))
+    gathered = dict(stream_pictures(listed))
+    for name, picture in gathered.items():
+        if not (isinstance(picture, str | Path | bytes | Image.Image | np.ndarray) or is_tensor(picture)):
+            raise InputError(f"{name} must be a path, bytes, PIL, array or tensor; got {type(picture)}.")
     return gathered
 
 
@@ -44,8 +61,8 @@ def is_single(pictures: Pictures) -> bool:
 
 
 def _is_one(pictures: Pictures) -> bool:
-    if isinstance(pictures, np.ndarray | Tensor):
-        return pictures.ndim < 4
+    if isinstance(pictures, np.ndarray) or is_tensor(pictures):
+        return cast("Array", pictures).ndim < 4
     if not isinstance(pictures, str | Path | bytes | Image.Image | Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"a picture is a path, bytes, a PIL picture, an array or a tensor; got {pictures!r}.")
     return isinstance(pictures, str | Path | bytes | Image.Image)

@@ -8,9 +8,9 @@ import torch
 
 from vitrail.errors import WeightsError
 from vitrail.ranks import Ranks
-from vitrail.training import checkpoint
-from vitrail.training.checkpoint import Progress
+from vitrail.training import snapshots
 from vitrail.training.loop import Trainer
+from vitrail.training.snapshots import Progress
 
 ALONE = Ranks()
 
@@ -26,58 +26,58 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     loader = {"epoch": 2, "batch": 3, "broken": {"a": "b"}}
     progress = Progress(step=7, epoch=2, loss_sum=0.1 + 0.2, best_loss=0.5, loader=loader)
-    path = checkpoint.save(tmp_path, tensors(5.0), progress, ALONE)
+    path = snapshots.save(tmp_path, tensors(5.0), progress, ALONE)
     into = tensors(0.0)
-    assert checkpoint.restore(path, into, ALONE) == progress
+    assert snapshots.restore(path, into, ALONE) == progress
     assert all(torch.equal(into[name], tensor) for name, tensor in tensors(5.0).items())
     assert not list(path.glob("*.pt")), "no pickles"
 
 
 def test_infinity_survives(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
-    assert checkpoint.read_progress(path) == Progress(step=1)
+    path = snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
+    assert snapshots.read_progress(path) == Progress(step=1)
 
 
 def test_two_are_kept_and_drafts_are_swept(tmp_path: Path) -> None:
     (tmp_path / ".step-000000001.draft").mkdir()
     (tmp_path / "step-000000000").mkdir()  # without its state: not complete
     for step in range(1, 5):
-        checkpoint.save(tmp_path, tensors(step), Progress(step=step), ALONE)
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-000000003", "step-000000004"]
+        snapshots.save(tmp_path, tensors(step), Progress(step=step), ALONE)
+    assert [path.name for path in snapshots.list_snapshots(tmp_path)] == ["step-000000003", "step-000000004"]
     assert not list(tmp_path.glob(".*"))
 
 
 def test_the_last_epochs_end_is_kept_too(tmp_path: Path) -> None:
     for step in range(1, 6):
         progress = Progress(step=step, loss_count=0 if step == 2 else 1)
-        checkpoint.save(tmp_path, tensors(step), progress, ALONE)
-    names = [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)]
+        snapshots.save(tmp_path, tensors(step), progress, ALONE)
+    names = [path.name[-1] for path in snapshots.list_snapshots(tmp_path)]
     assert names == ["2", "4", "5"]
-    assert str(checkpoint.pick(tmp_path, set(), whole_epochs=True)).endswith("2")
-    assert str(checkpoint.pick(tmp_path, {"step-000000005"}, whole_epochs=False)).endswith("4")
-    assert checkpoint.pick(tmp_path / "nothing", set(), whole_epochs=False) is None
+    assert str(snapshots.pick(tmp_path, set(), whole_epochs=True)).endswith("2")
+    assert str(snapshots.pick(tmp_path, {"step-000000005"}, whole_epochs=False)).endswith("4")
+    assert snapshots.pick(tmp_path / "nothing", set(), whole_epochs=False) is None
 
 
 def test_the_same_step_again_replaces_it_without_a_gap(tmp_path: Path, monkeypatch) -> None:
     """Killed between the two renames, the run still has what it needs under one of the names."""
-    checkpoint.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
-    checkpoint.save(tmp_path, tensors(2.0), Progress(step=1, epoch=1), ALONE)
-    assert checkpoint.read_progress(tmp_path / "step-000000001").epoch == 1
+    snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
+    snapshots.save(tmp_path, tensors(2.0), Progress(step=1, epoch=1), ALONE)
+    assert snapshots.read_progress(tmp_path / "step-000000001").epoch == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
 
 
 def test_what_was_half_removed_does_not_count_and_is_swept(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
+    path = snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
     (path / "state.json").unlink()
-    assert checkpoint.list_checkpoints(tmp_path) == []
-    checkpoint.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
+    assert snapshots.list_snapshots(tmp_path) == []
+    snapshots.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
     assert [each.name for each in tmp_path.iterdir()] == ["step-000000002"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "version"])
 def test_damage_is_said(damage: str, tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
-    path = checkpoint.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
+    snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
+    path = snapshots.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
     shard = next(path.glob("*.safetensors"))
     if damage == "cut":
         shard.write_bytes(shard.read_bytes()[:-9])
@@ -86,7 +86,7 @@ def test_damage_is_said(damage: str, tmp_path: Path) -> None:
     else:
         (path / "state.json").write_text('{"version": 99}')
     with pytest.raises(WeightsError, match="damaged|version 99"):
-        checkpoint.restore(path, tensors(0.0), ALONE)
+        snapshots.restore(path, tensors(0.0), ALONE)
 
 
 def test_every_tensor_of_a_run_is_in_it(make_trainer: Callable[..., Trainer]) -> None:

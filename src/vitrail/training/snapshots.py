@@ -1,4 +1,6 @@
-"""Resumable checkpoints: `weights/last/step-N/`, each complete or absent; the last two and the last epoch's are kept.
+"""Snapshots of a run, which it can continue from: `weights/last/step-N/`, each complete or absent.
+
+The last two and the last epoch's are kept.
 
 Tensors (weights, averages, the optimisers' memory) are safetensors written by `torch.distributed.checkpoint`, every
 rank its part, so that a run may continue on another number of ranks; everything else is in `state.json`, with the
@@ -99,7 +101,7 @@ def _finish(draft: Path, target: Path, progress: Progress, world_size: int) -> N
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    found = list_checkpoints(target.parent)
+    found = list_snapshots(target.parent)
     last_epoch = pick(target.parent, set(), whole_epochs=True)
     for old in (*target.parent.glob(DRAFTS), *(path for path in found[:-KEPT] if path != last_epoch)):
         (old / STATE).unlink(missing_ok=True)  # first, so that it never looks whole while it goes
@@ -131,7 +133,7 @@ def refuse_links(folder: Path) -> None:
             )
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
+def list_snapshots(folder: Path) -> list[Path]:
     """The complete checkpoints, oldest first."""
     refuse_links(folder)
     return sorted(path for path in folder.glob("step-*") if (path / STATE).is_file())
@@ -139,7 +141,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def pick(folder: Path, bad: set[str], *, whole_epochs: bool) -> Path | None:
     """The newest checkpoint that is not known to be bad, if asked so at the end of an epoch; files are not compared."""
-    for path in reversed(list_checkpoints(folder)):
+    for path in reversed(list_snapshots(folder)):
         try:
             if path.name not in bad and not (whole_epochs and read_progress(path).loss_count):
                 return path
@@ -151,7 +153,7 @@ def pick(folder: Path, bad: set[str], *, whole_epochs: bool) -> Path | None:
 def pick_whole(folder: Path, bad: set[str], *, whole_epochs: bool = False) -> tuple[Path | None, dict[str, str]]:
     """The newest such checkpoint whose files have their checksums; and the damaged ones that are newer, with why."""
     damaged: dict[str, str] = {}
-    for path in reversed(list_checkpoints(folder)):
+    for path in reversed(list_snapshots(folder)):
         if path.name in bad:
             continue
         try:

@@ -1,0 +1,54 @@
+"""The model that a verb is given: loaded already, or named by its source."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.device import check_device, pick_device
+from vitrail.errors import ConfigError
+from vitrail.prediction import Predictor, load
+from vitrail.prediction.predictor import torch_runtime_of
+from vitrail.progress import Progress, working
+from vitrail.weights.bundled import DEFAULT
+from vitrail.weights.class_names import ClassNames, read_class_names
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_model(
+    model: Predictor | str | Path | None, device: "str | torch.device" = "auto", classes: ClassNames | None = None
+) -> None:
+    """Refuse settings that are wrong, or that come too late for a loaded model; the model itself is not looked for."""
+    check_device(device)
+    if classes is not None:
+        read_class_names(classes)
+    if not isinstance(model, Predictor):
+        return
+    runtime = torch_runtime_of(model.runtime)
+    moves = device != "auto" and not (runtime is not None and runtime.device == pick_device(device))
+    given = [name for name, changes in (("classes=", classes is not None), ("device=", moves)) if changes]
+    if given:
+        raise ConfigError(f"{' and '.join(given)} cannot change a loaded model; pass it to vitrail.load instead.")
+
+
+def open_model(
+    model: Predictor | str | Path | None,
+    device: "str | torch.device" = "auto",
+    classes: ClassNames | None = None,
+    *,
+    progress: bool | Progress = False,
+) -> Predictor:
+    """A loaded model as it is, or the one of a source (None: the bundled one) on the device asked for."""
+    check_model(model, device, classes)
+    if isinstance(model, Predictor):
+        return model
+    source = DEFAULT if model is None else model
+    with working(f"loading {source}", speaks=progress is not False):
+        return load(source, class_names=classes, device=device)
+
+
+def name_of(model: Predictor | str | Path | None) -> str:
+    """What a figure calls the model: the last name of its source; of a loaded one, where its weights are from."""
+    if isinstance(model, Predictor):
+        return model.origin.source or "model"
+    return Path(DEFAULT if model is None else model).name or "model"

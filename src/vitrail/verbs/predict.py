@@ -1,0 +1,80 @@
+"""`vitrail.predict`: labels for pictures."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+from vitrail.errors import ConfigError
+from vitrail.prediction import Prediction, Predictor
+from vitrail.verbs.loading import check_model, open_model
+from vitrail.verbs.pictures import Pictures, gather_pictures, is_single, stream_pictures
+from vitrail.verbs.rows import FileFormat, choose_file_format, open_file
+from vitrail.weights.class_names import ClassNames
+from vitrail.weights.locate import locate
+
+TOP_K = 3
+
+
+class Predictions(Iterator[Prediction]):
+    """A stream of predictions, in the order of the pictures: each is computed when it is asked for, and only once."""
+
+    def __init__(self, rows: Iterator[Prediction], top_k: int) -> None:
+        self._rows = rows
+        self.top_k = top_k  # classes of each row: as many as asked for, or all where the model has fewer
+
+    def __next__(self) -> Prediction:
+        return next(self._rows)
+
+    def save(self, out: str | Path, format: FileFormat | None = None, *, raw: bool = False) -> Path:  # noqa: A002
+        """Write what is left of the stream to a .jsonl, .csv or .parquet file, which appears when it is whole.
+
+        Cells of a CSV file that a spreadsheet would take for formulas are neutralised, unless `raw`.
+        """
+        path = Path(out)
+        with open_file(choose_file_format(format, path, raw=raw), path, self.top_k, raw=raw) as write:
+            for row in self:
+                write(row)
+        return path
+
+
+def predict(
+    model: Predictor | str | Path | None,
+    pictures: Pictures | None = None,
+    *,
+    list_file: str | Path | None = None,
+    classes: ClassNames | None = None,
+    top_k: int = TOP_K,
+    batch_size: int | None = None,
+    device: "str | torch.device" = "auto",
+) -> Prediction | Predictions:
+    """The most likely classes of one picture; of several, a stream of them.
+
+    A single picture that cannot be read is an error; of several, it is a row with its `error`.
+
+    Args:
+        model: a loaded model, or what `vitrail.load` takes; None for the bundled CIFAR-10 model.
+        pictures: paths, bytes, PIL pictures, arrays or tensors; a folder and a pattern such as "photos/*.jpg" stand
+            for several.
+        list_file: a file with one path per line, for more pictures.
+        classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
+        top_k: how many classes to name for each picture.
+        batch_size: pictures per call of the model; by default what suits it.
+    """
+    for name, number in (("top_k", top_k), ("batch_size", batch_size)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{name}= must be at least 1; got {number}.")
+    check_model(model, device, classes)
+    if isinstance(model, str | Path):
+        locate(model, allow_export=True)
+    if pictures is not None and list_file is None and is_single(pictures):
+        ((name, picture),) = gather_pictures(pictures).items()
+        only = open_model(model, device, classes).predict(picture, top_k=top_k)
+        return replace(only, picture=name)
+    stream = stream_pictures(pictures, list_file)
+    predictor = open_model(model, device, classes)
+    rows = predictor.predict_named(stream, top_k=top_k, batch_size=batch_size)
+    return Predictions(rows, min(top_k, predictor.num_classes or top_k))

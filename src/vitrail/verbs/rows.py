@@ -1,0 +1,100 @@
+"""Predictions as rows of JSON lines, CSV or Parquet."""
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args
+
+from vitrail.errors import ConfigError, suggest
+from vitrail.files import atomic_path
+from vitrail.tables import load_pyarrow, row_writer
+from vitrail.wording import plain
+
+if TYPE_CHECKING:
+    from vitrail.prediction import Prediction
+
+FileFormat = Literal["jsonl", "csv", "parquet"]
+Write = Callable[["Prediction"], None]
+SUFFIXES: dict[str, FileFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+GROUP = 4096  # rows of a Parquet file that are written together
+
+
+def choose_file_format(asked: FileFormat | None, out: Path, *, raw: bool = False) -> FileFormat:
+    """What was asked for, or what the file's name says; a mistake is an error before there are rows."""
+    if asked is not None and asked not in get_args(FileFormat):
+        raise ConfigError(f"format= has no {asked!r}; {suggest(str(asked), get_args(FileFormat))}")
+    chosen = asked or SUFFIXES.get(out.suffix.lower())
+    if out.is_dir():
+        raise ConfigError(f"out={out} is a folder; name a file, such as {out / 'labels.csv'}.")
+    if chosen is None:
+        raise ConfigError(f"out={out} must end in {', '.join(SUFFIXES)}, or pass format=.")
+    check_raw(chosen, raw=raw)
+    return chosen
+
+
+def check_raw(chosen: str, *, raw: bool) -> None:
+    """Refuse raw cells where there are none."""
+    if raw and chosen != "csv":
+        raise ConfigError(f'raw= is about the cells of CSV files; omit it for {chosen}, or pass format="csv".')
+
+
+@contextmanager
+def open_file(form: FileFormat, out: Path, top_k: int, *, raw: bool = False) -> Generator[Write]:
+    """A file for rows, one at a time; it appears under its name only when it is whole."""
+    with atomic_path(out) as draft:
+        if form == "parquet":
+            with _parquet_writer(draft) as write:
+                yield write
+            return
+        with draft.open("w", encoding="utf-8", newline="", errors="surrogateescape") as file:
+            yield text_writer(form, file, top_k, raw=raw)
+
+
+def text_writer(form: Literal["jsonl", "csv"], file: IO[str], top_k: int, *, raw: bool = False) -> Write:
+    """What writes rows of text."""
+    if form == "jsonl":
+        return lambda row: print(json.dumps(_fields(row)), file=file)
+    write_row = row_writer(file, raw=raw and not file.isatty())  # a terminal never gets control characters
+    pairs = [name for place in range(1, top_k + 1) for name in (f"label_{place}", f"score_{place}")]
+    write_row(["picture", *pairs, "error"])
+
+    show = plain if file.isatty() else str  # a pipe or a file gets names as they are
+
+    def write(row: "Prediction") -> None:
+        cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
+        write_row([*map(show, [row.picture, *cells, *[""] * (2 * top_k - len(cells)), row.error or ""])])
+
+    return write
+
+
+def _fields(row: "Prediction") -> dict[str, Any]:
+    return {"picture": row.picture, "labels": row.labels, "scores": row.scores, "error": row.error}
+
+
+@contextmanager
+def _parquet_writer(path: Path) -> Generator[Write]:
+    pa, pq = load_pyarrow("writing Parquet")
+    schema = pa.schema(
+        {
+            "picture": pa.string(),
+            "labels": pa.list_(pa.string()),
+            "scores": pa.list_(pa.float64()),
+            "error": pa.string(),
+        }
+    )
+    waiting: list[dict[str, Any]] = []
+    with pq.ParquetWriter(path, schema) as file:
+
+        def flush() -> None:
+            file.write_table(pa.Table.from_pylist(waiting, schema))
+            waiting.clear()
+
+        def write(row: "Prediction") -> None:
+            name = row.picture.encode("utf-8", "backslashreplace").decode()  # Parquet has no other letters
+            waiting.append({**_fields(row), "picture": name})
+            if len(waiting) >= GROUP:
+                flush()
+
+        yield write
+        flush()
