@@ -130,7 +130,7 @@ def test_a_picture_or_a_list_on_standard_input(inside: Path, capsys: pytest.Capt
         (["predict", "tiny.safetensors", "photos", "--out", "a.txt"], "must end in .jsonl"),
         (["predict", "tiny.safetensors", "photos", "--out", "a.txt", "--format", "table"], "for the terminal"),
         (["predict", "tiny.safetensors", "photos", "--out", "photos", "--format", "csv"], "photos is a folder"),
-        (["predict", "tiny.safetensors", "photos", "--raw"], "--raw is about the cells of CSV files; leave it out for"),
+        (["predict", "tiny.safetensors", "photos", "--raw"], "--raw is for CSV files; omit it for"),
         (["predict", "tiny.safetensors", ""], "a picture's name is empty"),
         (["predict", "tiny.safetensors", "photos", "--device", "meta"], "device 'meta' cannot be used"),
         (["predict", "tiny.safetensors", "photos", "--tpo-k", "2"], "unknown option --tpo-k; did you mean --top-k?"),

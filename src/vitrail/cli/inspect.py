@@ -1,4 +1,4 @@
-"""`vitrail inspect`: what a checkpoint is, and what may be wrong with it."""
+"""`vitrail inspect`: what a checkpoint is, and likely problems with it."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,16 +29,16 @@ def inspect(
     attention_scale: AttentionScale = None,
     as_json: Json = False,
 ) -> int:
-    """Show what a checkpoint is, and what may be wrong with it; exit code 1 if it cannot work as it is.
+    """Show what a checkpoint is, and likely problems with it.
 
     Parameters
     ----------
     source
         A file, a folder, hf://owner/name or google://NAME.
     source_format
-        The format of the source, where its keys do not tell.
+        The format of the source, if its keys do not identify it.
     image_size
-        The size of its pictures, where the file does not tell (not square).
+        The size of its pictures, if the file does not state it: 384, or HEIGHTxWIDTH such as 224x320.
     """
     from vitrail.verbs import inspect as verb
 

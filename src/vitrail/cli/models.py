@@ -33,6 +33,4 @@ def models(*, as_json: Json = False) -> None:
         )
     console = SteadyConsole(highlight=False)
     console.print(table)
-    console.print(
-        '\nOne of them in full: vitrail summary vit-b16\nIn Python: vitrail.create("vit-b16", num_classes=10)'
-    )
+    console.print('\nDetails of one:  vitrail summary vit-b16\nIn Python: vitrail.create("vit-b16", num_classes=10)')

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BROKEN = 1
 Model = Annotated[
     str | None,
-    Parameter(help="The checkpoint, so that every positional argument is a picture [default: the bundled cifar10]."),
+    Parameter(help="The checkpoint; every positional argument is then a picture [default: the bundled cifar10]."),
 ]
 ListFile = Annotated[
     str | None,
@@ -30,7 +30,7 @@ ListFile = Annotated[
 ]
 
 
-# A lone hyphen is a value; every other one that cyclopts then lets pass is refused in `tell_apart`.
+# A single hyphen is a value; other words with a leading hyphen, which this lets through, are refused in `tell_apart`.
 Pictures = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 
@@ -46,24 +46,22 @@ def predict(
     batch_size: int | None = None,
     device: Device = "auto",
 ) -> int:
-    """Say what is on pictures: vitrail predict [MODEL] PICTURES…
-
-    A picture that cannot be read becomes a row with its error, and the exit code is 1.
+    """Classify pictures.
 
     Parameters
     ----------
     pictures
         [MODEL] PICTURES…: the first argument is the model if it is a .safetensors or .npz file, a run folder,
         hf://owner/name, google://NAME or cifar10; otherwise the bundled cifar10 is used. A picture is a file, a folder
-        with all below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on standard input.
+        with everything below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on standard input.
     top_k
-        How many classes to name for each picture.
+        How many classes to show for each picture.
     form
-        How to write the answers [default: a table, or what the name of --out says].
+        How to write the predictions [default: a table, or the format that the name of --out implies].
     out
-        Write the answers to this .jsonl, .csv or .parquet file.
+        Write the predictions to this .jsonl, .csv or .parquet file.
     batch_size
-        Pictures per call of the model [default: what suits it].
+        Pictures per forward pass [default: whatever suits the model].
     """
     from vitrail.device import pick_device
     from vitrail.prediction import load
@@ -74,17 +72,17 @@ def predict(
         raise ConfigError(f"--top-k must be at least 1; got {top_k}.")
     chosen = choose_format(form, out, raw=raw)
     check_standard_input(pictures, list_file)
-    place = pick_device(device)
+    chosen_device = pick_device(device)
     if classes is not None:
-        read_class_names(classes)  # wrong ones are told before anything is opened
+        read_class_names(classes)  # mistakes in the file are errors before anything is opened
     source, names = tell_apart(pictures, model, predict)
     stream = gather(names, list_file)
     with working(f"loading {source}"):
-        predictor = load(source, class_names=classes, device=place)
+        predictor = load(source, class_names=classes, device=chosen_device)
     top_k = min(top_k, predictor.num_classes or top_k)
     count = broken = 0
     start = time.perf_counter()
-    shown = out is None and sys.stdout.isatty()  # the rows themselves show how far it is, and a bar would cross them
+    shown = out is None and sys.stdout.isatty()  # the rows themselves show progress, and a bar would get in the way
     with progress_bar("pictures", speaks=not shown) as advance, open_rows(chosen, out, top_k, raw=raw) as write:
         for row in predictor.predict_named(stream, top_k=top_k, batch_size=batch_size):
             write(row)
@@ -98,7 +96,7 @@ def predict(
 
 
 def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[..., int]) -> tuple[str, tuple[str, ...]]:
-    """The model and the pictures among what was typed."""
+    """The model and the pictures among the arguments."""
     for name in arguments:
         if name.startswith("-") and name != "-":
             near = get_close_matches(name, _options(verb), n=1)
@@ -113,22 +111,22 @@ def _options(verb: Callable[..., int]) -> list[str]:
     """The options of a verb, as they are typed."""
     names: list[str] = []
     for name, hint in get_type_hints(verb, include_extras=True).items():
-        told = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Parameter)]
-        written = [str(text) for texts in told for text in ([texts] if isinstance(texts, str) else texts or ())]
-        names += written or [f"--{name.replace('_', '-')}"]
+        explicit = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Parameter)]
+        flags = [str(text) for texts in explicit for text in ([texts] if isinstance(texts, str) else texts or ())]
+        names += flags or [f"--{name.replace('_', '-')}"]
     return names
 
 
 def gather(names: tuple[str, ...], list_file: str | None) -> "Iterator[Named]":
-    """The pictures that were named, then those of the list; the list may name some that are not there."""
+    """The pictures that were named, then those of the list, some of which may not exist."""
     from vitrail.prediction.arguments import check_standard_input
     from vitrail.prediction.pictures import find_pictures, name_paths, read_list
 
     check_standard_input(names, list_file)
-    found = find_pictures(names)
+    named = find_pictures(names)
 
     def both() -> "Iterator[Named]":
-        yield from found
+        yield from named
         if list_file is not None:
             yield from name_paths(read_list(list_file))
 
@@ -136,7 +134,7 @@ def gather(names: tuple[str, ...], list_file: str | None) -> "Iterator[Named]":
 
 
 def _report(count: int, broken: int, seconds: float) -> None:
-    """On the error stream, so that the answers can be piped."""
+    """Print a summary on the error stream, so that the predictions can be piped."""
     text = f"{counted(count, 'picture')} in {seconds:.1f} s, {count / seconds:,.0f} per second"
     if broken:
         text += f"; {broken:,} could not be read"

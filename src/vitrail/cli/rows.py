@@ -24,32 +24,32 @@ NAME_WIDTH = 44
 LABEL_WIDTH = 22
 
 
-def choose_format(asked: Format | None, out: Path | None, *, raw: bool = False) -> Format:
-    """What was asked for, or what the file's name says."""
-    chosen = _choose(asked, out)
+def choose_format(form: Format | None, out: Path | None, *, raw: bool = False) -> Format:
+    """The format that was passed, or the one that the file's name implies."""
+    chosen = _choose(form, out)
     if raw and chosen != "csv":
-        raise ConfigError(f"--raw is about the cells of CSV files; leave it out for {chosen}, or add --format csv.")
+        raise ConfigError(f"--raw is for CSV files; omit it for {chosen}, or add --format csv.")
     return chosen
 
 
-def _choose(asked: Format | None, out: Path | None) -> Format:
+def _choose(form: Format | None, out: Path | None) -> Format:
     if out is None:
-        if asked == "parquet":
+        if form == "parquet":
             raise ConfigError("--format parquet needs --out FILE.parquet: it cannot be printed.")
-        return asked or "table"
-    found = asked or SUFFIXES.get(out.suffix.lower())
+        return form or "table"
+    chosen = form or SUFFIXES.get(out.suffix.lower())
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file, such as {out / 'labels.csv'}.")
-    if found is None:
-        raise ConfigError(f"--out {out} must end in {', '.join(SUFFIXES)}, or say --format.")
-    if found == "table":
+    if chosen is None:
+        raise ConfigError(f"--out {out} must end in {', '.join(SUFFIXES)}, or pass --format.")
+    if chosen == "table":
         raise ConfigError("--out writes jsonl, csv or parquet; a table is for the terminal.")
-    return found
+    return chosen
 
 
 @contextmanager
 def open_rows(form: Format, out: Path | None, top_k: int, *, raw: bool = False) -> Generator[Write]:
-    """Where rows go, one at a time; a file appears under its name only when it is whole."""
+    """Where rows go, one at a time; a file appears under its name only once it is complete."""
     if form == "table":
         yield _Table(top_k).write
         return
@@ -75,10 +75,10 @@ def _writer(form: Format, file: IO[str], top_k: int, raw: bool) -> Generator[Wri
         yield lambda row: print(json.dumps(_fields(row)), file=file)
         return
     write_row = row_writer(file, raw=raw and not file.isatty())  # a terminal never gets control characters
-    pairs = [name for place in range(1, top_k + 1) for name in (f"label_{place}", f"score_{place}")]
+    pairs = [name for rank in range(1, top_k + 1) for name in (f"label_{rank}", f"score_{rank}")]
     write_row(["picture", *pairs, "error"])
 
-    show = plain if file.isatty() else str  # a pipe or a file gets names as they are
+    show = plain if file.isatty() else str  # a pipe or a file gets names unchanged
 
     def write(row: "Prediction") -> None:
         cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
@@ -110,7 +110,7 @@ def _parquet_writer(path: Path) -> Generator[Write]:
             waiting.clear()
 
         def write(row: "Prediction") -> None:
-            name = row.picture.encode("utf-8", "backslashreplace").decode()  # Parquet has no other letters
+            name = row.picture.encode("utf-8", "backslashreplace").decode()  # Parquet texts must be UTF-8
             waiting.append({**_fields(row), "picture": name})
             if len(waiting) >= GROUP:
                 flush()
@@ -120,14 +120,14 @@ def _parquet_writer(path: Path) -> Generator[Write]:
 
 
 class _Output(PlainConsole):
-    """A console whose reader may go away, which ends the work as it does for the other formats."""
+    """A console whose reader may go away, which then ends the work, as for the other formats."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 class _Table:
-    """Columns of fixed widths, so that each row can be printed when it is there; nothing is cut in a pipe."""
+    """Columns of fixed width, so that each row can be printed as soon as it is known; nothing is cut off in a pipe."""
 
     def __init__(self, top_k: int) -> None:
         self._console = _Output(highlight=False, markup=False, soft_wrap=True)
@@ -139,10 +139,10 @@ class _Table:
             self._console.print(line.append(f"error: {plain(row.error)}", style="red"))
             return
         pairs = list(zip(row.labels, row.scores, strict=True))[: self._shown]
-        for place, (label, score) in enumerate(pairs):
+        for rank, (label, score) in enumerate(pairs):
             text = f"{score:6.1%} {plain(label)}"
-            last = place == len(pairs) - 1
-            line.append(text if last else self._fit(text, LABEL_WIDTH) + "  ", style="bold" if place == 0 else "dim")
+            last = rank == len(pairs) - 1
+            line.append(text if last else self._fit(text, LABEL_WIDTH) + "  ", style="bold" if rank == 0 else "dim")
         self._console.print(line)
 
     def _fit(self, text: str, width: int, keep: str = "start") -> str:

@@ -41,7 +41,7 @@ class Confusion:
         wrong = np.flatnonzero(self.targets != self.predicted)
         order = wrong[np.argsort(-self.counts[wrong], kind="stable")[:most]]
         return [
-            (int(self.targets[place]), int(self.predicted[place]), int(self.counts[place])) for place in order.tolist()
+            (int(self.targets[index]), int(self.predicted[index]), int(self.counts[index])) for index in order.tolist()
         ]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

@@ -101,8 +101,8 @@ def _rotate(images: Tensor, strength: float, draws: Draws) -> Tensor:
         ],
         dim=1,
     )  # (B, 2, 3)
-    places = F.affine_grid(turn, list(images.shape), align_corners=False)
-    turned = F.grid_sample(images.double(), places, "bilinear", padding_mode="border", align_corners=False)
+    grid = F.affine_grid(turn, list(images.shape), align_corners=False)
+    turned = F.grid_sample(images.double(), grid, "bilinear", padding_mode="border", align_corners=False)
     return _to_bytes(turned)
 
 

@@ -115,17 +115,17 @@ class _Joined(Source):
         self._parts = parts
         self._ends = np.cumsum([len(part) for part in parts])
 
-    def _place(self, index: int) -> tuple[Source, int]:
+    def _locate(self, index: int) -> tuple[Source, int]:
         part = int(np.searchsorted(self._ends, index, side="right"))
         return self._parts[part], index - int(self._ends[part]) + len(self._parts[part])
 
     def picture(self, index: int) -> Picture:
-        part, place = self._place(index)
-        return part.picture(place)
+        part, offset = self._locate(index)
+        return part.picture(offset)
 
     def key(self, index: int) -> str:
-        part, place = self._place(index)
-        return part.key(place)
+        part, offset = self._locate(index)
+        return part.key(offset)
 
     def select(self, indices: Sequence[int] | Integers) -> Source:
         raise NotImplementedError("nobody takes parts of it")
@@ -151,8 +151,8 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
     if known is None:
         width = predictor.num_classes
         if by_position and width == len(classes):
-            places = {name: place for place, name in enumerate(order_by_position(classes))}
-            return [places[name] for name in classes]
+            positions = {name: position for position, name in enumerate(order_by_position(classes))}
+            return [positions[name] for name in classes]
         if by_position:
             raise DataError(f"the model has {width} classes and the data have {len(classes)}; they must be the same.")
         first = ", ".join(order_by_position(classes)[:3])

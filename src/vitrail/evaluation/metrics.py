@@ -145,8 +145,8 @@ def answer(logits: Array, targets: Integers) -> Answers:
     confidence, loss, brier = np.empty(count), np.empty(count), np.empty(count)
     for rows, scores in blocks(logits):
         truth = targets[rows]
-        places = np.arange(len(truth))
-        own = scores[places, truth]
+        each = np.arange(len(truth))
+        own = scores[each, truth]
         predicted[rows] = scores.argmax(axis=1)
         rank[rows] = _rank(scores, own, truth)
         highest = scores.max(axis=1)
@@ -155,7 +155,7 @@ def answer(logits: Array, targets: Integers) -> Answers:
         loss[rows] = np.log(total) - (own - highest)
         confidence[rows] = np.exp(-np.log(total))
         probabilities /= total[:, None]
-        probabilities[places, truth] -= 1
+        probabilities[each, truth] -= 1
         brier[rows] = np.square(probabilities, out=probabilities).sum(axis=1)
     return Answers(predicted=predicted, confidence=confidence, rank=rank, losses=loss, brier=brier)
 
@@ -217,10 +217,10 @@ def calibrate(logits: Any, targets: Any, bins: int = BINS) -> Calibration:
 def bin_confidence(confidence: Floats, correct: Array, bins: int = BINS) -> Calibration:
     """The same of the answers' confidences (N,) and whether they are right (N,)."""
     edges = np.linspace(0, 1, bins + 1)
-    place = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, bins - 1)
-    counts = np.bincount(place, minlength=bins)
-    means = _divide(np.bincount(place, confidence, bins), counts)
-    hits = _divide(np.bincount(place, correct, bins), counts)
+    bin_numbers = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, bins - 1)
+    counts = np.bincount(bin_numbers, minlength=bins)
+    means = _divide(np.bincount(bin_numbers, confidence, bins), counts)
+    hits = _divide(np.bincount(bin_numbers, correct, bins), counts)
     gaps = np.abs(means - hits)[counts > 0]
     error = float((gaps * counts[counts > 0]).sum() / len(confidence))
     return Calibration(error=error, counts=counts.astype(np.int64), confidence=means, accuracy=hits)

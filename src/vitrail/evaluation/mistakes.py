@@ -29,11 +29,11 @@ def mistakes_sheet(measurement: Measurement, dataset: Dataset) -> Image.Image:
     answers = measurement.answers
     tiles = [
         Tile(
-            image=_load(source, int(measurement.samples[place])),
-            caption=f"{answers.confidence[place]:.0%} {measurement.classes[answers.predicted[place]]}\n"
-            f"is: {measurement.classes[measurement.targets[place]]}",
+            image=_load(source, int(measurement.samples[index])),
+            caption=f"{answers.confidence[index]:.0%} {measurement.classes[answers.predicted[index]]}\n"
+            f"is: {measurement.classes[measurement.targets[index]]}",
         )
-        for place in worst
+        for index in worst
     ]
     rows = [Row(title="", tiles=tiles[start : start + COLUMNS]) for start in range(0, len(tiles), COLUMNS)]
     wrong = int((answers.predicted != measurement.targets).sum())

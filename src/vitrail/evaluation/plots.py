@@ -102,18 +102,18 @@ def _draw_pairs(confusion: Confusion, classes: Sequence[str], title: str, theme:
     worst = confusion.mistakes(MOST_PAIRS)
     support = confusion.support
     figure, axes = new_figure(7.4, 1.1 + 0.24 * max(len(worst), 2))
-    places = range(len(worst))
+    positions = range(len(worst))
     lengths = [count for _, _, count in worst]
-    axes.barh(places, lengths, 0.72, color=theme.red)
+    axes.barh(positions, lengths, 0.72, color=theme.red)
     names = [f"{shorten(classes[truth], 30)} → {shorten(classes[predicted], 30)}" for truth, predicted, _ in worst]
-    axes.set_yticks(places, names, fontsize=8)
+    axes.set_yticks(positions, names, fontsize=8)
     axes.set_ylim(max(len(worst), 1) - 0.4, -0.6)
     axes.set_xlim(0, 1.15 * max(lengths, default=1))
     axes.tick_params(axis="y", length=0)
     axes.locator_params(axis="x", integer=True)
-    for place, (truth, _, count) in enumerate(worst):
+    for position, (truth, _, count) in enumerate(worst):
         share = f" {count / support[truth]:.0%}"
-        axes.text(count, place, share, va="center", fontsize=7.5, color=theme.faint)
+        axes.text(count, position, share, va="center", fontsize=7.5, color=theme.faint)
     axes.set_xlabel("pictures, and their share of the true class", fontsize=9)
     below = f"the {len(worst)} most frequent mistakes (true → predicted)" if worst else "no picture is misclassified"
     axes.set_title(f"{shorten(title, 70)}\n{below}", loc="left", fontsize=11)
@@ -176,10 +176,10 @@ def robustness_figure(robustness: Robustness, title: str, theme: Theme = LIGHT) 
 
 def _write_ends(axes: Axes, ends: list[tuple[float, str, str]], last: int) -> None:
     """The names at the ends of the lines, moved apart where they would overlap."""
-    place = -1.0
+    position = -1.0
     for value, name, color in sorted(ends):
-        place = max(value, place + 0.055)
-        axes.annotate(name, (last + 0.12, place), color=color, fontsize=9, va="center", annotation_clip=False)
+        position = max(value, position + 0.055)
+        axes.annotate(name, (last + 0.12, position), color=color, fontsize=9, va="center", annotation_clip=False)
 
 
 def map_figure(points: np.ndarray[Any, Any], labels: Sequence[str] | None, title: str) -> Figure:

@@ -54,9 +54,9 @@ def write_classes(measurement: Measurement, path: Path, *, raw: bool = False) ->
         atomic_path(path) as draft,
         open_table(draft, ("class", "precision", "recall", "f1", "pictures"), raw=raw) as (write),
     ):
-        for place, name in enumerate(measurement.classes):
-            rates = (scores.precision[place], scores.recall[place], scores.f1[place])
-            write((name, *("" if math.isnan(value) else f"{value:.6f}" for value in rates), int(scores.support[place])))
+        for index, name in enumerate(measurement.classes):
+            rates = (scores.precision[index], scores.recall[index], scores.f1[index])
+            write((name, *("" if math.isnan(value) else f"{value:.6f}" for value in rates), int(scores.support[index])))
 
 
 def write_confusion(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
@@ -83,18 +83,18 @@ def facts(measurement: Measurement) -> dict[str, Any]:
     """The numbers of an evaluation; what is undefined is None. Of very many classes, the worst, and no matrix."""
     metrics = measurement.metrics
     scores = metrics.classes
-    places = range(len(measurement.classes))
-    if len(places) > MOST_CLASSES:
-        places = worst_first(scores.f1.tolist())[:MOST_CLASSES]
+    indices = range(len(measurement.classes))
+    if len(indices) > MOST_CLASSES:
+        indices = worst_first(scores.f1.tolist())[:MOST_CLASSES]
     per_class = [
         {
-            "name": measurement.classes[place],
-            "precision": number(scores.precision[place]),
-            "recall": number(scores.recall[place]),
-            "f1": number(scores.f1[place]),
-            "support": int(scores.support[place]),
+            "name": measurement.classes[index],
+            "precision": number(scores.precision[index]),
+            "recall": number(scores.recall[index]),
+            "f1": number(scores.f1[index]),
+            "support": int(scores.support[index]),
         }
-        for place in places
+        for index in indices
     ]
     mistakes = confusions(measurement, MOST_MISTAKES)
     return {
@@ -147,4 +147,4 @@ def confusions(measurement: Measurement, count: int) -> list[tuple[str, str, int
 
 def worst_first(values: Sequence[float]) -> list[int]:
     """The places of the values from the lowest to the highest, what is undefined last."""
-    return sorted(range(len(values)), key=lambda place: (math.isnan(values[place]), values[place]))
+    return sorted(range(len(values)), key=lambda index: (math.isnan(values[index]), values[index]))

@@ -21,10 +21,10 @@ def run_commands(folder: Path, data: Sequence[str], environment: dict[str, Any])
 
 
 def eval_commands(
-    source: str, data: Sequence[str], asked: Mapping[str, Any], environment: dict[str, Any]
+    source: str, data: Sequence[str], arguments: Mapping[str, Any], environment: dict[str, Any]
 ) -> dict[str, str]:
     """How to measure a model again, with the settings that were asked for, and what to do with it."""
-    options = flags({name: value for name, value in asked.items() if name != "data_dir"})  # which `data` holds
+    options = flags({name: value for name, value in arguments.items() if name != "data_dir"})  # which `data` holds
     again = " ".join([*_start(environment), shlex.join(["eval", source, *data, *options])])
     return {"measure it again": again, **model_commands(source, data)}
 

@@ -30,15 +30,15 @@ def picture_sections(predictor: Predictor, dataset: Dataset, measurement: Measur
     _, first = np.unique(measurement.targets[right], return_index=True)  # one of each class
     sections: list[Section] = []
     beside = "The colours beside each picture show which parts counted for the answer"
-    for title, places, text in (
+    for title, indices, text in (
         ("Worst mistakes", worst, _count_wrong(wrong)),
         ("Correct answers", right[first[:: max(1, len(first) // RIGHT)][:RIGHT]], "One picture each of some classes."),
     ):
-        if not len(places):
-            none = "No picture is misclassified." if places is worst else "No picture is classified correctly."
+        if not len(indices):
+            none = "No picture is misclassified." if indices is worst else "No picture is classified correctly."
             sections.append(Section(title=title, blocks=[Paragraph(text=none)]))
             continue
-        tiles, methods, failure = explain_tiles(predictor, dataset, measurement, places)
+        tiles, methods, failure = explain_tiles(predictor, dataset, measurement, indices)
         how = f" {beside} ({', '.join(methods)})." if methods else ""
         blocks: list[Block] = [Paragraph(text=text + how), Gallery(tiles=tiles, scale=bool(methods))]
         if failure:
@@ -54,24 +54,24 @@ def _count_wrong(wrong: int) -> str:
 
 
 def explain_tiles(
-    predictor: Predictor, dataset: Dataset, measurement: Measurement, places: Integers
+    predictor: Predictor, dataset: Dataset, measurement: Measurement, indices: Integers
 ) -> tuple[list[Tile], list[str], str]:
     """The pictures with their explanations, the methods that gave them, and why one could not be explained."""
     source = pick_split(dataset, measurement.split)
     order = align_classes(predictor, measurement.classes, by_position=predictor.classes is None)
-    shares = np.exp(log_softmax(measurement.logits[places].astype(np.float64)))
+    shares = np.exp(log_softmax(measurement.logits[indices].astype(np.float64)))
     tiles: list[Tile] = []
     methods: dict[str, None] = {}
     failure = ""
-    for place, row in zip(places, shares, strict=True):
-        key, predicted = measurement.keys[place], int(row.argmax())
-        truth, answer = measurement.classes[measurement.targets[place]], measurement.classes[predicted]
+    for index, row in zip(indices, shares, strict=True):
+        key, predicted = measurement.keys[index], int(row.argmax())
+        truth, answer = measurement.classes[measurement.targets[index]], measurement.classes[predicted]
         title = f"predicted {answer} ({row[predicted]:.0%})" + (
-            "" if truth == answer else f", is {truth} ({row[measurement.targets[place]]:.0%})"
+            "" if truth == answer else f", is {truth} ({row[measurement.targets[index]]:.0%})"
         )
         pictures: list[Picture] = []
         try:
-            subject = open_subject(source.picture(int(measurement.samples[place])), predictor.preprocess, key)
+            subject = open_subject(source.picture(int(measurement.samples[index])), predictor.preprocess, key)
             seen = enlarge(seen_part(subject))
             pictures.append(encode_photo(picture_of(seen), f"{key}: {truth}"))
             cells, method = _map_of(predictor, subject, order[predicted])

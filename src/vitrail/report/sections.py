@@ -69,7 +69,7 @@ def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] 
     counts = {name: np.bincount(dataset.split(name).labels, minlength=len(dataset.classes)) for name in splits}
     total = sum(int(count.sum()) for count in counts.values())
     shown = range(min(len(dataset.classes), MOST_CLASSES))
-    rows = [(dataset.classes[place], *(f"{count[place]:,}" for count in counts.values())) for place in shown]
+    rows = [(dataset.classes[index], *(f"{count[index]:,}" for count in counts.values())) for index in shown]
     rows.append(("all classes", *(f"{count.sum():,}" for count in counts.values())))
     hidden = len(dataset.classes) - len(shown)
     made = (
@@ -168,22 +168,22 @@ def _drawings(measurement: Measurement) -> list[Picture]:
 def _class_table(measurement: Measurement) -> Table:
     """Precision, recall and F1; of many classes the worst ones, the worst first."""
     scores, count = measurement.metrics.classes, len(measurement.classes)
-    places = list(range(count))
+    indices = list(range(count))
     note = ""
     if count > ORDERED:
-        places = worst_first(scores.f1.tolist())[:MOST_CLASSES]
+        indices = worst_first(scores.f1.tolist())[:MOST_CLASSES]
         note = "The worst class first."
         if count > MOST_CLASSES:
             note = f"The {MOST_CLASSES} worst of {count:,} classes, the worst first; classes.csv has all of them."
     rows = [
         (
-            measurement.classes[place],
-            _number(scores.precision[place]),
-            _number(scores.recall[place]),
-            _number(scores.f1[place]),
-            f"{scores.support[place]:,}",
+            measurement.classes[index],
+            _number(scores.precision[index]),
+            _number(scores.recall[index]),
+            _number(scores.f1[index]),
+            f"{scores.support[index]:,}",
         )
-        for place in places
+        for index in indices
     ]
     return Table(head=("class", "precision", "recall", "F1", "pictures"), rows=rows, note=note)
 

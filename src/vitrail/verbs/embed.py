@@ -1,4 +1,4 @@
-"""`vitrail.embed`: the features of pictures or of a data set, and a map of them."""
+"""`vitrail.embed`: the embeddings of pictures or of a data set, and a map of them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -43,9 +43,9 @@ def embed(
     progress: bool | Progress = False,
     **settings: Any,
 ) -> Embeddings:
-    """What the model's head sees of pictures, or of a data set.
+    """The embeddings of pictures or of a data set: the features that the model's head gets.
 
-    A picture that cannot be read is left out and is among the `errors`.
+    A picture that cannot be read is left out and listed in `errors`.
 
     Args:
         model: a loaded model, or what `vitrail.load` takes.
@@ -54,9 +54,9 @@ def embed(
         data: a data set instead of pictures: open, or what `vitrail.open_data` takes; `settings` are the fields of its
             `DataConfig`. The labels and splits come with the features.
         split: the splits of the data set; by default all.
-        list_file: a file with one path per line, for more pictures.
+        list_file: a file that names more pictures, one path per line.
         out: the folder for features.npz (or .parquet, by `format`) and a `map`; without it, nothing is written.
-        batch_size: pictures per call of the model; by default what suits it.
+        batch_size: pictures per forward pass; by default whatever suits the model.
     """
     config = read_data_settings(embed, settings)
     splits = (split,) if isinstance(split, str) else tuple(split)
@@ -65,7 +65,7 @@ def embed(
     if out is not None and not callable(out):
         check_run_folder(Path(out))
     if data is not None and (pictures is not None or list_file is not None):
-        raise ConfigError("give pictures or data=, not both.")
+        raise ConfigError("pass pictures or data=, not both.")
     _check_model(model, device)
     show, shows = pick_progress(progress), progress is not False
     stream = _stream(pictures, list_file) if data is None else None
@@ -88,7 +88,7 @@ def embed(
 
 @dataclass(kw_only=True)
 class _Columns:
-    """What is known so far, a column each."""
+    """The results so far, as columns."""
 
     pictures: list[str] = field(default_factory=list[str])
     vectors: list[Floats] = field(default_factory=list[Floats])
@@ -126,7 +126,7 @@ def check_arguments(
     method: str,
     batch_size: int | None,
 ) -> None:
-    """Refuse what cannot work, before anything is opened; `settings` are those about data that were given."""
+    """Refuse what cannot work, before anything is opened; `settings` are those about data that were passed."""
     for name, value, known in (("format", form, ("npz", "parquet")), ("map", method, (*get_args(Method), "none"))):
         if value not in known:
             raise ConfigError(f"{name}= has no {value!r}; {suggest(str(value), known)}")
@@ -136,8 +136,8 @@ def check_arguments(
         raise ConfigError(f"batch_size= must be at least 1; got {batch_size}.")
     names = [f"{name}=" for name in settings]
     if data is None and (split or names):
-        given = [*(["split="] if split else ()), *names]
-        raise ConfigError(f"{', '.join(given)} {'goes' if len(given) == 1 else 'go'} with data=.")
+        arguments = [*(["split="] if split else ()), *names]
+        raise ConfigError(f"{', '.join(arguments)} {'goes' if len(arguments) == 1 else 'go'} with data=.")
     if isinstance(data, Dataset) and names:
         raise ConfigError(f"{', '.join(names)} cannot change an open data set; pass it to vitrail.open_data instead.")
 
@@ -152,7 +152,7 @@ def _check_model(model: Predictor | str | Path, device: str) -> None:
 
 
 def _stream(pictures: Picture | Iterable[Picture] | None, list_file: str | None) -> Iterator[Named]:
-    """The pictures, then those of the list; in a list, a name that stands for nothing is an error at once."""
+    """The pictures, then those of the list; a path in the list that does not exist is an error at once."""
     several = _several(pictures)
     if isinstance(several, Sequence):
         names = [str(picture) for picture in several if isinstance(picture, str | Path)]
@@ -161,11 +161,11 @@ def _stream(pictures: Picture | Iterable[Picture] | None, list_file: str | None)
         check_pictures(names)
 
     def everything() -> Iterator[Named]:
-        for place, picture in enumerate(several):
+        for index, picture in enumerate(several):
             if isinstance(picture, str | Path):
                 yield from find_pictures([str(picture)])
             else:
-                yield f"picture {place}", picture
+                yield f"picture {index}", picture
         if list_file is not None:
             yield from name_paths(read_list(list_file))
 
@@ -209,7 +209,7 @@ def _embed_data(
 
 
 def _write(embeddings: Embeddings, folder: Path, form: str, method: Method | Literal["none"]) -> Embeddings:
-    """The same with its files; the features are what was asked for first, so a map that fails costs nothing."""
+    """The same with its files; the features are written first, so that they are safe if the map fails."""
     written = [embeddings.save(folder / f"features.{form}")]
     map_error = ""
     if method != "none":

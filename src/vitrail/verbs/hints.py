@@ -1,4 +1,4 @@
-"""The settings that verbs with a foreign checkpoint share: what the user knows better than the file."""
+"""The settings that verbs share for foreign checkpoints: what the user knows and the file does not say."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:
 
 
 def read_size(size: Size | None, name: str) -> Pair | None:
-    """The height and width that a number, a pair or a text means."""
+    """The height and width that a number, a pair or a text stands for."""
     if isinstance(size, str):
         if not re.fullmatch(r"\d+(x\d+)?", size):
             raise ConfigError(f"{name} must be one number or HEIGHTxWIDTH, such as 384 or 224x320; got {size!r}.")

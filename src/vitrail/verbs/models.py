@@ -1,4 +1,4 @@
-"""The model that a verb is given: loaded already, or named by its source."""
+"""The model that a verb gets: already loaded, or named by its source."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from vitrail.weights.bundled import DEFAULT
 def open_model(
     model: Predictor | str | Path | None, device: str | torch.device = "auto", progress: bool | Progress = False
 ) -> Predictor:
-    """A loaded model as it is, or the one of a source (None: the bundled one) on the device asked for."""
+    """A loaded model as it is, or the model at a source (None: the bundled one) on the requested device."""
     if not isinstance(model, Predictor):
         source = DEFAULT if model is None else model
         with working(f"loading {source}", speaks=progress is not False):
@@ -22,14 +22,14 @@ def open_model(
     runtime = model.runtime
     if device != "auto" and isinstance(runtime, TorchRuntime) and pick_device(device) != runtime.device:
         raise ConfigError(
-            f"device= is for a model that is named by its source; this one is loaded on {runtime.device} already. Use "
+            f"device= is for a model that is named by its source; this one is already loaded on {runtime.device}. Use "
             f'vitrail.load(…, device="{device}").'
         )
     return model
 
 
 def name_of(model: Predictor | str | Path | None) -> str:
-    """What a figure calls the model: the last name of its source; of a loaded one, where its weights are from."""
+    """The model's name in figures: the last part of its source; for a loaded one, where its weights are from."""
     if isinstance(model, Predictor):
         return model.origin.source or "model"
     return Path(DEFAULT if model is None else model).name or "model"

@@ -1,4 +1,4 @@
-"""The pictures that a verb is given: any kind of picture, and names that stand for several."""
+"""The pictures that a verb gets: any kind of picture, and names that stand for several."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +17,7 @@ Pictures = Picture | Iterable[Picture]
 
 
 def gather_pictures(pictures: Pictures) -> dict[str, Picture]:
-    """Name → picture; a folder or a pattern stands for all its pictures, and a path that is named twice counts once.
+    """Name → picture; a folder or a pattern stands for all its pictures, and a path that occurs twice counts once.
 
     A name that stands for nothing is an error before the first picture is read.
     """
@@ -28,13 +28,13 @@ def gather_pictures(pictures: Pictures) -> dict[str, Picture]:
         return dict(find_pictures(paths))
     streams = {path: find_pictures([path]) for path in paths}  # which checks them all
     gathered: dict[str, Picture] = {}
-    for place, picture in enumerate(listed):
+    for index, picture in enumerate(listed):
         if isinstance(picture, str | Path):
             gathered.update(streams[str(picture)])
         elif isinstance(picture, bytes | Image.Image | np.ndarray | Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            gathered["picture" if len(listed) == 1 else f"picture {place}"] = picture
+            gathered["picture" if len(listed) == 1 else f"picture {index}"] = picture
         else:
-            raise InputError(f"picture {place} must be a path, bytes, PIL, array or tensor; got {type(picture)}.")
+            raise InputError(f"picture {index} must be a path, bytes, PIL, array or tensor; got {type(picture)}.")
     return gathered
 
 
