@@ -115,7 +115,7 @@ def test_a_model_for_other_classes_is_probed_alone(inside: Path, capsys: pytest.
     assert "only its features were measured" in printed
     assert [path.name for path in Path("runs/eval-1").iterdir()] == ["metrics.json"]
     assert main(["eval", "animals.safetensors", "digits"]) == 2
-    assert "the data have 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, which the model has not" in capsys.readouterr().err
+    assert "the data have 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, which the model lacks" in capsys.readouterr().err
 
 
 def test_the_split_of_the_run_is_used(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:

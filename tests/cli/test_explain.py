@@ -53,7 +53,7 @@ def test_explain_writes_all_pictures(save, photos, capsys: pytest.CaptureFixture
     model = save(spec=Preprocess(size=(32, 32), resize="shortest", crop=0.9))
     assert main(["explain", model, "a", "b/*.png", "b/two.jpg"]) == 0
     printed = capsys.readouterr().out
-    for text in ("class [", "one.png", "two.jpg", "deletion", "random", "auto took ", "runs/explain-1/sheet.png"):
+    for text in ("class [", "one.png", "two.jpg", "deletion", "random", "auto chose ", "runs/explain-1/sheet.png"):
         assert text in printed
     assert "next: vitrail figures model.safetensors a/one.png" in printed
     folder = Path("runs/explain-1")

@@ -333,4 +333,4 @@ def test_dinov2_for_pictures_of_another_size_than_its_positions(tmp_path: Path) 
         conversion = convert(tmp_path / "source", tmp_path / "target", "hf", verify_with_peer=True)
     assert conversion.photographs is not None
     assert conversion.photographs.difference == 0
-    assert any("gives pictures of 42×42, and the model reads 70×70" in note for note in conversion.notes)
+    assert any("gives pictures of 42×42, and the model expects 70×70" in note for note in conversion.notes)

@@ -101,7 +101,7 @@ def test_a_compiler_that_fails_is_no_obstacle(asked: str, make_setup: Callable[.
     monkeypatch.setattr(measuring, "compiled", broken)
     said: list[str] = []
     assert settle_compile(make_setup(compile=asked), ALONE, said.append).machine.compile == "off"
-    assert said[1:] == ["torch.compile does not work here (no C++ compiler found); going on without it"]
+    assert said[1:] == ["torch.compile does not work here (no C++ compiler found); continuing without it"]
 
 
 def test_a_compiler_that_does_not_pay_is_left_out(make_setup: Callable[..., Setup], monkeypatch) -> None:

@@ -75,10 +75,10 @@ def test_both_layouts_of_layers(tmp_path: Path, make_checkpoint: Any, case: str,
     [
         (
             "gap",
-            ["does not say the shape of its grid of 16 patches", 'assumed the mean of the patches (pool_type "gap")'],
+            ["does not state the shape of its grid of 16 patches", 'assumed the mean of the patches (pool_type "gap")'],
         ),
-        ("map", ["does not say the shape of its grid of 16 patches"]),
-        ("tok", ["does not say the shape of its grid of 16 patches"]),
+        ("map", ["does not state the shape of its grid of 16 patches"]),
+        ("tok", ["does not state the shape of its grid of 16 patches"]),
         ("sincos", ["assumed the fixed ones of big_vision's sincos2d; pictures of 224×224, or give", "pool_type"]),
         ("representation", ["the shape of its grid", "pool_type", "assumed tanh after pre_logits"]),
     ],

@@ -301,7 +301,7 @@ def test_missing_and_unknown_keys_are_listed(tmp_path: Path, make_checkpoint: Ca
 
 def test_facts_that_a_file_does_not_tell(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(image_size=(16, 40)), tmp_path / "a.safetensors", "timm")
-    with pytest.raises(WeightsError, match=r"possible: 16×40, or turned\); give image_size"):
+    with pytest.raises(WeightsError, match=r"possible: 16×40, or transposed\); pass image_size"):
         read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4))
     with pytest.raises(WeightsError, match="how many heads .* one of 1, 2, 4"):
         read_checkpoint(tmp_path / "a.safetensors", hints=Hints(image_size=(16, 40)))

@@ -54,7 +54,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (ARGS, {"mlp_ratio": 3}, "MLP width .* is 96 there and 64"),
     (ARGS, {"patch_size": [8, 4]}, "patch_size is 8×4 there and 8×8"),
     (ARGS, {"img_size": 64}, "image_size 64×64 has 64 patches"),
-    (ARGS, {"img_size": 36}, "no multiple of the patch size 8×8; .* give image_size=\\(32, 32\\)"),
+    (ARGS, {"img_size": 36}, "not a multiple of the patch size 8×8; .* pass image_size=\\(32, 32\\)"),
     (ARGS, {"num_heads": "4"}, "num_heads must be a whole number; got '4'"),
     (ARGS, {"act_layer": "relu"}, "act_layer='relu'; our model computes 'gelu', 'gelu_tanh'"),
     (ARGS, {"act_layer": "quick_gelu"}, "act_layer='quick_gelu'"),

@@ -1,7 +1,7 @@
 """The model's own forward pass, with the mixing left to the caller.
 
 `run` hands the queries, keys and values of each layer to a `Mix`, which returns softmax(Q Kᵀ · scale) V in whatever way
-it likes: fused while it looks at the queries and keys, or with probabilities that gradients can flow to.
+it likes: fused while it reads the queries and keys, or with probabilities that gradients can flow to.
 """
 
 from collections.abc import Generator
@@ -23,7 +23,7 @@ class Mix(Protocol):
     """Layers are counted from 0; attention pooling counts as one more, whose only query is the probe.
 
     Attention pooling looks only at the patches: its keys leave out [cls] and registers. Where [cls] is pooled, the
-    last layer's only query is [cls], because nobody reads the others.
+    last layer's only query is [cls], because the others are never read.
     """
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor: ...
@@ -32,7 +32,7 @@ class Mix(Protocol):
 def run(model: ViT, images: Tensor, mix: Mix, *, all_queries: bool = False) -> Tensor:
     """Logits (B, classes) of prepared pictures, as `model(images)` computes them, attention done by `mix`.
 
-    `all_queries` computes every token of the last layer too, for those who want to see them look.
+    `all_queries` computes every token of the last layer too, for callers that want their attention.
     """
     if model.training:
         raise ConfigError("a model is explained as it predicts, without dropout; call model.eval() first.")
@@ -50,12 +50,12 @@ def run(model: ViT, images: Tensor, mix: Mix, *, all_queries: bool = False) -> T
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """The kernel that the model itself takes."""
+    """The kernel that the model itself uses."""
     return F.scaled_dot_product_attention(query, key, value, scale=scale)
 
 
 def head_chunks(query: Tensor, key: Tensor, scale: float) -> Generator[Tensor]:
-    """The probabilities of all heads, a few heads at a time, so that many tokens need no more memory than they must."""
+    """The probabilities of all heads, a few heads at a time, so that many tokens need little memory."""
     step = max(1, CHUNK // (query.shape[0] * query.shape[2] * key.shape[2]))
     for start in range(0, query.shape[1], step):
         yield probabilities(query[:, start : start + step], key[:, start : start + step], scale)

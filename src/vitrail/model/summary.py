@@ -32,7 +32,7 @@ class Summary:
     """The steps of a model and their sums.
 
     `macs` counts every token in every block, as the literature does; `forward_macs` is what `forward` computes: less
-    where [cls] is pooled, because the last block then works for that token alone.
+    where [cls] is pooled, because the last block then computes only that token.
     """
 
     config: ViTConfig
@@ -42,7 +42,7 @@ class Summary:
     forward_macs: int
 
     def markdown(self) -> str:
-        """The steps as a table of Markdown."""
+        """The steps as a Markdown table."""
         lines = ["| step | shape | | parameters | MACs |", "|---|---|---|--:|--:|"]
         for step in self.steps:
             shape = "×".join(map(str, step.shape))
@@ -119,7 +119,7 @@ def _encoder_steps(model: ViT) -> list[Step]:
         Step(
             name="  attention",
             shape=(config.heads, tokens, tokens),
-            note="who looks at whom",
+            note="which token attends to which",
             parameters=attention,
             macs=2 * depth * tokens * tokens * width,
         ),

@@ -1,10 +1,10 @@
 """Pictures in, labelled scores or embeddings out.
 
-predictor  `load` and `Predictor`: what a user holds
+predictor  `load` and `Predictor`: what users work with
 results    `Prediction` and `Embedding`
-runtime    the seam to what computes: torch now, others behind the same calls
+runtime    the interface to what computes: torch now, others behind the same calls
 runtimes   the table of them: which one opens a located source
-pictures   what a person names on the command line → pictures
+pictures   what the user names on the command line → pictures
 """
 
 from vitrail.prediction.predictor import Predictor, load

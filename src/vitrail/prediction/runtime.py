@@ -1,4 +1,4 @@
-"""The seam to what computes: prepared pictures in, logits or features out. torch is one runtime of several to come."""
+"""What computes: prepared pictures in, logits or features out. torch is one runtime of several to come."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from vitrail.model import ViT
 
-# Tokens of one call: enough rows for a matrix product to run at full speed on one core, and few enough that even some
+# Tokens per call: enough rows for a matrix product to run at full speed on one core, and few enough that even some
 # dozens of pictures keep all cores busy and that every thread's activations stay small.
 TOKENS_PER_CALL = 4096
 LARGEST_BATCH = 64
-DEVICE_BATCH = 64  # on an accelerator, which wants more work per call
+DEVICE_BATCH = 64  # on an accelerator, which needs more work per call
 
 
 class Runtime(Protocol):
@@ -38,7 +38,7 @@ class Runtime(Protocol):
         ...
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, D), what the head sees, float32 in main memory."""
+        """(B, C, H, W) → (B, D), the input of the head, float32 in main memory."""
         ...
 
 
@@ -59,7 +59,7 @@ class TorchRuntime:
 
     @property
     def threads(self) -> int:
-        """On a processor: as many as torch may use (OMP_NUM_THREADS, `torch.set_num_threads`), each on one core."""
+        """On a CPU: as many as torch may use (OMP_NUM_THREADS, `torch.set_num_threads`), each on one core."""
         return torch.get_num_threads() if self.device.type == "cpu" else max(torch.get_num_threads(), 4)
 
     @property

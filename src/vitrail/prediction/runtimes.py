@@ -1,4 +1,4 @@
-"""The table of runtimes: which one runs a located source. A new one is a file of its own, and its line here."""
+"""The table of runtimes: which one runs a located source. A new one is a file of its own, and a line here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from vitrail.weights.opening import open_checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """What `vitrail.load` takes beside the source; its docstring says what each one means."""
+    """What `vitrail.load` takes beside the source; its docstring explains each."""
 
     num_classes: int | None = None
     classes: Sequence[str] | None = None
@@ -69,7 +69,7 @@ RUNTIMES = (RuntimeKind(name="torch", suffixes=CHECKPOINT_SUFFIXES | {""}, open=
 
 
 def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
-    """What computes a located source, and what belongs to it."""
+    """The runtime for a located source, and the facts that belong to the model."""
     for kind in RUNTIMES:
         if located.suffix in kind.suffixes:
             return kind.open(located, options)

@@ -1,4 +1,4 @@
-"""What computes a run's gradients: threads, one forward pass or a compiled one, and in which numbers."""
+"""What computes a run's gradients: threads, one forward pass or a compiled one, and in which number type."""
 
 from typing import cast
 
@@ -27,7 +27,7 @@ def make_engine(setup: Setup, module: nn.Module, scorer: Scorer, ranks: Ranks) -
 
 
 def compiled(module: nn.Module) -> Forward:
-    """The module through torch.compile; what is not compiled when it runs first never will be, so errors come then."""
+    """The module through torch.compile; compilation happens on the first run, and errors appear then."""
     return cast("Forward", torch.compile(module))
 
 
@@ -39,5 +39,5 @@ def pick_precision(asked: str, device: torch.device) -> str:
 
 
 def _has_bf16() -> bool:
-    """Whether the GPU computes in bf16; torch also counts those that emulate it, slowly, unless told not to."""
+    """Whether the GPU computes in bf16; torch also counts those that emulate it, slowly, by default."""
     return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,7 +1,7 @@
 """The gradient of one batch, computed in micro-batches.
 
-On a CPU, a small ViT's operations are too short to be worth sharing between threads: threads that each work alone, on
-micro-batches which stay in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
+On a CPU, a small ViT's operations are too short to be shared between threads: threads that work independently, on
+micro-batches that fit in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
 order of the micro-batches: with the same micro-batches, the result does not depend on the number of threads.
 """
 
@@ -18,7 +18,7 @@ from vitrail.threads import start_workers
 from vitrail.training.parallel import without_sync
 
 LANE_TOKENS = 4096  # per micro-batch of a lane: fewer, and Python gets in the way; more, and the cache is too small
-SLACK = 0.1  # of a turn: rather somewhat larger micro-batches than one turn more
+SLACK = 0.1  # of a round: somewhat larger micro-batches are better than one more round
 CPU_TOKENS = 4096  # per micro-batch of larger models
 LANE_WIDTH = 256  # wider models keep all cores busy with one operation
 
@@ -26,14 +26,14 @@ Forward = Callable[[Tensor], Tensor]
 
 
 class Scores(NamedTuple):
-    """What evaluation needs of some pictures."""
+    """What evaluation sums up over pictures."""
 
     loss: float  # summed
     correct: int
 
 
 class Scorer(Protocol):
-    """What outputs are worth: an `Objective`, to these engines."""
+    """Scores outputs: the part of an `Objective` that these engines use."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
 
@@ -41,7 +41,7 @@ class Scorer(Protocol):
 
 
 class Plain:
-    """One micro-batch after the other, each with all threads of the device."""
+    """One micro-batch after another, each with all threads of the device."""
 
     def __init__(
         self, module: nn.Module, forward: Forward, scorer: Scorer, micro_batch: int | None, precision: str
@@ -149,7 +149,7 @@ def split(inputs: Tensor, targets: Tensor, size: int | None) -> Iterator[tuple[T
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """bf16 where it is asked for."""
+    """bf16 if it is requested."""
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()

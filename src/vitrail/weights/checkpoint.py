@@ -29,14 +29,14 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What belongs to a model beside its numbers, and goes with it to every file and every runtime."""
+    """What belongs to a model besides its weights, and goes with it to every file and every runtime."""
 
     preprocess: Preprocess
     classes: tuple[str, ...] | None = None
     file_format: FormatName = "vitrail"  # of the file that it was read from
-    origin: Origin = field(default_factory=Origin)  # of the weights, however often they were converted since
-    notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns of it
-    remarks: tuple[str, ...] = ()  # what else is good to know: spellings, what was left out, what the format implies
+    origin: Origin = field(default_factory=Origin)  # of the weights, however often they have been converted since
+    notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns about it
+    remarks: tuple[str, ...] = ()  # other facts: spellings, what was left out, what the format implies
 
     def facts(self) -> dict[str, Any]:
         """These fields by name, without what a checkpoint or a predictor adds to them."""
@@ -49,7 +49,7 @@ class Checkpoint(Facts):
 
     config: ViTConfig
     tensors: Mapping[str, Tensor]
-    extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # what no forward pass reads: mask_token
+    extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # never read in a forward pass: mask_token
 
     def __post_init__(self) -> None:
         if self.classes is not None and len(self.classes) != self.config.num_classes:
@@ -59,7 +59,7 @@ class Checkpoint(Facts):
             )
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
             twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
-            raise WeightsError(f"class names must differ; {', '.join(map(repr, twice[:5]))} stand for several classes.")
+            raise WeightsError(f"class names must differ; {', '.join(map(repr, twice[:5]))} name several classes.")
         check_shapes(self.config, self.tensors)
         check_types(self.tensors)
 

@@ -1,4 +1,4 @@
-"""The one place that knows which formats there are, tells them apart, and reads or writes any of them."""
+"""All formats in one place: which there are, how to distinguish them, and how to read or write any of them."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from vitrail.weights.wrappers import describe_parts, strip_prefix
 FOREIGN: dict[FormatName, ForeignFormat] = {each.name: each for each in foreign_formats()}
 FORMATS: dict[FormatName, Format] = {"vitrail": native.FORMAT, **FOREIGN}
 SUFFIXES: dict[FormatName, tuple[str, ...]] = {name: each.suffixes for name, each in FORMATS.items()}
-# What a reader stumbles over when a file says something absurd where a number or a list should stand.
+# What a reader raises when a file has something absurd in place of a number or a list.
 NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
 SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
 MAX_SIDECAR = 10 * 2**20
@@ -38,7 +38,7 @@ def read_checkpoint(
     allow_pickle: bool = False,
     verify: bool = True,
 ) -> Checkpoint:
-    """Any checkpoint that we know, from a file or a folder; `format_name` names it where its keys do not.
+    """Any checkpoint that we know, from a file or a folder; `format_name` names the format if its keys do not.
 
     `verify` compares the checksums of our own files; npz and torch files are always checked by their archives.
     """
@@ -48,7 +48,7 @@ def read_checkpoint(
     if "vitrail" in contents.metadata and format_name in (None, "vitrail"):
         return apply_hints(native.parse_native(files[0], contents.tensors, contents.metadata, verify), hints)
     if format_name == "vitrail":
-        raise WeightsError(f"{source} is not a checkpoint of vitrail; leave the format out to have it detected.")
+        raise WeightsError(f"{source} is not a checkpoint of vitrail; omit the format to have it detected.")
     tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
     check_distilled(tensors, source)
     name = format_name or detect_format(tensors, source)
@@ -59,7 +59,7 @@ def read_checkpoint(
         message = str(error)
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
     except NONSENSE as error:
-        raise WeightsError(f"{source}, read as {name}, makes no sense: {error}") from error
+        raise WeightsError(f"{source}, read as {name}, is inconsistent: {error}") from error
     return replace(
         checkpoint,
         file_format=name,
@@ -70,7 +70,7 @@ def read_checkpoint(
 
 
 def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
-    """A checkpoint of ours says everything; what the user says otherwise still counts, as far as the weights allow."""
+    """Our checkpoints state everything; the user's hints still override it, as far as the weights allow."""
     config = checkpoint.config
     block = replace(
         config.block,
@@ -96,7 +96,7 @@ def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
         if name.rpartition(".")[2] in ("dist_token", "distillation_token"):
             raise WeightsError(
                 f"{source} is a DeiT that was trained with distillation: it has the token {name} and a head of its own "
-                "for it, which the paper's ViT has not, so we cannot load it; use the DeiT without distillation "
+                "for it, which the paper's ViT does not have; use the DeiT without distillation "
                 "(deit_base_patch16_224 instead of deit_base_distilled_patch16_224)."
             )
 
@@ -158,14 +158,14 @@ def read_files(files: list[Path], allow_pickle: bool, ema: bool | None = None) -
 
 
 def read_sidecars(folder: Path) -> dict[str, Any]:
-    """The JSON files that say more about the weights beside them."""
+    """The JSON files that describe the weights beside them."""
     return {name: read_json(folder / name) for name in SIDECARS if (folder / name).is_file()}
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file that we do not trust."""
     if path.stat().st_size > MAX_SIDECAR:
-        raise WeightsError(f"{path} is larger than {MAX_SIDECAR // 2**20} MiB; it is no configuration.")
+        raise WeightsError(f"{path} is larger than {MAX_SIDECAR // 2**20} MiB, too large for a configuration.")
     try:
         facts: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -181,7 +181,7 @@ def checksums_of(path: str | Path) -> dict[str, str]:
 
 
 def refusals(config: ViTConfig, format_name: FormatName) -> list[str]:
-    """Why a format cannot hold a model of this config; nothing where it can."""
+    """Why a format cannot hold a model of this config; empty if it can."""
     return FORMATS[format_name].refusals(config)
 
 
@@ -192,7 +192,7 @@ def check_format(name: str) -> None:
 
 
 def choose_format(path: Path) -> FormatName:
-    """The format that a path means by its suffix: ours where we have it, else the only one that does."""
+    """The format that a path's suffix implies: ours if we have it, else the only one that does."""
     names: list[FormatName] = [name for name, suffixes in SUFFIXES.items() if path.suffix in suffixes]
     if "vitrail" in names or len(names) == 1:
         return names[0]
@@ -233,7 +233,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: FormatName = "vitrail") -> None:
-    """Write any format, atomically; what it cannot express is an error, never dropped."""
+    """Write any format, atomically; what the format cannot express is an error, never dropped."""
     target = Path(path)
     check_writable(checkpoint.config, target, format_name)
     check_replaceable(target)
@@ -242,5 +242,5 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: Form
 
 
 def write_draft(checkpoint: Checkpoint, draft: Path, format_name: FormatName) -> None:
-    """Write to a place that nobody reads yet; `check_writable` comes first."""
+    """Write to a temporary path; `check_writable` comes first."""
     FORMATS[format_name].write(checkpoint, draft)

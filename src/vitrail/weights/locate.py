@@ -1,6 +1,6 @@
 """Where a checkpoint is: a path, a run folder, a bundled name, `hf://owner/name[@revision]`, or `google://NAME`.
 
-A source is parsed once, by `locate`; what it gives is passed on. Nothing is read or downloaded for that.
+A source is parsed once, by `locate`; its result is passed on. This reads and downloads nothing.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ RUN_CONFIG = "config.yaml"  # in the folder of a training run
 
 @dataclass(frozen=True, kw_only=True)
 class Located:
-    """A checkpoint that lies on this machine, or that has an address on the hub."""
+    """A checkpoint on this machine, or one with an address on the hub."""
 
     name: str  # as the user named it
     path: Path | None  # None: on the hub
@@ -35,18 +35,18 @@ class Located:
         return self.name.startswith("google://")
 
     def fetch(self, allow_pickle: bool = False) -> Path:
-        """The path on this machine, downloaded to the hub's own cache if need be."""
+        """The path on this machine, downloaded to the hub's own cache if necessary."""
         return download(self.address, allow_pickle) if self.path is None else self.path
 
 
 def locate(source: str | Path | Located, *, allow_pickle: bool = False) -> Located:
-    """What a source means; an error where opening it could only fail."""
+    """What a source stands for; an error if opening it could only fail."""
     if isinstance(source, Located):
         return source
     text = str(source)
     if address := check_address(text):
         return Located(name=text, path=None, address=address)
-    if isinstance(source, str) and text in bundled.NAMES:  # a folder of that name is reached as ./cifar10
+    if isinstance(source, str) and text in bundled.NAMES:  # for a folder of that name, write ./cifar10
         return Located(name=text, path=bundled.bundled_path(text))
     path = find_path(text)
     if path.is_dir() and is_run(path) and not (path / "weights" / "best.safetensors").is_file():
@@ -57,7 +57,7 @@ def locate(source: str | Path | Located, *, allow_pickle: bool = False) -> Locat
 
 
 def names_checkpoint(text: str) -> bool:
-    """Whether a text is a checkpoint's by its looks: an address, a bundled name, a suffix, or a folder with weights."""
+    """Whether a text looks like a checkpoint: an address, a bundled name, a suffix, or a folder with weights."""
     if text in bundled.NAMES or text.startswith(("hf://", "google://")):
         return True
     if Path(text).suffix.lower() in CHECKPOINT_SUFFIXES | OTHER_RUNTIMES.keys():
@@ -78,5 +78,5 @@ def is_run_or_weights(text: str) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a training run, with or without weights to use."""
+    """Whether a folder is a training run, with or without weights to use."""
     return (folder / RUN_CONFIG).is_file() and (folder / "weights").is_dir()
