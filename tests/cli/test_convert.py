@@ -13,7 +13,7 @@ def test_convert_proves_and_says_how_to_load(tmp_path: Path, capsys: pytest.Capt
     assert main(["convert", FIXTURE, str(target), "--to", "hf"]) == 0
     printed = capsys.readouterr().out
     assert "(google) →" in printed
-    assert "same first class for 100% of 4 pictures" in printed
+    assert "same top class for 100% of 4 pictures" in printed
     assert "transformers.ViTForImageClassification.from_pretrained" in printed
     assert (target / "config.json").is_file()
 

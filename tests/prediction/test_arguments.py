@@ -60,7 +60,7 @@ def test_the_model_and_the_pictures(
         (["photos"], "runs/train-9", "there is no checkpoint runs/train-9; did you mean runs/train-"),
         (["photos"], "photos", "photos must hold one checkpoint"),
         (["hf://a", "photos"], None, "a model on the hub is hf://owner/name"),
-        (["google://Z_99", "photos"], None, "no release that the hub mirrors"),
+        (["google://Z_99", "photos"], None, "not a release that the hub mirrors"),
         (["owner/name", "photos"], None, "owner/name: there is no such picture"),
         (["photos"], "photos/a.jpg", "photos/a.jpg must end in .safetensors"),
     ],
@@ -87,7 +87,7 @@ def test_the_model_and_the_data() -> None:
         ("runs/train-1", "cifar10.safetensors", "cifar10.safetensors is a model, not data"),
         ("runs/train-1", "phots", "phots: neither a file or folder nor the name of a data set; did you mean photos?"),
         ("runs/train-1", "digit", "did you mean digits"),
-        ("phots", None, "phots: no such file or folder"),
+        ("phots", None, "phots: neither a file or folder"),
     ],
 )
 def test_no_model_or_no_data(first: str, second: str | None, message: str) -> None:

@@ -133,7 +133,7 @@ def test_saving_where_nothing_can_be_saved(save_model, photos) -> None:
 def test_a_loaded_model_stays_where_it_is(save_model, photos) -> None:
     predictor = load(save_model())
     assert explain(predictor, photos[0], method="rollout", device="cpu").map is not None
-    with pytest.raises(ConfigError, match="loaded on cpu already"):
+    with pytest.raises(ConfigError, match="already loaded on cpu"):
         explain(predictor, photos[0], device=DEVICE)
 
 

@@ -146,7 +146,7 @@ def test_a_head_of_zeros_is_proved_by_the_features(tmp_path: Path, make_checkpoi
 def test_what_the_file_does_not_say_is_noted(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(pooling="mean"), tmp_path / "a.safetensors")
     file = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
-    assert any("readers must know it: heads 4, pooling mean" in note for note in file.notes)
+    assert any("readers must know: heads 4, pooling mean" in note for note in file.notes)
     folder = convert(tmp_path / "a.safetensors", tmp_path / "b", "timm")  # with a config.json
     assert not any("must know" in note for note in folder.notes)
     assert read_checkpoint(tmp_path / "b").config.pooling == "mean"
@@ -282,7 +282,7 @@ def test_a_misread_processor_does_not_prove_itself(
 ) -> None:
     write_checkpoint(make_checkpoint(**FITTING["hf"]), tmp_path / "a", "hf")
     monkeypatch.setitem(huggingface_processor.INTERPOLATIONS, 2, "bicubic")
-    with pytest.raises(WeightsError, match=r"run on the source itself, prepares china.jpg otherwise"):
+    with pytest.raises(WeightsError, match=r"run on the source itself, prepares china.jpg differently"):
         convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
 
 

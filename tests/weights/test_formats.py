@@ -199,7 +199,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("torchvision", {"block": BlockConfig(qkv_bias=False)}, "have biases"),
     ("torchvision", {"block": BlockConfig(norm_eps=1e-12)}, "epsilon is 1e-06, not 1e-12"),
     ("torchvision", {"positions": PositionConfig(kind="none")}, "its positions are learned"),
-    ("hf", {"representation": 12}, "without a representation layer"),
+    ("hf", {"representation": 12}, "has no representation layer before it"),
     ("hf", {"block": BlockConfig(qk_norm=True)}, "no qk-norm"),
     ("hf", {"registers": 1}, "backbone without a head"),
     ("hf", {"block": BlockConfig(layer_scale=1.0), "mlp_width": 50, "num_classes": 0}, "a multiple of the model's"),

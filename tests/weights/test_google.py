@@ -133,8 +133,8 @@ def test_what_the_keys_leave_open_is_noted(tmp_path: Path, make_checkpoint: Any)
         "pass image_size if they were not",
     )
     assert square.remarks == (
-        "the tanh form of GELU and a LayerNorm epsilon of 1e-6 are not in the file, but in Google's code; "
-        "give activation or norm_eps if the weights were trained otherwise",
+        "the tanh form of GELU and a LayerNorm epsilon of 1e-6 are not in the file but in Google's code; "
+        "pass activation or norm_eps if the weights were trained differently",
     )
     told = Hints(image_size=(16, 64), activation="gelu_tanh", norm_eps=1e-6)
     right = read_checkpoint(tmp_path / "a.npz", hints=told)

@@ -74,7 +74,7 @@ def test_what_is_not_in_the_cache_says_so(tmp_path: Path) -> None:
         ("s3://bucket/x", "a checkpoint is a path, hf://owner/name or google://NAME"),
         ("google://B_16-i21k", "could be any of these; write one in full: B_16-i21k-300ep-lr_0.001-aug_medium1"),
         ("google://ViT-B_16", "could be any of these; write one in full: imagenet21k/ViT-B_16, imagenet21k"),
-        ("google://H_14", "no release that the hub mirrors; try google:// and one of B_16, B_32, B_8"),
+        ("google://H_14", "not a release that the hub mirrors; try google:// followed by one of B_16, B_32, B_8"),
         ("google/vit-base-patch16-224", "write hf://google/vit-base-patch16-224"),
         ("nowhere.npz", "there is no checkpoint nowhere.npz"),
     ],

@@ -151,7 +151,7 @@ def test_a_classifier_that_is_not_there_is_noted(tmp_path: Path, make_checkpoint
 def test_dinov2_must_be_square(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     fields = {"num_classes": 0, "block": BlockConfig(layer_scale=1.0)}
     write_checkpoint(make_checkpoint(**fields), tmp_path / "model", "hf")
-    with pytest.raises(WeightsError, match="takes positions for those of a square"):
+    with pytest.raises(WeightsError, match="treats positions as those of a square"):
         read_checkpoint(change(tmp_path / "model", image_size=[16, 64]))
 
 
@@ -159,7 +159,7 @@ def test_dinov2_must_be_square(tmp_path: Path, make_checkpoint: Callable[..., Ch
     ("spec", "message"),
     [
         (Preprocess(interpolation="lanczos"), "no lanczos resize"),
-        (Preprocess(size=(224, 320), resize="shortest", crop=0.9), "just cover them"),
+        (Preprocess(size=(224, 320), resize="shortest", crop=0.9), "just cover that"),
     ],
 )
 def test_preprocessing_that_transformers_has_not(spec: Preprocess, message: str) -> None:

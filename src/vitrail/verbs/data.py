@@ -131,7 +131,7 @@ def _open(data: str | Path | Dataset, settings: dict[str, Any]) -> Dataset:
     if not isinstance(data, Dataset):
         return open_dataset(data, build(DataConfig, settings))
     if settings:
-        raise ConfigError(f"{', '.join(settings)} cannot change an open data set; pass them to open_data.")
+        raise ConfigError(f"{', '.join(settings)} cannot change an open data set; pass it to vitrail.open_data.")
     return data
 
 

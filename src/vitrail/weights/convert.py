@@ -143,9 +143,8 @@ def _check_input_size(checkpoint: Checkpoint, to: FormatName, path: Path) -> tup
     prepared, expected = checkpoint.preprocess.size, checkpoint.config.image_size
     if prepared == expected:
         return ()
-    sizes = (
-        f"the preprocessing gives {prepared[0]}×{prepared[1]} pixels, and the model expects {expected[0]}×{expected[1]}"
-    )
+    sizes = f"the preprocessing gives pictures of {prepared[0]}×{prepared[1]}, "
+    sizes += f"and the model expects {expected[0]}×{expected[1]}"
     if path.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
         raise WeightsError(
             f'{sizes}; {to} needs these to be equal: resample the positions with resize="{prepared[0]}x{prepared[1]}".'
