@@ -1,4 +1,4 @@
-"""Pictures per second from files to labels, compared with transformers' pipeline and a timm + DataLoader loop, same weights.
+"""Pictures per second from files to labels, against transformers' pipeline and a timm + DataLoader loop, same weights.
 
     python -m benchmarks.predict [--pictures 2000] [--models vit-ti16 vit-b16] [--repeats 3] [--batch-size 16]
 

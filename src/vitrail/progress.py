@@ -72,7 +72,7 @@ Advance = Callable[[int], None]  # this many more are done
 
 
 class Progress(Protocol):
-    """Shows one stretch of work for as long as the context lasts; without a `total`, what is done is counted."""
+    """Shows one piece of work for as long as the context lasts; without a `total`, what is done is counted."""
 
     def __call__(self, what: str, total: int | None = None, /) -> AbstractContextManager[Advance]: ...
 

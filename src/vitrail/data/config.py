@@ -70,7 +70,7 @@ class LoaderConfig:
     remainder: Literal["drop", "pad"] = "drop"  # training: a last, shorter batch is left out, or filled from the start
     output: Literal["float", "bytes"] = "float"  # normalised floats, or bytes to normalise on the device
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
-    max_broken_rate: float = 0.01  # more than this in one epoch is an error all the same
+    max_broken_rate: float = 0.01  # more than this in one epoch is always an error
     pin_memory: bool = False
     rank: int = 0
     world_size: int = 1

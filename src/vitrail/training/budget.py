@@ -2,7 +2,7 @@
 
 The learning rate follows one curve, drawn over the steps of the first plan. When the plan changes, the rest of the
 curve is followed faster or slower from that point, so the learning rate never jumps. The plan is part of the saved
-state: a resumed run goes on with it.
+state: a resumed run continues with it.
 """
 
 import math

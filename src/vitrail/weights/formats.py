@@ -134,7 +134,7 @@ def find_files(source: Path) -> list[Path]:
 
 
 def _read_index(index: Path) -> list[Path]:
-    """The files of a sharded checkpoint, all of which must lie beside their index."""
+    """The files of a sharded checkpoint, all of which must be beside their index."""
     facts = read_json(index)
     weights: Any = facts.get("weight_map")
     if not isinstance(weights, Mapping) or not weights:

@@ -20,7 +20,7 @@ PLAIN = {
     "block.qk_norm": "it has no qk-norm",
     "block.qkv_bias": "its queries, keys and values have biases",
     "class_token": "it always has a [cls] token",
-    "pool_norm": "its last LayerNorm stands before the pooling",
+    "pool_norm": "its last LayerNorm comes before the pooling",
     "pooling": "it pools the [cls] token",
     "registers": "it has no registers",
     "representation": "it has no representation layer",

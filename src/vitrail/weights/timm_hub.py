@@ -141,11 +141,11 @@ class HubConfig:
         if config.positions.kind == "learned":
             covered = 0 if arguments["no_embed_class"] else config.prefix
             pairs.append(("positions of prefix tokens (no_embed_class)", covered, config.positioned_prefix))
-        for name, says, has in pairs:
-            if says != has:
+        for name, stated, actual in pairs:
+            if stated != actual:
                 raise WeightsError(
-                    f"the weights do not fit their config.json ({self.architecture}): {name} is {_show(says)} "
-                    f"there and {_show(has)} in the weights."
+                    f"the weights do not fit their config.json ({self.architecture}): {name} is {_show(stated)} "
+                    f"there and {_show(actual)} in the weights."
                 )
 
 
