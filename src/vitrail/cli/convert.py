@@ -84,8 +84,7 @@ def convert(
     dtype
         Write the weights in this number type, instead of their own.
     tolerance
-        Largest allowed difference between two logits, relative to the largest [default: 1e-5; 5e-3 with float16,
-        5e-2 with bfloat16].
+        Largest allowed difference between logits, relative to the largest [default: 1e-5, or more with --dtype].
     verify_with_peer
         Also run the source format's own library on the source, and the target format's on the result.
     overwrite

@@ -41,8 +41,7 @@ def eval(  # noqa: A001 - the verb's name
     Parameters
     ----------
     model
-        A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. A single argument
-        is the data, and the model is the bundled cifar10.
+        A checkpoint: a file, a run folder, hf://owner/name or google://NAME; if omitted, the bundled cifar10.
     data
         A folder, a table, or a name such as cifar10 or digits: see `vitrail data --help`.
     split

@@ -17,8 +17,7 @@ def figures(
     Parameters
     ----------
     pictures
-        [MODEL] PICTURES…, as for `vitrail predict`; without pictures, two photographs. Attention distance is averaged
-        over the first 128 pictures, and the first six are shown.
+        [MODEL] PICTURES…, as for `vitrail predict`; 128 at most, the first six are shown [default: two photographs].
     out
         The folder to write to [default: runs/figures-N].
     """

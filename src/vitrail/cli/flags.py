@@ -68,7 +68,7 @@ def field_texts(config: type[Any]) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             value = below.value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                texts[field.target.id] = value.value
+                texts[field.target.id] = " ".join(value.value.split())
     return texts
 
 

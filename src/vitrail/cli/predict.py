@@ -32,10 +32,18 @@ ListFile = Annotated[
 
 # A single hyphen is a value; other words with a leading hyphen, which this lets through, are refused in `tell_apart`.
 Pictures = Annotated[str, Parameter(allow_leading_hyphen=True)]
+NamedPictures = Annotated[
+    Pictures,
+    Parameter(
+        help="[MODEL] PICTURES…: the first argument is the model if it is a .safetensors or .npz file, a run folder, "
+        "hf://owner/name, google://NAME or cifar10; otherwise the bundled cifar10 is used. A picture is a file, a folder "
+        "with everything below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on standard input."
+    ),
+]
 
 
 def predict(
-    *pictures: Pictures,
+    *pictures: NamedPictures,
     model: Model = None,
     list_file: ListFile = None,
     classes: Classes = None,
@@ -50,10 +58,6 @@ def predict(
 
     Parameters
     ----------
-    pictures
-        [MODEL] PICTURES…: the first argument is the model if it is a .safetensors or .npz file, a run folder,
-        hf://owner/name, google://NAME or cifar10; otherwise the bundled cifar10 is used. A picture is a file, a folder
-        with everything below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on standard input.
     top_k
         How many classes to show for each picture.
     form

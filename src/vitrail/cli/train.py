@@ -26,11 +26,16 @@ _Flags = optional_fields("TrainFlags", Start, Optim, Schedule, Machine, Augment,
 _FLAGS: Any = Annotated[_Flags, Parameter(name="*")]
 _NOTHING = _Flags()
 
+RECIPE_HELP = (
+    "Named settings: digits, mnist, cifar10, cifar10-tiny, scratch, finetune, finetune-adamw, linear, imagenet-s16 or "
+    "imagenet-b16 [default: chosen from the data]."
+)
+
 
 def train(
     data: Annotated[str, Parameter(show_default=False)] = "",
     *,
-    recipe: str | None = None,
+    recipe: Annotated[str | None, Parameter(help=RECIPE_HELP)] = None,
     config: Path | None = None,
     resume: Path | None = None,
     out: Path | None = None,
@@ -46,9 +51,6 @@ def train(
     ----------
     data
         The data set: a folder of class folders, a table, shards, or a name such as digits or cifar10.
-    recipe
-        Named settings [default: chosen from the data]: digits, mnist, cifar10, cifar10-tiny, scratch, finetune,
-        finetune-adamw, linear, imagenet-s16, imagenet-b16.
     config
         A YAML file with any of the fields below, such as the config.yaml of another run.
     resume
