@@ -16,10 +16,14 @@ from vitrail.folders import check_run_folder, new_run_folder
 
 BROKEN = 1
 _PLAIN = DataConfig()
+MODEL_HELP = (
+    "A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. A single argument is the data, "
+    "and the model is then the bundled cifar10."
+)
 
 
 def eval(  # noqa: A001 - the verb's name
-    model: str,
+    model: Annotated[str, Parameter(help=MODEL_HELP)],
     data: str | None = None,
     *,
     split: str | None = None,
@@ -40,8 +44,6 @@ def eval(  # noqa: A001 - the verb's name
 
     Parameters
     ----------
-    model
-        A checkpoint: a file, a run folder, hf://owner/name or google://NAME; if omitted, the bundled cifar10.
     data
         A folder, a table, or a name such as cifar10 or digits: see `vitrail data --help`.
     split
