@@ -17,8 +17,8 @@ from vitrail.folders import check_run_folder, new_run_folder
 BROKEN = 1
 _PLAIN = DataConfig()
 MODEL_HELP = (
-    "A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. A single argument is the data, "
-    "and the model is then the bundled cifar10."
+    "A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. A single argument is the "
+    "data, and the model is then the bundled cifar10."
 )
 
 

@@ -37,7 +37,8 @@ NamedPictures = Annotated[
     Parameter(
         help="[MODEL] PICTURES…: the first argument is the model if it is a .safetensors or .npz file, a run folder, "
         "hf://owner/name, google://NAME or cifar10; otherwise the bundled cifar10 is used. A picture is a file, a "
-        "folder with everything below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on standard input."
+        "folder with everything below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on "
+        "standard input."
     ),
 ]
 
