@@ -119,7 +119,7 @@ def test_flags_take_the_place_of_what_excludes_them(pictures: Path, capsys: pyte
 def test_without_validation_patience_is_said_to_rest(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rates = ["--val-rate", "0", "--test-rate", "0", "--patience", "1"]
     assert main(["train", str(pictures), "--no-check", "--dry-run", *rates]) == 0
-    assert "nothing stops early" in capsys.readouterr().out
+    assert "training does not stop early" in capsys.readouterr().out
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

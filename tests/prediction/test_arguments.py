@@ -85,9 +85,13 @@ def test_the_model_and_the_data() -> None:
         ("runs/train-l", "photos", "there is no checkpoint runs/train-l; did you mean runs/train-1"),
         ("photos", "runs/train-1", "the model comes first, then the data"),
         ("runs/train-1", "cifar10.safetensors", "cifar10.safetensors is a model, not data"),
-        ("runs/train-1", "phots", "phots: neither a file or folder nor the name of a data set; did you mean photos?"),
+        (
+            "runs/train-1",
+            "phots",
+            "phots: no such file or folder, and not the name of a data set; did you mean photos?",
+        ),
         ("runs/train-1", "digit", "did you mean digits"),
-        ("phots", None, "phots: neither a file or folder"),
+        ("phots", None, "phots: no such file or folder"),
     ],
 )
 def test_no_model_or_no_data(first: str, second: str | None, message: str) -> None:

@@ -211,7 +211,7 @@ def test_a_training_loss_above_the_validations_is_explained(train_loss: float, s
         epoch=1, step=9, lr=0.1, train_loss=train_loss, val_loss=0.2, val_accuracy=0.9, images_per_second=1, seconds=3
     )
     section = training_section([row], {"AdamW, all weights": 1e-3}, "1 epoch")
-    assert ("being of augmented pictures" in str(section)) == says
+    assert ("on augmented pictures" in str(section)) == says
 
 
 @pytest.mark.parametrize(

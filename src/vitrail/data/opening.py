@@ -90,7 +90,7 @@ def _require_path(path: Path) -> None:
         if path.exists():
             return
     hint = hint_path(str(path), beside=()) or suggest(str(path), NAMES)
-    raise DataError(f"{path}: neither a file or folder nor the name of a data set; {hint}")
+    raise DataError(f"{path}: no such file or folder, and not the name of a data set; {hint}")
 
 
 def _plan(config: DataConfig) -> SplitPlan:
