@@ -58,7 +58,7 @@ def test_minutes_become_epochs(make_setup: Callable[..., Setup]) -> None:
     assert schedule.minutes == 2.0, "or nobody could revise the plan"
     slow = replace(measured, seconds=600.0)
     assert fit_minutes(setup, slow, ALONE, said.append).schedule.epochs == 1
-    assert "more than the 2 minutes asked for" in said[-1]
+    assert "more than the budget of 2 minutes" in said[-1]
 
 
 def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callable[..., Setup], monkeypatch) -> None:

@@ -52,7 +52,7 @@ ENCODE = b"c_codecs\nencode\nq\x00X" + struct.pack("<I", 10**6) + b"a" * 10**6 +
         (b"\x8b\xff\xff\xff\x7f.", "the instruction"),
         (b"\x8a\x09123456789.", "a whole number of 9 bytes"),
         (b"}(U\x01au.", "damaged"),
-        (b"}q\x00(h\x00h\x00u.", "no text: dict"),
+        (b"}q\x00(h\x00h\x00u.", "not text: dict"),
         (b"}(U\x02\xff\xfeNu.", "names in UTF-8"),
         (b"", "damaged or truncated"),
         (b"c" + b"a" * 10**6, "damaged or truncated"),
