@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
 	$(BIN)/vitrail demo
 
-# Two workers share the cores: threads that wait for work must not spin meanwhile.
+# Two workers share the cores: threads that wait for work must not spin in the meantime.
 test: check  ## lint, types, then every test
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist worksteal
 
@@ -39,7 +39,7 @@ clean:
 	$(PIP_INSTALL) --editable .
 	touch $@
 
-# torch comes first and alone: a peer asked for together with it could pull another build.
+# torch is installed first, by itself: together with it, another library could pull a different build.
 .venv/dev.stamp: .venv/core.stamp
 	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,track,export]'
 	touch $@

@@ -2,8 +2,8 @@
 
     python -m benchmarks.data [--workers 2] [--pictures 512] [--repeats 3] [--cifar DIR]
 
-JPEGs are stretches of scikit-learn's two photographs; CIFAR's pictures are noise unless DIR holds the real ones. The
-contestants of a row run one after the other, several times over, and the best run of each counts.
+JPEGs are crops of scikit-learn's two photographs; CIFAR's pictures are noise unless DIR holds the real ones. The
+contestants of a row take turns several times, and the best run of each counts.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from vitrail.data.source import ArraySource
 from vitrail.data.source import Dataset as VitrailDataset
 
 Run = Callable[[], int]  # goes through the data once and returns how many pictures it saw
-Row = tuple[str, dict[str, float]]  # what, and the images per second of each contestant
+Row = tuple[str, dict[str, float]]  # the setting, and the images per second of each contestant
 BATCH = 64
 CIFAR_BATCH = 512
 
 
 def write_photographs(folder: Path, count: int, width: int, height: int) -> None:
-    """Different stretches of scikit-learn's two photographs as JPEGs, in two class folders."""
+    """Different crops of scikit-learn's two photographs as JPEGs, in two class folders."""
     draw = np.random.default_rng(0)
     for number, pixels in enumerate(load_sample_images().images):
         target = folder / f"class-{number}"
@@ -49,7 +49,7 @@ def write_photographs(folder: Path, count: int, width: int, height: int) -> None
 
 
 def count_pictures(batches: Iterable[tuple[torch.Tensor, ...]]) -> int:
-    """Go through the batches as training would, looking at each."""
+    """Go through the batches as training would, touching each."""
     total = 0
     for images, *_ in batches:
         assert images.dtype == torch.float32

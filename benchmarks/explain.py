@@ -1,4 +1,4 @@
-"""What an explanation costs beside transformers, and which explanation to believe on a checkpoint.
+"""What an explanation costs compared with transformers, and which explanation to trust on a checkpoint.
 
     python -m benchmarks.explain [--quick]                                   rollout: time and memory
     python -m benchmarks.explain --model M --data D [--pictures 500]         deletion and insertion of each method
@@ -6,7 +6,7 @@
 The first explains one picture with a ViT-B/16 of random weights: a plain forward pass and our rollout, beside the
 forward pass of transformers that returns all attentions (`attn_implementation="eager", output_attentions=True`) and the
 same rollout computed from them. Best of interleaved rounds; memory is the peak that each adds to a process of its own.
-The second takes pictures spread evenly over the test split (else val), and explains the predicted class.
+The second uses pictures spread evenly over the test split (or val), and explains the predicted class.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def peer_forward(peer: Any, images: Tensor) -> Any:
 
 
 def peer_rollout(peer: Any, images: Tensor) -> Tensor:
-    """As everybody writes it: all attentions kept, averaged and multiplied."""
+    """The usual way: all attentions kept, averaged and multiplied."""
     attentions = peer_forward(peer, images).attentions
     with torch.inference_mode():
         identity = torch.eye(attentions[0].shape[-1])
@@ -84,7 +84,7 @@ def peak_megabytes(name: str, variant_name: str) -> float:
         "from benchmarks.explain import contestant\n"
         "def peak(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])\n"
         f"run = contestant({name!r}, {variant_name!r})\n"
-        "open('/proc/self/clear_refs', 'w').write('5')\n"  # the peak starts anew at what is in use now
+        "open('/proc/self/clear_refs', 'w').write('5')\n"  # resets the peak to what is in use now
         "before = peak(); run(); print((peak() - before) / 1e3)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -141,10 +141,10 @@ def compare_methods(source: str, data: str, pictures: int, steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rounds: a look, not a figure")
+    parser.add_argument("--quick", action="store_true", help="few rounds: a quick look, not a measurement")
     parser.add_argument("--variant", default="vit-b16", help="the model whose cost is measured")
-    parser.add_argument("--model", help="a checkpoint to judge the methods on")
-    parser.add_argument("--data", help="the data set to judge them with")
+    parser.add_argument("--model", help="a checkpoint to score the methods on")
+    parser.add_argument("--data", help="the data set to score them with")
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--steps", type=int, default=STEPS)
     arguments = parser.parse_args()

@@ -3,7 +3,7 @@
     python -m benchmarks.model [--quick]
 
 Images/s, best of many interleaved rounds on all cores. `Training` is forward + backward of a cross-entropy loss. Every
-model has random weights and computes the same function; the four differ in how.
+model has random weights and computes the same function, each in its own way.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def training_of(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rounds: a look, not a figure")
+    parser.add_argument("--quick", action="store_true", help="few rounds: a quick look, not a measurement")
     rounds, seconds = (2, 0.0) if parser.parse_args().quick else (5, 12.0)
     rows: dict[str, dict[str, float]] = {}
     for name, batch in SETTINGS:

@@ -1,7 +1,7 @@
 """The other libraries, importable on a machine whose torchvision has no matching binary (oracles and benchmarks only).
 
 torchvision's wheel may not load its compiled operators beside a CPU build of torch, and then fails at import while
-registering fakes for them; transformers and torchmetrics in turn fail to import beside such a torchvision. ViTs need
+registering stubs for them; transformers and torchmetrics in turn fail to import with such a torchvision. ViTs need
 none of those operators, so they are ignored during that one import. Import the peers from here, never directly.
 """
 

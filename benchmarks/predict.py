@@ -1,10 +1,10 @@
-"""Pictures per second from files to labels, beside transformers' pipeline and a timm + DataLoader loop, same weights.
+"""Pictures per second from files to labels, against transformers' pipeline and a timm + DataLoader loop, same weights.
 
     python -m benchmarks.predict [--pictures 2000] [--models vit-ti16 vit-b16] [--repeats 3] [--batch-size 16]
 
-JPEGs of 500×375 are stretches of scikit-learn's two photographs. Each contestant reads the same files, prepares them as
+JPEGs of 500×375 are crops of scikit-learn's two photographs. Each contestant reads the same files, prepares them as
 its family does, and gives the best five classes of each; ours runs once with transformers' preprocessing and once with
-timm's, so that both compare like with like. Contestants take turns, and the best turn of each counts. `busy` is CPU
+timm's, so that both comparisons are fair. Contestants take turns, and the best turn of each counts. `busy` is CPU
 time (with child processes) over wall time and cores, in that best turn. The labels of all must agree.
 """
 
@@ -32,7 +32,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.writer import write_checkpoint
 
 Run = Callable[[list[Path]], list[int]]  # goes through pictures and returns the best class of each
-WARM = 64  # pictures before the clock runs: kernels, allocators, threads
+WARM = 64  # pictures before the clock starts: kernels, allocators, threads
 TOP_K = 5
 PEER_WORKERS = os.cpu_count() or 1
 
@@ -52,7 +52,7 @@ class Pictures(Dataset):
 
 
 def make_checkpoint(name: str) -> Checkpoint:
-    """Random weights whose answers differ from picture to picture."""
+    """Random weights whose predictions differ from picture to picture."""
     torch.manual_seed(0)
     config = variant(name, num_classes=1000, positions=PositionConfig(resample="timm"))
     model = ViT(config)
@@ -102,13 +102,13 @@ def timm_run(checkpoint: Checkpoint, folder: Path, batch_size: int) -> Run:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of the children that have ended."""
+    """The CPU time of this process and of the children that have ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def measure(runs: dict[str, Run], paths: list[Path], repeats: int) -> dict[str, tuple[float, float, list[int]]]:
-    """Best pictures per second, how busy the cores were then, and the answers."""
+    """Best pictures per second, how busy the cores were then, and the predictions."""
     best: dict[str, tuple[float, float, list[int]]] = {}
     for turn in range(repeats):
         names = list(runs)

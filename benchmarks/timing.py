@@ -12,7 +12,7 @@ def best_seconds(
 ) -> dict[str, float]:
     """The shortest time of each contestant over at least `rounds` turns and `at_least` seconds, in rotating order.
 
-    `rest` is a pause before each turn, for whatever the one before still does in the background.
+    `rest` is a pause before each turn, for background work that the previous one left.
     """
     names = list(contestants)
     best = dict.fromkeys(names, float("inf"))

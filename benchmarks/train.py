@@ -6,12 +6,12 @@ Epoch: images/s of data + augmentation (flip, random resized crop) + step (AdamW
 interleaved rounds, each contestant in a process of its own:
 
 vitrail              our training loop as `vitrail train` runs it
-script               the way of from-scratch write-ups: torchvision's transforms on one tensor at a time in a DataLoader
+script               as in from-scratch write-ups: torchvision's transforms on one tensor at a time in a DataLoader
                      with 2 workers, a plain loop (forward, backward, AdamW), and a model whose heads are computed one
                      after the other and whose GELU is spelled out
 timm                 timm's model in the script's loop
 transformers         transformers' model in the script's loop
-timm+loader          timm's model in the plain loop, but fed by our loader, so that its data cost next to nothing
+timm+loader          timm's model in the plain loop, but fed by our loader, so that data cost next to nothing
 transformers+loader  the same with transformers' model
 
 Memory: what one more picture costs in training with gradient checkpointing, from the peak of two batch sizes.
@@ -50,7 +50,7 @@ from vitrail.training.loop import Trainer
 BATCH = 256
 MEMORY_BATCHES = (4, 12)
 SCALE = (0.8, 1.0)  # of the random resized crop, for all
-REST = 2.0  # seconds, in which loaders that read ahead come to a stop
+REST = 2.0  # seconds, in which loaders that read ahead finish
 CONTESTANTS = ("vitrail", "script", "timm", "transformers", "timm+loader", "transformers+loader")
 
 
@@ -137,7 +137,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def plain_loop(model: nn.Module, batches: Iterator[Any], count: int) -> Callable[[], None]:
-    """The loop that everybody writes."""
+    """The usual loop."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def run() -> None:
@@ -160,7 +160,7 @@ def forever(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def build(name: str, cifar: Path | None, count: int) -> Callable[[], object]:
-    """One contestant: what trains on `count` batches."""
+    """One contestant: a function that trains on `count` batches."""
     config = recipe("cifar10-tiny")
     optim = replace(config.optim, optimizer="adamw", ema=None)
     augment = Augment(crop="resized", scale=SCALE)
@@ -168,7 +168,7 @@ def build(name: str, cifar: Path | None, count: int) -> Callable[[], object]:
     dataset = open_training_data(config) if cifar else _noise()
     setup = prepare_run(config, dataset)
     if name == "vitrail":
-        trainer = Trainer(setup, Ranks(), Path(tempfile.mkdtemp()))  # it writes only what `fit` asks it to
+        trainer = Trainer(setup, Ranks(), Path(tempfile.mkdtemp()))  # it writes only what `fit` tells it to
         return our_loop(trainer, forever(trainer.loader), count)
     peer, _, fed = name.partition("+")
     model = ScriptViT() if peer == "script" else model_makers(variant("cifar-tiny"))[peer]()
@@ -216,7 +216,7 @@ def turn_of(child: subprocess.Popen[str]) -> Callable[[], None]:
 
 
 def compare_epochs(cifar: Path | None, count: int, rounds: int) -> None:
-    """Each contestant in a process of its own, so that nobody's threads are in another's way."""
+    """Each contestant in a process of its own, so that their threads do not interfere."""
     data = ["--cifar", str(cifar)] if cifar else []
     children: dict[str, subprocess.Popen[str]] = {}
     for name in CONTESTANTS:
@@ -275,7 +275,7 @@ def compare_memory() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cifar", type=Path, help="folder of CIFAR-10; without it, noise of the same size")
+    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10; by default, noise of the same size")
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-memory", action="store_true")

@@ -1,9 +1,9 @@
-"""Loading and converting a ViT-B/16 (86 M parameters, float32), beside timm and transformers.
+"""Loading and converting a ViT-B/16 (86 M parameters, float32), compared with timm and transformers.
 
     python -m benchmarks.weights
 
 Loading: from a file on disk to a model in eval mode, best of interleaved rounds in one process. vitrail checks a
-checksum of every tensor unless told not to; the others check nothing. Converting: wall time and peak memory of
+checksum of every tensor by default; the others check nothing. Converting: wall time and peak memory of
 `vitrail convert`, which also runs both models, as a process of its own with PyTorch and its libraries included.
 """
 
@@ -33,7 +33,7 @@ TARGETS = {"vitrail": "out.safetensors", "hf": "out", "timm": "out.safetensors",
 
 
 def measure_loading(folder: Path, first_picture: bool) -> dict[str, float]:
-    """Seconds to load, or to load and answer one picture (which reads every weight)."""
+    """Seconds to load, or to load and classify one picture (which reads every weight)."""
     picture = torch.randn(1, 3, 224, 224)
 
     def load_timm() -> nn.Module:
@@ -63,7 +63,7 @@ def measure_loading(folder: Path, first_picture: bool) -> dict[str, float]:
 def measure(code: str) -> tuple[float, float]:
     """Seconds, and peak memory in MB, of a Python process of its own.
 
-    The peak is the process's own VmHWM: what `wait4` tells would include this process from before the exec.
+    The peak is the process's own VmHWM: `wait4` would include this process from before the exec.
     """
     report = "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')).split()[1])"
     began = time.perf_counter()
@@ -112,7 +112,7 @@ def main() -> None:
             seconds, peak = measure_converting(folder / source, folder / f"to-{to}" / TARGETS[to], to)
             ratios = (f"{peak / size:.2f}", f"{(peak - base) / size:.2f}")
             table.add_row(f"{source} → {to}", f"{seconds:.1f}", f"{peak:.0f}", *ratios)
-        table.add_row("(importing alone)", f"{importing:.1f}", f"{base:.0f}", f"{base / size:.2f}", "0")
+        table.add_row("(only importing)", f"{importing:.1f}", f"{base:.0f}", f"{base / size:.2f}", "0")
         console.print(table)
 
 

@@ -87,5 +87,5 @@ def test_no_path_has_a_nul() -> None:
     class Place:
         path: Path
 
-    with pytest.raises(ConfigError, match="no path has a NUL"):
+    with pytest.raises(ConfigError, match="without a NUL character"):
         from_dict(Place, {"path": "a\0b"})

@@ -1,4 +1,4 @@
-"""`python -m vitrail`, and so `torchrun -m vitrail`."""
+"""`python -m vitrail`, and therefore also `torchrun -m vitrail`."""
 
 from vitrail.cli.main import entry
 

@@ -1,4 +1,4 @@
-"""Where to compute: the device that a name means."""
+"""Where to compute: the device that a name stands for."""
 
 import os
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ def check_device(name: "str | torch.device") -> None:
 
 
 def pick_device(name: "str | torch.device") -> "torch.device":
-    """`auto` is the best there is. Under torchrun, `cuda` is the GPU of this process's number on its machine."""
+    """`auto` is the best device there is. Under torchrun, `cuda` is the GPU with this process's local rank."""
     import torch
 
     if name == "auto":

@@ -19,13 +19,13 @@ from vitrail.errors import VitrailError
 if TYPE_CHECKING:
     from vitrail.data import Dataset
 
-CHECKED_PICTURES = 20_000  # of a larger data set only the counts are reported
+CHECKED_PICTURES = 20_000  # for a larger data set, only the counts are reported
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;\s*extra\s*==\s*['\"]([\w-]+)['\"])?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Facts under one heading, and what is wrong with them."""
+    """Facts under one heading, and the problems among them."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
@@ -40,7 +40,7 @@ class Diagnosis:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong, over all sections."""
+        """The problems of all sections."""
         return tuple(problem for section in self.sections for problem in section.problems)
 
     @property
@@ -100,7 +100,7 @@ def _machine() -> Section:
 
 
 def _processor() -> str:
-    """The name that its maker gave it, where the system tells."""
+    """The processor's name, if the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -158,7 +158,7 @@ def _installation() -> Section:
 
 
 def _where() -> str:
-    """Whether this is an installed package or somebody's working copy."""
+    """Whether this is an installed package or a working copy."""
     root = Path(__file__).resolve().parent
     return "installed" if "site-packages" in root.parts else f"from {root}"
 
@@ -172,9 +172,9 @@ def _requirements() -> tuple[list[str], dict[str, list[str]]]:
     except PackageNotFoundError:  # a working copy on the path
         return ["torch", "numpy", "pillow", "safetensors"], {}
     for requirement in declared:
-        found = _REQUIREMENT.match(requirement)
-        assert found is not None
-        name, extra = found.groups()
+        match = _REQUIREMENT.match(requirement)
+        assert match is not None
+        name, extra = match.groups()
         (core if extra is None else extras.setdefault(extra, [])).append(name)
     return core, {name: names for name, names in extras.items() if name not in ("dev", "peers")}
 
@@ -196,7 +196,7 @@ def _cache(folder: Path) -> str:
 
 
 def _checkpoint(name: str) -> Section:
-    """What a checkpoint is, what is likely wrong with it, and whether it can look at a photograph."""
+    """What a checkpoint is, likely problems with it, and whether it can process a photograph."""
     from vitrail.prediction import load
     from vitrail.weights.convert import sample_photos
     from vitrail.weights.diagnose import diagnose
@@ -221,7 +221,7 @@ def _checkpoint(name: str) -> Section:
 
 
 def _data(name: str) -> Section:
-    """How many pictures there are, and what the data check says of them."""
+    """How many pictures there are, and what the data check finds."""
     from vitrail.data.opening import open_data
 
     dataset = open_data(name)

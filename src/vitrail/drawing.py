@@ -1,4 +1,4 @@
-"""Figures of any kind: their colours, on white paper or on a dark page, and fonts for names in any script."""
+"""Figures of any kind: their colours, on white or dark pages, and fonts for names in any script."""
 
 import warnings
 from collections.abc import Generator
@@ -24,7 +24,7 @@ class Theme:
     line: str  # grids
     blue: str
     red: str
-    shades: tuple[str, ...]  # from nothing to all
+    shades: tuple[str, ...]  # from the lowest value to the highest
     on_shade: str  # texts on the strongest shades
 
 
@@ -48,7 +48,7 @@ DARK = Theme(
     shades=("#1f2026", "#243b58", "#33669f", "#5f9fe0", "#b9dcff"),
     on_shade="#0c1420",
 )
-_UNSET = ("black", "#000000", "k")  # matplotlib's colour of what was given none
+_UNSET = ("black", "#000000", "k")  # matplotlib's default colour
 
 
 def shading(theme: Theme) -> LinearSegmentedColormap:
@@ -57,7 +57,7 @@ def shading(theme: Theme) -> LinearSegmentedColormap:
 
 
 def paint(figure: Figure, theme: Theme) -> Figure:
-    """Give paper, axes and all texts without a colour of their own the theme's."""
+    """Give the theme's colours to the background, the axes and all texts without a colour of their own."""
     figure.set_facecolor(theme.paper)
     for axes in figure.findobj(Axes):
         axes.set_facecolor(theme.paper)
@@ -70,13 +70,13 @@ def paint(figure: Figure, theme: Theme) -> Figure:
     return figure
 
 
-# Fonts for the characters that matplotlib's own lacks; which of them are installed depends on the system.
+# Fonts for characters that matplotlib's own font lacks; which of them are installed depends on the system.
 OTHERS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Hiragino Sans", "Microsoft YaHei")
 
 
 @contextmanager
 def any_script(figure: Figure) -> Generator[None]:
-    """While a figure is drawn: its texts may mix fonts, and a character that none has is a box without a warning."""
+    """While a figure is drawn: its texts may mix fonts, and a character that none has becomes a box, silently."""
     for text in cast("list[Any]", figure.findobj(Text)):
         text.set_family([*cast("Any", rcParams)["font.family"], *_installed()])
     with warnings.catch_warnings():

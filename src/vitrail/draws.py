@@ -1,4 +1,4 @@
-"""Random numbers without a state: sample i of epoch e under seed s gets the same ones, whoever asks and when.
+"""Random numbers without a state: sample i of epoch e under seed s always gets the same ones.
 
 SplitMix64's finaliser (Steele et al., 2014) hashes (seed, epoch, sample, repeat, stream, number) to 64 bits.
 """
@@ -26,7 +26,7 @@ def _chain(words: _Words, value: Any) -> _Words:
 
 
 def _stream(name: str, count: int) -> _Words:
-    """The first `count` words of a stream; of powers of two only, so that many lengths do not fill the memory."""
+    """The first `count` words of a stream; in powers of two, so that many lengths do not fill the cache."""
     return _longer_stream(name, 1 << max(count - 1, 0).bit_length())[:count]
 
 

@@ -12,7 +12,7 @@ from vitrail import __version__
 
 
 def environment() -> dict[str, Any]:
-    """What it takes to understand the numbers later."""
+    """Everything needed to understand the numbers later."""
     packages: dict[str, str] = {}
     for name in ("torch", "numpy", "pillow", "safetensors", "scikit-learn"):
         try:

@@ -5,14 +5,14 @@ VitrailError                     caught by the command line: one message, exit c
 ├── InputError                   a picture, tensor or mask of the wrong kind or shape
 ├── DataError                    a data set that is missing, broken or inconsistent
 ├── WeightsError                 a checkpoint that is damaged, unknown or does not fit
-├── ExplanationError             an explanation that would say nothing: empty, constant or not a number
+├── ExplanationError             an explanation without information: empty, constant or not a number
 ├── ResumableError               a training run that has stopped, or exists already, and can be continued
-└── MissingExtraError            an optional dependency is needed and not installed
+└── MissingExtraError            an optional dependency is needed but not installed
 
 UserWarning
-└── AssumptionWarning            a checkpoint leaves something open, and a convention decided
+└── AssumptionWarning            a checkpoint left something open that a convention decided
 
-A message says what must hold, what we got, and what to do. Our own broken invariants are `assert`s, not these.
+A message states what must hold, what we got, and what to do. Our own broken invariants are `assert`s, not these.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class WeightsError(VitrailError):
 
 
 class ExplanationError(VitrailError):
-    """An explanation that would say nothing: empty, constant or not a number."""
+    """An explanation without information: empty, constant or not a number."""
 
 
 class ResumableError(VitrailError):
@@ -59,14 +59,14 @@ class ResumableError(VitrailError):
 
 
 class MissingExtraError(VitrailError):
-    """An optional dependency is needed and not installed."""
+    """An optional dependency is needed but not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f'{what} needs an optional part of vitrail; run: pip install "vitrail[{extra}]"')
 
 
 class AssumptionWarning(UserWarning):
-    """A checkpoint leaves something open, and a convention decided; `notes` says what, one sentence each."""
+    """A checkpoint left something open that a convention decided; `notes` lists it, one sentence each."""
 
     def __init__(self, source: str, notes: tuple[str, ...]) -> None:
         super().__init__(source, notes)
@@ -77,13 +77,13 @@ class AssumptionWarning(UserWarning):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest ones, or all of them."""
+    """The end of an error about an unknown name: the nearest known ones, or all of them."""
     names = sorted(known)
     near = get_close_matches(name[:_LONGEST], names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}."
 
 
-_LONGEST = 100  # signs of a value that a message quotes
+_LONGEST = 100  # characters of a value that a message quotes
 
 
 class _ShortRepr(Repr):
@@ -100,12 +100,12 @@ _short.maxstring = _short.maxother = _LONGEST
 
 
 def shorten(value: Any) -> str:
-    """A value as a message quotes it: its `repr`, cut where it is long, wide or deep. It takes no longer than that."""
+    """A value as a message quotes it: its `repr`, cut off where it is long, wide or deep, in little time."""
     text = _short.repr(value)
     return text if len(text) <= 3 * _LONGEST else f"{text[: 3 * _LONGEST]}…"
 
 
 def list_names(names: Sequence[str], most: int = 10) -> str:
-    """Names as a message lists them: the first ones, none of them longer than a line."""
+    """Names as a message lists them: the first few, each no longer than a line."""
     some = [name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in names[:most]]
     return ", ".join(some) + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -17,18 +17,18 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def atomic_path(path: Path) -> Generator[Path]:
-    """A place beside `path` for a new file or folder, which takes the place of `path` in one step if all goes well.
+    """A temporary path beside `path` for a new file or folder, which replaces `path` in one step if all goes well.
 
-    A file never takes the place of a folder.
+    A file never replaces a folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     workshop = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         draft = workshop / path.name
         yield draft
-        if path.is_dir():  # only files can be replaced in one step; a folder makes room first
+        if path.is_dir():  # only files can be replaced in one step; a folder is moved away first
             if not draft.is_dir():
-                raise IsADirectoryError(EISDIR, "a file would take the place of a folder", str(path))
+                raise IsADirectoryError(EISDIR, "a file would replace a folder", str(path))
             path.replace(workshop / "old")
         try:
             draft.replace(path)

@@ -1,4 +1,4 @@
-"""The folder that a verb writes into: the one asked for, or `runs/NAME-N` under the current one."""
+"""The folder that a verb writes into: the requested one, or `runs/NAME-N` under the current one."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from vitrail.errors import ConfigError
 
 
 def check_run_folder(out: Path | None = None) -> None:
-    """Refuse a folder that `new_run_folder` could not make, before there is work to lose; nothing is made yet."""
+    """Refuse a folder that `new_run_folder` could not make, before there is work to lose; nothing is created yet."""
     folder = out or Path("runs")
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
@@ -15,11 +15,11 @@ def check_run_folder(out: Path | None = None) -> None:
             f"{folder} must be a folder; {'it' if existing == folder.absolute() else existing} is a file."
         )
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"nothing may be written into {existing}; choose another folder with out=.")
+        raise ConfigError(f"{existing} is not writable; choose another folder with out=.")
 
 
 def new_run_folder(name: str, out: Path | None = None) -> Path:
-    """The folder asked for, or the next free `runs/NAME-N`."""
+    """The requested folder, or the next free `runs/NAME-N`."""
     if out is not None:
         if out.is_file():
             raise ConfigError(f"{out} must be a folder; it is a file.")

@@ -1,6 +1,6 @@
-"""Signs of life during long work: a bar on a terminal, a line before half a minute has passed in a pipe, or nothing.
+"""Progress during long work: a bar on a terminal, a line at least every half minute in a pipe, or nothing.
 
-Whatever takes long takes a `Progress`: the command passes `progress_bar`, Python is silent unless asked.
+Whatever takes long accepts a `Progress`: the command passes `progress_bar`; Python is silent by default.
 """
 
 import os
@@ -17,7 +17,7 @@ from rich.segment import Segment
 
 from vitrail.wording import plain
 
-EVERY = 25.0  # seconds without a line after which one is due, so that nobody waits 30
+EVERY = 25.0  # seconds without a line after which one is due, so that no silence reaches 30
 LOOK = 1.0  # seconds between two looks at the clock
 
 _SHOWN: list[Bar] = []  # on this terminal, the innermost last
@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 class Pulse:
     """Prints what `describe` says when nothing has been printed for a while, by this pulse or an earlier one."""
 
-    spoken_at: float | None = None  # shared by all: several short steps of work are one long silence to the reader
+    spoken_at: float | None = None  # shared by all: to the reader, several short silent steps are one long silence
 
     def __init__(self, console: Console, describe: Callable[[], str], clock: Clock = time.monotonic) -> None:
         self._console, self._describe, self._clock = console, describe, clock
@@ -52,7 +52,7 @@ class Pulse:
 
     @contextmanager
     def beating(self) -> Generator[None]:
-        """Look at the clock from a thread of its own while the work goes on."""
+        """Watch the clock from a separate thread while the work goes on."""
         ended = Event()
 
         def beat() -> None:
@@ -68,11 +68,11 @@ class Pulse:
             thread.join()
 
 
-Advance = Callable[[int], None]  # so many more are done
+Advance = Callable[[int], None]  # this many more are done
 
 
 class Progress(Protocol):
-    """Shows one stretch of work for as long as the context lasts; without a `total`, what is done is counted."""
+    """Shows one piece of work for as long as the context lasts; without a `total`, what is done is counted."""
 
     def __call__(self, what: str, total: int | None = None, /) -> AbstractContextManager[Advance]: ...
 
@@ -91,7 +91,7 @@ def pick_progress(progress: "bool | Progress") -> Progress:
 
 
 class PlainConsole(Console):
-    """The only kind of console here: no text that it prints can send codes to the terminal, wherever it is from."""
+    """The only kind of console here: no text that it prints can send control codes to the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -151,7 +151,7 @@ def _describe(done: int, total: int | None) -> str:
 
 @contextmanager
 def working(what: str, *, speaks: bool = True) -> Generator[None]:
-    """A sign of life during work that cannot be counted."""
+    """Progress during work that cannot be counted."""
     console = SteadyConsole(stderr=True, highlight=False)
     if not speaks:
         yield

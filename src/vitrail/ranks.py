@@ -30,11 +30,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """The one that speaks and writes."""
+        """Whether this is the rank that prints and writes."""
         return self.rank == 0
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
-        """Each number added up over all ranks, in double precision."""
+        """Each number summed over all ranks, in double precision."""
         if self.world_size == 1:
             return list(numbers)
         device = self.device if self.device.type == "cuda" else torch.device("cpu")
@@ -47,7 +47,7 @@ class Ranks:
         return self.sum([float(flag)])[0] > 0
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first rank makes, on all of them; its error is everybody's."""
+        """What the first rank computes, on all ranks; its error is raised on all of them."""
         if self.world_size == 1:
             return make()
         box: list[Any] = [None, None]
@@ -59,18 +59,18 @@ class Ranks:
         dist.broadcast_object_list(box, src=0)
         if box[1] is not None:
             error: Any = box[1]
-            error.told = not self.is_first  # the first rank speaks for all
+            error.reported = not self.is_first  # the first rank reports it for all
             raise error
         return box[0]
 
     def in_turn(self, make: Callable[[], T]) -> T:
-        """First on the first rank, which may have to download; then on the others."""
+        """Run on the first rank, which may have to download; then on the others."""
         made: list[T] = []
         self.from_first(lambda: made.append(make()))
         return made[0] if made else make()
 
     def part(self, count: int) -> range:
-        """This rank's stretch of `count` things; the stretches follow one another and miss nothing."""
+        """This rank's range of `count` items; the ranges of all ranks follow one another without gaps."""
         return range(self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size)
 
     def gather(self, own: T) -> list[T]:
@@ -82,13 +82,13 @@ class Ranks:
         return [item for item in everything if item is not None]
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks are here."""
         if self.world_size > 1:
             dist.barrier()
 
 
 def current_ranks() -> Ranks:
-    """This process among those that have met; one of one where none have. What is shared lies in main memory."""
+    """This process among its connected peers, or on its own. What is shared is in main memory."""
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks()
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size())
@@ -96,7 +96,7 @@ def current_ranks() -> Ranks:
 
 @contextmanager
 def shared_ranks() -> Generator[Ranks]:
-    """The ranks that torchrun started, together for as long as the block lasts; one of one without torchrun."""
+    """The ranks that torchrun started, connected for as long as the block lasts; a single rank without torchrun."""
     if dist.is_initialized():
         yield current_ranks()
         return
@@ -107,7 +107,7 @@ def shared_ranks() -> Generator[Ranks]:
 
 
 def join_ranks(device_name: str) -> Ranks:
-    """This process's place; under torchrun it meets the others first."""
+    """This process among its peers; under torchrun, it connects to the others first."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     device = pick_device(device_name)
     if world_size == 1:
@@ -122,7 +122,7 @@ def join_ranks(device_name: str) -> Ranks:
 def _meet(backend: str) -> None:
     """Start the process group under a name that only this round of processes knows.
 
-    After a lost worker, torchrun's store still holds the addresses of the dead; whoever read those would wait in vain.
+    After a lost worker, torchrun's store still holds the addresses of dead processes, for which others would wait.
     """
     store, rank, world_size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     board: Any = PrefixStore("vitrail", store)
@@ -139,7 +139,7 @@ def _meet(backend: str) -> None:
 
 
 def _answer(board: Any, rank: int) -> str:
-    """Answer the first rank's call until it says go; a call that nobody follows up was an older one."""
+    """Answer the first rank's call until it says go; a call without a follow-up is left from an earlier round."""
     while True:
         board.wait(["round"], TIMEOUT)
         name = board.get("round").decode()
@@ -152,19 +152,19 @@ def _answer(board: Any, rank: int) -> str:
 
 
 def leave_ranks() -> None:
-    """End the meeting, where there was one."""
+    """Disconnect from the other ranks, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def was_restarted() -> bool:
-    """Whether torchrun has started this process again after one was lost; on other nodes it may not say so."""
+    """Whether torchrun has restarted this process after one was lost; other nodes may not know."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def elastic_id() -> str | None:
     """What stays the same when torchrun starts processes again; None without torchrun."""
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    if run_id == "none":  # nobody has named the job: the launcher on this machine is its name
+    if run_id == "none":  # the job has no name: the launcher's process identifies it
         return f"{socket.gethostname()}-{os.getppid()}"
     return run_id

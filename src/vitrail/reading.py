@@ -1,6 +1,6 @@
-"""Files of others, read without trusting them: regular files alone, no more of them than can be meant, plain values.
+"""Other people's files, read without trusting them: only regular files, of bounded size, with plain values.
 
-A pipe would be waited for, and a device never ends; a name may hold a NUL; a text may nest, repeat and count forever.
+A pipe would block, and a device never ends; a name may hold a NUL; a text may nest or repeat without end.
 """
 
 import json
@@ -25,7 +25,7 @@ _KINDS = (
 
 
 def check_regular(path: str | Path, error: type[VitrailError] = DataError) -> int:
-    """The size of a file in bytes; what is not a regular file is refused with `error`, before anybody opens it."""
+    """The size of a file in bytes; anything but a regular file is refused with `error`, before it is opened."""
     name = str(path) if len(str(path)) < 1000 else shorten(str(path))
     try:
         status = os.stat(path)  # noqa: PTH116 - a path that pathlib cannot hold is judged here too
@@ -33,7 +33,7 @@ def check_regular(path: str | Path, error: type[VitrailError] = DataError) -> in
         raise error(f"{name}: no such file.") from None
     except OSError as reason:
         raise error(f"{name}: cannot be read ({reason.strerror}).") from None
-    except ValueError as reason:  # a NUL, or a sign that this system's names cannot have
+    except ValueError as reason:  # a NUL, or a character that file names cannot have on this system
         raise error(f"{shorten(str(path))}: no file can have this name ({reason}).") from None
     if not stat.S_ISREG(status.st_mode):
         kind = next((kind for is_kind, kind in _KINDS if is_kind(status.st_mode)), "something else")
@@ -48,13 +48,13 @@ def read_bytes(path: Path, limit: int, error: type[VitrailError] = DataError) ->
         raise error(f"{path}: must have at most {limit:,} bytes; it has {size:,}.")
     try:
         with path.open("rb") as file:
-            return file.read(limit)  # files of /proc and the like say that they are empty, and are not
+            return file.read(limit)  # files of /proc and the like claim to be empty, but are not
     except OSError as reason:
         raise error(f"{path}: cannot be read ({reason.strerror}).") from None
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ValueError for what the standard does not know, nests too deeply or is too long."""
+    """The value of a JSON text; ValueError if it is not standard, nests too deeply or is too long."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -89,7 +89,7 @@ class _PlainLoader(yaml.SafeLoader):
     """YAML as a config needs it."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):  # nine lines of them stand for a billion values
+        if self.check_event(yaml.AliasEvent):  # nine lines of aliases can stand for a billion values
             event = self.get_event()
             raise ConfigError(
                 f"line {event.start_mark.line + 1} has the alias *{shorten(event.anchor)[1:-1]}; write its value out."
@@ -108,7 +108,7 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# A date would become an object that no field can hold; as text it is refused, or is somebody's name.
+# A date would become an object that no field can hold; as text it is refused, or is a valid name.
 _PlainLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -1,7 +1,7 @@
 """Config dataclasses ↔ plain dictionaries: what YAML files and checkpoint headers hold.
 
 `to_dict` gives JSON-ready values; `from_dict` is strict: an unknown key, a missing one or a wrong type is an error that
-names the field ("ViTConfig.stem.widths"). A union of dataclasses is told apart by their `kind` field. `validate`,
+names the field ("ViTConfig.stem.widths"). Dataclasses of a union are distinguished by their `kind`. `validate`,
 called in a config's `__post_init__`, holds Python arguments to the same rules, so that types and choices are written
 in one place: the annotations.
 """
@@ -19,7 +19,7 @@ from vitrail.errors import ConfigError, shorten, suggest
 T = TypeVar("T")
 
 MAX_INT = 2**63 - 1  # what seeds, sizes and counts are stored in
-_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
+_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 
 
 # Metadata of a field that came later: it is written only where it is not its default, so that the files of those who
@@ -73,7 +73,7 @@ def validate(config: Any) -> None:
 
 
 def parse_size(text: str, name: str = "a size") -> tuple[int, int]:
-    """The height and width that a text means: 384, or HEIGHTxWIDTH."""
+    """The height and width that a text stands for: 384, or HEIGHTxWIDTH."""
     if not re.fullmatch(r"\d+(x\d+)?", text):
         raise ConfigError(f"{name} must be one number or HEIGHTxWIDTH, such as 384 or 224x320; got {text!r}.")
     height, _, width = text.partition("x")
@@ -121,7 +121,7 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
 
 def _path(value: str, where: str) -> Path:
     if "\0" in value:
-        raise ConfigError(f"{where} must be a path, and no path has a NUL in it; got {shorten(value)}.")
+        raise ConfigError(f"{where} must be a path, without a NUL character; got {shorten(value)}.")
     return Path(value)
 
 
@@ -133,7 +133,7 @@ def _float(value: int | str, where: str) -> float:
 
 
 def _is_exponent(value: Any) -> bool:
-    """YAML reads 1e-6, without a point, as text."""
+    """YAML reads 1e-6, which has no decimal point, as text."""
     return isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value) is not None
 
 
@@ -165,7 +165,7 @@ def _has_kind(choice: Any) -> bool:
 
 def _parse_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if isinstance(value, int | float) and arguments[-1] is not Ellipsis and len(set(arguments)) == 1:
-        value = (value,) * len(arguments)  # one number stands for all: a square
+        value = (value,) * len(arguments)  # one number stands for both sides: a square
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(f"{where} must be a list; got {shorten(value)}.")
     items = cast("Sequence[Any]", value)

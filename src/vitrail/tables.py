@@ -1,8 +1,8 @@
-"""CSV files for people: a cell can neither start a formula in a spreadsheet nor send codes to a terminal.
+"""CSV files for people: no cell can start a formula in a spreadsheet or send control codes to a terminal.
 
-Whatever names a data set has may end up in a table that somebody opens: a class called `=HYPERLINK(…)` would be
+The names in a data set may end up in a table that someone opens: a class called `=HYPERLINK(…)` would be
 computed, one with an escape code would move the cursor. Such cells get a leading apostrophe, and control characters are
-spelled out (`\\x1b`). Numbers stay numbers, -0.5 too. `raw` writes every cell as it is, for programs. Files that
+spelled out (`\\x1b`). Numbers, -0.5 included, stay numbers. `raw` leaves every cell unchanged, for programs. Files that
 vitrail reads again (split.csv, results.csv) are not written here: they must hold exactly what they were given.
 """
 
@@ -18,15 +18,15 @@ from vitrail.errors import MissingExtraError
 Cell = str | int | float | None
 WriteRow = Callable[[Iterable[Cell]], None]
 
-# What a spreadsheet may take for the beginning of a formula, the wide forms of East Asian keyboards too.
+# What a spreadsheet may take for the start of a formula, including the wide forms of East Asian keyboards.
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
-# Control characters, what turns the direction of a text, and control bytes of names that are not UTF-8.
+# Control characters, marks that change the direction of text, and control bytes in names that are not UTF-8.
 _CODES = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
 
 
 def harmless_cell(cell: Cell) -> Cell:
-    """The cell as a text that stays a text, or the number that it is."""
+    """The cell as a number, or as text that stays text."""
     if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
         return cell
     text = _CODES.sub(_spell_out, cell)
@@ -39,7 +39,7 @@ def _spell_out(match: re.Match[str]) -> str:
 
 
 def row_writer(file: IO[str], *, raw: bool = False) -> WriteRow:
-    """A function that writes one row of a CSV file which is open with `newline=""`."""
+    """A function that writes one row of a CSV file, which must be open with `newline=""`."""
     rows = csv.writer(file, lineterminator="\n")
     if raw:
         return rows.writerow
@@ -56,7 +56,7 @@ def open_table(path: Path, head: Sequence[str], *, raw: bool = False) -> Generat
 
 
 def load_pyarrow(what: str) -> tuple[Any, Any]:
-    """pyarrow and its Parquet part, or what to install."""
+    """pyarrow and its Parquet module, or an error that names what to install."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -1,7 +1,7 @@
 """Work on all cores, results in order, memory flat.
 
 Each worker thread carries one chunk from the files to the result, with torch on one core: while one thread decodes
-another computes, no thread waits for another, and nothing is divided among cores that is smaller than a chunk. On two
+another computes, no thread waits for another, and nothing smaller than a chunk is divided among cores. On two
 cores that is faster than one computing thread with torch's own division of each operation, above all for small models.
 """
 
@@ -19,16 +19,16 @@ Out = TypeVar("Out")
 
 
 def in_chunks(items: Iterable[In], size: int) -> Iterator[list[In]]:
-    """Stretches of `size`, the last one perhaps shorter; `items` is never read ahead."""
+    """Chunks of `size`, the last one perhaps shorter; `items` is never read ahead."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
 
 
 def map_in_order(work: Callable[[In], Out], items: Iterable[In], threads: int) -> Iterator[Out]:
-    """`work` of each item, several at once, in the order of the items, of which few are held at any time.
+    """`work` for each item, several at once, in the order of the items; few of them are held at any time.
 
-    `items` is read by the caller's thread alone. With a single item, or a single thread, that thread works too.
+    `items` is read only by the caller's thread. With a single item, or a single thread, that thread works too.
     """
     iterator = iter(items)
     first = list(islice(iterator, 2))
@@ -43,7 +43,7 @@ def map_in_order(work: Callable[[In], Out], items: Iterable[In], threads: int) -
     try:
         for item in iterator:
             waiting.append(pool.submit(work, item))
-            if len(waiting) > 2 * threads:  # enough that nobody waits, and no more
+            if len(waiting) > 2 * threads:  # enough to keep every thread busy, and no more
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

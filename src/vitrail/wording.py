@@ -1,4 +1,4 @@
-"""The words of messages: counts that agree with their nouns, text that is safe to print, the system's words, hints."""
+"""The words of messages: counts that agree with their nouns, text that is safe to print, system errors, hints."""
 
 import re
 from collections.abc import Iterator
@@ -15,21 +15,21 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def agree(number: float, noun: str, plural: str = "") -> str:
-    """The noun alone, as the number wants it."""
+    """Only the noun, singular or plural as the number requires."""
     if number == 1:
         return noun
     return plural or (noun + "es" if noun.endswith(("s", "x", "tch", "sh")) else noun + "s")
 
 
 def duration(seconds: float) -> str:
-    """As a person says it."""
+    """A duration for people."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """A text that cannot send codes to a terminal; `lines` keeps the ends of its lines."""
+    """A text that cannot send control codes to a terminal; `lines` keeps its line breaks."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or (lines and char == "\n") else _escape(char) for char in text)
@@ -40,7 +40,7 @@ def _escape(char: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, as a person says it: of the system's errors the words and the file, never the number."""
+    """What went wrong, for people: of a system error the message and the file, never the number."""
     if not isinstance(error, OSError) or not error.strerror:
         return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
     files = " → ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
@@ -48,20 +48,20 @@ def reason(error: BaseException) -> str:
 
 
 def hint_path(text: str, beside: tuple[str, ...] = ("runs",)) -> str:
-    """`did you mean runs/train-1?` where a path that does not exist has near neighbours, else nothing."""
+    """`did you mean runs/train-1?` if a path that does not exist resembles existing ones, else nothing."""
     near = near_paths(text, beside)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def near_paths(text: str, beside: tuple[str, ...] = ("runs",)) -> list[str]:
-    """Existing paths whose last name is nearly that of `text`, in its own folder or in one of those `beside`."""
+    """Existing paths whose last part resembles that of `text`, in its own folder or in one of those in `beside`."""
     path = Path(text)
     if not path.name:
         return []
     folders = [path.parent] if path.parent != Path() else [Path(), *map(Path, beside)]
     known = {name: folder / name for folder in folders for name in _names(folder)}
     near = get_close_matches(path.name, known, n=2, cutoff=0.75)
-    if not near and not path.parent.exists():  # the mistake may be in the folder's name
+    if not near and not path.parent.exists():  # the typo may be in the folder's name
         return [str(Path(folder) / path.name) for folder in near_paths(str(path.parent)) if _exists(folder, path.name)]
     return sorted(str(known[name]) for name in near)
 

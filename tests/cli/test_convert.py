@@ -13,7 +13,7 @@ def test_convert_proves_and_says_how_to_load(tmp_path: Path, capsys: pytest.Capt
     assert main(["convert", FIXTURE, str(target), "--to", "hf"]) == 0
     printed = capsys.readouterr().out
     assert "(google) →" in printed
-    assert "same first class for 100% of 4 pictures" in printed
+    assert "same top class for 100% of 4 pictures" in printed
     assert "transformers.ViTForImageClassification.from_pretrained" in printed
     assert (target / "config.json").is_file()
 
@@ -29,7 +29,7 @@ def test_an_attention_scale_is_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_file_of_timm_does_not_say_its_gelu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", FIXTURE, str(tmp_path / "a.safetensors"), "--to", "timm"]) == 0
     printed = capsys.readouterr().out
-    assert "its readers must know it: " in printed
+    assert "its readers must know: " in printed
     assert "activation gelu_tanh" in printed
     assert "act_layer='gelu_tanh'" in printed
 

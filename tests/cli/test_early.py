@@ -55,7 +55,7 @@ TRAIN = ["train", "photos"]
         ([*TRAIN, "--out", "old"], "old holds a run already"),
         ([*TRAIN, "--out", "a-file"], "a-file must be a folder"),
         ([*TRAIN, "--image-size", "33", "--model", "vit-b16"], "image_size must be a multiple of 16"),
-        (["train", "phots"], "phots: no such file or folder, nor a data set's name; did you mean photos?"),
+        (["train", "phots"], "phots: no such file or folder, and not the name of a data set; did you mean photos?"),
         (["eval", "runs/train-l", "photos"], "did you mean runs/train-1?"),
         (["eval", "runs/train-1", "phots"], "did you mean photos?"),
         (["eval", "runs/train-1", "photos", "--device", "abacus"], "device 'abacus' cannot be used"),

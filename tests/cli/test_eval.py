@@ -115,7 +115,7 @@ def test_a_model_for_other_classes_is_probed_alone(inside: Path, capsys: pytest.
     assert "only its features were measured" in printed
     assert [path.name for path in Path("runs/eval-1").iterdir()] == ["metrics.json"]
     assert main(["eval", "animals.safetensors", "digits"]) == 2
-    assert "the data have 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, which the model has not" in capsys.readouterr().err
+    assert "the data have 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, which the model lacks" in capsys.readouterr().err
 
 
 def test_the_split_of_the_run_is_used(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,8 +133,8 @@ def test_the_split_of_the_run_is_used(inside: Path, capsys: pytest.CaptureFixtur
         assert json.loads(Path(out, "metrics.json").read_text())["split_from"].endswith("run/split.csv")
     (flat / "cat" / "001.png").unlink()
     assert main(["eval", "run", "flat", "--out", "b"]) == 0
-    assert "run/split.csv is of other pictures; a new split was made" in capsys.readouterr().out
-    assert "run/split.csv is of other pictures" in Path("b/report.html").read_text()
+    assert "run/split.csv is for other pictures, so a new split was made" in capsys.readouterr().out
+    assert "run/split.csv is for other pictures" in Path("b/report.html").read_text()
 
 
 def test_a_split_that_is_made_here_is_said_everywhere(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,10 +143,10 @@ def test_a_split_that_is_made_here_is_said_everywhere(inside: Path, capsys: pyte
     (flat / "cat" / "007.png").unlink()
     assert main(["eval", "my weights.safetensors", "flat", "--out", "a"]) == 0
     printed = capsys.readouterr().out
-    assert "split: made here" in printed
+    assert "split: made now" in printed
     assert "next: vitrail predict 'my weights.safetensors' PICTURES…" in printed
-    assert json.loads(Path("a/metrics.json").read_text())["split_from"].startswith("made here")
-    assert "Splits: made here" in Path("a/report.html").read_text()
+    assert json.loads(Path("a/metrics.json").read_text())["split_from"].startswith("made now")
+    assert "Splits: made now" in Path("a/report.html").read_text()
     assert main(["eval", "my weights.safetensors", "flat", "--by-position"]) == 2
     assert "by_position= is for checkpoints without class names" in as_arguments(capsys.readouterr().err)
 
@@ -215,7 +215,7 @@ def test_options_are_checked_before_anything_is_opened(
         (["eval", "digits.safetensors", "digits", "--probe", "svm"], "knn"),
         (["eval", "digits.safetensors", "digits", "--probe", "knn", "--split", "tset"], "has no split 'tset'"),
         (["eval", "digits.safetensors", "digits", "--probe", "shots", "--shots", "999"], "shots must be from 1 to"),
-        (["eval", "digits"], "the bundled model cifar10 is not in this installation"),
+        (["eval", "digits"], "the bundled model cifar10 is missing from this installation"),
     ],
 )
 def test_mistakes_exit_with_2_and_leave_nothing(

@@ -53,7 +53,7 @@ def test_explain_writes_all_pictures(save, photos, capsys: pytest.CaptureFixture
     model = save(spec=Preprocess(size=(32, 32), resize="shortest", crop=0.9))
     assert main(["explain", model, "a", "b/*.png", "b/two.jpg"]) == 0
     printed = capsys.readouterr().out
-    for text in ("class [", "one.png", "two.jpg", "deletion", "random", "auto took ", "runs/explain-1/sheet.png"):
+    for text in ("class [", "one.png", "two.jpg", "deletion", "random", "auto chose ", "runs/explain-1/sheet.png"):
         assert text in printed
     assert "next: vitrail figures model.safetensors a/one.png" in printed
     folder = Path("runs/explain-1")
@@ -186,7 +186,7 @@ def test_figures_of_classes_with_dollars(make_model, photos) -> None:
 
 def test_without_a_model_it_is_the_bundled_one(save, photos, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a/one.png", "--method", "rollout"]) == 2
-    assert "the bundled model cifar10 is not in this installation" in capsys.readouterr().err
+    assert "the bundled model cifar10 is missing from this installation" in capsys.readouterr().err
     save("cifar10.safetensors")
     assert main(["explain", "a/one.png", "b", "b/two.jpg", "--method", "rollout", "--json"]) == 0
     names = [entry["name"] for entry in json.loads(capsys.readouterr().out)["pictures"]]

@@ -17,7 +17,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import read_native
 from vitrail.weights.writer import write_checkpoint
 
-NOTE = "note: the file does not say the shape of its grid of 16 patches: assumed square, pictures of 32×32"
+NOTE = "note: the file does not state the shape of its grid of 16 patches: assumed square, pictures of 32×32"
 VERBS = {
     "predict": ["predict", "tiny.npz", "pictures/red/0.png"],
     "embed": ["embed", "tiny.npz", "pictures/red", "--out", "embeddings"],
@@ -51,7 +51,7 @@ def test_the_note_is_one_plain_line_on_the_error_stream(verb: str, capsys: pytes
     captured = capsys.readouterr()
     assert captured.err.count(NOTE) == 1
     assert "Warning" not in captured.err
-    assert "note: the file does not say" not in captured.out
+    assert "note: the file does not state" not in captured.out
 
 
 def test_json_stays_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +91,6 @@ def test_the_average_is_chosen_by_a_flag(tmp_path: Path, capsys: pytest.CaptureF
     for flags, told in (([], True), (["--ema"], False), (["--no-ema"], False)):
         target = f"{len(flags)}{'n' if '--no-ema' in flags else ''}.safetensors"
         assert main(["convert", "both.pth", target, "--heads", "4", *flags]) == 0
-        assert ("note: the file holds model and model_ema: took model_ema" in capsys.readouterr().err) == told
+        assert ("note: the file holds model and model_ema: model_ema is used" in capsys.readouterr().err) == told
     means = [read_native(Path(name)).tensors["norm.bias"].mean() for name in ("0.safetensors", "1.safetensors")]
     assert means[0] == means[1] == read_native(Path("1n.safetensors")).tensors["norm.bias"].add(1).mean()

@@ -121,11 +121,11 @@ def test_a_picture_or_a_list_on_standard_input(inside: Path, capsys: pytest.Capt
     [
         (["predict"], "name at least one picture"),
         (["predict", "tiny.safetensors"], "name at least one picture"),
-        (["predict", "photos/00.jpg"], "the bundled model cifar10 is not in this installation"),
+        (["predict", "photos/00.jpg"], "the bundled model cifar10 is missing from this installation"),
         (["predict", "photos/00.jpg", "tiny.safetensors"], "tiny.safetensors is a checkpoint, not a picture"),
         (["predict", "gone.safetensors", "photos/00.jpg"], "no checkpoint gone.safetensors"),
         (["predict", "tiny.safetensors", "photos/*.tif"], "no picture matches"),
-        (["predict", "tiny.safetensors", "-", "--list", "-"], "standard input can be read once"),
+        (["predict", "tiny.safetensors", "-", "--list", "-"], "standard input can be read only once"),
         (["predict", "tiny.safetensors", "photos", "--format", "parquet"], "needs --out"),
         (["predict", "tiny.safetensors", "photos", "--out", "a.txt"], "must end in .jsonl"),
         (["predict", "tiny.safetensors", "photos", "--out", "a.txt", "--format", "table"], "for the terminal"),

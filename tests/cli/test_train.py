@@ -120,7 +120,7 @@ def test_flags_take_the_place_of_what_excludes_them(pictures: Path, capsys: pyte
 def test_without_validation_patience_is_said_to_rest(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rates = ["--val-rate", "0", "--test-rate", "0", "--patience", "1"]
     assert main(["train", str(pictures), "--no-check", "--dry-run", *rates]) == 0
-    assert "nothing stops early" in capsys.readouterr().out
+    assert "training does not stop early" in capsys.readouterr().out
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_batch_size_auto(here: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "pass what to train on"),
+        (["train"], "pass the data to train on"),
         (["train", "nowhere"], "no such file or folder"),
         ([*QUICK, "--recipe", "digit"], "did you mean digits"),
         ([*QUICK, "--model", "vit-b17"], "did you mean"),
@@ -234,7 +234,7 @@ def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytes
     capsys.readouterr()
     assert main(["train", "digits", "--resume", "run", "--epochs", "1", "--workers", "0"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "run is finished: 1 epoch, the best of them 1; nothing is left to train" in printed
+    assert "run is finished: 1 epoch, the best of them 1; there is nothing left to train" in printed
     assert "wrote run/report.html" not in printed
     assert (here / "run" / "weights" / "best.safetensors").read_bytes() == before
     assert len((here / "run" / "results.csv").read_text().splitlines()) == 2

@@ -366,7 +366,7 @@ def main(name: str, count: int, seed: int) -> int:
             except VitrailError as error:
                 outcomes[type(error).__name__] += 1
                 if len(str(error)) > 3000:
-                    print(f"{name} {seed} {case}: a message of {len(str(error)):,} signs")
+                    print(f"{name} {seed} {case}: a message of {len(str(error)):,} characters")
                     return 1
             except BaseException:
                 print(f"{name} {seed} {case}:\n{traceback.format_exc()[-3000:]}")

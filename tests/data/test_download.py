@@ -90,7 +90,7 @@ def test_a_complete_part_is_only_checked(server: Server, tmp_path: Path) -> None
 
 
 def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the checksum must be 0000"):
+    with pytest.raises(DataError, match="the checksum of the download differs from 0000"):
         fetch(remote(server, md5="0000"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 

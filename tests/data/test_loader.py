@@ -317,7 +317,7 @@ def test_resume_refuses_other_pictures(folder: Dataset, arrays: Dataset) -> None
     state = Loader(arrays, "train", SPEC, LoaderConfig(batch_size=4), Augment()).state_dict()
     with pytest.raises(ConfigError, match="data was"):
         Loader(folder, "train", SPEC, LoaderConfig(batch_size=4), Augment()).load_state_dict(state)
-    with pytest.raises(ConfigError, match="no state of a loader"):
+    with pytest.raises(ConfigError, match="not the state of a loader"):
         Loader(folder, "train", SPEC, LoaderConfig(batch_size=4), Augment()).load_state_dict({"epoch": 1})
 
 

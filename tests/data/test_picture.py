@@ -168,7 +168,7 @@ def test_animated() -> None:
 
 def test_other_numbers_of_channels_need_an_array() -> None:
     spec = Preprocess(channels=5, mean=(0.5,) * 5, std=(0.5,) * 5)
-    with pytest.raises(InputError, match="the model wants 5; pass an array"):
+    with pytest.raises(InputError, match="the model needs 5; pass an array"):
         load(encoded(Image.new("RGB", (4, 4))), spec)
 
 

@@ -122,9 +122,9 @@ def test_flips_and_shifts_by_hand() -> None:
 
 
 def test_other_classes_are_named(predictor: Predictor, arrays: Dataset) -> None:
-    with pytest.raises(DataError, match="the data have yak, which the model has not; the model has ant"):
+    with pytest.raises(DataError, match="the data have yak, which the model lacks; the model has ant"):
         align_classes(predictor, [*CLASSES[1:], "yak"])
-    with pytest.raises(DataError, match=r"the model has fox, gnu, which the data have not\."):
+    with pytest.raises(DataError, match=r"the model has fox, gnu, which the data lack\."):
         align_classes(predictor, CLASSES[:5])
     nameless = replace(predictor, classes=None)
     with pytest.raises(DataError, match="no class names.*by_position="):

@@ -67,7 +67,7 @@ def test_a_head_of_zeros_is_an_error(make_loaded) -> None:
     with torch.no_grad():
         loaded.model.head.weight.zero_()
     for method in ("relevance", "gradient-rollout", "occlusion"):
-        with pytest.raises(ExplanationError, match="same value, 0: no patch speaks for class"):
+        with pytest.raises(ExplanationError, match="same value, 0: no patch counts for class"):
             explain(loaded, picture(1), method)
     choice = choose(loaded, [open_subject(picture(1), loaded.preprocess)])
     assert set(choice.failures) == {"relevance", "gradient-rollout"}
@@ -115,9 +115,9 @@ def test_one_patch_is_an_error(make_loaded) -> None:
     [
         (torch.full((2, 2), torch.nan), "is not a number"),
         (torch.tensor([[1.0, torch.inf]]), "is not a number"),
-        (torch.zeros(2, 2), "no patch speaks for it"),
-        (torch.full((2, 2), 0.25), "every patch matters the same for it"),
-        (0.25 + 1e-8 * torch.rand(2, 2), "every patch matters the same for it"),
+        (torch.zeros(2, 2), "no patch counts for it"),
+        (torch.full((2, 2), 0.25), "every patch counts the same for it"),
+        (0.25 + 1e-8 * torch.rand(2, 2), "every patch counts the same for it"),
         (torch.ones(1, 1), "single patch"),
     ],
 )
@@ -138,7 +138,7 @@ def test_targets_by_name_and_number(make_loaded) -> None:
     for bad, message in (("z", "unknown class 'z'"), (7, "from 0 to 6"), (-1, "from 0 to 6"), ("9", "from 0 to 6")):
         with pytest.raises(ConfigError, match=message):
             explain(loaded, picture(1), "rollout", target=bad)
-    with pytest.raises(ConfigError, match="has no names; give a number below 7"):
+    with pytest.raises(ConfigError, match="has no names; pass a number below 7"):
         target_index(nameless, "cat")
     numbers = dataclasses.replace(loaded, classes=tuple("6543210"))
     assert target_index(numbers, "6") == 0  # a name goes before a number

@@ -329,8 +329,8 @@ def test_dinov2_for_pictures_of_another_size_than_its_positions(tmp_path: Path) 
     assert peer_of(facts, 0, tmp_path / "source") is not None
     words = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 50}, "crop_size": 42}
     (tmp_path / "source" / FILE).write_text(json.dumps(words))
-    with pytest.warns(AssumptionWarning, match="those of BitImageProcessor by default"):
+    with pytest.warns(AssumptionWarning, match="the defaults of BitImageProcessor are used"):
         conversion = convert(tmp_path / "source", tmp_path / "target", "hf", verify_with_peer=True)
     assert conversion.photographs is not None
     assert conversion.photographs.difference == 0
-    assert any("gives pictures of 42×42, and the model reads 70×70" in note for note in conversion.notes)
+    assert any("gives pictures of 42×42, and the model expects 70×70" in note for note in conversion.notes)

@@ -58,8 +58,8 @@ def test_the_model_and_the_pictures(
         (["runs/train-2", "photos"], None, "the training run runs/train-2 has no weights yet"),
         (["photos"], "runs/train-9", "there is no checkpoint runs/train-9; did you mean runs/train-"),
         (["photos"], "photos", "photos must hold one checkpoint"),
-        (["hf://a", "photos"], None, "a model of the hub is hf://owner/name"),
-        (["google://Z_99", "photos"], None, "no release that the hub mirrors"),
+        (["hf://a", "photos"], None, "a model on the hub is hf://owner/name"),
+        (["google://Z_99", "photos"], None, "not a release that the hub mirrors"),
         (["owner/name", "photos"], None, "owner/name: there is no such picture"),
         (["photos"], "photos/a.jpg", "photos/a.jpg must end in .safetensors"),
     ],
@@ -80,11 +80,15 @@ def test_the_model_and_the_data() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ("runs/train-1", None, "runs/train-1 is a model; name the data to use it on too"),
+        ("runs/train-1", None, "runs/train-1 is a model; also name the data to use it on"),
         ("runs/train-l", "photos", "there is no checkpoint runs/train-l; did you mean runs/train-1"),
         ("photos", "runs/train-1", "the model comes first, then the data"),
         ("runs/train-1", "cifar10.safetensors", "cifar10.safetensors is a model, not data"),
-        ("runs/train-1", "phots", "phots: no such file or folder, nor a data set's name; did you mean photos?"),
+        (
+            "runs/train-1",
+            "phots",
+            "phots: no such file or folder, and not the name of a data set; did you mean photos?",
+        ),
         ("runs/train-1", "digit", "did you mean digits"),
         ("phots", None, "phots: no such file or folder"),
     ],

@@ -41,8 +41,8 @@ def test_what_names_stand_for(folder: Path, names: list[str], expected: list[str
         ("p/*.tif", "no picture matches"),
         ("gone.jpg", r"gone.jpg: there is no such picture, folder or checkpoint\."),
         ("p/deap", r"p/deap: there is no such picture, folder or checkpoint; did you mean p/deep\?"),
-        ("p/\0.jpg", "there is no such picture|cannot be looked at"),
-        ("x" * 5000, "there is no such picture|cannot be looked at"),
+        ("p/\0.jpg", "there is no such picture|cannot be accessed"),
+        ("x" * 5000, "there is no such picture|cannot be accessed"),
     ],
 )
 def test_nothing_at_all_is_an_error_at_once(folder: Path, name: str, message: str) -> None:

@@ -154,7 +154,7 @@ def test_load_without_a_source_takes_the_bundled_model(
     checkpoint_file: Path, photos: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(bundled, "FOLDER", tmp_path)
-    with pytest.raises(WeightsError, match="the bundled model cifar10 is not in this installation"):
+    with pytest.raises(WeightsError, match="the bundled model cifar10 is missing from this installation"):
         vitrail.load()
     checkpoint_file.rename(tmp_path / "cifar10.safetensors")
     assert vitrail.load().predict(photos[0]) == vitrail.load("cifar10").predict(photos[0])

@@ -54,8 +54,8 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
         f"compact-8 classifies {facts['test']['accuracy']:.2%} of 269 test pictures of digits correctly",
         "1 epoch in",
         "Worst mistakes",
-        "Correct answers",
-        "which parts counted for the answer (relevance)",
+        "Correct predictions",
+        "which parts the prediction rests on (relevance)",
         "pixels in the first layer",
         f"vitrail train --config '{run}/config.yaml'",
         f"vitrail predict '{run}' PICTURES",
@@ -96,7 +96,7 @@ def test_what_the_check_found_is_printed_kept_and_reported_and_val_chose_the_epo
     assert main(["train", str(root), "--epochs", "2", "--batch-size", "8", "--out", "run"]) == 0
     printed = capsys.readouterr().out
     assert "error in the data: the same picture in two splits: 1, for example val/rose/0.png" in printed
-    assert "training goes on with these data; details: vitrail data check" in printed
+    assert "training continues with these data; details: vitrail data check" in printed
     assert "24 pictures; val also chose the epoch)" in printed
     record = read_record(Path("run/data_check.json"))
     assert record is not None
@@ -211,7 +211,7 @@ def test_a_training_loss_above_the_validations_is_explained(train_loss: float, s
         epoch=1, step=9, lr=0.1, train_loss=train_loss, val_loss=0.2, val_accuracy=0.9, images_per_second=1, seconds=3
     )
     section = training_section([row], {"AdamW, all weights": 1e-3}, "1 epoch")
-    assert ("being of augmented pictures" in str(section)) == says
+    assert ("on augmented pictures" in str(section)) == says
 
 
 @pytest.mark.parametrize(
@@ -231,10 +231,10 @@ def test_commands_are_as_a_person_types_them(ranks: int, here: int, start: str) 
     ("changes", "text"),
     [
         ({"patch_size": (32, 32)}, "Not every picture could be explained: digits/"),
-        ({"pooling": "map", "positions": PositionConfig(kind="none")}, "which parts counted for the answer"),
+        ({"pooling": "map", "positions": PositionConfig(kind="none")}, "which parts the prediction rests on"),
         (
             {"stem": ConvStem(widths=(8, 16), strides=(2, 2)), "patch_size": (2, 2)},
-            "which parts counted for the answer",
+            "which parts the prediction rests on",
         ),
     ],
     ids=["one patch", "no positions", "conv stem"],

@@ -232,12 +232,12 @@ def test_what_the_data_check_found_is_told() -> None:
         section = Section(title="Data", blocks=check_blocks(record, "my pictures"))
         return " ".join(check_page(render(Report(title="t", verdict="", sections=[section]))).text)
 
-    assert "were not checked before the training; vitrail data check my pictures looks for" in text(None)
-    assert "looked at 30 pictures, found nothing wrong." in text(CheckRecord(data="d", pictures=30))
+    assert "were not checked before training; vitrail data check my pictures looks for" in text(None)
+    assert "looked at 30 pictures, found no problems." in text(CheckRecord(data="d", pictures=30))
     twice = Trouble(severity="error", finding="the same picture in two splits", count=3, example="a/<1>.png")
     grey = Trouble(severity="note", finding="grey", count=9, example="b.png")
     told = text(CheckRecord(data="d", pictures=30, findings=(twice, grey)))
-    assert "looked at 30 pictures and made 1 note; the training went on with what it found:" in told
+    assert "looked at 30 pictures and made 1 note; training went ahead despite these findings:" in told
     for cell in ("the same picture in two splits", "error", "3", "a/<1>.png"):
         assert cell in told
     assert "grey" not in told

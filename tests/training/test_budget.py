@@ -114,7 +114,7 @@ def test_without_room_for_another_epoch_the_run_ends_well_and_says_so(
     progress = trainer.run()
     assert progress.epoch == 2
     assert watch.notes == [
-        "10 minutes have no room for another epoch, which now takes 400.0 s: ending after epoch 2 of 10"
+        "10 minutes leave no time for another epoch, which now takes 400.0 s: ending after epoch 2 of 10"
     ]
     assert (trainer.folder / "weights" / "best.safetensors").is_file()
     rows = read_rows(trainer.folder / "results.csv")

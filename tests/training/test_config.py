@@ -18,7 +18,7 @@ from vitrail.training import Machine, Optim, Schedule, Start
         (lambda: Schedule(epochs=0), "epochs must be between"),
         (lambda: Schedule(minutes=0), "minutes must be above 0"),
         (lambda: Schedule(patience=0), "patience must be at least 1"),
-        (lambda: Schedule(schedule="wsd", warmup=0.6, cooldown=0.6), "leave room"),
+        (lambda: Schedule(schedule="wsd", warmup=0.6, cooldown=0.6), "must not overlap"),
         (lambda: Machine(batch_size=0), "batch_size must be at least 1"),
         (lambda: Machine(batch_size="many"), "batch_size"),
         (lambda: Machine(micro_batch=0), "micro_batch must be at least 1"),

@@ -58,7 +58,7 @@ def test_minutes_become_epochs(make_setup: Callable[..., Setup]) -> None:
     assert schedule.minutes == 2.0, "or nobody could revise the plan"
     slow = replace(measured, seconds=600.0)
     assert fit_minutes(setup, slow, ALONE, said.append).schedule.epochs == 1
-    assert "more than the 2 minutes asked for" in said[-1]
+    assert "more than the budget of 2 minutes" in said[-1]
 
 
 def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callable[..., Setup], monkeypatch) -> None:
@@ -101,7 +101,7 @@ def test_a_compiler_that_fails_is_no_obstacle(asked: str, make_setup: Callable[.
     monkeypatch.setattr(measuring, "compiled", broken)
     said: list[str] = []
     assert settle_compile(make_setup(compile=asked), ALONE, said.append).machine.compile == "off"
-    assert said[1:] == ["torch.compile does not work here (no C++ compiler found); going on without it"]
+    assert said[1:] == ["torch.compile does not work here (no C++ compiler found); continuing without it"]
 
 
 def test_a_compiler_that_does_not_pay_is_left_out(make_setup: Callable[..., Setup], monkeypatch) -> None:

@@ -93,8 +93,8 @@ def test_a_new_class_is_left_out_too(flat: Path, tmp_path: Path) -> None:
 def test_missing_validation_pictures_are_named_and_noticed(split: Path, tmp_path: Path) -> None:
     notes = begin_and_resume(split, tmp_path / "run", (split / "val" / "red" / "03.png").unlink)
     assert notes == [
-        "1 of the run's 12 val pictures cannot be found: val/red/03.png; the run goes on without them",
-        "the validation pictures are not those of before: do not compare accuracies across this",
+        "1 of the run's 12 val pictures cannot be found: val/red/03.png; the run continues without them",
+        "the validation pictures have changed; do not compare accuracies from before and after",
     ]
 
 
@@ -139,7 +139,7 @@ def test_a_table_keeps_the_labels_that_the_run_began_with(tmp_path: Path) -> Non
     table.write_text("\n".join(["path,label", "0.png,b", *lines[1:]]))
     notes: list[str] = []
     dataset = reopen_data(config, tmp_path / "run" / "split.csv", notes.append)
-    assert notes == ["1 picture is of another class now; the run keeps the class that it began with: 0.png"]
+    assert notes == ["1 picture is now of another class; the run keeps the class that it began with: 0.png"]
     original = open_data(table).split("train")
     assert len(dataset.split("train")) == len(original)
 

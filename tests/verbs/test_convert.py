@@ -69,7 +69,7 @@ def _contents(target: Path) -> dict[str, bytes]:
         ({"source_format": "googel"}, WeightsError, "unknown format 'googel'; did you mean google"),
         ({"classes": "nowhere.txt"}, WeightsError, "there is no file of class names nowhere.txt"),
         ({"pictures": ["nowhere.jpg"]}, VitrailError, "nowhere.jpg"),
-        ({"format": "timm"}, WeightsError, "exists; choose another name, or set overwrite= to replace it"),
+        ({"format": "timm"}, WeightsError, "exists; choose another name, or pass overwrite= to replace it"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(

@@ -89,7 +89,7 @@ def test_it_is_saved_and_drawn(suffix: str) -> None:
     ("options", "message"),
     [
         ({"pictures": "photos", "val_rate": 0.1}, "val_rate= goes with data="),
-        ({"pictures": "photos", "data": "digits"}, "give pictures or data=, not both"),
+        ({"pictures": "photos", "data": "digits"}, "pass pictures or data=, not both"),
         ({"pictures": "photos", "map": "umap"}, "map= has no 'umap'"),
         ({"pictures": "photos", "format": "npy"}, "format= has no 'npy'; did you mean npz?"),
         ({"data": "digits", "batch_siz": 3}, "embed has no setting 'batch_siz'; did you mean batch_size"),

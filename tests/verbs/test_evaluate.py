@@ -84,7 +84,7 @@ def test_a_loaded_model_keeps_its_runs_split(flat: Path) -> None:
         assert not evaluation.written
     assert evaluate("run", data).facts["split_from"].endswith("run/split.csv")
     other = open_data(flat, DataConfig(split_seed=6))
-    assert evaluate("run", other).facts["split_from"].startswith("made here")
+    assert evaluate("run", other).facts["split_from"].startswith("made now")
 
 
 def test_the_result_shows_itself(flat: Path) -> None:

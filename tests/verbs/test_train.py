@@ -59,7 +59,7 @@ def test_the_command_and_python_make_the_same_run(here: Path, capsys: pytest.Cap
     assert run._repr_png_() == Path("python/results.png").read_bytes()
 
     again = resume("python")
-    assert "nothing is left to train" in again.ended
+    assert "there is nothing left to train" in again.ended
     assert (again.val, again.test, again.epochs, again.report) == (run.val, run.test, 2, run.report)
 
 
@@ -108,7 +108,7 @@ def test_a_config_is_completed_by_what_suits_the_data(here: Path) -> None:
         (lambda: train("digits", chek=False), "did you mean check"),
         (lambda: plan("digits", mixups=1.0), "did you mean mixup"),
         (lambda: train(recipe="linear", data="digits"), "needs pretrained weights; pass weights="),
-        (lambda: train(), "pass what to train on"),
+        (lambda: train(), "pass the data to train on"),
         (lambda: resume("nothing"), "not a training run"),
         (lambda: train("digits", epochs=2, minutes=3), "pass epochs= or minutes=, not both"),
     ],

@@ -76,11 +76,11 @@ def test_both_layouts_of_layers(tmp_path: Path, make_checkpoint: Any, case: str,
     [
         (
             "gap",
-            ["does not say the shape of its grid of 16 patches", 'assumed the mean of the patches (pool_type "gap")'],
+            ["does not state the shape of its grid of 16 patches", 'assumed the mean of the patches (pool_type "gap")'],
         ),
-        ("map", ["does not say the shape of its grid of 16 patches"]),
-        ("tok", ["does not say the shape of its grid of 16 patches"]),
-        ("sincos", ["assumed the fixed ones of big_vision's sincos2d; pictures of 224×224, or give", "pool_type"]),
+        ("map", ["does not state the shape of its grid of 16 patches"]),
+        ("tok", ["does not state the shape of its grid of 16 patches"]),
+        ("sincos", ["assumed the fixed ones of big_vision's sincos2d; pictures of 224×224, or pass", "pool_type"]),
         ("representation", ["the shape of its grid", "pool_type", "assumed tanh after pre_logits"]),
     ],
 )
@@ -97,5 +97,5 @@ def test_what_the_keys_leave_open_is_noted(tmp_path: Path, make_checkpoint: Any,
 def test_pooling_the_first_patch_is_refused(tmp_path: Path, make_checkpoint: Any) -> None:
     """big_vision's pool_type "0" leaves the keys of "gap"."""
     write_checkpoint(make_checkpoint(**CASES["gap"]), tmp_path / "a.npz", "big_vision")
-    with pytest.raises(WeightsError, match='pool_type "0", is something that our ViT cannot do'):
+    with pytest.raises(WeightsError, match="our ViT cannot pool the first patch instead"):
         read_checkpoint(tmp_path / "a.npz", hints=Hints(pooling="cls"))

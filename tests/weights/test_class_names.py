@@ -42,10 +42,10 @@ def test_a_hundred_names_by_index_are_in_the_order_of_numbers(tmp_path: Path) ->
         ("a.txt", "", "at least one class name"),
         ("a.txt", "a\nb\na\n", "the classes 0 and 2 are both called 'a'"),
         ("a.json", '{"0": "a", "2": "c"}', "every index from 0 to 1; 1 is missing"),
-        ("a.json", '{"a": 0, "b": 1}', "must map an index to a name.*got 'a'; turn it round"),
+        ("a.json", '{"a": 0, "b": 1}', "must map an index to a name.*got 'a'; swap names and indices"),
         ("a.json", '{"0": "a", "²": "b"}', "got '²'"),
         ("a.json", '{"0": "a", "00": "b"}', "got '00'"),
-        ("a.json", '{"0": "a", "0": "b"}', "the index '0' stands in it twice"),
+        ("a.json", '{"0": "a", "0": "b"}', "the index '0' is in it twice"),
         ("a.json", '{"0": ["n01", "tench"]}', "the name of class 0 must be one line of text"),
         ("a.json", '["a", "b\\nc"]', "the name of class 1 must be one line of text"),
         ("a.json", '"a"', "must hold a list of class names"),
@@ -65,7 +65,7 @@ def test_no_file_of_names(tmp_path: Path) -> None:
         read_class_names(tmp_path / "clases.txt")
     with pytest.raises(WeightsError, match="must be UTF-8 text"):
         read_class_names(tmp_path / "classes.txt")
-    with pytest.raises(WeightsError, match="must be in a file"):
+    with pytest.raises(WeightsError, match="must be in a regular file"):
         read_class_names(tmp_path)
 
 

@@ -64,7 +64,7 @@ def test_dinov2_to_timm_by_folding_with_the_peer_as_witness(
 
 def test_no_witness_for_npz(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(**FITTING["google"]), tmp_path / "a.safetensors")
-    with pytest.raises(WeightsError, match="leave out verify_with_peer="):
+    with pytest.raises(WeightsError, match="omit verify_with_peer="):
         convert(tmp_path / "a.safetensors", tmp_path / "b.npz", "google", verify_with_peer=True)
     assert not (tmp_path / "b.npz").exists()
 
@@ -82,7 +82,7 @@ def test_a_wrong_writer_is_caught_and_leaves_nothing(
         honest(replace(checkpoint, tensors=tensors), draft, name)
 
     monkeypatch.setattr(module, "write_draft", wrong)
-    with pytest.raises(WeightsError, match="reading timm again gives other logits: .*Nothing was written"):
+    with pytest.raises(WeightsError, match="timm checkpoint, read back, gives different logits: .*Nothing was"):
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
 
@@ -90,7 +90,7 @@ def test_a_wrong_writer_is_caught_and_leaves_nothing(
 def test_an_existing_target_is_kept(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
     (tmp_path / "b.safetensors").write_text("precious")
-    with pytest.raises(WeightsError, match="exists; choose another name, or set overwrite= to replace it"):
+    with pytest.raises(WeightsError, match="exists; choose another name, or pass overwrite= to replace it"):
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
     assert (tmp_path / "b.safetensors").read_text() == "precious"
     convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", overwrite=True)
@@ -142,14 +142,14 @@ def test_a_head_of_zeros_is_proved_by_the_features(tmp_path: Path, make_checkpoi
     agreement = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm").agreement
     assert agreement.what == "features"
     assert agreement.scale > 0.1
-    with pytest.raises(WeightsError, match="timm's own library gives zeros alone"):
+    with pytest.raises(WeightsError, match="timm's own library gives only zeros"):
         convert(tmp_path / "a.safetensors", tmp_path / "c.safetensors", "timm", verify_with_peer=True)
 
 
 def test_what_the_file_does_not_say_is_noted(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(pooling="mean"), tmp_path / "a.safetensors")
     file = convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
-    assert any("readers must know it: heads 4, pooling mean" in note for note in file.notes)
+    assert any("readers must know: heads 4, pooling mean" in note for note in file.notes)
     folder = convert(tmp_path / "a.safetensors", tmp_path / "b", "timm")  # with a config.json
     assert not any("must know" in note for note in folder.notes)
     assert read_checkpoint(tmp_path / "b").config.pooling == "mean"
@@ -249,7 +249,7 @@ def test_pictures_that_the_model_does_not_read_are_refused(
     checkpoint = make_checkpoint(**FITTING[to])
     larger = replace(checkpoint, preprocess=replace(checkpoint.preprocess, size=(40, 40)))
     write_checkpoint(larger, tmp_path / "a.safetensors")
-    with pytest.raises(WeightsError, match="gives pictures of 40×40, and the model reads 32×32"):
+    with pytest.raises(WeightsError, match="gives pictures of 40×40, and the model expects 32×32"):
         convert(tmp_path / "a.safetensors", tmp_path / "b", to)
     convert(tmp_path / "a.safetensors", tmp_path / "c", to, change=lambda source: adapt(source, image_size=40))
 
@@ -271,13 +271,13 @@ def test_a_misread_config_does_not_prove_itself(
     block = BlockConfig(activation="gelu_tanh")
     write_checkpoint(make_checkpoint(**FITTING["hf"], block=block), tmp_path / "a", "hf")
     monkeypatch.setitem(huggingface_config.ACTIVATIONS, "gelu_pytorch_tanh", "gelu")
-    with pytest.raises(WeightsError, match="transformers, run on the source itself, gives other logits"):
+    with pytest.raises(WeightsError, match="transformers, run on the source itself, gives different logits"):
         convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
     conversion = convert(
         tmp_path / "a", tmp_path / "c", "hf", hints=Hints(activation="gelu"), verify_with_peer=True
     )  # what the user says is not what the source says
     assert conversion.source_peer is None
-    assert "was not asked" in conversion.notes[0]
+    assert "was not run" in conversion.notes[0]
 
 
 def test_a_misread_processor_does_not_prove_itself(
@@ -285,7 +285,7 @@ def test_a_misread_processor_does_not_prove_itself(
 ) -> None:
     write_checkpoint(make_checkpoint(**FITTING["hf"]), tmp_path / "a", "hf")
     monkeypatch.setitem(huggingface_processor.INTERPOLATIONS, 2, "bicubic")
-    with pytest.raises(WeightsError, match=r"run on the source itself, prepares china.jpg otherwise"):
+    with pytest.raises(WeightsError, match=r"run on the source itself, prepares china.jpg differently"):
         convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
 
 

@@ -54,7 +54,7 @@ def test_a_malicious_pickle_never_runs(tmp_path: Path, trap: Path, protocol: str
         path.write_bytes(pickle.dumps({"weight": Evil()}))
     else:
         torch.save({"weight": Evil()}, path, _use_new_zipfile_serialization=protocol == "torch")
-    with pytest.raises(WeightsError, match="cannot be read as a torch checkpoint of tensors alone"):
+    with pytest.raises(WeightsError, match="cannot be read as a torch checkpoint of only tensors"):
         read_checkpoint(path, allow_pickle=True)
     assert not trap.exists()
 
@@ -86,7 +86,7 @@ def test_two_members_of_one_name(tmp_path: Path) -> None:
         archive.writestr("embedding/kernel.npy", npy_header((1,)) + bytes(4))
         with pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("embedding/kernel.npy", npy_header((1,)) + bytes(4))
-    with pytest.raises(WeightsError, match="two members of one name"):
+    with pytest.raises(WeightsError, match="two members with the same name"):
         read_checkpoint(tmp_path / "a.npz")
 
 
@@ -145,7 +145,7 @@ def test_a_zip_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
 def test_an_array_larger_than_its_bytes_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("embedding/kernel.npy", npy_header(shape) + bytes(16))
-    with pytest.raises(WeightsError, match="does not have the size that its header says"):
+    with pytest.raises(WeightsError, match="does not have the size in its header"):
         read_checkpoint(tmp_path / "a.npz")
 
 

@@ -196,7 +196,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("torchvision", {"block": BlockConfig(qkv_bias=False)}, "have biases"),
     ("torchvision", {"block": BlockConfig(norm_eps=1e-12)}, "epsilon is 1e-06, not 1e-12"),
     ("torchvision", {"positions": PositionConfig(kind="none")}, "its positions are learned"),
-    ("hf", {"representation": 12}, "without a representation layer"),
+    ("hf", {"representation": 12}, "has no representation layer before it"),
     ("hf", {"block": BlockConfig(qk_norm=True)}, "no qk-norm"),
     ("hf", {"registers": 1}, "backbone without a head"),
     ("hf", {"block": BlockConfig(layer_scale=1.0), "mlp_width": 50, "num_classes": 0}, "a multiple of the model's"),
@@ -298,7 +298,7 @@ def test_missing_and_unknown_keys_are_listed(tmp_path: Path, make_checkpoint: Ca
 
 def test_facts_that_a_file_does_not_tell(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(image_size=(16, 40)), tmp_path / "a.safetensors", "timm")
-    with pytest.raises(WeightsError, match=r"possible: 16×40, or turned\); give image_size"):
+    with pytest.raises(WeightsError, match=r"possible: 16×40, or transposed\); pass image_size"):
         read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4))
     with pytest.raises(WeightsError, match="how many heads .* one of 1, 2, 4"):
         read_checkpoint(tmp_path / "a.safetensors", hints=Hints(image_size=(16, 40)))

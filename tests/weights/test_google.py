@@ -99,7 +99,7 @@ def test_a_model_without_positions_is_not_given_fixed_ones(tmp_path: Path, prefi
     read = read_checkpoint(tmp_path / "none.npz")
     assert (read.file_format, read.config.positions.kind, read.config.image_size) == ("google", "none", (224, 224))
     assert read.notes == (
-        "the file has no positions, which fits any picture: assumed 224×224; give image_size for another",
+        "the file has no positions, so it fits any picture: assumed 224×224; pass image_size for another",
     )
     images = torch.randn(2, 3, 32, 32)
     sized = read_checkpoint(tmp_path / "none.npz", hints=Hints(image_size=(32, 32)))
@@ -130,12 +130,12 @@ def test_what_the_keys_leave_open_is_noted(tmp_path: Path, make_checkpoint: Any)
     square = read_checkpoint(tmp_path / "a.npz")
     assert square.config.image_size == (32, 32)
     assert square.notes == (
-        "the file does not say the shape of its grid of 16 patches: assumed square, pictures of 32×32; "
-        "give image_size if they were not",
+        "the file does not state the shape of its grid of 16 patches: assumed square, pictures of 32×32; "
+        "pass image_size if they were not",
     )
     assert square.remarks == (
-        "the tanh form of GELU and a LayerNorm epsilon of 1e-6 are not in the file, but in Google's code; "
-        "give activation or norm_eps if the weights were trained otherwise",
+        "the tanh form of GELU and a LayerNorm epsilon of 1e-6 are not in the file but in Google's code; "
+        "pass activation or norm_eps if the weights were trained differently",
     )
     told = Hints(image_size=(16, 64), activation="gelu_tanh", norm_eps=1e-6)
     right = read_checkpoint(tmp_path / "a.npz", hints=told)
@@ -151,7 +151,7 @@ def test_the_mean_is_noted(tmp_path: Path, make_checkpoint: Any) -> None:
     fields = {"image_size": (24, 24), "class_token": False, "pooling": "mean"}
     write_checkpoint(make_checkpoint(**fields, block=BlockConfig(activation="gelu_tanh")), tmp_path / "a.npz", "google")
     notes = read_checkpoint(tmp_path / "a.npz").notes
-    assert notes == ("the file does not say its pooling: assumed the mean, as it has no [cls] token",)
+    assert notes == ("the file does not state its pooling: assumed the mean, as it has no [cls] token",)
     assert read_checkpoint(tmp_path / "a.npz", hints=Hints(pooling="mean")).notes == ()
 
 

@@ -59,10 +59,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (named("SiglipImageProcessor", size=224), "must crop after resizing the shortest side"),
     (named("BitImageProcessor", size=200), "which transformers pads with black"),
     (named("ViTImageProcessor", image_mean=None), "image_mean must be one number per channel; got None"),
-    (named("ViTImageProcessor", size=256), "gives pictures of 256×256, and the model reads 224×224"),
+    (named("ViTImageProcessor", size=256), "gives pictures of 256×256, and the model expects 224×224"),
     (named("ConvNextImageProcessor", size=224, do_center_crop=True, crop_size=200), "crops to its size 224"),
     (named("ViTImageProcessor", rescale_factor=0), "rescale_factor must be a positive number; got 0"),
-    (named("DeiTImageProcessor", size=[256, 300]), "another part of the height than of the width"),
+    (named("DeiTImageProcessor", size=[256, 300]), "a different share of the height than of the width"),
 ]
 
 
@@ -75,8 +75,7 @@ def test_what_is_refused_by_name(facts: dict[str, Any], message: str) -> None:
 def test_what_is_assumed_is_noted() -> None:
     spec, notes = read({"size": 224})
     assert (
-        notes[0]
-        == "preprocessor_config.json names no image processor: taken for ViTImageProcessor, as transformers does"
+        notes[0] == "preprocessor_config.json names no image processor: assumed ViTImageProcessor, as transformers does"
     )
     assert "does not give image_mean and image_std" in notes[1]
     assert spec.mean == (0.5, 0.5, 0.5)
@@ -115,7 +114,7 @@ def change(folder: Path, **words: Any) -> Path:
         ({"hidden_act": "quick_gelu"}, "hidden_act must be one of gelu.*; got 'quick_gelu'"),
         ({"qkv_bias": "no"}, "qkv_bias must be true or false; got 'no'"),
         ({"layer_norm_eps": "small"}, "layer_norm_eps must be a number"),
-        ({"num_labels": 3}, "num_labels is 3, and the classifier has 7 rows"),
+        ({"num_labels": 3}, "num_labels is 3, but the classifier has 7 rows"),
         ({"architectures": ["ViTForMaskedImageModeling"]}, "architectures of a vit model must be"),
         ({"model_type": "vit_mae"}, "model_type must be vit, dinov2 or dinov2_with_registers; got 'vit_mae'"),
     ],
@@ -153,7 +152,7 @@ def test_a_classifier_that_is_not_there_is_noted(tmp_path: Path, make_checkpoint
 def test_dinov2_must_be_square(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     fields = {"num_classes": 0, "block": BlockConfig(layer_scale=1.0)}
     write_checkpoint(make_checkpoint(**fields), tmp_path / "model", "hf")
-    with pytest.raises(WeightsError, match="takes positions for those of a square"):
+    with pytest.raises(WeightsError, match="treats positions as those of a square"):
         read_checkpoint(change(tmp_path / "model", image_size=[16, 64]))
 
 
@@ -161,7 +160,7 @@ def test_dinov2_must_be_square(tmp_path: Path, make_checkpoint: Callable[..., Ch
     ("spec", "message"),
     [
         (Preprocess(interpolation="lanczos"), "no lanczos resize"),
-        (Preprocess(size=(224, 320), resize="shortest", crop=0.9), "just cover them"),
+        (Preprocess(size=(224, 320), resize="shortest", crop=0.9), "just cover that"),
     ],
 )
 def test_preprocessing_that_transformers_has_not(spec: Preprocess, message: str) -> None:

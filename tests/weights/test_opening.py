@@ -149,5 +149,5 @@ def test_our_own_small_models_are_no_convention_for_heads(
     write_checkpoint(
         make_checkpoint(**FITTING["timm"], width=128, depth=6, heads=8), tmp_path / "a.safetensors", "timm"
     )
-    with pytest.raises(WeightsError, match="does not say how many heads a model of width 128 and depth 6 has"):
+    with pytest.raises(WeightsError, match="how many heads it has, and no published model has width 128 and depth 6"):
         vitrail.load(tmp_path / "a.safetensors")

@@ -57,7 +57,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (ARGS, {"mlp_ratio": 3}, "MLP width .* is 96 there and 64"),
     (ARGS, {"patch_size": [8, 4]}, "patch_size is 8×4 there and 8×8"),
     (ARGS, {"img_size": 64}, "image_size 64×64 has 64 patches"),
-    (ARGS, {"img_size": 36}, "no multiple of the patch size 8×8; .* give image_size=\\(32, 32\\)"),
+    (ARGS, {"img_size": 36}, "not a multiple of the patch size 8×8; .* pass image_size=\\(32, 32\\)"),
     (ARGS, {"num_heads": "4"}, "num_heads must be a whole number; got '4'"),
     (ARGS, {"act_layer": "relu"}, "act_layer='relu'; our model computes 'gelu', 'gelu_tanh'"),
     (ARGS, {"act_layer": "quick_gelu"}, "act_layer='quick_gelu'"),
@@ -154,7 +154,7 @@ def test_a_bare_file_says_what_was_assumed(tmp_path: Path, make_checkpoint: Call
     write_checkpoint(checkpoint, tmp_path / "a.safetensors", "timm")
     notes = read_checkpoint(tmp_path / "a.safetensors").notes
     assert len(notes) == len(ASSUMED) + 1
-    assert "how its pictures were prepared: assumed" in notes[-1]
+    assert "does not state its preprocessing: assumed" in notes[-1]
     for hints, text in ASSUMED.values():
         assert sum(text in note for note in notes) == 1
         told = read_checkpoint(tmp_path / "a.safetensors", hints=Hints(**hints)).notes
@@ -184,7 +184,7 @@ def test_the_line_that_loads_a_hybrid_names_what_differs_from_its_own_defaults(
 
 @pytest.mark.parametrize(("width", "depth"), [(128, 6), (48, 4), (192, 6), (128, 3), (64, 2)])
 def test_our_own_sizes_are_no_convention_for_the_heads_of_others(width: int, depth: int) -> None:
-    with pytest.raises(WeightsError, match=f"width {width} and depth {depth} has, and no published model has these"):
+    with pytest.raises(WeightsError, match=f"no published model has width {width} and depth {depth};"):
         infer_heads(width, depth, Hints())
     assert infer_heads(width, depth, Hints(heads=2)) == 2
     assert infer_heads(768, 12, Hints()) == ViTConfig().heads

@@ -58,8 +58,8 @@ def test_the_average_is_taken_unless_the_user_says_otherwise(
     taken = read(tmp_path / "a.pth")
     assert torch.equal(taken.tensors["norm.weight"], state["norm.weight"] * 0.9)
     assert choices(taken) == [
-        f"the file holds {plain} and {average}: took {average}, the moving average, as timm does; "
-        "give ema=False for the other"
+        f"the file holds {plain} and {average}: {average} is used, the moving average, as timm does; "
+        "pass ema=False for the other"
     ]
     for ema, factor in ((True, 0.9), (False, 1.0)):
         chosen = read(tmp_path / "a.pth", ema=ema)
@@ -83,12 +83,12 @@ def test_averages_of_torch_itself(tmp_path: Path, state: State) -> None:
     torch.save({"model": state, "model_ema": average}, tmp_path / "a.pth")
     taken = read(tmp_path / "a.pth")
     assert torch.equal(taken.tensors["norm.weight"], state["norm.weight"] * 0.9)
-    assert taken.remarks == ("all names of the file begin with module., which was taken off",)
+    assert taken.remarks == ("all names of the file begin with module., which was removed",)
 
 
 def test_a_choice_where_there_is_none(tmp_path: Path, state: State) -> None:
     torch.save({"model": state}, tmp_path / "a.pth")
-    with pytest.raises(WeightsError, match="has no averaged weights; it holds model; leave ema out"):
+    with pytest.raises(WeightsError, match="has no averaged weights; it holds model; omit ema"):
         read(tmp_path / "a.pth", ema=True)
     for path, save in ((tmp_path / "b.pth", torch.save), (tmp_path / "b.safetensors", save_file)):
         save(state, path)
@@ -115,7 +115,7 @@ def test_wrappers(tmp_path: Path, state: State, name: str, suffix: str) -> None:
 
 def test_the_usual_name_goes_before_others(tmp_path: Path, state: State) -> None:
     torch.save({"criterion": {"weight": torch.ones(2, 2)}, "model": state}, tmp_path / "a.pth")
-    assert choices(read(tmp_path / "a.pth")) == ["the file holds criterion and model: took model, the usual name"]
+    assert choices(read(tmp_path / "a.pth")) == ["the file holds criterion and model: model is used, the usual name"]
     torch.save({"model": state, "state_dict": state}, tmp_path / "b.pth")
     with pytest.raises(WeightsError, match="several sets of weights: model and state_dict"):
         read(tmp_path / "b.pth")
@@ -131,7 +131,7 @@ def test_prefixes_are_taken_off_with_a_remark(tmp_path: Path, state: State, pref
     save_file(wrapped, path) if suffix == ".safetensors" else torch.save(wrapped, path)
     taken = read(path)
     assert all(torch.equal(taken.tensors[name], state[name]) for name in ("norm.weight", "norm.bias"))
-    assert taken.remarks == (f"all names of the file begin with {prefix}, which was taken off",)
+    assert taken.remarks == (f"all names of the file begin with {prefix}, which was removed",)
     assert read_checkpoint(path, format_name="timm", hints=Hints(heads=4), allow_pickle=True).config == taken.config
 
 

@@ -30,14 +30,14 @@ def convert(
     hints: Annotated[HintFlags, Parameter(name="*")] = NO_HINTS,
     drop_representation: bool = False,
     fold_class_position: bool = False,
-    pictures: tuple[Path, ...] = (),
+    pictures: Annotated[tuple[Path, ...], Parameter(show_default=False)] = (),
     dtype: Literal["float32", "float16", "bfloat16"] | None = None,
     tolerance: float | None = None,
     verify_with_peer: bool = False,
     overwrite: bool = False,
     as_json: Json = False,
 ) -> None:
-    """Convert a checkpoint to another format and prove that it computes the same.
+    """Convert a checkpoint to another format and prove that its outputs stay the same.
 
     Parameters
     ----------
@@ -48,28 +48,27 @@ def convert(
     to
         The format to write.
     source_format
-        The format of the source, where its keys do not tell.
+        The format of the source, if its keys do not identify it.
     resize
-        Resample the positions for pictures of this size: 384, or HEIGHTxWIDTH.
+        Resample the positions for pictures of this size: 384, or HEIGHTxWIDTH such as 224x320.
     resample
-        The kernel for the positions, instead of the checkpoint's own.
+        The resampling kernel for the positions, instead of the checkpoint's own.
     channels
-        Make 1 or more input channels from the 3 of RGB.
+        Turn the 3 input channels of RGB into this many.
     num_classes
-        Replace the head by a new one of zeros; 0 for none.
+        Replace the head with a new one of zeros for this many classes; 0 removes it.
     drop_representation
-        Leave out Linear + tanh, and start the head anew, as the paper does for fine-tuning.
+        Remove the representation layer (Linear + tanh) and start with a new head, as the paper does for fine-tuning.
     fold_class_position
-        Add the position of [cls] to its token, for formats that have none.
+        Add the position of [cls] to its token, for formats without a position for it.
     pictures
-        Pictures on which both must agree; without them, two photographs.
+        Pictures on which both models must agree; if omitted, two photographs.
     dtype
-        Write the weights with this many digits, instead of their own.
+        Write the weights in this number type, instead of their own.
     tolerance
-        Largest difference of two logits, relative to the largest logit [default: 1e-5; 5e-3 with float16, 5e-2 with
-        bfloat16].
+        Largest allowed difference between logits, relative to the largest [default: 1e-5, or more with --dtype].
     verify_with_peer
-        Also run the source's own library on the source, and the target's on what was written.
+        Also run the source format's own library on the source, and the target format's on the result.
     overwrite
         Replace the target if it exists.
     """
@@ -106,22 +105,22 @@ def _print(source: str, target: Path, conversion: "Conversion") -> None:
     console.print(f"{source} ({conversion.source_format}) → {target} ({conversion.target_format})")
     if conversion.source_peer is not None:
         _print_agreement(console, f"{conversion.source_format}'s own library, on the source", conversion.source_peer)
-    _print_agreement(console, "read again", conversion.agreement)
+    _print_agreement(console, "read back", conversion.agreement)
     if conversion.photographs is not None:
-        _print_agreement(console, "from the files of photographs on", conversion.photographs)
+        _print_agreement(console, "from photograph files to outputs", conversion.photographs)
     if conversion.peer is not None:
         _print_agreement(console, f"{conversion.target_format}'s own library", conversion.peer)
     for note in conversion.notes:
-        if note not in conversion.assumed:  # the error stream has these already
+        if note not in conversion.assumed:  # these were printed on the error stream already
             console.print(f"note: {note}")
     if conversion.how_to_load:
         console.print(f"load it: {conversion.how_to_load}")
-    console.print(f"look at it: vitrail inspect {target}")
+    console.print(f"inspect it: vitrail inspect {target}")
 
 
 def _print_agreement(console: Console, who: str, agreement: "Agreement") -> None:
     console.print(
-        f"{who}: largest difference {agreement.difference:.2e} of {agreement.what} up to {agreement.scale:.3g} "
-        f"({agreement.relative:.1e}), same {'first class' if agreement.what == 'logits' else 'largest feature'} "
+        f"{who}: largest difference {agreement.difference:.2e} in {agreement.what} up to {agreement.scale:.3g} "
+        f"({agreement.relative:.1e}), same {'top class' if agreement.what == 'logits' else 'largest feature'} "
         f"for {agreement.top1:.0%} of {counted(agreement.pictures, 'picture')}"
     )

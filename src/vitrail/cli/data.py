@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 data = App(
     name="data",
-    help="Check a data set, show what the model sees of it, or write it as shards.\n\n"
-    "WHERE is a folder of class folders, a CSV or Parquet table, CIFAR's or MNIST's files, shards, hf:NAME, or one of "
-    "digits, cifar10, cifar100, mnist, fashion-mnist.",
     help_format="plaintext",
     help_prologue=show_examples(("vitrail data check photos", "vitrail data show photos --policy rand")),
     default_parameter=Parameter(negative=()),
@@ -45,10 +42,10 @@ def check(
     raw: Raw = False,
     json_output: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
-    """Look at every picture: counts, sizes, damaged files, duplicates, leakage between splits, imbalance.
+    """Check every picture: counts, sizes, damaged files, duplicates, leakage between splits, imbalance.
 
-    Exit code 0: nothing to do (perhaps notes). 1: warnings or errors that deserve attention. 2: the data cannot be
-    used, or more than 1 % of the pictures cannot be read, which training refuses.
+    Exit code 0: no problems (there may be notes). 1: warnings or errors that need attention. 2: the data cannot be
+    used, or more than 1 % of the pictures cannot be read, too many to train on.
 
     Parameters
     ----------
@@ -87,7 +84,7 @@ def show(
     seed: int = 0,
     out: Path | None = None,
 ) -> int:
-    """Write what the model really sees: training pictures after preprocessing and augmentation, epoch after epoch.
+    """Draw what the model really sees: training pictures after preprocessing and augmentation, epoch after epoch.
 
     Parameters
     ----------
@@ -96,11 +93,11 @@ def show(
     preset
         The preprocessing: google, timm, timm-imagenet, hf, torchvision, dinov2 or clip.
     size
-        The side of the model's input [default: 224, or the pictures' own for sets in memory].
+        The side of the model's input, in pixels [default: 224, or the pictures' own size for data sets in memory].
     pictures
         How many pictures to show.
     seed
-        The seed of the choice and of the augmentation.
+        The seed for choosing pictures and for augmentation.
     out
         The folder to write to [default: runs/data-show-N].
     """
@@ -128,9 +125,9 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
     out
         An empty or new folder.
     max_megabytes
-        The largest size of one shard.
+        The largest size of one shard, in megabytes.
     seed
-        The seed of the order.
+        The seed for the order of the pictures.
     """
     from vitrail.verbs.data import shard_data
     from vitrail.verbs.settings import settings_of
@@ -164,13 +161,13 @@ def _print_report(report: "Report") -> None:
     console.print(_count_table(report))
     console.print(_describe_sizes(report))
     console.print()
-    for item, count in report.summary():  # lines and no table, which would cut the paths
+    for item, count in report.summary():  # lines rather than a table, which would cut paths off
         detail = f"  [dim]{escape(item.detail)}[/]" if item.detail else ""
         severity = f"[{STYLES[item.severity]}]{item.severity:7}[/]"
         example = f"{'' if count == 1 else 'for example '}{escape(item.key)}{detail}"
         console.print(f"{severity}  {item.what}: {count:,}, {example}", soft_wrap=True)
     if not report.findings:
-        console.print("[green]Nothing wrong was found.[/]")
+        console.print("[green]No problems were found.[/]")
 
 
 def _count_table(report: "Report") -> Table:
@@ -192,7 +189,7 @@ def _count_table(report: "Report") -> Table:
 
 
 def _describe_sizes(report: "Report") -> str:
-    """One line: the kinds of files, and the smallest, middle and largest picture."""
+    """One line: the kinds of files, and the smallest, median and largest picture."""
     facts = sorted((fact for fact in report.facts if not fact.trouble), key=lambda fact: fact.width * fact.height)
     if not facts:
         return "no picture could be read"
@@ -201,4 +198,4 @@ def _describe_sizes(report: "Report") -> str:
         kinds[fact.kind] = kinds.get(fact.kind, 0) + 1
     names = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
     sizes = [f"{fact.width}×{fact.height}" for fact in (facts[0], facts[len(facts) // 2], facts[-1])]
-    return f"\n{names}; sizes {sizes[0]} (smallest), {sizes[1]} (middle), {sizes[2]} (largest)"
+    return f"\n{names}; sizes {sizes[0]} (smallest), {sizes[1]} (median), {sizes[2]} (largest)"

@@ -1,4 +1,4 @@
-"""`vitrail demo`: the whole way once, on the digits that come with scikit-learn."""
+"""`vitrail demo`: the whole workflow once, on the digits that come with scikit-learn."""
 
 import shlex
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def demo(*, out: Path | None = None) -> int:
-    """Train a small ViT on handwritten digits, and show what it has learnt.
+    """Train a small ViT on handwritten digits, and show what it has learned.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def demo(*, out: Path | None = None) -> int:
 
 
 def _show(result: "Run", console: Console) -> int:
-    """What came out, and what to try next."""
+    """The results, and what to try next."""
     console.print()
     print_problem(result)
     print_scores(result, console)
@@ -39,7 +39,7 @@ def _show(result: "Run", console: Console) -> int:
     console.print(f"\nwrote {written}", soft_wrap=True, markup=False)
     if result.report is not None:
         console.print(
-            f"\nopen {plain(str(result.report))} in a browser: the curves, the mistakes, what it looks at",
+            f"\nopen {plain(str(result.report))} in a browser for the curves, the mistakes and what the model looks at",
             soft_wrap=True,
         )
     run = shlex.quote(str(result.folder))

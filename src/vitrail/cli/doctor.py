@@ -1,4 +1,4 @@
-"""`vitrail doctor`: what an issue report needs, ready to paste."""
+"""`vitrail doctor`: what a bug report needs, ready to paste."""
 
 from vitrail.cli.printing import SteadyConsole
 
@@ -6,9 +6,7 @@ PROBLEMS = 1
 
 
 def doctor(model: str | None = None, *, data: str | None = None) -> int:
-    """Print what an issue report needs, as Markdown: versions, device, optional packages, cache.
-
-    Exit code 1: something is wrong, and the report says what.
+    """Print what a bug report needs, as Markdown.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`vitrail embed`: features of pictures or of a data set, and a map of them."""
+"""`vitrail embed`: embeddings of pictures or of a data set, and a map of them."""
 
 import shlex
 from pathlib import Path
@@ -25,7 +25,7 @@ def embed(
     *pictures: Pictures,
     model: Model = None,
     data: str | None = None,
-    split: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    split: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), show_default=False)] = (),
     config: Annotated[DataConfig, Parameter(name="*")] = _PLAIN,
     list_file: ListFile = None,
     form: Annotated[Literal["npz", "parquet"], Parameter(name="--format")] = "npz",
@@ -34,10 +34,7 @@ def embed(
     batch_size: int | None = None,
     device: Device = "auto",
 ) -> int:
-    """Write what the model's head sees: vitrail embed [MODEL] PICTURES… or vitrail embed [MODEL] --data DATA
-
-    For what a model and a picture can be, see `vitrail predict --help`. With a data set the labels and splits are
-    written too. A picture that cannot be read is left out and named, and the exit code is 1.
+    """Write the embeddings of pictures or of a data set.
 
     Parameters
     ----------
@@ -48,13 +45,13 @@ def embed(
     split
         The splits of the data set [default: all].
     form
-        The file to write.
+        The kind of file to write.
     draw
-        The 2-D map to draw of the features.
+        The 2-D map of the features to draw.
     out
         The folder to write to [default: runs/embed-N].
     batch_size
-        Pictures per call of the model [default: what suits it].
+        Pictures per forward pass [default: whatever suits the model].
     """
     from vitrail.verbs.data_settings import changed_settings
     from vitrail.verbs.embed import check_arguments
@@ -65,7 +62,7 @@ def embed(
     check_arguments(data=data, split=split, settings=settings, form=form, method=draw, batch_size=batch_size)
     source, names = tell_apart(pictures, model, embed)
     if data is not None and (names or list_file):
-        raise ConfigError(f"give pictures or --data, not both; got --data {data} and {list_file or names[0]}.")
+        raise ConfigError(f"pass pictures or --data, not both; got --data {data} and {list_file or names[0]}.")
     embeddings = embed_all(
         source,
         names if data is None else None,
@@ -87,7 +84,7 @@ def embed(
 
 
 def print_embeddings(embeddings: "Embeddings") -> None:
-    """How many there are, and what was left out."""
+    """The counts, and the pictures that were left out."""
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     count, width = embeddings.features.shape
     console.print(f"{counted(count, 'picture')}, {counted(width, 'feature')} each")

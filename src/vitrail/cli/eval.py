@@ -16,10 +16,14 @@ from vitrail.folders import check_run_folder, new_run_folder
 
 BROKEN = 1
 _PLAIN = DataConfig()
+MODEL_HELP = (
+    "A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. A single argument is the "
+    "data, and the model is then the bundled cifar10."
+)
 
 
 def eval(  # noqa: A001 - the verb's name
-    model: str,
+    model: Annotated[str, Parameter(help=MODEL_HELP)],
     data: str | None = None,
     *,
     split: str | None = None,
@@ -27,7 +31,7 @@ def eval(  # noqa: A001 - the verb's name
     tta: ViewName | None = None,
     robustness: Annotated[bool, Parameter(negative=())] = False,
     robustness_pictures: int | None = None,
-    probe: Annotated[tuple[ProbeName, ...], Parameter(consume_multiple=True, negative=())] = (),
+    probe: Annotated[tuple[ProbeName, ...], Parameter(consume_multiple=True, negative=(), show_default=False)] = (),
     shots: int | None = None,
     by_position: Annotated[bool, Parameter(negative=())] = False,
     classes: Classes = None,
@@ -36,34 +40,26 @@ def eval(  # noqa: A001 - the verb's name
     device: Device = "auto",
     as_json: Json = False,
 ) -> int:
-    """Measure a model on a data set: vitrail eval [MODEL] DATA
-
-    Writes report.html, metrics.json, predictions.csv, classes.csv, confusion.csv, confusion_matrix.png, reliability.png
-    and top_losses.jpg. Under torchrun the ranks share the pictures, and the result is the same. With --probe, a model
-    without a head, or with one for other classes, is measured by its features only. Exit code 1: some pictures could
-    not be read, or no report could be made.
+    """Measure a model on a data set.
 
     Parameters
     ----------
-    model
-        A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. A single argument
-        is the data, and the model is the bundled cifar10.
     data
-        A folder, a table, a name such as cifar10 or digits: see `vitrail data --help`.
+        A folder, a table, or a name such as cifar10 or digits: see `vitrail data --help`.
     split
-        train, val, test or all [default: test, or else val].
+        train, val, test or all [default: test, or val if there is no test split].
     tta
-        Test-time augmentation: average over mirrored pictures, shifted ones, or both.
+        Test-time augmentation: average over mirrored pictures (flip), shifted ones (shift), or both (full).
     robustness
         Also measure under noise, blur, JPEG, brightness and rotation at five severities.
     robustness_pictures
-        How many pictures of the split are used for that [default: 1000].
+        How many pictures of the split --robustness uses [default: 1000].
     probe
         Also fit simple classifiers on the frozen features of the training split: knn, linear, shots.
     shots
-        The training pictures of each class for --probe shots [default: 5].
+        Training pictures per class for --probe shots [default: 5].
     by_position
-        The checkpoint has no class names, and its classes are the data's in their order.
+        For a checkpoint without class names: its classes are those of the data, in the same order.
     out
         The folder to write to [default: runs/eval-N].
     """
@@ -93,11 +89,11 @@ def eval(  # noqa: A001 - the verb's name
     )
     measurement = evaluation.measurement
     code = BROKEN if evaluation.report_error or (measurement is not None and measurement.broken) else 0
-    if evaluation.folder is None:  # of several ranks, the first prints and writes
+    if evaluation.folder is None:  # only the first of several ranks prints and writes
         return code
     if evaluation.class_order is not None:
         order = list_names(evaluation.class_order)
-        print_note(f"the model's outputs are taken to be, in this order: {order}")
+        print_note(f"the model's outputs are assumed to be, in this order: {order}")
     if evaluation.report_error:
         print_no_report(evaluation.report_error, "the numbers are written")
     if as_json:

@@ -23,7 +23,7 @@ def print_evaluation(title: str, measurement: "Measurement", facts: dict[str, An
     console = _begin(f"{title}: {counted(len(measurement.targets), 'picture')}", facts)
     if measurement.chose_epoch:
         console.print(
-            "val also chose the epoch whose weights were kept: these figures are a little too good", style="dim"
+            "val also chose the epoch whose weights were kept, so these figures are slightly optimistic", style="dim"
         )
     rows = [("top-1", _describe(metrics.top1))]
     rows += [("top-5", _describe(metrics.top5))] if metrics.top5 else []
@@ -43,7 +43,7 @@ def print_evaluation(title: str, measurement: "Measurement", facts: dict[str, An
 
 
 def print_probes(title: str, facts: dict[str, Any]) -> None:
-    """The probes only, for a model whose head is not for these data."""
+    """The probes only, for a model without a head for these classes."""
     console = _begin(title, facts)
     console.print("the model has no head for these classes; only its features were measured", style="dim")
     console.print(_number_table(_extra_rows(facts)))
@@ -94,7 +94,7 @@ def _describe_facts(rate: dict[str, float]) -> str:
 
 
 def _class_table(measurement: "Measurement") -> Table:
-    """Every class, or the worst where there are many."""
+    """Every class, or the worst ones if there are many."""
     from vitrail.evaluation.records import worst_first
 
     scores = measurement.metrics.classes

@@ -1,4 +1,4 @@
-"""`vitrail explain`: which parts of pictures a checkpoint decides by, and how far to believe the answer."""
+"""`vitrail explain`: which parts of a picture the model's answer rests on, and how far to trust the explanation."""
 
 import shlex
 from math import isnan
@@ -34,26 +34,22 @@ def explain(
     out: Path | None = None,
     as_json: Json = False,
 ) -> int:
-    """Show which parts of pictures a model decides by: vitrail explain [MODEL] PICTURES…
-
-    Writes overlays, heads, layers, and one sheet of all. See `vitrail predict --help` for what a model and a picture
-    can be. Exit code 1: some pictures could not be explained; the others were.
+    """Show which parts of a picture an answer rests on.
 
     Parameters
     ----------
     pictures
         [MODEL] PICTURES…, as for `vitrail predict`.
     method
-        How to explain; auto judges all but occlusion on the pictures (four of them at most) and takes the best.
+        How to explain; auto scores every method but occlusion on up to four of the pictures and uses the best.
     target
         The class to explain, by name or number [default: the predicted one].
     layers
-        Layers for method attention and for the picture of the heads, counted from 0, such as 0,5,-1
-        [default: the last one].
+        Layers for --method attention and for the sheet of heads, counted from 0, such as 0,5,-1 [default: the last].
     heads
-        Heads for the same, such as 0,3 [default: all].
+        Heads for the same two, such as 0,3 [default: all].
     score
-        Also measure deletion and insertion of the method on every picture.
+        Also measure the method's deletion and insertion scores on every picture.
     out
         The folder to write to [default: runs/explain-N].
     """
@@ -98,7 +94,7 @@ def _as_json(explanations: "Explanations", written: tuple[Path, ...]) -> dict[st
     choice = explanations.choice
     return {
         "method": explanations.method,
-        "reason": choice.reason if choice else "as asked",
+        "reason": choice.reason if choice else "as requested",
         "methods": {} if choice is None else {name: _numbers(score) for name, score in choice.scores.items()},
         "method_failures": {} if choice is None else choice.failures,
         "pictures": [
@@ -173,4 +169,4 @@ def _print_choice(console: Console, choice: "Choice") -> None:
         console.print(table)
     for name, why in choice.failures.items():
         console.print(Text("left out ", style="yellow") + Text(plain(f"{name}: {why}")))
-    console.print(f"\nauto took {choice.reason}")
+    console.print(f"\nauto chose {choice.reason}")

@@ -12,15 +12,12 @@ from vitrail.folders import check_run_folder, new_run_folder
 def figures(
     *pictures: Pictures, model: Model = None, device: Device = "auto", out: Path | None = None, as_json: Json = False
 ) -> int:
-    """Draw the paper's figures for a checkpoint: vitrail figures [MODEL] [PICTURES…]
-
-    Filters, positions, attention distance, attention; PDF and PNG each.
+    """Draw the paper's figures for a checkpoint.
 
     Parameters
     ----------
     pictures
-        [MODEL] PICTURES…, as for `vitrail predict`; without pictures, two photographs. Attention distance is averaged
-        over the first 128, and the first six are shown. Exit code 1: some could not be read.
+        [MODEL] PICTURES…, as for `vitrail predict`; 128 at most, the first six are shown [default: two photographs].
     out
         The folder to write to [default: runs/figures-N].
     """

@@ -1,4 +1,4 @@
-"""The fields of configs as flags that may be left out, to tell what was said from what a recipe or a file says."""
+"""The fields of configs as optional flags: what the user passed is told apart from what a recipe or a file sets."""
 
 import ast
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
 
-UNSAID: Any = object()  # None is something that a person can say: --clip none
+UNSET: Any = object()  # not None, which is a value that can be passed: --clip none
 
 
 # Config → the heading of its flags in `--help`, in this order, after those of the verb itself.
@@ -28,7 +28,7 @@ def group_of(config: type[Any]) -> Group:
 
 
 def optional_fields(name: str, *configs: type[Any], skip: tuple[str, ...] = ()) -> type[Any]:
-    """A dataclass with every field of the configs, unsaid by default, helped by the configs' own texts."""
+    """A dataclass with every field of the configs, unset by default, with the configs' own help texts."""
     fields: list[tuple[str, Any, Any]] = []
     for config in configs:
         hints, texts = get_type_hints(config), field_texts(config)
@@ -41,10 +41,10 @@ def optional_fields(name: str, *configs: type[Any], skip: tuple[str, ...] = ()) 
             help_text = text if known else f"{text.removesuffix('.')} [default: the recipe's, else {shown}]."
             parameter = Parameter(help=help_text, show_default=False, group=group_of(config))
             hint = Annotated[_flag_type(hints[field.name]) | None, parameter]
-            fields.append((field.name, hint, dataclasses.field(default=UNSAID)))
-    made = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
-    made.__module__ = __name__  # without a home of its own, cyclopts would not look into it
-    return made
+            fields.append((field.name, hint, dataclasses.field(default=UNSET)))
+    flags = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
+    flags.__module__ = __name__  # cyclopts ignores a dataclass without a module of its own
+    return flags
 
 
 def _flag_type(hint: Any) -> Any:
@@ -68,16 +68,16 @@ def field_texts(config: type[Any]) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             value = below.value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                texts[field.target.id] = value.value
+                texts[field.target.id] = " ".join(value.value.split())
     return texts
 
 
 def given(flags: Any) -> dict[str, Any]:
-    """The fields that were really given."""
+    """The fields that were passed."""
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
-    return {name: value for name, value in values.items() if value is not UNSAID}
+    return {name: value for name, value in values.items() if value is not UNSET}
 
 
 def flags_of_configs(*configs: type[Any]) -> set[str]:
-    """The flags that the fields of some configs are."""
+    """The flags of the fields of some configs."""
     return {f"--{field.name.replace('_', '-')}" for config in configs for field in dataclasses.fields(config)}

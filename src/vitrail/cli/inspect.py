@@ -1,4 +1,4 @@
-"""`vitrail inspect`: what a checkpoint is, and what may be wrong with it."""
+"""`vitrail inspect`: what a checkpoint is, and likely problems with it."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
@@ -24,14 +24,14 @@ def inspect(
     hints: Annotated[HintFlags, Parameter(name="*")] = NO_HINTS,
     as_json: Json = False,
 ) -> int:
-    """Show what a checkpoint is, and what may be wrong with it; exit code 1 if it cannot work as it is.
+    """Show what a checkpoint is, and likely problems with it.
 
     Parameters
     ----------
     source
         A file, a folder, hf://owner/name or google://NAME.
     source_format
-        The format of the source, where its keys do not tell.
+        The format of the source, if its keys do not identify it.
     """
     from vitrail.verbs import inspect as verb
 

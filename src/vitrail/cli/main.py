@@ -26,10 +26,12 @@ class Verb:
 
     group: str
     line: str  # what `vitrail --help` shows
-    examples: tuple[str, ...] = ()  # what its own help begins with; a verb with verbs of its own has its own
+    usage: str = ""  # its arguments, where they are more than one name each
+    about: str = ""  # what its own help adds to the line
+    examples: tuple[str, ...] = ()  # shown at the top of its help; empty for a verb that has verbs of its own
 
 
-# In the order of a model's life, and so in that of `vitrail --help`.
+# In the order of a model's life, which is also that of `vitrail --help`.
 VERBS = {
     "demo": Verb(
         group="Try it",
@@ -38,11 +40,16 @@ VERBS = {
     ),
     "data": Verb(
         group="Pictures",
-        line="Check a data set, show what the model sees of it, or write it as shards.",
+        line="Check a data set, show how the model sees it, or write it as shards.",
+        about="A data set is a folder of class folders, a CSV or Parquet table, CIFAR or MNIST files, shards, "
+        "hf:NAME, or one of digits, cifar10, cifar100, mnist and fashion-mnist.",
     ),
     "train": Verb(
         group="Make a model",
         line="Train or fine-tune on your pictures; resumable, in one process or many.",
+        usage="[DATA]",
+        about="By default, the model and the recipe are chosen to suit the pictures. Flags override the YAML "
+        "file, which overrides the recipe. Under torchrun, all processes train one model.",
         examples=(
             "vitrail train photos",
             "vitrail train photos --weights hf://google/vit-base-patch16-224 --minutes 30",
@@ -52,36 +59,56 @@ VERBS = {
     "eval": Verb(
         group="Make a model",
         line="Evaluate a model: accuracy, calibration, confusion, the worst mistakes.",
+        usage="[MODEL] DATA",
+        about="Writes report.html, metrics.json, predictions.csv, classes.csv, confusion.csv, "
+        "confusion_matrix.png, reliability.png and top_losses.jpg. Under torchrun the ranks share the "
+        "pictures, and the result is the same. With --probe, a model without a head for these classes is "
+        "measured by its features only. Exit code 1: some pictures could not be read, or no report could "
+        "be made.",
         examples=("vitrail eval runs/train-1 photos", "vitrail eval runs/train-1 photos --robustness --tta flip"),
     ),
     "predict": Verb(
         group="Use it",
         line="Classify pictures: files, folders, patterns or standard input.",
+        usage="[MODEL] PICTURES…",
+        about="A picture that cannot be read becomes a row with its error, and the exit code is then 1.",
         examples=("vitrail predict cat.jpg", "vitrail predict runs/train-1 photos --out labels.csv"),
     ),
     "embed": Verb(
         group="Use it",
-        line="Write the embeddings of pictures, and a map of them.",
+        line="Write the embeddings of pictures, and draw a map of them.",
+        usage="[MODEL] PICTURES… | [MODEL] --data DATA",
+        about="See `vitrail predict --help` for what a model and a picture can be. For a data set, the labels "
+        "and splits are written too. Pictures that cannot be read are left out and listed, and the exit "
+        "code is then 1.",
         examples=("vitrail embed runs/train-1 photos", "vitrail embed runs/train-1 --data photos --map tsne"),
     ),
     "explain": Verb(
         group="Use it",
-        line="Show which parts of a picture decided, and how far to believe that.",
+        line="Show which parts of a picture an answer rests on, and how far to trust that.",
+        usage="[MODEL] PICTURES…",
+        about="Writes overlays, heads, layers, and one sheet of them all. See `vitrail predict --help` for what "
+        "a model and a picture can be. Exit code 1: some pictures could not be explained; the others "
+        "were.",
         examples=("vitrail explain cat.jpg", "vitrail explain runs/train-1 photos --target cat --score"),
     ),
     "figures": Verb(
         group="Use it",
         line="Draw the paper's figures for a checkpoint.",
+        usage="[MODEL] [PICTURES…]",
+        about="Filters, positions, attention distance and attention, each as PDF and PNG. Exit code 1: some "
+        "pictures could not be read.",
         examples=("vitrail figures runs/train-1", "vitrail figures runs/train-1 photos --out figures"),
     ),
     "inspect": Verb(
         group="Checkpoints",
-        line="Show what a checkpoint holds, and likely problems with it.",
+        line="Show what a checkpoint is, and likely problems with it.",
+        about="Exit code 1: the checkpoint cannot work as it is.",
         examples=("vitrail inspect B_16.npz", "vitrail inspect hf://google/vit-base-patch16-224"),
     ),
     "convert": Verb(
         group="Checkpoints",
-        line="Convert a checkpoint to another format, and prove that it computes the same.",
+        line="Convert a checkpoint to another format, and prove that its outputs stay the same.",
         examples=("vitrail convert B_16.npz vit-b16.safetensors", "vitrail convert runs/train-1 folder --to hf"),
     ),
     "export": Verb(
@@ -96,12 +123,13 @@ VERBS = {
     ),
     "summary": Verb(
         group="Reference",
-        line="Show a model step by step: the shape after each, parameters and MACs.",
+        line="Show a model step by step: the shape after each step, parameters and MACs.",
         examples=("vitrail summary vit-b16", "vitrail summary runs/train-1"),
     ),
     "doctor": Verb(
         group="Reference",
-        line="Print what an issue report needs: versions, device, optional packages, cache.",
+        line="Print what a bug report needs: versions, device, optional packages, cache.",
+        about="The output is Markdown, ready to paste. Exit code 1: something is wrong; the report says what.",
         examples=("vitrail doctor", "vitrail doctor runs/train-1 --data photos"),
     ),
 }
@@ -122,14 +150,17 @@ def build_app() -> App:
         version=__version__,
     )
     names = list(dict.fromkeys(verb.group for verb in VERBS.values()))
-    groups = {name: Group(name, sort_key=place) for place, name in enumerate(names)}
-    for place, (name, verb) in enumerate(VERBS.items()):
+    groups = {name: Group(name, sort_key=order) for order, name in enumerate(names)}
+    for order, (name, verb) in enumerate(VERBS.items()):
         shown = {"help_prologue": show_examples(verb.examples)} if verb.examples else {}
+        if verb.usage:
+            shown["usage"] = f"Usage: vitrail {name} [OPTIONS] {verb.usage}"
+        help_text = f"{verb.line}\n\n{verb.about}".strip()
         app.command(
-            f"vitrail.cli.{name}:{name}", name=name, help=verb.line, group=groups[verb.group], sort_key=place, **shown
+            f"vitrail.cli.{name}:{name}", name=name, help=help_text, group=groups[verb.group], sort_key=order, **shown
         )
     options = Group("Options", sort_key=len(groups))
-    completion = "Print the script with which bash, zsh or fish complete verbs and flags."
+    completion = "Print the script that lets bash, zsh or fish complete verbs and flags."
     app.command("vitrail.cli.completion:show_completion", name="--show-completion", help=completion, group=options)
     for flag in ("--help", "--version"):
         app[flag].group = options
@@ -137,7 +168,7 @@ def build_app() -> App:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code is 0 done, 1 done with problems, 2 a user's mistake, 130 interrupted."""
+    """Run one command. Exit codes: 0 done, 1 done with problems, 2 a user's mistake, 130 interrupted."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]  # noqa: S105
@@ -157,15 +188,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VitrailError as error:
         if debug:
             traceback.print_exc()
-        if not getattr(error, "told", False):  # by another process of the same run
+        if not getattr(error, "reported", False):  # unless another process of the same run has printed it
             print_error(as_flags(reason(error), flags_of(app, tokens)))
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `vitrail models | head`: the reader has gone, which is no error
+    except BrokenPipeError:  # `vitrail models | head`: the reader has gone, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a full disk, a folder that may not be written, a name that is too long
+    except OSError as error:  # a full disk, a folder without write permission, a name that is too long
         if debug:
             traceback.print_exc()
         print_error(error)
@@ -175,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _notes_shown(app: App, tokens: Sequence[str]) -> Generator[None]:
-    """While a verb runs, what a checkpoint leaves open is shown in plain lines, by the first rank for all."""
+    """While a verb runs, print what had to be assumed about a checkpoint as plain lines, on the first rank only."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -194,12 +225,12 @@ def _notes_shown(app: App, tokens: Sequence[str]) -> Generator[None]:
 def entry() -> None:
     """The console script."""
     signal.signal(signal.SIGTERM, _terminate)
-    for stream in (sys.stdin, sys.stdout):  # names of files may hold any bytes; they come and go as they are
+    for stream in (sys.stdin, sys.stdout):  # file names may hold any bytes, which pass through unchanged
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")
     sys.exit(main())
 
 
 def _terminate(*_: object) -> None:
-    """Leave in the ordinary way, so that drafts are cleaned up."""
+    """Exit in the ordinary way, so that temporary files are removed."""
     sys.exit(TERMINATED)

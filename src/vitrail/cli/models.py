@@ -21,6 +21,4 @@ def models(*, as_json: Json = False) -> None:
         shown.add_row(*cells)
     console = SteadyConsole(highlight=False)
     console.print(shown)
-    console.print(
-        '\nOne of them in full: vitrail summary vit-b16\nIn Python: vitrail.create("vit-b16", num_classes=10)'
-    )
+    console.print('\nDetails of one:  vitrail summary vit-b16\nIn Python: vitrail.create("vit-b16", num_classes=10)')

@@ -6,23 +6,23 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for machines instead of a table.")]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of a table, for programs.")]
 Raw = Annotated[
     bool,
     Parameter(
         negative=(),
-        help="Write the cells of CSV files as they are, for programs: without it, what a spreadsheet would take for a "
-        "formula gets a leading apostrophe, and control characters are spelled out.",
+        help="Write the cells of CSV files unchanged, for programs. By default, a cell that a spreadsheet would take "
+        "for a formula gets a leading apostrophe, and control characters are spelled out.",
     ),
 ]
-Size = Annotated[str | None, Parameter(help="Pixels: 384, or HEIGHTxWIDTH such as 224x320.")]
+Size = str | None  # 384, or HEIGHTxWIDTH such as 224x320
 Device = Annotated[str, Parameter(help="Where to compute: auto, cpu, cuda, cuda:1, mps, …")]
 
 Classes = Annotated[
     Path | None,
     Parameter(
         name="--classes",
-        help="A file with the names of the model's classes, one per line in its order, or JSON (index → name).",
+        help="A file with the names of the model's classes, one per line in the model's order, or JSON (index → name).",
     ),
 ]
 

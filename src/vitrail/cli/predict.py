@@ -19,7 +19,7 @@ from vitrail.wording import counted
 BROKEN = 1
 Model = Annotated[
     str | None,
-    Parameter(help="The checkpoint, so that every positional argument is a picture [default: the bundled cifar10]."),
+    Parameter(help="The checkpoint; every positional argument is then a picture [default: the bundled cifar10]."),
 ]
 ListFile = Annotated[
     str | None,
@@ -27,12 +27,21 @@ ListFile = Annotated[
 ]
 
 
-# A lone hyphen is a value; every other one that cyclopts then lets pass is refused in `tell_apart`.
+# A single hyphen is a value; other words with a leading hyphen, which this lets through, are refused in `tell_apart`.
 Pictures = Annotated[str, Parameter(allow_leading_hyphen=True)]
+NamedPictures = Annotated[
+    Pictures,
+    Parameter(
+        help="[MODEL] PICTURES…: the first argument is the model if it is a .safetensors or .npz file, a run folder, "
+        "hf://owner/name, google://NAME or cifar10; otherwise the bundled cifar10 is used. A picture is a file, a "
+        "folder with everything below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on "
+        "standard input."
+    ),
+]
 
 
 def predict(
-    *pictures: Pictures,
+    *pictures: NamedPictures,
     model: Model = None,
     list_file: ListFile = None,
     classes: Classes = None,
@@ -49,18 +58,14 @@ def predict(
 
     Parameters
     ----------
-    pictures
-        [MODEL] PICTURES…: the first argument is the model if it is a .safetensors or .npz file, a run folder,
-        hf://owner/name, google://NAME or cifar10; otherwise the bundled cifar10 is used. A picture is a file, a folder
-        with all below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on standard input.
     top_k
-        How many classes to name for each picture.
+        How many classes to show for each picture.
     form
-        How to write the answers [default: a table, or what the name of --out says].
+        How to write the predictions [default: a table, or the format that the name of --out implies].
     out
-        Write the answers to this .jsonl, .csv or .parquet file.
+        Write the predictions to this .jsonl, .csv or .parquet file.
     batch_size
-        Pictures per call of the model [default: what suits it].
+        Pictures per forward pass [default: whatever suits the model].
     """
     from vitrail.prediction.arguments import check_standard_input
     from vitrail.verbs.predict import Predictions
@@ -76,7 +81,7 @@ def predict(
     assert isinstance(predictions, Predictions)  # a sequence of names, however many
     count = broken = 0
     start = time.perf_counter()
-    shown = out is None and sys.stdout.isatty()  # the rows themselves show how far it is, and a bar would cross them
+    shown = out is None and sys.stdout.isatty()  # the rows themselves show progress, and a bar would get in the way
     with (
         progress_bar("pictures", speaks=not shown) as advance,
         open_rows(chosen, out, predictions.top_k, raw=raw) as write,
@@ -93,7 +98,7 @@ def predict(
 
 
 def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[..., int]) -> tuple[str, tuple[str, ...]]:
-    """The model and the pictures among what was typed."""
+    """The model and the pictures among the arguments."""
     for name in arguments:
         if name.startswith("-") and name != "-":
             near = get_close_matches(name, _options(verb), n=1)
@@ -108,14 +113,14 @@ def _options(verb: Callable[..., int]) -> list[str]:
     """The options of a verb, as they are typed."""
     names: list[str] = []
     for name, hint in get_type_hints(verb, include_extras=True).items():
-        told = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Parameter)]
-        written = [str(text) for texts in told for text in ([texts] if isinstance(texts, str) else texts or ())]
-        names += written or [f"--{name.replace('_', '-')}"]
+        explicit = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Parameter)]
+        flags = [str(text) for texts in explicit for text in ([texts] if isinstance(texts, str) else texts or ())]
+        names += flags or [f"--{name.replace('_', '-')}"]
     return names
 
 
 def _report(count: int, broken: int, seconds: float) -> None:
-    """On the error stream, so that the answers can be piped."""
+    """Print a summary on the error stream, so that the predictions can be piped."""
     text = f"{counted(count, 'picture')} in {seconds:.1f} s, {count / seconds:,.0f} per second"
     if broken:
         text += f"; {broken:,} could not be read"

@@ -1,4 +1,4 @@
-"""What the verbs print alike: consoles for any text, progress, how a command ends."""
+"""What all verbs print in the same way: consoles for any text, progress, how a command ends."""
 
 import json
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def escape(text: str) -> str:
-    """A name from the disk for a text with markup."""
+    """A file name, escaped for a text with markup."""
     return markup.escape(plain(text))
 
 
@@ -38,7 +38,7 @@ def print_json(facts: Any) -> None:
 
 
 def print_text(text: str) -> None:
-    """A text for a program on standard output, as it is."""
+    """A text for a program on standard output, unchanged."""
     print(text, flush=True)
 
 
@@ -49,12 +49,12 @@ def print_error(error: Exception | str) -> None:
 
 
 def print_note(text: str) -> None:
-    """What a user should know, in one line on the error stream."""
+    """Something that the user should know, in one line on the error stream."""
     PlainConsole(stderr=True, highlight=False, markup=False).print(f"note: {plain(text)}", soft_wrap=True)
 
 
 def print_no_report(why: str, safe: str) -> None:
-    """Why there is no report, and what is `safe` all the same."""
+    """Why there is no report, and what is `safe` nevertheless."""
     console = SteadyConsole(stderr=True, highlight=False, markup=False, soft_wrap=True)
     console.print(f"no report: {plain(why)} ({safe})")
 

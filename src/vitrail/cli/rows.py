@@ -21,7 +21,7 @@ LABEL_WIDTH = 22
 
 
 def choose_format(asked: Format | None, out: Path | None, *, raw: bool = False) -> Format:
-    """What was asked for, or what the file's name says."""
+    """The format that was passed, or the one that the file's name implies."""
     if out is not None:
         if asked == "table":
             raise ConfigError("--out writes jsonl, csv or parquet; a table is for the terminal.")
@@ -34,7 +34,7 @@ def choose_format(asked: Format | None, out: Path | None, *, raw: bool = False) 
 
 @contextmanager
 def open_rows(form: Format, out: Path | None, top_k: int, *, raw: bool = False) -> Generator[Write]:
-    """Where rows go, one at a time; a file appears under its name only when it is whole."""
+    """Where rows go, one at a time; a file appears under its name only once it is complete."""
     if form == "table":
         yield _Table(top_k).write
     elif out is not None:
@@ -46,14 +46,14 @@ def open_rows(form: Format, out: Path | None, top_k: int, *, raw: bool = False) 
 
 
 class _Output(PlainConsole):
-    """A console whose reader may go away, which ends the work as it does for the other formats."""
+    """A console whose reader may go away, which then ends the work, as for the other formats."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 class _Table:
-    """Columns of fixed widths, so that each row can be printed when it is there; nothing is cut in a pipe."""
+    """Columns of fixed width, so that each row can be printed as soon as it is known; nothing is cut off in a pipe."""
 
     def __init__(self, top_k: int) -> None:
         self._console = _Output(highlight=False, markup=False, soft_wrap=True)
@@ -65,10 +65,10 @@ class _Table:
             self._console.print(line.append(f"error: {plain(row.error)}", style="red"))
             return
         pairs = list(zip(row.labels, row.scores, strict=True))[: self._shown]
-        for place, (label, score) in enumerate(pairs):
+        for rank, (label, score) in enumerate(pairs):
             text = f"{score:6.1%} {plain(label)}"
-            last = place == len(pairs) - 1
-            line.append(text if last else self._fit(text, LABEL_WIDTH) + "  ", style="bold" if place == 0 else "dim")
+            last = rank == len(pairs) - 1
+            line.append(text if last else self._fit(text, LABEL_WIDTH) + "  ", style="bold" if rank == 0 else "dim")
         self._console.print(line)
 
     def _fit(self, text: str, width: int, keep: str = "start") -> str:

@@ -1,4 +1,4 @@
-"""How the command shows a run, and what it tells when one is interrupted."""
+"""How the command shows a run, and what it prints when one is interrupted."""
 
 import shlex
 from collections.abc import Callable
@@ -33,25 +33,25 @@ class RunDisplay(Display):
     def said(self, message: str) -> None:
         super().said(as_flags(message, FLAGS))
 
-    def tell_how_to_go_on(self) -> None:
-        """The command that continues the run, if it has begun."""
+    def print_resume_command(self) -> None:
+        """Print the command that continues the run, if it has begun."""
         if self.folder is not None:
             with suppress(OSError):  # after SIGHUP, there is no terminal to print to
                 self.console.print(f"\nsaved; continue with: [bold]{_resume_command(self.folder)}[/]")
 
 
 def until_interrupted(work: Callable[[], int], display: RunDisplay) -> int:
-    """The exit code of some work with a run; whoever interrupts it is told how to go on."""
+    """The exit code of some work on a run; if it is interrupted, the command that continues it is printed."""
     try:
         return work()
     except InterruptedRunError as stop:
-        display.tell_how_to_go_on()
+        display.print_resume_command()
         return stop.exit_code
     except ResumableError as error:
         error.how = _resume_command(error.folder)
         raise
-    except (KeyboardInterrupt, SystemExit):  # before the first step or after the last, where nobody waits for the loop
-        display.tell_how_to_go_on()
+    except (KeyboardInterrupt, SystemExit):  # before the first step or after the last, outside of the loop
+        display.print_resume_command()
         raise
 
 

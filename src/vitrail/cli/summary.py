@@ -19,15 +19,17 @@ def summary(
     num_classes: int | None = None,
     as_json: Json = False,
 ) -> None:
-    """Show a model step by step: the shape after each, parameters and MACs.
+    """Show a model step by step: the shape after each step, parameters and MACs.
 
     Parameters
     ----------
     model
         A name from `vitrail models`, a checkpoint (a file, a run folder, hf://owner/name, …), or a YAML file with the
         fields of ViTConfig.
+    image_size
+        The size of the pictures: 384, or HEIGHTxWIDTH such as 224x320 [default: the model's own].
     num_classes
-        Number of classes of the head; 0 for none.
+        Number of classes of the head; 0 for none [default: the model's own].
     """
     from vitrail.schema import to_dict
     from vitrail.verbs import summary as verb
@@ -53,5 +55,5 @@ def _print_table(name: str, facts: "Summary") -> None:
         saved = 1 - facts.forward_macs / facts.macs
         console.print(
             f"\nforward computes {facts.forward_macs / 1e6:,.1f} M MACs, {saved:.1%} fewer: "
-            "only [cls] is read, so the last block works for it alone."
+            "only [cls] is read, so the last block computes only that token."
         )

@@ -26,11 +26,16 @@ _Flags = optional_fields("TrainFlags", Start, Optim, Schedule, Machine, Augment,
 _FLAGS: Any = Annotated[_Flags, Parameter(name="*")]
 _NOTHING = _Flags()
 
+RECIPE_HELP = (
+    "Named settings: digits, mnist, cifar10, cifar10-tiny, scratch, finetune, finetune-adamw, linear, imagenet-s16 or "
+    "imagenet-b16 [default: chosen from the data]."
+)
+
 
 def train(
-    data: str = "",
+    data: Annotated[str, Parameter(show_default=False)] = "",
     *,
-    recipe: str | None = None,
+    recipe: Annotated[str | None, Parameter(help=RECIPE_HELP)] = None,
     config: Path | None = None,
     resume: Path | None = None,
     out: Path | None = None,
@@ -40,28 +45,24 @@ def train(
     as_json: Json = False,
     flags: _FLAGS = _NOTHING,  # pyright: ignore[reportInvalidTypeForm, reportUnknownParameterType]
 ) -> int:
-    """Train or fine-tune on pictures. `vitrail train PICTURES` alone chooses a model and a recipe that suit them.
-
-    Flags beat the YAML file, which beats the recipe. Under torchrun all processes train one model.
+    """Train or fine-tune on pictures.
 
     Parameters
     ----------
     data
         The data set: a folder of class folders, a table, shards, or a name such as digits or cifar10.
-    recipe
-        digits, mnist, cifar10, cifar10-tiny, scratch, finetune, finetune-adamw, linear, imagenet-s16, imagenet-b16.
     config
         A YAML file with any of the fields below, such as the config.yaml of another run.
     resume
-        The folder of a run to continue; flags may only repeat what it has.
+        The folder of a run to continue; other flags must agree with the run.
     out
         The folder to write to [default: runs/train-N].
     dry_run
-        Show the whole config, parameters, memory and time, and stop.
+        Show the whole config, the parameters, memory and time, and stop.
     check
-        Look for damaged pictures, leakage between splits and imbalance first.
+        First look for damaged pictures, leakage between splits and imbalance.
     track
-        Write TensorBoard's files too.
+        Also write TensorBoard files.
     """
     from vitrail.cli.run_display import RunDisplay, until_interrupted
     from vitrail.verbs.train import plan as plan_run
@@ -95,7 +96,7 @@ def _refuse_with_resume(resume: Path, out: Path | None, dry_run: bool) -> None:
 
 
 def _print_plan(plan: "Plan", display: "Display", as_json: bool) -> None:
-    """The whole config, and what the run will take."""
+    """Print the whole config, and the time and memory that the run will need."""
     import yaml
 
     if not is_first_rank():
@@ -114,7 +115,7 @@ def is_first_rank() -> bool:
 
 
 def end(run: "Run", as_json: bool) -> int:
-    """Show what came out; without a report the exit code is 1, but for torchrun, which would start again."""
+    """Show the results; without a report the exit code is 1, except under torchrun, which would start again."""
     if not is_first_rank():
         return 0
     print_problem(run)
@@ -139,7 +140,7 @@ def end(run: "Run", as_json: bool) -> int:
 
 
 def exit_code(run: "Run") -> int:
-    """1 without a report; a run of several processes that has ended must not be started again for its report."""
+    """1 without a report; torchrun must not start a finished run again because of its report."""
     return int(run.report is None and int(os.environ.get("WORLD_SIZE", "1")) == 1)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a command, in the words of our own errors."""
+"""Errors about the arguments of a command, in the style of our own errors."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -35,11 +35,11 @@ def _describe_unknown(typed: str, command: str, known: Sequence[str]) -> str:
 
 
 def show_examples(commands: Iterable[str]) -> str:
-    """What a verb's help begins with."""
+    """The top of a verb's help."""
     return "\n".join(["Examples:", *(f"  {command}" for command in commands)])
 
 
-# An argument in a message of the library, such as weights= or split="all"; within code or a path it is none.
+# An argument in a message of the library, such as weights= or split="all"; not one within code or a path.
 _ARGUMENT = re.compile(r"(?<![\w./(\[`'\"-])([a-z][a-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[\w./-]*\w)?")
 RENAMED = {"format": "to", "source_format": "from", "list_file": "list"}  # arguments whose flag has another name
 
@@ -54,14 +54,14 @@ def flags_of(app: App, tokens: Sequence[str]) -> set[str]:
 
 
 def as_flags(message: str, flags: set[str]) -> str:
-    """A message of the library in the words of the command: `weights=` becomes --weights, `split="all"` --split all."""
+    """A message of the library with the command's flags: `weights=` becomes --weights, `split="all"` --split all."""
 
-    def translate(found: re.Match[str]) -> str:
-        name, value = found[1], (found[2] or "").strip("\"'")
+    def translate(argument: re.Match[str]) -> str:
+        name, value = argument[1], (argument[2] or "").strip("\"'")
         spellings = (f"--{spelling.replace('_', '-')}" for spelling in (name, RENAMED.get(name, name)))
         flag = next((spelling for spelling in spellings if spelling in flags), None)
         if flag is None:
-            return found[0]
+            return argument[0]
         if value in ("True", "False"):
             return flag if value == "True" else flag.replace("--", "--no-", 1)
         return f"{flag} {value}".rstrip()

@@ -2,12 +2,12 @@
 
 preprocess  `Preprocess`: a picture → a model's input, as data, with a preset per family of weights
 picture     opening pictures safely; transform carries a `Preprocess` out
-source      what every source gives; sources/ has one file per kind; opening decides which (`open_data`)
-naming      what data are called
+source      what every source provides; sources/ has one file per kind; opening decides which (`open_data`)
+naming      the names of data sets
 split       stratified splits and split.csv
 augment/    augmentation, batched and deterministic
-order       which samples are in which batch; chunks makes them; loader hands them out
-check/      what may be wrong with a data set; view draws it, and what the model sees, on sheets
+order       which samples are in which batch; chunks makes batches; loader yields them
+check/      likely problems of a data set; view draws it, and what the model sees, on sheets
 sharding    writing webdataset shards
 
 The names below load their module when first used: the config classes need no torch.

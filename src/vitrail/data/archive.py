@@ -1,4 +1,4 @@
-"""Tar files of others: `tarfile` believes every length that a header states, so its reads are cut and counted."""
+"""Other people's tar files: `tarfile` trusts every length in a header, so its reads are limited and counted."""
 
 import io
 import tarfile
@@ -8,16 +8,16 @@ from typing import IO, Any, cast
 
 from vitrail.errors import DataError
 
-PIECE = 1 << 22  # the most that is read at once; the headers that need more are not for pictures
+PIECE = 1 << 22  # the most that is read at once; no header of an archive of pictures needs more
 
 
 class _CountedFile:
-    """What `tarfile` needs of a file; to read more than allowed, or to unpack more on the way, is an error."""
+    """What `tarfile` needs of a file; reading or unpacking more than allowed is an error."""
 
     def __init__(self, file: IO[bytes], budget: int, *, packed: bool) -> None:
         self._file = file
         self._budget = budget
-        self._packed = packed  # to skip costs as much as to read
+        self._packed = packed  # skipping costs as much as reading
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size if 0 <= size <= PIECE else PIECE)
@@ -37,19 +37,19 @@ class _CountedFile:
     def _spend(self, count: int) -> None:
         self._budget -= count
         if self._budget < 0:
-            raise OSError("it unpacks to more than it may, or goes in circles")
+            raise OSError("it unpacks to more than the limit, or goes in circles")
 
 
 @contextmanager
 def open_tar(file: IO[bytes], name: str, budget: int, *, packed: bool = False) -> Generator[tarfile.TarFile]:
-    """An archive to look into, of which at most `budget` bytes are read; whatever `tarfile` raises is a DataError."""
+    """An opened archive, of which at most `budget` bytes are read; whatever `tarfile` raises becomes a DataError."""
     try:
         counted = cast("Any", _CountedFile(file, budget, packed=packed))
         with tarfile.open(name, "r:", counted) as archive:
             yield archive
     except DataError:
         raise
-    except Exception as error:  # a hostile header makes tarfile raise anything
+    except Exception as error:  # a hostile header can make tarfile raise anything
         kind = "not a tar file" if packed else "not an uncompressed tar"
         reason = (str(error) or type(error).__name__)[:300]
         raise DataError(f"{name}: damaged or truncated, or {kind} ({reason}); fetch it again.") from None

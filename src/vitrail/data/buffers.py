@@ -9,19 +9,19 @@ from torch import Tensor
 
 
 class Buffers:
-    """Hands out tensors, on memory that nobody holds any more where there is some.
+    """Hands out tensors, on memory that is no longer in use if there is any.
 
-    Each tensor keeps the numpy array below it alive, and so does every view of it; an array that only this list holds
-    is free. Pinned memory is left to torch, which keeps its own cache and knows of copies that still run.
+    Each tensor, and every view of it, keeps the numpy array below it alive; an array that only this list refers to
+    is free. Pinned memory is left to torch, which has its own cache and tracks copies that still run.
     """
 
     def __init__(self, limit: int, *, pinned: bool = False) -> None:
         self._limit = limit  # arrays to keep
         self._pinned = pinned
         self._arrays: list[np.ndarray[Any, Any]] = [np.empty(0)]
-        self._idle = sys.getrefcount(self._arrays[0])  # the count of an array that is held by the list alone
+        self._idle = sys.getrefcount(self._arrays[0])  # the count of an array that only the list refers to
 
-    @torch.inference_mode(False)  # the workers, whose mode is their own, must be able to fill it
+    @torch.inference_mode(False)  # the workers, which have a mode of their own, must be able to fill it
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor."""
         if self._pinned:
@@ -34,6 +34,6 @@ class Buffers:
         for index in reversed(free):  # of other shapes: the last batch of an epoch may be shorter
             del self._arrays[index]
         array = np.empty(shape, dtype=kind)
-        if len(self._arrays) < self._limit:  # a caller who holds every batch frees them for all, not for us
+        if len(self._arrays) < self._limit:  # beyond that, the caller keeps its batches, and they are not reused
             self._arrays.append(array)
         return torch.as_tensor(array)

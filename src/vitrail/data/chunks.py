@@ -1,4 +1,4 @@
-"""From samples to finished pictures: a chunk is a stretch of a batch that one worker makes from start to end."""
+"""From samples to finished pictures: a chunk is a part of a batch that one worker makes from start to end."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -27,12 +27,12 @@ from vitrail.draws import Draws, Integers
 from vitrail.errors import DataError, InputError
 from vitrail.wording import reason
 
-SUBSTITUTES = 20  # tries to find a whole picture in place of a broken one
+SUBSTITUTES = 20  # tries to find a readable picture in place of a broken one
 
 
 @dataclass
 class Chunk:
-    """What became of some samples."""
+    """Finished samples."""
 
     indices: Integers  # of the samples that the pictures show
     targets: Tensor  # (B,) labels, or (B, classes) shares
@@ -41,14 +41,14 @@ class Chunk:
 
 
 class ChunkMaker:
-    """Makes chunks of one source. Safe to use from several threads: it holds nothing that changes."""
+    """Makes chunks of one source. It has no mutable state, so several threads may use it."""
 
     def __init__(self, source: Source, spec: Preprocess, augment: Augment | None, num_classes: int) -> None:
         self.source = source
         self.spec = spec
         self.augment = augment
         self.num_classes = num_classes
-        # Training needs no last-bit equality with anybody, so torch on bytes, three times as fast as Pillow, resizes.
+        # Training need not match other libraries to the bit, so torch resizes, on bytes, three times as fast as Pillow.
         fast = spec.interpolation != "lanczos"
         self._train_spec = replace(spec, kernel="bytes", antialias=True) if fast else spec
 
@@ -87,7 +87,7 @@ class ChunkMaker:
     def _whole_picture(
         self, chunk: Chunk, row: int, draws: Draws, numbers: np.ndarray[Any, Any], substitute: bool
     ) -> Tensor | None:
-        """The crop of the sample, or of the first whole one among its substitutes, or nothing."""
+        """The crop of the sample, or of the first readable one among its substitutes, or nothing."""
         for index in self._candidates(int(chunk.indices[row]), draws):
             try:
                 image = self._crop(index, draws, numbers)
@@ -121,7 +121,7 @@ class ChunkMaker:
         if images.shape[1] == 1 and self.spec.channels == 3:
             images = images.expand(-1, 3, -1, -1)
         if images.shape[1] != self.spec.channels:
-            raise InputError(f"the pictures have {images.shape[1]} channels, the model wants {self.spec.channels}.")
+            raise InputError(f"the pictures have {images.shape[1]} channels; the model expects {self.spec.channels}.")
         if not self.augment:
             return fit_tensor(images, self.spec)
         if self.augment.crop == "pad":

@@ -1,4 +1,4 @@
-"""How data are found, split and batched: the config classes, which the command line reads without torch or numpy."""
+"""How data are found, split and batched: config classes that the command line reads without torch or numpy."""
 
 import os
 from dataclasses import dataclass, field
@@ -9,19 +9,19 @@ from vitrail.errors import ConfigError
 from vitrail.schema import validate
 
 MAX_WORKERS = 1024
-VAL_RATE = TEST_RATE = 0.15  # of each class, where we make the split
+VAL_RATE = TEST_RATE = 0.15  # of each class, if we make the split
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns to read, where their names are not the usual ones."""
+    """The columns to read, if their names are not the usual ones."""
 
     picture: str | None = None
-    """The table's column of paths or encoded pictures [default: found by its name]."""
+    """For a table: the column of paths or encoded pictures [default: found by its name]."""
     label: str | None = None
-    """The table's column of labels."""
+    """For a table: the column of labels."""
     split: str | None = None
-    """The table's column of splits."""
+    """For a table: the column of splits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +29,15 @@ class DataConfig:
     """Where the data are and how they are split, for `open_data`."""
 
     data_dir: Path | None = None
-    """Where named data sets are, or are downloaded to [default: $VITRAIL_DATA or the user's cache]."""
+    """Where named data sets are kept or downloaded to [default: $VITRAIL_DATA or the user's cache]."""
     split_file: Path | None = None
     """The split.csv to use, for data without splits of their own."""
     val_rate: float = VAL_RATE
-    """Without a split file: the share of each class for validation."""
+    """Without a split file: the share of each class used for validation."""
     test_rate: float = TEST_RATE
-    """Without a split file: the share of each class for the test."""
+    """Without a split file: the share of each class used for testing."""
     split_seed: int = 0
-    """Without a split file: another seed, another split."""
+    """Without a split file: the seed of the split."""
     columns: Columns = field(default_factory=Columns)
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ def default_data_dir() -> Path:
 
 
 def check_workers(workers: int | None) -> None:
-    """Threads that decode pictures: each takes memory, and the system has only so many."""
+    """Limit the threads that decode pictures: each takes memory, and the system has a limit too."""
     if workers is not None and not 0 <= workers <= MAX_WORKERS:
         raise ConfigError(f"workers must be between 0 and {MAX_WORKERS}; got {workers}.")
 
@@ -70,7 +70,7 @@ class LoaderConfig:
     remainder: Literal["drop", "pad"] = "drop"  # training: a last, shorter batch is left out, or filled from the start
     output: Literal["float", "bytes"] = "float"  # normalised floats, or bytes to normalise on the device
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
-    max_broken_rate: float = 0.01  # more than this in one epoch is an error after all
+    max_broken_rate: float = 0.01  # more than this in one epoch is always an error
     pin_memory: bool = False
     rank: int = 0
     world_size: int = 1

@@ -5,13 +5,13 @@ from dataclasses import replace
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.source import ArraySource, Dataset
 
-SMALL_SIDE = 64  # up to here every pixel of the picture counts: no part of it is cropped away
+SMALL_SIDE = 64  # pictures up to this side are not cropped, since every pixel counts
 
 
 def default_preprocess(
     dataset: Dataset, size: tuple[int, int] | int | None = None, family: str | None = None
 ) -> Preprocess:
-    """A family's way where one is named; else the pictures' own size and channels for sets in memory, 224 for files."""
+    """A family's preset if one is named; else the pictures' own size and channels in memory, 224 for files."""
     source = dataset.split("train")
     channels = 3
     if isinstance(source, ArraySource):

@@ -1,4 +1,4 @@
-"""Fetching files: resumed where they stopped, checked against the publisher's checksum, in place only when whole."""
+"""Downloads: resumed where they stopped, checked against the publisher's checksum, in place only once complete."""
 
 import hashlib
 import urllib.error
@@ -19,10 +19,10 @@ TIMEOUT = 30  # seconds without a byte
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """One file that others publish."""
+    """One published file."""
 
     url: str
-    md5: str | None = None  # the checksum that the publisher states; md5 is what they all state
+    md5: str | None = None  # the publisher's checksum; they all publish md5
 
     @property
     def name(self) -> str:
@@ -46,13 +46,13 @@ def fetch(remote: Remote, folder: Path) -> Path:
         ) from None
     if remote.md5 and _md5(partial) != remote.md5:
         partial.unlink()
-        raise DataError(f"{remote.url}: the checksum must be {remote.md5}, and what arrived differs; run again.")
+        raise DataError(f"{remote.url}: the checksum of the download differs from {remote.md5}; run again.")
     partial.replace(target)
     return target
 
 
 def _download(url: str, partial: Path) -> None:
-    """Append what is missing; a server that does not know ranges sends the whole file again."""
+    """Append what is missing; a server without support for ranges sends the whole file again."""
     if not url.startswith(("https://", "http://")):
         raise DataError(f"only http and https addresses can be downloaded; got {url}.")
     have = partial.stat().st_size if partial.is_file() else 0

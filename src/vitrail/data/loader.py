@@ -1,6 +1,6 @@
 """The loader: batches of one split, the same whatever the number of workers and ranks, from any point of an epoch.
 
-Workers are threads: Pillow and torch release the interpreter while they decode and resize, and no picture is copied
+Workers are threads: Pillow and torch release Python's lock while they decode and resize, and no picture is copied
 between processes. Each rank is a process of its own anyway.
 """
 
@@ -27,7 +27,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.threads import start_workers
 from vitrail.wording import counted
 
-CHUNK = 16  # pictures that a worker decodes in one go; even, so that neighbours can be mixed
+CHUNK = 16  # pictures that a worker decodes at a time; even, so that neighbours can be mixed
 
 
 class Batch(NamedTuple):
@@ -55,7 +55,7 @@ class Loader:
         self.augment = augment
         self.broken: dict[str, str] = {}  # the samples that could not be read so far, and why
         self._epoch = 0
-        self._batch = 0  # the next one that the caller gets
+        self._batch = 0  # the next one for the caller
         self._start = 0  # where the next iteration begins
         self._maker = ChunkMaker(self.source, preprocess, augment, len(dataset.classes))
         self._buffers = Buffers(self._ahead + 4, pinned=self.config.pin_memory)
@@ -75,7 +75,7 @@ class Loader:
             self._order = self._make_order()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where we are: after loading it, the next batch is the one that would have come next."""
+        """The current position: after loading it, the next batch is the one that would have come next."""
         return {"epoch": self._epoch, "batch": self._batch, "broken": dict(self.broken), **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Loader:
         identity = self._identity()
         missing = sorted({"epoch", "batch", "broken", *identity} - set(state))
         if missing:
-            raise ConfigError(f"cannot resume the data: no state of a loader, it lacks {', '.join(missing)}.")
+            raise ConfigError(f"cannot resume the data: not the state of a loader, it lacks {', '.join(missing)}.")
         for name, value in identity.items():
             if state[name] != value:
                 was = repr(state[name])[:100]
@@ -135,7 +135,7 @@ class Loader:
             raise DataError(f"{counted(len(broken), 'picture')} cannot be read, {share}; run vitrail data check:{some}")
 
     def _batches(self, order: Order, start: int) -> Iterator[tuple[int, list[Chunk], Tensor]]:
-        """(number, chunks, memory) of this rank's batches from the given one on, some of them made ahead."""
+        """(number, chunks, memory) of this rank's batches from the given one on, some prepared in advance."""
         workers = self.num_workers
         waiting: deque[tuple[int, list[Future[Chunk]], Tensor]] = deque()
         try:
@@ -148,7 +148,7 @@ class Loader:
                     yield batch, [self._make(order, positions, images, self._epoch)], images
                     continue
                 waiting.append((batch, self._submit(order, positions, images), images))
-                del images  # or the memory of a batch would stay taken
+                del images  # or the memory of the batch would stay in use
                 if len(waiting) > self._ahead:
                     yield _finished(waiting.popleft())
             while waiting:
@@ -167,7 +167,7 @@ class Loader:
 
     @property
     def _ahead(self) -> int:
-        """How many batches are made before they are asked for."""
+        """How many batches are prepared in advance."""
         return 2 + self.num_workers * CHUNK * self.config.world_size // self.config.batch_size
 
     def _memory(self, count: int) -> Tensor:
@@ -189,7 +189,7 @@ class Loader:
 
 
 def _fingerprint(source: Source) -> str:
-    """Of all labels and some of the names: other data of the same number must not pass as the same."""
+    """A hash of all labels and some names: other data of the same size must not pass as the same."""
     digest = hashlib.blake2b(source.labels.tobytes(), digest_size=8)
     for index in range(0, len(source), max(len(source) // 64, 1)):
         digest.update(source.key(index).encode("utf-8", "surrogateescape"))
@@ -201,7 +201,7 @@ def _check_batch_size(config: LoaderConfig, augment: Augment | None, num_samples
         return
     size = config.batch_size
     if augment.mixes and size // config.world_size % 2:
-        raise ConfigError(f"mixup and cutmix pair pictures, so each rank's batch must be even; got {size} in all.")
+        raise ConfigError(f"mixup and cutmix pair pictures, so each rank's batch must be even; got {size} in total.")
     if augment.mixes and config.output == "bytes":
         raise ConfigError("mixup and cutmix need output='float'.")
     if size % augment.repeats:
@@ -218,7 +218,7 @@ def _finished(item: tuple[int, list[Future[Chunk]], Tensor]) -> tuple[int, list[
 
 
 def _join(chunks: list[Chunk], images: Tensor) -> Batch:
-    """One batch; where pictures were left out, the rest moves together."""
+    """One batch; gaps left by omitted pictures are closed."""
     if sum(chunk.num_images for chunk in chunks) < len(images):
         parts: list[Tensor] = []
         start = 0

@@ -1,8 +1,8 @@
-"""What data are called: after their folder, or after the one above where that name is only a generic word for data."""
+"""The names of data sets: that of their folder, or of the one above if that is only a generic word for data."""
 
 from pathlib import Path
 
-# Names that say nothing about what is in a folder or a table, and folders that are never named after data.
+# Names that reveal nothing about a folder or a table, and folders that are never named after data.
 GENERIC = frozenset(
     {"data", "dataset", "datasets", "images", "imgs", "pictures", "photos", "train", "training", "test", "val"}
     | {"labels", "annotations", "metadata", "extracted", "unzipped", "download", "downloads"}
@@ -11,7 +11,7 @@ ELSEWHERE = frozenset({"", "tmp", "home", "root", "mnt", "media", "users", "cont
 
 
 def name_after(path: Path) -> str:
-    """The name of data that lie in a folder or a file: `flowers` for flowers/dataset and for flowers/labels.csv."""
+    """The name of data in a folder or a file: `flowers` for flowers/dataset and for flowers/labels.csv."""
     own = path.absolute()
     first = own.stem if own.is_file() else own.name
     if first.lower() not in GENERIC:

@@ -1,4 +1,4 @@
-"""`open_data`: from what a person types to a data set. This is the one place that decides what it is."""
+"""`open_data`: from what the user types to a data set. Only this file decides what kind it is."""
 
 import gzip
 from contextlib import suppress
@@ -30,7 +30,7 @@ _CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
 _MNIST_SITE = "https://ossci-datasets.s3.amazonaws.com/mnist"
 _FASHION_SITE = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
 
-# Name → the files to fetch. CIFAR in its binary version, which is no pickle.
+# Name → the files to fetch. CIFAR in its binary version, which has no pickles.
 REMOTES = {
     "cifar10": (Remote(url=f"{_CIFAR_SITE}/cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530"),),
     "cifar100": (Remote(url=f"{_CIFAR_SITE}/cifar-100-binary.tar.gz", md5="03b5dce01913d631647c71ecec9e9cb8"),),
@@ -53,14 +53,14 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
     """A data set by its name, its path or its address.
 
     Names: digits, cifar10, cifar100, mnist, fashion-mnist, hf:NAME. Paths: class folders, a table, CIFAR's or MNIST's
-    files, shards. A folder that has the name of a data set is reached as ./digits.
+    files, shards. For a folder that has the name of a data set, write ./digits.
     """
     config = config or DataConfig()
     if "\0" in str(where):
         raise DataError(f"{shorten(str(where))}: no file can have a NUL in its name.")
     try:
         return _open(where, config)
-    except OSError as error:  # a folder that may not be listed, a disk that fails, …
+    except OSError as error:  # a folder without permission, a failing disk, …
         raise DataError(f"{where}: cannot be read ({reason(error)}).") from error
 
 
@@ -77,7 +77,7 @@ def _open(where: str | Path, config: DataConfig) -> Dataset:
 
 
 def check_where(where: str | Path) -> None:
-    """Raise where `open_data` could only fail: a path that does not exist. Nothing is listed or read for that."""
+    """Raise if `open_data` could only fail, because a path does not exist. Nothing is listed or read for that."""
     text = str(where)
     if isinstance(where, str) and (text in NAMES or text.startswith(("hf:", "http://", "https://"))):
         return
@@ -90,7 +90,7 @@ def _require_path(path: Path) -> None:
         if path.exists():
             return
     hint = hint_path(str(path), beside=()) or suggest(str(path), NAMES)
-    raise DataError(f"{path}: no such file or folder, nor a data set's name; {hint}")
+    raise DataError(f"{path}: no such file or folder, and not the name of a data set; {hint}")
 
 
 def _plan(config: DataConfig) -> SplitPlan:
@@ -144,7 +144,7 @@ def _open_named_cifar(name: str, folder: Path) -> Dataset:
 
 
 def _unpack(archive: Path, folder: Path) -> Path:
-    """The files of a checked archive, side by side in one folder, whatever paths it names."""
+    """The files of a checked archive, in one flat folder, whatever paths it names."""
     folder.mkdir(parents=True, exist_ok=True)
     check_regular(archive)
     with (
@@ -156,13 +156,13 @@ def _unpack(archive: Path, folder: Path) -> Path:
             if member.size > MAX_BYTES:
                 raise DataError(f"{archive}: unpacks to {member.size:,} bytes, and CIFAR has at most {MAX_BYTES:,}.")
             (Path(temporary) / Path(member.name).name).write_bytes(read_member(members, member))
-        for path in Path(temporary).iterdir():  # all or none, or half of them would count as the whole next time
+        for path in Path(temporary).iterdir():  # all or none, or half of them would pass for the whole next time
             path.replace(folder / path.name)
     return folder
 
 
 def write_split_file(dataset: Dataset, path: Path) -> None:
-    """Write down which sample is in which split, to be read again with `DataConfig.split_file`."""
+    """Record which sample is in which split, to be read again with `DataConfig.split_file`."""
     rows: dict[str, list[tuple[str, str]]] = {
         name: [(source.key(index), dataset.classes[label]) for index, label in enumerate(source.labels)]
         for name, source in dataset.splits.items()

@@ -24,7 +24,7 @@ class Order:
         return -(-len(self.samples) // self.batch_size)
 
     def positions(self, batch: int, rank: int, world_size: int) -> Integers:
-        """This rank's part of a batch. Ranks get stretches of equal length; of a last, shorter batch, almost equal."""
+        """This rank's part of a batch. Ranks get parts of equal length; of a last, shorter batch, almost equal."""
         start = batch * self.batch_size
         count = min(self.batch_size, len(self.samples) - start)
         return np.arange(start + rank * count // world_size, start + (rank + 1) * count // world_size)

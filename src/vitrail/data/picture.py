@@ -26,7 +26,7 @@ FORMATS = {
 EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
 
 MAX_HEADER = 1 << 16  # bytes until the size of a PPM picture is known
-MAX_COMMENTS = 1000  # in a PPM picture that is written as text
+MAX_COMMENTS = 1000  # in a PPM picture in text form
 _ORIENTATION_TAG = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -56,7 +56,7 @@ def open_picture(
         raise InputError(f"{name}: {_why_unidentified(source, formats)}") from None
     except InputError:
         raise
-    except Exception as error:  # decoders raise anything on hostile bytes
+    except Exception as error:  # decoders may raise anything on hostile bytes
         raise InputError(f"{name}: cannot be read as a picture ({_describe(error)}).") from error
     if image.width * image.height > max_pixels:
         size = f"{image.width}×{image.height}"
@@ -66,15 +66,15 @@ def open_picture(
 
 
 def _refuse_comments(source: str | Path | IO[bytes], name: str) -> None:
-    """PPM pictures may have comments of any length, which Pillow reads sign by sign, or many, each of which costs it a
+    """PPM pictures may have comments of any length, which Pillow reads byte by byte, or many, each of which costs it a
     copy of all that follows: five megabytes of them take minutes."""
     with Path(source).open("rb") if isinstance(source, str | Path) else nullcontext(source) as file:
         position = file.tell()
         start = file.read(2)
         if start[:1] == b"P":
             start += file.read(MAX_HEADER)
-        wanted = 3 if start[1:2] in b"14" else 4  # the magic number, width, height, and the largest value
-        endless = len(start) > MAX_HEADER and len(re.sub(rb"#[^\r\n]*", b"", start).split(None, wanted)) < wanted
+        needed = 3 if start[1:2] in b"14" else 4  # the magic number, width, height, and the largest value
+        endless = len(start) > MAX_HEADER and len(re.sub(rb"#[^\r\n]*", b"", start).split(None, needed)) < needed
         comments = start.count(b"#")
         while start[:2] in (b"P1", b"P2", b"P3") and comments <= MAX_COMMENTS and (piece := file.read(1 << 20)):
             comments += piece.count(b"#")
@@ -104,13 +104,13 @@ def orientation(image: Image.Image) -> int:
         return 1
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
-    except Exception:  # a broken tag must not cost the picture
+    except Exception:  # a broken tag must not make the picture unusable
         return 1
     return value if value in _TURNS else 1
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The picture turned as its EXIF orientation says."""
+    """The picture rotated as its EXIF orientation says."""
     turn = _TURNS.get(orientation(image))
     return image if turn is None else image.transpose(turn)
 
@@ -118,7 +118,7 @@ def upright(image: Image.Image) -> Image.Image:
 def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image.Image:
     """All the pixels of an opened picture, upright, 8 bits, in the spec's channels (mode L or RGB)."""
     if spec.channels not in (1, 3):
-        raise InputError(f"{name}: a picture file has 1 or 3 channels, the model wants {spec.channels}; pass an array.")
+        raise InputError(f"{name}: a picture file has 1 or 3 channels, the model needs {spec.channels}; pass an array.")
     try:
         if spec.animated == "error" and getattr(image, "n_frames", 1) > 1:
             raise InputError(f"{name}: has several frames, and animated='error'.")
@@ -127,7 +127,7 @@ def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image
         return _convert(image, spec, name)
     except InputError:
         raise
-    except Exception as error:  # decoders raise anything on hostile bytes
+    except Exception as error:  # decoders may raise anything on hostile bytes
         raise InputError(f"{name}: damaged or truncated ({_describe(error)}).") from error
 
 

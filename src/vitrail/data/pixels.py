@@ -23,7 +23,7 @@ Picture = Union[str, Path, bytes, Image.Image, np.ndarray[Any, Any], "Tensor"]
 Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
-SLAB = 1 << 18  # floats that stay in the processor's cache from one step to the next
+SLAB = 1 << 18  # floats that fit in the CPU cache from one step to the next
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,

@@ -1,6 +1,6 @@
 """How a picture becomes a model's input, as data: the spec that is stored with every checkpoint and export.
 
-The presets reproduce the evaluation transforms of the families whose weights we load; `transform.py` carries it out.
+The presets reproduce the evaluation transforms of the families whose weights we load; `transform.py` carries them out.
 """
 
 import math
@@ -12,7 +12,7 @@ from vitrail.schema import validate
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold: 256 MB once decoded
 
-# "nearest_exact" is torch's own rounding to the nearest pixel, which transformers takes where its files say nearest.
+# "nearest_exact" is torch's own rounding to the nearest pixel, which transformers uses when its files say nearest.
 Interpolation = Literal["nearest", "nearest_exact", "bilinear", "bicubic", "lanczos"]
 
 
@@ -34,8 +34,8 @@ class Preprocess:
     kernel: Literal["pillow", "bytes", "float"] = "pillow"
     anchor: Literal["round", "floor"] = "round"  # the crop's corner when the margin is odd: half to even, or down
     alpha: Literal["drop", "white", "black"] = "drop"  # transparent pixels: their hidden colour, or laid on this one
-    orient: bool = True  # turn the picture as its EXIF tag says
-    animated: Literal["first", "error"] = "first"  # of several frames take the first, or refuse
+    orient: bool = True  # rotate the picture as its EXIF tag says
+    animated: Literal["first", "error"] = "first"  # use the first of several frames, or refuse
 
     def __post_init__(self) -> None:
         validate(self)
@@ -59,7 +59,7 @@ class Preprocess:
         if target[0] * target[1] > max(MAX_PIXELS, 16 * self.size[0] * self.size[1]):
             raise InputError(
                 f"a picture of {width}×{height} pixels is too narrow: with its short side at {min(target)}, "
-                f"the long one would have {max(target):,}; cut it first."
+                f"the long one would have {max(target):,}; crop it first."
             )
         return target
 

@@ -44,7 +44,7 @@ def write_shards(
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Written:
-    """Write every split, shuffled once, so that neighbours in a shard are not of one class. Files are copied as is."""
+    """Write every split, shuffled once, so that neighbours in a shard differ in class. Files are copied unchanged."""
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: must be a folder, new or empty; it is a file.")
     try:
@@ -53,7 +53,7 @@ def write_shards(
     except OSError as error:
         raise DataError(f"{folder}: cannot be written ({reason(error)}).") from None
     if used:
-        raise DataError(f"{folder}: must be empty or not exist, so that no old shard is mixed with the new ones.")
+        raise DataError(f"{folder}: must be empty or not exist, so that old and new shards do not mix.")
     skipped: dict[str, str] = {}
     index: dict[str, list[dict[str, Any]]] = {}
     for split, source in dataset.splits.items():
@@ -97,7 +97,7 @@ def encode(picture: Picture) -> tuple[bytes, str]:
 def _write_split(
     samples: Iterator[tuple[bytes, str, int]], folder: Path, split: str, max_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """Fill one shard after the other and list what is in each."""
+    """Fill one shard after another and list the contents of each."""
     number, waiting = 0, next(samples, None)
     while waiting is not None:
         path = folder / f"{split}-{number:06d}.tar"

@@ -1,4 +1,4 @@
-"""Sheets of pictures that a person looks at: rows of tiles with captions, as one PNG."""
+"""Sheets of pictures for people: rows of tiles with captions, as one PNG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ TILE = 112
 GAP = 8
 CAPTION = 17  # pixels of one caption line
 TITLE = 30
-HEADING = 22  # pixels of one more line of the heading
+HEADING = 22  # pixels of each further line of the heading
 MARGIN = 16
 PAPER, INK, FAINT, EMPTY = "#ffffff", "#1b1b1f", "#6b6b76", "#ececf1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One picture with a line or two below it; without a picture, an empty place."""
+    """One picture with a line or two below it; without a picture, an empty space."""
 
     image: Image.Image | None
     caption: str = ""
@@ -57,7 +57,7 @@ def _row_height(row: Row, side: int) -> int:
 
 
 def _picture_height(row: Row, side: int) -> int:
-    """Of the row's tallest picture."""
+    """The height of the row's tallest picture."""
     return max((_size(tile.image, side)[1] if tile.image else side for tile in row.tiles), default=side)
 
 
@@ -93,13 +93,13 @@ def _shrink(image: Image.Image, smooth: bool, side: int) -> Image.Image:
 
 
 def _size(image: Image.Image, side: int) -> tuple[int, int]:
-    """Width and height whose longer one is `side`."""
+    """Width and height, the longer of which is `side`."""
     scale = side / max(image.size)
     return max(round(image.width * scale), 1), max(round(image.height * scale), 1)
 
 
 def drawable(text: str) -> str:
-    """A text on one line of which every sign can be drawn: a name may hold line breaks, control codes, half signs."""
+    """A text on one line, all of which can be drawn: names may hold line breaks, control codes, lone surrogates."""
     return "".join(sign if sign.isprintable() else " " if sign.isspace() else "\ufffd" for sign in text[:1000])
 
 

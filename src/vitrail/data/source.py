@@ -1,4 +1,4 @@
-"""What every source of pictures gives: pictures by index, integer labels, class names, and a name for each sample."""
+"""What every picture source provides: pictures by index, integer labels, class names, and a name for each sample."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Source(ABC):
 
     @abstractmethod
     def picture(self, index: int) -> Picture:
-        """One picture, still encoded if the source holds it so."""
+        """One picture, still encoded if that is how the source holds it."""
 
     @abstractmethod
     def key(self, index: int) -> str:
@@ -41,7 +41,7 @@ class Source(ABC):
 
     @property
     def blocks(self) -> Sequence[int] | None:
-        """The lengths of the stretches that are best read one after the other (shards), if there are any."""
+        """The lengths of the blocks (shards) that are best read one after another, if there are any."""
         return None
 
 
@@ -92,8 +92,8 @@ class Dataset:
     name: str
     classes: tuple[str, ...]
     splits: Mapping[str, Source] = field(repr=False)
-    made_split: bool = False  # the splits are our own choice, so a run should write them down
-    ignored: tuple[str, ...] = field(default=(), repr=False)  # files that were passed over: no picture, or no class
+    made_split: bool = False  # vitrail made the splits, so a run should record them
+    ignored: tuple[str, ...] = field(default=(), repr=False)  # skipped files: not a picture, or without a class
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:

@@ -45,7 +45,7 @@ class SplitPlan:
         return {name: indices for name, indices in parts.items() if len(indices)}
 
     def refuse_file(self, name: str) -> None:
-        """For data that have splits of their own: a split file would go unheeded."""
+        """For data that have splits of their own: a split file would be ignored."""
         if self.file:
             raise DataError(f"{name}: has its own splits, so the split file {self.file} cannot be used.")
 
@@ -55,8 +55,8 @@ def stratify(
 ) -> dict[str, Indices]:
     """Split → indices, each class in the same proportions; "train" gets the rest and at least one of each class.
 
-    A sample's place follows from the hash of its name, so neither the order of the files nor new ones move the others
-    far. A class of n samples gives round(n × rate) to a split, and at least one as long as two remain.
+    A sample's position follows from the hash of its name, so neither the order of the files nor new ones move the
+    others far. A class of n samples gives round(n × rate) to a split, and at least one as long as two remain.
     """
     if not all(0 <= rate < 1 for rate in rates.values()) or sum(rates.values()) >= 1:
         raise ConfigError(f"split rates must be at least 0 and sum to less than 1; got {dict(rates)}.")
@@ -69,7 +69,7 @@ def stratify(
         start = 0
         for name, rate in rates.items():
             count = min(max(round(len(indices) * rate), 1 if rate else 0), len(indices) - start - 1)
-            # Samples of one name are one picture: they stay together, or what is learned would be tested.
+            # Samples with the same name are the same picture: they stay together, or training pictures would be tested.
             while count > 0 and keys[indices[start + count - 1]] == keys[indices[start + count]]:
                 count -= 1
             parts[name] += indices[start : start + count]
@@ -121,7 +121,7 @@ def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
 
 
 def _read_rows(path: Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str, str]:
-    """Key → split; a name that is no split's would take its samples out of the run unnoticed."""
+    """Key → split; an unknown split would silently remove its samples from the run."""
     where: dict[str, str] = {}
     for row in rows:
         key, split = str(row["key"]), SPLIT_NAMES.get(str(row["split"]).strip().lower())

@@ -51,7 +51,7 @@ def normalize(images: Tensor, spec: Preprocess, out: Tensor | None = None) -> Te
 
 
 def denormalize(images: Tensor, spec: Preprocess) -> Tensor:
-    """The bytes that a person can look at, back from `normalize`."""
+    """The inverse of `normalize`, as bytes that can be shown."""
     mean = torch.tensor(spec.mean, device=images.device).view(-1, 1, 1)
     std = torch.tensor(spec.std, device=images.device).view(-1, 1, 1)
     return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
@@ -122,7 +122,7 @@ def as_bytes(picture: np.ndarray[Any, Any] | Tensor, spec: Preprocess, name: str
 def _array_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array) if array.flags.writeable else array.copy()
-    if array.dtype.kind == "u" and array.dtype.itemsize == 2:  # in either order of bytes
+    if array.dtype.kind == "u" and array.dtype.itemsize == 2:  # in either byte order
         return sixteen_to_eight(array)
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise InputError(f"{name}: {PIXELS}; got {array.dtype}.")

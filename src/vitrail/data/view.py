@@ -1,4 +1,4 @@
-"""What a person can look at: the data set class by class, and what the model really sees of it."""
+"""Sheets for people: the data set class by class, and what the model really sees of it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,7 +25,7 @@ _COLOR = Preprocess()
 
 
 def contact_sheet(report: Report) -> Image.Image:
-    """Some pictures of every class, and those found twice side by side."""
+    """Some pictures of every class, and duplicates side by side."""
     dataset, counts = report.dataset, report.counts()
     rows = [
         Row(
@@ -46,7 +46,7 @@ def contact_sheet(report: Report) -> Image.Image:
 
 
 def _class_tiles(dataset: Dataset, label: int) -> Iterator[Tile]:
-    """Pictures of a class from all its splits, most of them for training."""
+    """Pictures of a class from all its splits, most of them from training."""
     others = [name for name in dataset.splits if name != "train"]
     for split, share in (("train", COLUMNS - len(others)), *((name, 1) for name in others)):
         source = dataset.splits[split]

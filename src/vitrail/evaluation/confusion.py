@@ -10,7 +10,7 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Confusion:
-    """How often each class was taken for each: one entry per pair that occurred, ordered by truth, then prediction.
+    """How often each class was taken for each other: one entry per pair that occurred, by truth, then prediction.
 
     `numpy.asarray(confusion)` is the matrix, whose rows are the truth.
     """
@@ -32,16 +32,16 @@ class Confusion:
 
     @property
     def hits(self) -> Integers:
-        """(classes,) how often each class was predicted rightly: the diagonal."""
+        """(classes,) how often each class was predicted correctly: the diagonal."""
         right = self.targets == self.predicted
         return self._total(self.targets[right], self.counts[right])
 
     def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
-        """(true class, what it was taken for, how often), the most frequent first; of equal ones, by class."""
+        """(true class, what it was taken for, how often), the most frequent first; ties by class."""
         wrong = np.flatnonzero(self.targets != self.predicted)
         order = wrong[np.argsort(-self.counts[wrong], kind="stable")[:most]]
         return [
-            (int(self.targets[place]), int(self.predicted[place]), int(self.counts[place])) for place in order.tolist()
+            (int(self.targets[index]), int(self.predicted[index]), int(self.counts[index])) for index in order.tolist()
         ]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -56,7 +56,7 @@ class Confusion:
 
 
 def count_pairs(predicted: Integers, targets: Integers, num_classes: int) -> Confusion:
-    """How often each class was taken for each."""
+    """How often each class was taken for each other."""
     cells, counts = np.unique(targets.astype(np.int64) * num_classes + predicted, return_counts=True)
     return Confusion(
         num_classes=num_classes,

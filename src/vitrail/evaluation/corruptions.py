@@ -2,7 +2,7 @@
 
 They work on pixels at the model's input size, and each sample's random numbers are its own: the same picture is
 corrupted in the same way whatever the batch, the threads or the ranks. The kinds are those of Hendrycks & Dietterich
-(2019); blur is measured in parts of the picture's side, so that a severity means the same at 32 and at 224 pixels.
+(2019); blur is measured as a share of the picture's side, so that a severity means the same at 32 and at 224 pixels.
 """
 
 import io
@@ -21,12 +21,12 @@ from vitrail.draws import Draws, Integers
 from vitrail.errors import ConfigError, InputError, suggest
 
 SEVERITIES = (1, 2, 3, 4, 5)
-LEAST_BLUR = 0.3  # pixels, on top: of a tiny picture, a part of its side would be nothing
+LEAST_BLUR = 0.3  # pixels, added: a share of a tiny picture's side would be nothing
 
 # Corruption → its strength at each severity.
 STRENGTHS = {
     "noise": (0.04, 0.08, 0.12, 0.18, 0.26),  # standard deviation of Gaussian noise, of pixels in [0, 1]
-    "blur": (0.005, 0.01, 0.015, 0.02, 0.03),  # standard deviation of a Gaussian, in parts of the shorter side
+    "blur": (0.005, 0.01, 0.015, 0.02, 0.03),  # standard deviation of a Gaussian, as a share of the shorter side
     "jpeg": (50, 30, 20, 12, 7),  # quality
     "brightness": (0.1, 0.2, 0.3, 0.4, 0.5),  # added to pixels in [0, 1]
     "rotation": (5, 10, 15, 22.5, 30),  # degrees, to either side
@@ -43,7 +43,7 @@ def corrupt(images: Tensor, name: str, severity: int, draws: Draws) -> Tensor:
 
 
 def corruption(name: str, severity: int, spec: Preprocess, seed: int = 0) -> Callable[[Tensor, Integers], Tensor]:
-    """The same for prepared pictures of given samples."""
+    """The same for prepared pictures, whose samples are known."""
 
     def change(images: Tensor, samples: Integers) -> Tensor:
         draws = Draws(seed, severity, samples)
@@ -89,7 +89,7 @@ def _brighten(images: Tensor, strength: float, draws: Draws) -> Tensor:
 
 
 def _rotate(images: Tensor, strength: float, draws: Draws) -> Tensor:
-    """About the centre, to the left or right by each sample's own choice; the border's pixels fill the corners."""
+    """Rotate about the centre, to the left or right as drawn for each sample; border pixels fill the corners."""
     side = torch.as_tensor(np.where(draws.one("rotation") < 0.5, -1.0, 1.0))
     angle = math.radians(strength) * side
     height, width = images.shape[-2:]
@@ -101,8 +101,8 @@ def _rotate(images: Tensor, strength: float, draws: Draws) -> Tensor:
         ],
         dim=1,
     )  # (B, 2, 3)
-    places = F.affine_grid(turn, list(images.shape), align_corners=False)
-    turned = F.grid_sample(images.double(), places, "bilinear", padding_mode="border", align_corners=False)
+    grid = F.affine_grid(turn, list(images.shape), align_corners=False)
+    turned = F.grid_sample(images.double(), grid, "bilinear", padding_mode="border", align_corners=False)
     return _to_bytes(turned)
 
 

@@ -24,33 +24,33 @@ from vitrail.ranks import current_ranks
 from vitrail.threads import map_in_order
 from vitrail.wording import counted
 
-MAX_BROKEN_RATE = 0.01  # more pictures than that cannot be left out without changing what is measured
+MAX_BROKEN_RATE = 0.01  # leaving out more pictures than this would change what is measured
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-Change = Callable[[Tensor, Integers], Tensor]  # prepared pictures (B, C, H, W) and their places in the split → others
+Change = Callable[[Tensor, Integers], Tensor]  # prepared pictures (B, C, H, W) and their indices in the split → others
 Compute = Callable[[Floats], Floats]
 Progress = Callable[[int], None]
-_Part = tuple[Integers, Floats, dict[str, str]]  # samples, numbers, what could not be read
+_Part = tuple[Integers, Floats, dict[str, str]]  # samples, numbers, unreadable pictures
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measurement:
-    """What a model answered to every picture of a split."""
+    """What a model predicted for every picture of a split."""
 
     data: str
     split: str
     classes: tuple[str, ...]  # in the order of the logits and targets
-    samples: Integers  # (N,) places in the split, ascending
+    samples: Integers  # (N,) indices in the split, ascending
     keys: tuple[str, ...]  # the names of these samples
     logits: Floats  # (N, classes); with test-time augmentation, the logarithms of the mean probabilities
     targets: Integers  # (N,)
-    broken: dict[str, str] = field(default_factory=dict[str, str])  # what could not be read, and why
+    broken: dict[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be read
     seconds: float
-    chose_epoch: bool = False  # the weights are those of the epoch that was best on this split: it flatters them
+    chose_epoch: bool = False  # the weights are those of the best epoch on this split: optimistic
 
     @cached_property
     def answers(self) -> Answers:
-        """The answer to each picture, how sure it is, and its loss."""
+        """The prediction for each picture, its confidence, and its loss."""
         return answer(*check(self.logits, self.targets))
 
     @cached_property
@@ -73,15 +73,15 @@ def measure_split(
     by_position: bool = False,
     progress: Progress = lambda _: None,
 ) -> Measurement:
-    """The answers to a split.
+    """The predictions for a split.
 
     Args:
         split: the name of one, or `all` for every picture of the data set.
         tta: views whose probabilities are averaged.
         change: what to do to the prepared pictures, such as a corruption.
-        limit: only so many samples, chosen evenly and always the same.
-        by_position: the checkpoint has no class names, and its classes are the data's in their order; classes that
-            are whole numbers are ordered as numbers.
+        limit: at most this many samples, evenly chosen and always the same.
+        by_position: for a checkpoint without class names: its classes are those of the data, in the same order;
+            classes that are whole numbers are ordered as numbers.
     """
     order = align_classes(predictor, dataset.classes, by_position=by_position)
     source = pick_split(dataset, split)
@@ -118,18 +118,18 @@ class _Joined(Source):
         self._parts = parts
         self._ends = np.cumsum([len(part) for part in parts])
 
-    def _place(self, index: int) -> tuple[Source, int]:
+    def _locate(self, index: int) -> tuple[Source, int]:
         place = int(self._chosen[index])
         part = int(np.searchsorted(self._ends, place, side="right"))
         return self._parts[part], place - int(self._ends[part]) + len(self._parts[part])
 
     def picture(self, index: int) -> Picture:
-        part, place = self._place(index)
-        return part.picture(place)
+        part, offset = self._locate(index)
+        return part.picture(offset)
 
     def key(self, index: int) -> str:
-        part, place = self._place(index)
-        return part.key(place)
+        part, offset = self._locate(index)
+        return part.key(offset)
 
     def select(self, indices: Sequence[int] | Integers) -> Source:
         return _Joined(self._parts, self._chosen[np.asarray(indices)])
@@ -141,7 +141,7 @@ def pick_split(dataset: Dataset, split: str) -> Source:
 
 
 def raise_broken(broken: dict[str, str], count: int) -> None:
-    """Too many to go on."""
+    """Raise because too many pictures cannot be read."""
     some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
     raise DataError(
         f"{len(broken)} of {counted(count, 'picture')} cannot be read, more than {MAX_BROKEN_RATE:.0%}; "
@@ -150,13 +150,13 @@ def raise_broken(broken: dict[str, str], count: int) -> None:
 
 
 def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: bool = False) -> list[int]:
-    """For each class of the data, its place in the model's head; by name, and by position only if that is asked for."""
+    """For each class of the data, its index in the model's head; by name, or by position if that is requested."""
     known = predictor.classes
     if known is None:
         width = predictor.num_classes
         if by_position and width == len(classes):
-            places = {name: place for place, name in enumerate(order_by_position(classes))}
-            return [places[name] for name in classes]
+            positions = {name: position for position, name in enumerate(order_by_position(classes))}
+            return [positions[name] for name in classes]
         if by_position:
             raise DataError(f"the model has {width} classes and the data have {len(classes)}; they must be the same.")
         first = ", ".join(order_by_position(classes)[:3])
@@ -167,19 +167,19 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
     if by_position:
         raise ConfigError(
             f"by_position= is for checkpoints without class names; this one has them ({_list(list(known))}), and "
-            "classes align by name: omit it."
+            "classes are matched by name; omit it."
         )
     missing = sorted(set(classes) - set(known))
     extra = sorted(set(known) - set(classes))
     if missing or extra:
-        parts = [f"the data have {_list(missing)}, which the model has not"] if missing else []
-        parts += [f"the model has {_list(extra)}, which the data have not"] if extra else []
-        raise DataError(f"the classes of model and data must be the same: {'; '.join(parts)}.")
+        parts = [f"the data have {_list(missing)}, which the model lacks"] if missing else []
+        parts += [f"the model has {_list(extra)}, which the data lack"] if extra else []
+        raise DataError(f"the model and the data must have the same classes: {'; '.join(parts)}.")
     return [known.index(name) for name in classes]
 
 
 def order_by_position(classes: Sequence[str]) -> list[str]:
-    """The data's classes in the order that `by_position` means: whole numbers as numbers, so that 2 is before 10."""
+    """The data's classes in the order that `by_position` assumes: whole numbers as numbers, so that 2 is before 10."""
     if all(name.isascii() and name.isdecimal() and len(name) <= 18 for name in classes):
         return sorted(classes, key=lambda name: (int(name), name))
     return list(classes)
@@ -209,9 +209,9 @@ def run(
     change: Change | None = None,
     progress: Progress = lambda _: None,
 ) -> _Part:
-    """`compute` of the given samples, by all ranks together: (samples that could be read, their numbers, the others).
+    """`compute` for the given samples, by all ranks together: (readable samples, their numbers, the other samples).
 
-    Ranks divide whole chunks, whose borders do not depend on the number of ranks: the results are the same bits.
+    Ranks share whole chunks, whose bounds do not depend on the number of ranks: the results are the same to the bit.
     """
     share = current_ranks()
     size = predictor.runtime.batch_size
@@ -242,7 +242,7 @@ def run(
 
 
 def _join(parts: list[Floats]) -> Floats:
-    """All rows in one array; each part is given up when it is copied, for together they may be gigabytes."""
+    """All rows in one array; each part is released once copied, since together they may be gigabytes."""
     whole = np.empty((sum(map(len, parts)), parts[0].shape[1]), dtype=parts[0].dtype)
     end = len(whole)
     while parts:

@@ -1,6 +1,6 @@
-"""Metrics of logits (N, classes) and integer targets (N,), as arrays or tensors. NumPy alone: cheap to import.
+"""Metrics of logits (N, classes) and integer targets (N,), as arrays or tensors. It needs NumPy only: cheap to import.
 
-Of equal logits the first class counts as the higher one, in every metric. What is undefined is NaN and not 0: the
+Among equal logits the first class counts as the highest, in every metric. Undefined values are NaN, not 0: the
 recall of a class without samples, the precision of a class that was never predicted. Rows are taken in blocks, so that
 the logits of thousands of classes are never held a second time.
 """
@@ -18,8 +18,8 @@ from vitrail.evaluation.confusion import Confusion, Integers, count_pairs
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Array = np.ndarray[Any, Any]
 BINS = 15
-BLOCK = 1 << 20  # logits that are computed with at once
-Z = 1.959963984540054  # of a 95 % interval
+BLOCK = 1 << 20  # logits processed at once
+Z = 1.959963984540054  # standard deviations of a 95 % interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answers:
-    """What each row of logits says, (N,) each."""
+    """What follows from each row of logits, (N,) each."""
 
     predicted: Integers
     confidence: Floats  # the probability of the predicted class
@@ -94,7 +94,7 @@ def measure(logits: Any, targets: Any) -> Metrics:
 
 
 def sum_up(answers: Answers, targets: Integers, num_classes: int) -> Metrics:
-    """All metrics of what every row says."""
+    """All metrics, from the answers of all rows."""
     count = len(targets)
     confusion = count_pairs(answers.predicted, targets, num_classes)
     return Metrics(
@@ -109,14 +109,14 @@ def sum_up(answers: Answers, targets: Integers, num_classes: int) -> Metrics:
 
 
 def check(logits: Any, targets: Any) -> tuple[Array, Integers]:
-    """Both as arrays, or an error that says what is wrong with them."""
+    """Both as arrays, or an error that explains what is wrong with them."""
     scores, truth = _to_array(logits), _to_array(targets)
     if scores.ndim != 2 or truth.shape != scores.shape[:1] or not scores.size:
         raise InputError(
             f"logits must be (N, classes) and targets (N,), with N at least 1; got {scores.shape} and {truth.shape}."
         )
     if truth.dtype.kind not in "iu":
-        raise InputError(f"targets must be whole numbers, the places of the classes; got {truth.dtype}.")
+        raise InputError(f"targets must be whole numbers, the indices of the classes; got {truth.dtype}.")
     broken = np.flatnonzero(np.concatenate([~np.isfinite(block).all(axis=1) for _, block in blocks(scores)]))
     if len(broken):
         kind = "NaN" if np.isnan(scores[broken[0]]).any() else "infinite"
@@ -131,7 +131,7 @@ def check(logits: Any, targets: Any) -> tuple[Array, Integers]:
 
 
 def blocks(logits: Array) -> Iterator[tuple[slice, Floats]]:
-    """Stretches of the rows, in order, with their logits in double precision."""
+    """Slices of the rows, in order, with their logits in double precision."""
     size = max(1, BLOCK // max(logits.shape[1], 1))
     for start in range(0, len(logits), size):
         rows = slice(start, min(start + size, len(logits)))
@@ -139,14 +139,14 @@ def blocks(logits: Array) -> Iterator[tuple[slice, Floats]]:
 
 
 def answer(logits: Array, targets: Integers) -> Answers:
-    """What every row says, of logits and targets that were checked."""
+    """The answers of all rows of logits and targets that have been checked."""
     count = len(logits)
     predicted, rank = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     confidence, loss, brier = np.empty(count), np.empty(count), np.empty(count)
     for rows, scores in blocks(logits):
         truth = targets[rows]
-        places = np.arange(len(truth))
-        own = scores[places, truth]
+        each = np.arange(len(truth))
+        own = scores[each, truth]
         predicted[rows] = scores.argmax(axis=1)
         rank[rows] = _rank(scores, own, truth)
         highest = scores.max(axis=1)
@@ -155,13 +155,13 @@ def answer(logits: Array, targets: Integers) -> Answers:
         loss[rows] = np.log(total) - (own - highest)
         confidence[rows] = np.exp(-np.log(total))
         probabilities /= total[:, None]
-        probabilities[places, truth] -= 1
+        probabilities[each, truth] -= 1
         brier[rows] = np.square(probabilities, out=probabilities).sum(axis=1)
     return Answers(predicted=predicted, confidence=confidence, rank=rank, losses=loss, brier=brier)
 
 
 def _rank(scores: Floats, own: Floats, truth: Integers) -> Integers:
-    """How many classes are ahead of the target: those with a higher logit, and of equal ones the earlier."""
+    """How many classes are ahead of the target: those with a higher logit, and earlier ones with an equal logit."""
     rank = (scores > own[:, None]).sum(axis=1)
     equal = scores == own[:, None]
     tied = np.flatnonzero(equal.sum(axis=1) > 1)
@@ -176,7 +176,7 @@ def accuracy(logits: Any, targets: Any, k: int = 1) -> Rate:
 
 
 def rate(correct: int, total: int) -> Rate:
-    """A share with Wilson's 95 % interval, which is sound for few samples and for shares near 0 and 1."""
+    """A share with Wilson's 95 % interval, which is reliable for few samples and for shares near 0 and 1."""
     share, spread = correct / total, Z * Z / total
     centre = (share + spread / 2) / (1 + spread)
     half = Z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
@@ -215,12 +215,12 @@ def calibrate(logits: Any, targets: Any, bins: int = BINS) -> Calibration:
 
 
 def bin_confidence(confidence: Floats, correct: Array, bins: int = BINS) -> Calibration:
-    """The same of the answers' confidences (N,) and whether they are right (N,)."""
+    """The same from the answers' confidences (N,) and whether they are correct (N,)."""
     edges = np.linspace(0, 1, bins + 1)
-    place = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, bins - 1)
-    counts = np.bincount(place, minlength=bins)
-    means = _divide(np.bincount(place, confidence, bins), counts)
-    hits = _divide(np.bincount(place, correct, bins), counts)
+    bin_numbers = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, bins - 1)
+    counts = np.bincount(bin_numbers, minlength=bins)
+    means = _divide(np.bincount(bin_numbers, confidence, bins), counts)
+    hits = _divide(np.bincount(bin_numbers, correct, bins), counts)
     gaps = np.abs(means - hits)[counts > 0]
     error = float((gaps * counts[counts > 0]).sum() / len(confidence))
     return Calibration(error=error, counts=counts.astype(np.int64), confidence=means, accuracy=hits)

@@ -1,4 +1,4 @@
-"""The mistakes that cost most, with their pictures, on one sheet."""
+"""The mistakes with the highest loss, with their pictures, on one sheet."""
 
 import numpy as np
 from PIL import Image
@@ -16,24 +16,24 @@ _COLOR = Preprocess()
 
 
 def top_losses(measurement: Measurement, count: int) -> Integers:
-    """The places of the mistakes with the highest loss, the worst first."""
+    """The indices of the mistakes with the highest loss, the worst first."""
     answers = measurement.answers
     wrong = np.flatnonzero(answers.predicted != measurement.targets)
     return wrong[np.argsort(-answers.losses[wrong], kind="stable")[:count]]
 
 
 def mistakes_sheet(measurement: Measurement, dataset: Dataset) -> Image.Image:
-    """The worst mistakes: the answer, how sure it was, and the truth."""
+    """The worst mistakes: the prediction, its confidence, and the true class."""
     source = pick_split(dataset, measurement.split)
     worst = top_losses(measurement, COLUMNS * ROWS)
     answers = measurement.answers
     tiles = [
         Tile(
-            image=_load(source, int(measurement.samples[place])),
-            caption=f"{answers.confidence[place]:.0%} {measurement.classes[answers.predicted[place]]}\n"
-            f"is: {measurement.classes[measurement.targets[place]]}",
+            image=_load(source, int(measurement.samples[index])),
+            caption=f"{answers.confidence[index]:.0%} {measurement.classes[answers.predicted[index]]}\n"
+            f"true: {measurement.classes[measurement.targets[index]]}",
         )
-        for place in worst
+        for index in worst
     ]
     rows = [Row(title="", tiles=tiles[start : start + COLUMNS]) for start in range(0, len(tiles), COLUMNS)]
     wrong = int((answers.predicted != measurement.targets).sum())

@@ -1,4 +1,4 @@
-"""The names of what an evaluation can do, which the command reads without torch."""
+"""The names of an evaluation's options, which the command reads without torch."""
 
 from typing import Literal
 

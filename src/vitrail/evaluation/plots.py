@@ -1,4 +1,4 @@
-"""The figures of an evaluation. They are drawn on figures of their own: nothing of matplotlib's state is touched."""
+"""The figures of an evaluation, drawn without touching matplotlib's global state."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ from vitrail.evaluation.metrics import Calibration, Integers
 from vitrail.evaluation.robustness import Robustness
 from vitrail.files import atomic_path
 
-# Of several curves or classes; seen on white and on dark paper.
+# For several curves or classes; visible on white and on dark pages.
 COLORS = ("#4a86cf", "#d98a29", "#3f9a5f", "#d0594b", "#8d6cc0", "#3aa6a6", "#b85c96", "#8f7c61", "#6b7cf0", "#8aa62f")
 DPI = 150
 MOST_NUMBERS = 30  # classes whose confusion matrix still has room for numbers
-MOST_NAMES = 100  # classes whose matrix can be looked at; of more, the pairs that are confused most are shown
+MOST_NAMES = 100  # classes whose matrix is still legible; beyond, the most confused pairs are shown
 MOST_PAIRS = 30
 
 
@@ -38,7 +38,7 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG without the time and program, so that the same figure is the same file."""
+    """Write a PNG without time and program, so that equal figures give equal files."""
     with any_script(figure), atomic_path(path) as draft:
         figure.savefig(draft, metadata={"Software": None})
 
@@ -50,7 +50,7 @@ def shorten(name: str, length: int = 22) -> str:
 
 
 def confusion_figure(confusion: Confusion, classes: Sequence[str], title: str, theme: Theme = LIGHT) -> Figure:
-    """Which class is taken for which: a matrix, or of more than `MOST_NAMES` classes the most frequent mistakes."""
+    """Which class is taken for which: a matrix, or beyond `MOST_NAMES` classes the most frequent mistakes."""
     if len(classes) > MOST_NAMES:
         return paint(_draw_pairs(confusion, classes, title, theme), theme)
     return paint(_draw_matrix(np.asarray(confusion), classes, title, theme), theme)
@@ -60,7 +60,7 @@ def _draw_matrix(counts: Integers, classes: Sequence[str], title: str, theme: Th
     """Rows are the truth, shaded by their share; the numbers are counts."""
     count = len(classes)
     side = float(np.clip(2.4 + 0.42 * count, 4.6, 15))
-    large = max(1.0, side / 7)  # a large figure is shown smaller, and its words must still be read
+    large = max(1.0, side / 7)  # a large figure is shown smaller, and its text must stay legible
     figure, axes = new_figure(side + 0.9, side)
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
@@ -102,18 +102,18 @@ def _draw_pairs(confusion: Confusion, classes: Sequence[str], title: str, theme:
     worst = confusion.mistakes(MOST_PAIRS)
     support = confusion.support
     figure, axes = new_figure(7.4, 1.1 + 0.24 * max(len(worst), 2))
-    places = range(len(worst))
+    positions = range(len(worst))
     lengths = [count for _, _, count in worst]
-    axes.barh(places, lengths, 0.72, color=theme.red)
+    axes.barh(positions, lengths, 0.72, color=theme.red)
     names = [f"{shorten(classes[truth], 30)} → {shorten(classes[predicted], 30)}" for truth, predicted, _ in worst]
-    axes.set_yticks(places, names, fontsize=8)
+    axes.set_yticks(positions, names, fontsize=8)
     axes.set_ylim(max(len(worst), 1) - 0.4, -0.6)
     axes.set_xlim(0, 1.15 * max(lengths, default=1))
     axes.tick_params(axis="y", length=0)
     axes.locator_params(axis="x", integer=True)
-    for place, (truth, _, count) in enumerate(worst):
+    for position, (truth, _, count) in enumerate(worst):
         share = f" {count / support[truth]:.0%}"
-        axes.text(count, place, share, va="center", fontsize=7.5, color=theme.faint)
+        axes.text(count, position, share, va="center", fontsize=7.5, color=theme.faint)
     axes.set_xlabel("pictures, and their share of the true class", fontsize=9)
     below = f"the {len(worst)} most frequent mistakes (true → predicted)" if worst else "no picture is misclassified"
     axes.set_title(f"{shorten(title, 70)}\n{below}", loc="left", fontsize=11)
@@ -121,7 +121,7 @@ def _draw_pairs(confusion: Confusion, classes: Sequence[str], title: str, theme:
 
 
 def reliability_figure(calibration: Calibration, title: str, theme: Theme = LIGHT) -> Figure:
-    """Accuracy against confidence, with how many answers stand behind each bar."""
+    """Accuracy against confidence, with the number of predictions behind each bar."""
     bins = len(calibration.counts)
     edges = np.linspace(0, 1, bins + 1)
     centres, width = (edges[:-1] + edges[1:]) / 2, 1 / bins
@@ -138,7 +138,7 @@ def reliability_figure(calibration: Calibration, title: str, theme: Theme = LIGH
     above.set_xlim(0, 1)
     above.set_ylabel("accuracy")
     above.yaxis.set_major_formatter(PercentFormatter(1))
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)  # bars may stand anywhere above
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)  # bars may be anywhere above
     above.set_title(f"{shorten(title, 60)}\ncalibration error {calibration.error:.1%}", loc="left", fontsize=11)
     below.bar(centres, calibration.counts / calibration.counts.sum(), 0.94 * width, color=theme.faint)
     below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -176,10 +176,10 @@ def robustness_figure(robustness: Robustness, title: str, theme: Theme = LIGHT) 
 
 def _write_ends(axes: Axes, ends: list[tuple[float, str, str]], last: int) -> None:
     """The names at the ends of the lines, moved apart where they would overlap."""
-    place = -1.0
+    position = -1.0
     for value, name, color in sorted(ends):
-        place = max(value, place + 0.055)
-        axes.annotate(name, (last + 0.12, place), color=color, fontsize=9, va="center", annotation_clip=False)
+        position = max(value, position + 0.055)
+        axes.annotate(name, (last + 0.12, position), color=color, fontsize=9, va="center", annotation_clip=False)
 
 
 def map_figure(points: np.ndarray[Any, Any], labels: Sequence[str] | None, title: str) -> Figure:
@@ -205,7 +205,7 @@ def _scatter_classes(axes: Axes, points: np.ndarray[Any, Any], labels: np.ndarra
         color = _hue(number, len(names)) if many else COLORS[number]
         own = points[labels == name]
         axes.scatter(own[:, 0], own[:, 1], s=size, color=color, alpha=0.75, linewidths=0, label=shorten(name, 18))
-        if many:  # a legend of so many colours says nothing; the name stands where its class is
+        if many:  # a legend of so many colours is useless; each name is placed where its class is
             middle = np.median(own, axis=0)
             text = axes.annotate(shorten(name, 14), (middle[0], middle[1]), ha="center", va="center", fontsize=7)
             text.set_path_effects([withStroke(linewidth=2, foreground="white")])

@@ -1,4 +1,4 @@
-"""Simple classifiers on frozen features: how much a checkpoint knows, without training it."""
+"""Simple classifiers on frozen features: how much a checkpoint has learned, without training it."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from vitrail.prediction import Predictor
 from vitrail.progress import Progress, silent
 
 NEIGHBOURS = 20
-TEMPERATURE = 0.07  # both are DINO's (Caron et al., 2021)
+TEMPERATURE = 0.07  # this and the number of neighbours are DINO's (Caron et al., 2021)
 SWEEP = tuple(10.0**power for power in range(-5, 3))  # of C, the inverse of the regularisation
 BLOCK = 1024  # test features that are compared with all others at once
 MAX_ITERATIONS = 1000
@@ -37,12 +37,12 @@ class Features:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What probes fit on, choose on if they choose anything, and are measured on: no picture is in two of them."""
+    """What probes are fitted on, tuned on (if they are) and measured on: no picture is in two of these."""
 
     train: Source
     val: Source | None
     test: Source
-    carved: bool  # val was a part of the training pictures
+    carved: bool  # val was taken from the training pictures
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -77,12 +77,12 @@ class ShotResult:
 
 
 def choose_parts(dataset: Dataset, measured: str, *, selects: bool) -> Parts:
-    """The pictures for probes that are measured on one split; with `selects`, some to choose a setting on.
+    """The pictures for probes that are measured on one split; with `selects`, also some to tune a setting on.
 
-    Those are of another split, or else a tenth of the training pictures.
+    Those are from another split, or else a tenth of the training pictures.
     """
     if measured in ("train", "all"):
-        raise DataError(f"a probe is measured on a split other than train; got {measured!r}.")
+        raise DataError(f"a probe must be measured on a split other than train; got {measured!r}.")
     train, test = dataset.split("train"), dataset.split(measured)
     if not selects:
         return Parts(train=train, val=None, test=test, carved=False)
@@ -92,7 +92,7 @@ def choose_parts(dataset: Dataset, measured: str, *, selects: bool) -> Parts:
     divided = replace(dataset, splits={"train": train}).with_validation().splits
     if "val" not in divided:
         raise DataError(
-            f"a linear probe chooses C on pictures of their own, and {dataset.name} has one training picture of each "
+            f"a linear probe needs separate pictures to choose C, and {dataset.name} has one training picture of each "
             'class; add some, or use probe="knn".'
         )
     return Parts(train=divided["train"], val=divided["val"], test=test, carved=True)
@@ -152,7 +152,7 @@ def linear(train: Features, val: Features, test: Features, *, sweep: Sequence[fl
     inputs, seen = scale(train.vectors), scale(val.vectors)
     models = {c: _fit(inputs, train.labels, c) for c in sweep}
     validation = {c: float((model.predict(seen) == val.labels).mean()) for c, model in models.items()}
-    best = max(sweep, key=lambda c: (validation[c], -c))  # of equal ones, the simplest
+    best = max(sweep, key=lambda c: (validation[c], -c))  # among equals, the simplest
     correct = int((models[best].predict(scale(test.vectors)) == test.labels).sum())
     return LinearResult(top1=rate(correct, len(test.labels)), best_c=best, validation=validation)
 
@@ -182,7 +182,7 @@ def _scaler(vectors: Floats) -> Callable[[Floats], Floats]:
 
 
 def _fit(inputs: Floats, labels: Integers, c: float) -> Any:
-    """scikit-learn's logistic regression; a fit that stopped early is good enough for its place in a sweep."""
+    """scikit-learn's logistic regression; in a sweep, a fit that stopped early is good enough."""
     sklearn_linear = cast("Any", import_module("sklearn.linear_model"))
     exceptions = cast("Any", import_module("sklearn.exceptions"))
     with warnings.catch_warnings():
@@ -191,7 +191,7 @@ def _fit(inputs: Floats, labels: Integers, c: float) -> Any:
 
 
 def plan_probes(dataset: Dataset, split: str, kinds: Sequence[ProbeName], shots: int) -> Parts | None:
-    """The pictures for the probes that are asked for; what cannot work is refused here."""
+    """The pictures for the requested probes; what cannot work is refused here."""
     unknown = [kind for kind in kinds if kind not in get_args(ProbeName)]
     if unknown:
         raise ConfigError(f"probe= has no {unknown[0]!r}; {suggest(str(unknown[0]), get_args(ProbeName))}")
@@ -206,13 +206,13 @@ def plan_probes(dataset: Dataset, split: str, kinds: Sequence[ProbeName], shots:
 def run_probes(
     predictor: Predictor, parts: Parts, kinds: Sequence[ProbeName], shots: int, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Every probe on features that are computed once, as facts."""
+    """The results of every probe, on features that are computed once."""
     with progress("features", sum(len(source) for source in parts.sources)) as advance:
         train, test = (extract(predictor, source, advance) for source in (parts.train, parts.test))
         val = None if parts.val is None else extract(predictor, parts.val, advance)
     results: dict[str, Any] = {}
     with progress("fitting the probes", len(kinds)) as advance:
-        if "knn" in kinds:  # which chooses nothing, so it may learn from all training pictures
+        if "knn" in kinds:  # which tunes nothing, so it may use all training pictures
             near = knn(join(train, val) if val is not None and parts.carved else train, test)
             results["knn"] = {"top1": asdict(near.top1), "k": near.k}
             advance(1)

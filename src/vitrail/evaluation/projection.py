@@ -17,7 +17,7 @@ def project(features: np.ndarray[Any, Any], method: Method = "pca", seed: int = 
         raise InputError(f"a map needs at least 3 pictures; got {len(features)}.")
     if not np.isfinite(features).all():
         raise InputError("a map needs numbers, and some features are NaN or infinite.")
-    if (features == features[0]).all():  # t-SNE would divide by their spread
+    if (features == features[0]).all():  # t-SNE would divide by their variance
         raise InputError(f"a map needs pictures that differ, and the features of all {len(features):,} are the same.")
     decomposition = cast("Any", import_module("sklearn.decomposition"))
     width = 2 if method == "pca" else min(MOST_COMPONENTS, *features.shape)

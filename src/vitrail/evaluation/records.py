@@ -1,4 +1,4 @@
-"""What an evaluation leaves on disk: answers, classes and confusions as CSV files, and the numbers as JSON facts."""
+"""What an evaluation writes to disk: predictions, classes and confusions as CSV files, and the numbers as JSON."""
 
 import json
 import math
@@ -16,14 +16,14 @@ from vitrail.files import atomic_path
 from vitrail.tables import Cell, open_table
 
 COLUMNS = ("picture", "true", "predicted", "score", "true_score", "correct", "error")
-MOST_CLASSES = 1000  # whose scores are in the facts: the worst; classes.csv has them all
+MOST_CLASSES = 1000  # in the facts, the worst ones; classes.csv has them all
 MOST_CELLS = 100  # classes up to which the facts hold the confusion matrix; confusion.csv has every pair
 MOST_MISTAKES = 100  # pairs of classes in the facts
-ROW_BYTES = 400  # of one picture in predictions.csv, and of one class or pair with its names: more than most need
+ROW_BYTES = 400  # per row of predictions.csv, and per class or pair: more than most need
 
 
 def predictions(measurement: Measurement) -> Iterator[dict[str, Any]]:
-    """The answer to each picture, in the order of the split; last, those that could not be read, with their error."""
+    """The prediction for each picture, in the order of the split; unreadable pictures come last, with their error."""
     names, answers = measurement.classes, measurement.answers
     columns = (answers.predicted, measurement.targets, answers.confidence, np.exp(-answers.losses))
     for key, predicted, truth, score, true_score in zip(measurement.keys, *columns, strict=True):
@@ -35,7 +35,7 @@ def predictions(measurement: Measurement) -> Iterator[dict[str, Any]]:
 
 
 def write_predictions(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
-    """One row per picture, in the order of the split; those that could not be read come last, with their error."""
+    """One row per picture, in the order of the split; unreadable pictures come last, with their error."""
     with atomic_path(path) as draft, open_table(draft, COLUMNS, raw=raw) as write:
         for row in predictions(measurement):
             write(_cell(value) for value in row.values())
@@ -48,19 +48,19 @@ def _cell(value: Any) -> Cell:
 
 
 def write_classes(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
-    """Precision, recall and F1 of every class, in the data's order; what is undefined is empty."""
+    """Precision, recall and F1 of every class, in the data's order; undefined values are empty."""
     scores = measurement.metrics.classes
     with (
         atomic_path(path) as draft,
         open_table(draft, ("class", "precision", "recall", "f1", "pictures"), raw=raw) as (write),
     ):
-        for place, name in enumerate(measurement.classes):
-            rates = (scores.precision[place], scores.recall[place], scores.f1[place])
-            write((name, *("" if math.isnan(value) else f"{value:.6f}" for value in rates), int(scores.support[place])))
+        for index, name in enumerate(measurement.classes):
+            rates = (scores.precision[index], scores.recall[index], scores.f1[index])
+            write((name, *("" if math.isnan(value) else f"{value:.6f}" for value in rates), int(scores.support[index])))
 
 
 def write_confusion(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
-    """How often each class was taken for each: the pairs that occurred, ordered by the true class."""
+    """How often each class was taken for each other: the pairs that occurred, ordered by the true class."""
     confusion, names = measurement.metrics.confusion, measurement.classes
     with atomic_path(path) as draft, open_table(draft, ("true", "predicted", "pictures"), raw=raw) as write:
         for truth, predicted, count in zip(confusion.targets, confusion.predicted, confusion.counts, strict=True):
@@ -68,33 +68,33 @@ def write_confusion(measurement: Measurement, path: Path, *, raw: bool = False) 
 
 
 def disk_bytes(num_pictures: int, num_classes: int) -> int:
-    """About what these files and the facts will take: a row per picture, per class and per pair that occurs."""
+    """About how many bytes these files and the facts will need: a row per picture, class and pair."""
     pairs = min(num_pictures, num_classes * num_classes)
     return ROW_BYTES * (num_pictures + pairs + num_classes + min(num_classes, MOST_CLASSES) + MOST_CELLS**2)
 
 
 def write_facts(numbers: dict[str, Any], path: Path) -> None:
-    """The numbers as JSON; a file that was there before stays whole until this one is."""
+    """The numbers as JSON; an existing file is replaced only once the new one is complete."""
     with atomic_path(path) as draft:
         draft.write_text(json.dumps(numbers, indent=2), encoding="utf-8")
 
 
 def facts(measurement: Measurement) -> dict[str, Any]:
-    """The numbers of an evaluation; what is undefined is None. Of very many classes, the worst, and no matrix."""
+    """The numbers of an evaluation; undefined values are None. Of very many classes, only the worst, no matrix."""
     metrics = measurement.metrics
     scores = metrics.classes
-    places = range(len(measurement.classes))
-    if len(places) > MOST_CLASSES:
-        places = worst_first(scores.f1.tolist())[:MOST_CLASSES]
+    indices = range(len(measurement.classes))
+    if len(indices) > MOST_CLASSES:
+        indices = worst_first(scores.f1.tolist())[:MOST_CLASSES]
     per_class = [
         {
-            "name": measurement.classes[place],
-            "precision": number(scores.precision[place]),
-            "recall": number(scores.recall[place]),
-            "f1": number(scores.f1[place]),
-            "support": int(scores.support[place]),
+            "name": measurement.classes[index],
+            "precision": number(scores.precision[index]),
+            "recall": number(scores.recall[index]),
+            "f1": number(scores.f1[index]),
+            "support": int(scores.support[index]),
         }
-        for place in places
+        for index in indices
     ]
     mistakes = confusions(measurement, MOST_MISTAKES)
     return {
@@ -146,5 +146,5 @@ def confusions(measurement: Measurement, count: int) -> list[tuple[str, str, int
 
 
 def worst_first(values: Sequence[float]) -> list[int]:
-    """The places of the values from the lowest to the highest, what is undefined last."""
-    return sorted(range(len(values)), key=lambda place: (math.isnan(values[place]), values[place]))
+    """The indices of the values from the lowest to the highest, undefined ones last."""
+    return sorted(range(len(values)), key=lambda index: (math.isnan(values[index]), values[index]))

@@ -21,7 +21,7 @@ def views(images: Tensor, kind: ViewName | None) -> list[Tensor]:
 
 
 def check_view(kind: ViewName | None) -> None:
-    """Refuse a name that no kind of test-time augmentation has."""
+    """Refuse an unknown kind of test-time augmentation."""
     if kind is not None and kind not in get_args(ViewName):
         raise ConfigError(f"tta= has no {kind!r}; {suggest(str(kind), get_args(ViewName))}")
 

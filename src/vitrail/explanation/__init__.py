@@ -1,11 +1,11 @@
-"""What a checkpoint looks at, and how far to believe the picture of it.
+"""What a checkpoint looks at, and how far to trust the picture of it.
 
 passes        the model's forward pass, with the attention left to the caller
 attention     raw attention from what the pooling reads; rollout and relevance: how it flows through the layers
 occlusion     covering patches, as a plain check
-faithfulness  deletion and insertion: the judge; choice lets it choose (`explain` with method "auto")
+faithfulness  deletion and insertion scores; choice selects a method by them (`explain` with method "auto")
 explanation   one picture by one method, with its checks; geometry brings maps back onto the picture
-explained     pictures with their explanations: what `vitrail.explain` returns, and the files that they become
+explained     pictures with their explanations: what `vitrail.explain` returns, and the files that it writes
 render        overlays and sheets; figures: the paper's figures for a checkpoint
 """
 

@@ -26,7 +26,7 @@ class AttentionMaps:
     logits: Tensor  # (B, classes)
 
     def select(self, layers: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> "AttentionMaps":
-        """Chosen encoder layers (None: the last look, of the pooling where it looks itself) and heads (None: all).
+        """Chosen encoder layers (None: the last, or the attention pooling if there is one) and heads (None: all).
 
         Numbers count from 0, negative ones from the end of the encoder.
         """
@@ -71,7 +71,7 @@ def attention_maps(model: ViT, images: Tensor) -> AttentionMaps:
 
 
 def _reading_weights(model: ViT, images: Tensor) -> Tensor:
-    """How much of each reader the pooling takes: (B, readers), sums to 1; the readers are [cls], or the patches."""
+    """The weight of each token that the pooling reads: (B, tokens), sums to 1; they are [cls], or the patches."""
     rows, columns = grid_of(model, images)
     if model.config.pooling == "cls":
         return torch.ones(len(images), 1, device=images.device)

@@ -15,7 +15,7 @@ from vitrail.wording import counted
 
 # What `auto` chooses from. Not occlusion: it costs a forward pass per patch, and was no better where it was measured.
 CANDIDATES: tuple[Method, ...] = ("relevance", "gradient-rollout", "rollout", "attention")
-JUDGED = 4  # pictures that `auto` judges by, at most
+JUDGED = 4  # pictures on which `auto` scores the methods, at most
 MARGIN = 0.01  # by which a score must exceed the random map's to mean anything
 
 
@@ -40,7 +40,7 @@ def explain(
 ) -> Explanation:
     """Which patches counted for the target (a class's name or number; without one, for the predicted class).
 
-    `method` is attention, rollout, gradient-rollout, relevance or occlusion; "auto" takes the one that deletion and
+    `method` is attention, rollout, gradient-rollout, relevance or occlusion; "auto" uses the one that deletion and
     insertion favour on this picture, see `choose`. `layers` and `heads` choose what "attention" averages.
     """
     subject = open_subject(picture, loaded.preprocess)
@@ -59,9 +59,9 @@ def choose(
     steps: int = STEPS,
     progress: Callable[[int], None] | None = None,
 ) -> Choice:
-    """Judge the candidates on the pictures and take the best; one that fails on a picture is out."""
+    """Score the candidates on the pictures and choose the best; one that fails on any picture is out."""
     if not loaded.model.config.num_classes:
-        reason = "rollout, because a model without classes has no probability to judge by"
+        reason = "rollout, because a model without classes has no probability to score by"
         return Choice(method="rollout", reason=reason, scores={}, each={}, failures={})
     each: dict[str, list[Faithfulness]] = {}
     failures: dict[str, str] = {}
@@ -116,5 +116,5 @@ def _reason(best: str, scores: dict[str, Faithfulness], count: int) -> str:
     score, floor = scores[best].score, scores["random"].score
     numbers = f"insertion − deletion {score:.3f} on {on}, random {floor:.3f}"
     if score < floor + MARGIN:
-        return f"{best}, the best of them ({numbers}); but none beats a random map, so trust none on these pictures"
+        return f"{best}, the best of them ({numbers}); but none beats a random map, so trust none of them here"
     return f"{best}, the most faithful ({numbers})"

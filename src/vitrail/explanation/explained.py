@@ -1,4 +1,4 @@
-"""Pictures that have been explained: what a user holds, and the files that they become."""
+"""Explained pictures: what users work with, and the files that are written."""
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,8 +39,8 @@ SHOWN = 640  # pixels of the longer side in a notebook
 class Explained:
     """One picture with its explanation. The picture is opened again when it is drawn, so that many take no memory."""
 
-    source: str  # its path, or its place among the pictures given
-    stem: str  # what its files are called
+    source: str  # its path, or its number among the pictures passed
+    stem: str  # the name of its files
     explanation: Explanation
     faithfulness: Faithfulness | None = None  # deletion and insertion, if they were measured
     choice: Choice | None = None  # how method "auto" chose
@@ -95,7 +95,7 @@ class Explained:
 class Explanations(Sequence[Explained]):
     """Several pictures explained by one method."""
 
-    model: str  # what the model is called
+    model: str  # the name of the model
     method: Method
     choice: Choice | None = None  # how method "auto" chose
     pictures: tuple[Explained, ...]
@@ -149,7 +149,7 @@ class Explanations(Sequence[Explained]):
 
 
 def unique_stems(sources: Iterable[str]) -> list[str]:
-    """What the files of each picture are called: as the picture is, with a number where two share a name."""
+    """The names of each picture's files: the picture's own, with a number if two share a name."""
     stems: dict[str, None] = {}
     for source in sources:
         stem = "stdin" if source == STDIN else _cut(Path(source).stem)
@@ -190,7 +190,7 @@ def _write(explained: Explained, subject: Subject, full: Image.Image, folder: Pa
 
 
 def _write_maps(path: Path, explanation: Explanation, attention: AttentionMaps) -> Path:
-    """The raw numbers: `map` (h, w), `attention` (layers, heads, h, w), and where the map lies in the picture."""
+    """The raw numbers: `map` (h, w), `attention` (layers, heads, h, w), and where the map is in the picture."""
     view = explanation.view
     np.savez_compressed(
         path,

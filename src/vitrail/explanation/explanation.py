@@ -1,4 +1,4 @@
-"""One picture explained by one method: a map that says which patches counted, or an error that says why not."""
+"""One picture explained by one method: a map of which patches counted, or an error that explains why there is none."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ TARGETED: dict[Method, Targeted] = {
 
 
 class Loaded(Protocol):
-    """A model in eval mode with what belongs to it: what `vitrail.load` gives."""
+    """A model in eval mode with its preprocessing and classes: what `vitrail.load` returns."""
 
     @property
     def model(self) -> ViT: ...
@@ -49,7 +49,7 @@ class Subject:
     name: str
     pixels: Tensor  # (C, H, W), bytes: the whole upright picture
     image: Tensor  # (C, height, width): what the model sees of it
-    view: View  # where that lies in the picture
+    view: View  # where that is in the picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Explanation:
 
     map: Tensor  # (h, w), float, on the CPU; higher counted more
     method: Method
-    view: View  # where the map lies in the picture
+    view: View  # where the map is in the picture
     target: int | None = None  # the class that is explained; None for a model without classes
     label: str = ""  # its name
     probability: float = torch.nan
@@ -140,9 +140,9 @@ def _describe(
 
 
 def check_map(cells: Tensor, name: str, method: str, what: str) -> None:
-    """Raise, with the reason, unless the map tells patches apart."""
+    """Raise, with the reason, unless the map distinguishes patches."""
     if cells.numel() < 2:
-        raise ExplanationError(f"{name}: the model sees a single patch, so there is nothing to tell apart.")
+        raise ExplanationError(f"{name}: the model sees a single patch, so there is nothing to compare.")
     if not torch.isfinite(cells).all():
         raise ExplanationError(
             f"{name}: the map of {method} is not a number, although the output is; its gradients overflow: load the "
@@ -151,16 +151,16 @@ def check_map(cells: Tensor, name: str, method: str, what: str) -> None:
     high, low = cells.max().item(), cells.min().item()
     if high - low <= ROUNDING * max(abs(high), abs(low)):
         if high == low == 0 and method in TARGETED:
-            why = f"no patch speaks for {what} (its head may be zero, as before training)"
+            why = f"no patch counts for {what} (its head may be zero, as before training)"
         elif method in TARGETED:
-            why = f"every patch matters the same for {what}"
+            why = f"every patch counts the same for {what}"
         else:
             why = "the model attends to all patches alike, as before training or for a picture of one colour"
         raise ExplanationError(f"{name}: {method} gives every patch the same value, {high:.3g}: {why}.")
 
 
 def target_index(loaded: Loaded, target: int | str | None) -> int | None:
-    """The number of the class that `target` names; numbers may be texts."""
+    """The number of the class that `target` names; numbers may be given as text."""
     if target is None:
         return None
     count, names = loaded.model.config.num_classes, loaded.classes or ()
@@ -169,7 +169,7 @@ def target_index(loaded: Loaded, target: int | str | None) -> int | None:
     if isinstance(target, str) and target in names:
         return names.index(target)
     if isinstance(target, str) and not target.isdecimal():
-        known = suggest(target, names) if names else f"this checkpoint has no names; give a number below {count}."
+        known = suggest(target, names) if names else f"this checkpoint has no names; pass a number below {count}."
         raise ConfigError(f"unknown class {target!r}; {known}")
     if not 0 <= int(target) < count:
         raise ConfigError(f"target must be a class number from 0 to {count - 1}, or a name; got {target}.")
@@ -177,5 +177,5 @@ def target_index(loaded: Loaded, target: int | str | None) -> int | None:
 
 
 def label_of(loaded: Loaded, index: int) -> str:
-    """A class's name, or its number where the checkpoint has no names."""
+    """A class's name, or its number if the checkpoint has no names."""
     return loaded.classes[index] if loaded.classes is not None else str(index)

@@ -20,7 +20,7 @@ from vitrail.explanation.passes import on_model
 from vitrail.model import ViT
 
 STEPS = 12
-BLUR = 0.1  # σ, as a part of the shorter side
+BLUR = 0.1  # σ, as a share of the shorter side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def _area(model: ViT, image: Tensor, baseline: Tensor, shown: Tensor, target: in
 
 
 def blurred(image: Tensor) -> Tensor:
-    """A picture (C, H, W) under a Gaussian blur that leaves colours and no shapes."""
+    """A picture (C, H, W) blurred so far that colours remain but no shapes."""
     sigma = BLUR * min(image.shape[-2:])
     radius = math.ceil(3 * sigma)
     places = torch.arange(-radius, radius + 1, device=image.device, dtype=torch.float32)

@@ -25,7 +25,7 @@ class Filters:
     """What the first layer looks for, as small pictures."""
 
     pictures: Tensor  # (n, C, rows, columns)
-    explained: Tensor | None  # (n,) the part of the variance of each principal component; None for plain filters
+    explained: Tensor | None  # (n,) each principal component's share of the variance; None for plain filters
     what: str
 
 
@@ -55,7 +55,7 @@ def _first_convolution(model: ViT) -> Tensor:
 
 
 def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The first directions of the largest variance (count, features), and each one's part of all variance.
+    """The first directions of the largest variance (count, features), and each one's share of the variance.
 
     The sign, which is arbitrary, is such that the largest entry is positive.
     """
@@ -67,7 +67,7 @@ def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def position_similarity(model: ViT) -> Tensor | None:
-    """The cosine of the positions of each two patches (h, w, h, w), on the CPU; None if the model has no positions."""
+    """The cosine between the positions of every two patches (h, w, h, w), on the CPU; None without positions."""
     _, positions = model.embed.positions_at(model.config.grid)
     if positions is None:
         return None
@@ -104,7 +104,7 @@ def attention_distance(model: ViT, images: Tensor) -> Tensor:
 
 
 def patch_distances(grid: Pair, stride: Pair) -> Tensor:
-    """The distance in pixels between the centres of each two patches: (h·w, h·w)."""
+    """The distance in pixels between the centres of every two patches: (h·w, h·w)."""
     rows, columns = torch.meshgrid(
         torch.arange(grid[0]) * float(stride[0]), torch.arange(grid[1]) * float(stride[1]), indexing="ij"
     )

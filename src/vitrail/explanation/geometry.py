@@ -1,4 +1,4 @@
-"""Back from the model's input to the picture: which part of it the model saw, and where each patch lies there."""
+"""Back from the model's input to the picture: which part of it the model saw, and where each patch is in it."""
 
 import math
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def view_of(spec: Preprocess, picture: Pair) -> View:
 def spread(cells: Tensor, view: View, how: Literal["smooth", "blocks"] = "smooth", rows: Pair | None = None) -> Tensor:
     """A map over the patches (h, w) → over the `view.seen` pixels of the picture, each patch where the model saw it.
 
-    "smooth" is linear between the centres of the patches; "blocks" shows the patches themselves. `rows` asks for those
+    "smooth" is linear between the centres of the patches; "blocks" shows the patches themselves. `rows` keeps those
     rows of the picture only.
     """
     top, left, bottom, right = view.seen

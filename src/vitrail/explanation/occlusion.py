@@ -1,4 +1,4 @@
-"""Occlusion: cover one patch at a time and see what the class loses. No theory, many forward passes: a plain check.
+"""Occlusion: cover one patch at a time and see what the class loses. A plain check, with many forward passes.
 
 A patch is covered with the picture's own mean colour. What counts is the target's log-odds, log p / (1 − p), because
 the probability of a confident model hardly moves.
@@ -15,7 +15,7 @@ PIXELS = 32 * 224 * 224  # of the pictures in one batch
 
 
 def occlusion(model: ViT, images: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The log-odds of the target that each patch holds up (B, h, w), and the logits; one forward pass per patch."""
+    """How much of the target's log-odds each patch accounts for (B, h, w), and the logits; a pass per patch."""
     if not model.config.num_classes:
         raise ConfigError("this model has no head, so there is no class to explain; use method attention or rollout.")
     images = on_model(model, images)

@@ -1,7 +1,7 @@
 """The model's own forward pass, with the mixing left to the caller.
 
 `run` hands the queries, keys and values of each layer to a `Mix`, which returns softmax(Q Kᵀ · scale) V in whatever way
-it likes: fused while it looks at the queries and keys, or with probabilities that gradients can flow to.
+it likes: fused while it reads the queries and keys, or with probabilities that gradients can flow to.
 """
 
 from collections.abc import Generator
@@ -54,12 +54,12 @@ def run(model: ViT, images: Tensor, mix: Mix, *, watch: Watch | None = None, all
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The kernel that the model itself takes."""
+    """The kernel that the model itself uses."""
     return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
 
 
 def head_chunks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Generator[Tensor]:
-    """The probabilities of all heads, a few heads at a time, so that many tokens need no more memory than they must."""
+    """The probabilities of all heads, a few heads at a time, so that many tokens need little memory."""
     step = max(1, CHUNK // (query.shape[0] * query.shape[2] * key.shape[2]))
     for start in range(0, query.shape[1], step):
         yield probabilities(query[:, start : start + step], key[:, start : start + step], scale, mask)

@@ -1,4 +1,4 @@
-"""Drawing the paper's figures: matplotlib figures that go into a paper or a talk as they are."""
+"""Drawing the paper's figures: matplotlib figures, ready for a paper or a talk."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,9 +38,9 @@ FILTER_GAP = 0.08  # between two of them, as a share of one
 EXAMPLES = 6  # pictures in the attention figure
 EXAMPLE_SIDE = 1.25  # inches of one of them
 PRINTED = 512  # and its pixels
-DARKEST, GAMMA = 0.12, 0.6  # how a map becomes light: eyes see half the light as more than half as bright
+DARKEST, GAMMA = 0.12, 0.6  # how a map becomes light: half the light looks more than half as bright
 MOST_TICKS = 12
-MOST_TILES = 7  # across and down in the figure of the positions, as in the paper: more are too small to be seen
+MOST_TILES = 7  # across and down in the figure of the positions, as in the paper: more would be too small to see
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -116,7 +116,7 @@ def plot_positions(similarity: Tensor, kind: str, theme: Theme = LIGHT) -> Figur
 
 
 def _range_of_others(similarity: Tensor) -> tuple[float, float]:
-    """The lowest and highest cosine of two different patches: the 1 of each with itself would leave them one colour."""
+    """The lowest and highest cosine of two different patches: the 1 of each with itself would hide them."""
     count = similarity.shape[0] * similarity.shape[1]
     others = similarity.reshape(count, count)[~torch.eye(count, dtype=torch.bool)]
     if not others.numel() or others.min() == others.max():
@@ -141,7 +141,7 @@ def plot_distance(distance: Tensor, pictures: int, longest: float, theme: Theme 
     layers, heads = distance.shape
     figure = _figure(4.2, 3.0)
     axes = figure.add_subplot()
-    dark = theme is not LIGHT  # the ends of the colours that the paper would swallow are left out
+    dark = theme is not LIGHT  # colours that would vanish into the background are left out
     colours = matplotlib.colormaps["viridis"](np.linspace(0.25 if dark else 0, 1 if dark else 0.92, heads))
     for head in range(heads):
         axes.scatter(range(layers), distance[:, head].numpy(), s=16, color=colours[head], linewidths=0, zorder=3)
@@ -177,7 +177,7 @@ def plot_attention(explained: Sequence[tuple[Subject, Explanation]], who: str) -
                 )
             elif offset == 0:
                 axes.set_title("input", fontsize=8, pad=3, color="#777777")
-    top = (height - 0.2) / (height + head)  # the first row's titles stand above it
+    top = (height - 0.2) / (height + head)  # the first row's titles are above it
     figure.subplots_adjust(wspace=0.05, hspace=0.22, left=0, right=1, bottom=0, top=top)
     figure.suptitle(f"Attention rollout from {who}", fontsize=10, y=1.0, va="top")
     return paint(figure, LIGHT)
@@ -196,7 +196,7 @@ def longest_distance(size: Pair) -> float:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure of its own, in inches: pyplot would keep it, and open windows."""
+    """A figure, sized in inches; not through pyplot, which would keep it and open windows."""
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure

@@ -6,8 +6,8 @@ relevance         R ← R + Ā R from the first layer to the last ("Generic Atte
                   Wolf, 2021). We go from the last to the first with the row that the pooling reads, which is the
                   same product for N² instead of N³ operations per layer, and leave out the identity that R starts
                   with, which for [cls] touches no patch and for the mean adds the same to all.
-gradient rollout  attention rollout with the rows of Ā, brought to the sum 1, in place of the plain mean of the heads.
-                  A token whose row is zero (nothing it looks at speaks for the class) keeps what it has.
+gradient rollout  attention rollout with the rows of Ā, scaled to sum to 1, in place of the plain mean of the heads.
+                  A token whose row is zero (nothing it attends to counts for the class) keeps what it has.
 
 Attention pooling is one more layer without a residual: its own weighted attention is the row that we start with.
 Where a layer merges tokens, the matrix M that does so stands between it and the next: R ← M R. A merged token's row
@@ -55,7 +55,7 @@ def relevance(model: ViT, images: Tensor, targets: Tensor | None = None) -> tupl
 
 
 def gradient_rollout(model: ViT, images: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rollout of the attention that speaks for the target (B, h, w), and the logits."""
+    """Rollout of the attention that counts for the target (B, h, w), and the logits."""
     weighted = weigh_attention(model, images, targets)
     flow = Flow(model.config, weighted.groups)
     for layer, matrix in enumerate(weighted.layers):
@@ -117,5 +117,5 @@ def _rows_to_one(matrix: Tensor) -> Tensor:
 
 
 def _keep_silent(matrix: Tensor) -> Tensor:
-    """Rows that attend to nothing have lost half: bring them back to the sum 1."""
+    """Rows that attend to nothing have lost half: scale them back to sum to 1."""
     return matrix / matrix.sum(dim=-1, keepdim=True)

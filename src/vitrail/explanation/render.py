@@ -24,12 +24,12 @@ from vitrail.explanation.geometry import View, spread
 Array = np.ndarray[Any, Any]
 
 COLOURS = "inferno"
-SLAB = 1 << 20  # pixels that are blended at once: a large photo must not be floats as a whole
+SLAB = 1 << 20  # pixels that are blended at once, so that a large photo is never all floats
 SMALLEST = 224  # the shorter side of a drawn picture
 GREY = 0.5  # how far the picture below the colours is desaturated
 FAINTEST, STRONGEST = 0.35, 0.8  # share of the colour where the map is lowest and highest
 SHEET_TILE, STRIP_TILE = 320, 160
-MOST_PIXELS = 4_000_000  # of a picture that was enlarged
+MOST_PIXELS = 4_000_000  # of an enlarged picture
 PAIRS = 3  # pictures beside one another on a sheet
 MOST_ON_SHEET = 60
 BAR, LINE = 120, 20  # pixels of the colour bar, and of one line below a sheet
@@ -67,7 +67,7 @@ def overlay(subject: Subject, cells: Tensor) -> Image.Image:
 
 
 def scale_map(cells: Tensor) -> Tensor:
-    """A map in [0, 1]: from its lowest value, or 0 if some are negative (they speak against), to its highest."""
+    """A map in [0, 1]: from its lowest value, or 0 if some are negative (they count against), to its highest."""
     high = cells.max()
     low = cells.min() if high <= 0 else cells.min().clamp(min=0)
     return ((cells - low) / (high - low)).clamp(0, 1)
@@ -91,19 +91,19 @@ def enlarge(subject: Subject) -> Subject:
 
 
 def picture_of(subject: Subject) -> Image.Image:
-    """The picture in RGB; of more than three channels the first."""
+    """The picture in RGB; the first three of more channels."""
     pixels = subject.pixels if len(subject.pixels) in (1, 3) else subject.pixels[:1]
     return to_pil(pixels).convert("RGB")
 
 
 def draw(subject: Subject, explanation: Explanation, full: Image.Image) -> Drawn:
-    """What a sheet needs of a picture and its overlay, small, so that many of them fit into memory."""
+    """A picture and its overlay, small enough for a sheet, so that many fit into memory."""
     picture = shrink(picture_of(subject), SHEET_TILE)
     return Drawn(name=subject.name, picture=picture, overlay=shrink(full, SHEET_TILE), explanation=explanation)
 
 
 def explanation_sheet(heading: str, note: str, drawn_pictures: Sequence[Drawn]) -> Image.Image:
-    """All pictures with their answers beside their overlays."""
+    """All pictures with their predictions, beside their overlays."""
     columns = min(PAIRS, len(drawn_pictures))
     rows: list[Row] = []
     for start in range(0, len(drawn_pictures), columns):
@@ -175,7 +175,7 @@ def seen_part(subject: Subject, side: int = SMALLEST) -> Subject:
 
 
 def _faded(pixels: Array, amount: float) -> Array:
-    """Pixels (…, 3) on their way to grey."""
+    """Pixels (…, 3), partly desaturated."""
     floats = pixels.astype(np.float32)
     grey = floats @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     return (1 - amount) * floats + amount * grey[..., None]

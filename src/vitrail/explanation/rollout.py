@@ -1,7 +1,7 @@
 """Attention rollout ("Quantifying Attention Flow in Transformers", Abnar & Zuidema, 2020).
 
 Each layer passes on half of what a token had (the residual) and half of what it attended to, averaged over the heads:
-Â = ½ A + ½ I. The product Â_L ⋯ Â_1 says how much of each patch reaches the tokens that the pooling reads. The
+Â = ½ A + ½ I. The product Â_L ⋯ Â_1 gives how much of each patch reaches the tokens that the pooling reads. The
 forward pass stays fused; each layer's head mean is computed from its queries and keys and multiplied in at once, so
 that one (N, N) matrix is kept, whatever the depth and the number of heads. Where a layer merges tokens, the matrix that
 does so is one more factor.
@@ -17,7 +17,7 @@ from vitrail.model import ViT, ViTConfig
 
 
 def rollout(model: ViT, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The part of each patch in what the pooling reads (B, h, w), and the logits."""
+    """The share of each patch in what the pooling reads (B, h, w), and the logits."""
     images = on_model(model, images)
     config, groups = model.config, Groups(model.config.prefix)
     flow = Flow(config, groups)
@@ -60,7 +60,7 @@ class Flow:
         self.product = F.pad(matrix, (missing, 0)) @ self.product
 
     def reading(self) -> Tensor:
-        """What the pooling reads, of each patch: (B, h·w)."""
+        """How much of each patch the pooling reads: (B, h·w)."""
         assert self.product is not None
         prefix, sizes = self.config.prefix, self.groups.sizes
         if self.config.pooling != "mean":

@@ -18,14 +18,14 @@ class AttentionQuery:
 
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
-    queries: Literal["class"] | tuple[int, ...] | None = None  # rows: who looks. "class" is the [cls] token
+    queries: Literal["class"] | tuple[int, ...] | None = None  # rows: which tokens attend. "class" is the [cls] token
 
     def __post_init__(self) -> None:
         validate(self)
 
 
 class Mix(Protocol):
-    """How queries, keys and values (B, H, N, K) become what the heads give: softmax(Q Kᵀ · scale) V.
+    """How queries, keys and values (B, H, N, K) become the heads' outputs: softmax(Q Kᵀ · scale) V.
 
     The signature is that of the fused kernel, which is the default and never stores the (N, N) probabilities. Whoever
     wants to see or change them passes a `mix` of their own; the model has no hooks and no switch for it, so two threads
@@ -38,7 +38,7 @@ class Mix(Protocol):
 
 
 class LayerMix(Protocol):
-    """A `Mix` for every layer, told which one. Layers count from 0; attention pooling is one more, after the last."""
+    """A `Mix` for every layer, by its number. Layers count from 0; attention pooling is one more, after the last."""
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ fused: Mix = F.scaled_dot_product_attention
 
 
 class Attention(nn.Module):
-    """Every token looks at every other one."""
+    """Every token attends to every other one."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Attention(nn.Module):
     def forward(
         self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None, mix: Mix = fused
     ) -> Tensor:  # (B, N, D)
-        """Attend; `keep` computes the first few tokens only.
+        """Attend; with `keep`, only the first few tokens are computed.
 
         `mask` broadcasts to (B, H, N, N): True where a query may look at a key, or numbers to add to the scores.
         """

@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """What every kind of MLP is: each token by itself, through a wider space and back."""
+    """Every kind of MLP: each token by itself, through a wider space and back."""
 
     description: str  # for people
 
@@ -90,7 +90,7 @@ def build_mlp(config: ViTConfig) -> Mlp | SwiGlu:
 
 
 class Branch(nn.Module):
-    """The way back into the residual stream: layer scale, dropout and DropPath where asked for, then the sum."""
+    """The way back into the residual stream: layer scale, dropout and DropPath if configured, then the sum."""
 
     def __init__(self, width: int, dropout_rate: float, path_rate: float, layer_scale: float | None) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Branch(nn.Module):
 
 
 def drop_path(branch: Tensor, rate: float) -> Tensor:
-    """Zero the whole branch of a random share of the samples, and scale the others so that the mean stays."""
+    """Zero the whole branch of a random share of the samples, and scale the others so that the mean stays the same."""
     if rate == 0.0:
         return branch
     shape = (branch.shape[0],) + (1,) * (branch.ndim - 1)

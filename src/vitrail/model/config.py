@@ -12,7 +12,7 @@ from vitrail.schema import IF_USED, validate
 
 Pair = tuple[int, int]  # (height, width), always in this order
 
-# Far beyond any ViT; a damaged or mistyped config must not keep the machine busy.
+# Far beyond any ViT: a damaged or mistyped config must not keep the machine busy.
 LIMITS = {
     "channels": 4096,
     "width": 65_536,
@@ -29,7 +29,7 @@ GROUP_SIZE = 8  # channels that a conv stem's group norm treats together
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """What all encoder blocks share beside their sizes."""
+    """What all encoder blocks share besides their sizes."""
 
     qkv_bias: bool = True
     attention_scale: float | None = None  # None: 1 / √(head size), as in the paper
@@ -53,7 +53,7 @@ class PositionConfig:
     """How tokens know where they are.
 
     `kind` is what is added: a learned vector for each place, one for each row beside one for each column (`axes`),
-    fixed sines and cosines, or nothing. `covers` says which tokens own a position: `patches` only (added before the
+    fixed sines and cosines, or nothing. `covers` is which tokens have a position: `patches` only (added before the
     other tokens are joined: big_vision, DeiT-3), `class` too (the paper: N + 1 positions, added after the [cls] token
     is joined), or `all` (registers too).
     `resample` is the kernel that fits the positions to another grid; each is exactly its origin's.
@@ -130,7 +130,7 @@ class ResNetStem:
     """
 
     kind: Literal["resnet"] = "resnet"
-    blocks: tuple[int, ...] = (3, 4, 9)  # bottlenecks per stage; () is the root alone
+    blocks: tuple[int, ...] = (3, 4, 9)  # bottlenecks per stage; () is only the root
     width_factor: float = 1.0
     groups: int = 32
     norm_eps: float = 1e-6
@@ -172,9 +172,9 @@ class ViTConfig:
     mlp_width: int | None = None  # None: 4 × width
     num_classes: int = 1000  # 0: no head, the model gives features
     class_token: bool = True
-    registers: int = 0  # extra learned tokens that nobody reads ("ViTs Need Registers")
+    registers: int = 0  # extra learned tokens that are never read ("ViTs Need Registers")
     pooling: Literal["cls", "mean", "map"] = "cls"  # the [cls] token, mean of the patches, or attention pooling
-    pool_norm: Literal["before", "after"] = "before"  # where the last LayerNorm stands
+    pool_norm: Literal["before", "after"] = "before"  # where the last LayerNorm is
     representation: int | None = None  # width of the Linear + tanh before the head, used in pre-training
     block: BlockConfig = field(default_factory=BlockConfig)
     positions: PositionConfig = field(default_factory=PositionConfig)
@@ -229,7 +229,7 @@ class ViTConfig:
                 raise ConfigError(f"merge[{block}] must be between 0 and {most}, half of its patches; got {count}.")
 
     def _settle_equals(self) -> None:
-        """Of several spellings of the same model keep one, so that equal models have equal configs."""
+        """Normalise equivalent settings, so that equal models have equal configs."""
         covers = self.positions.covers
         if self.positions.kind != "learned" or not self.positioned_prefix:
             covers = "patches"
@@ -253,7 +253,7 @@ class ViTConfig:
         return self.grid_of(self.image_size)
 
     def grid_of(self, image_size: Pair) -> Pair:
-        """Rows and columns of patches for a picture of this size; an error where no whole number of patches fits."""
+        """Rows and columns of patches for a picture of this size; an error if no whole number of patches fits."""
         for side, stride in zip(image_size, self.stride, strict=True):
             if side % stride or not side:
                 tries = [side // stride * stride, (side // stride + 1) * stride]
@@ -289,7 +289,7 @@ class ViTConfig:
 
     @property
     def positioned_prefix(self) -> int:
-        """How many of the prefix tokens own a position."""
+        """How many of the prefix tokens have a position."""
         covered = {"patches": 0, "class": int(self.class_token), "all": self.prefix}
         return covered[self.positions.covers]
 

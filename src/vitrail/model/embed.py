@@ -13,7 +13,7 @@ from vitrail.model.stem import build_stem
 
 
 class Embed(nn.Module):
-    """Picture → tokens: stem, patches, positions, and the tokens that stand before the patches."""
+    """Picture → tokens: stem, patches, positions, and the tokens that come before the patches."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

@@ -1,13 +1,13 @@
-"""First values of the weights, as in the paper's own release (google-research/vision_transformer).
+"""Initial values of the weights, as in the paper's own release (google-research/vision_transformer).
 
 | what | here, as Google | timm's default |
 |---|---|---|
-| attention and MLP matrices | Xavier uniform, queries, keys and values each on their own | normal, 0.02, cut |
+| attention and MLP matrices | Xavier uniform, queries, keys and values separately | normal, 0.02, truncated |
 | MLP biases | normal, 1e-6 | zeros |
-| patch projection, representation layer, stems | LeCun normal, cut | uniform, 1/√(fan in) |
-| positions | normal, 0.02 | normal, 0.02, cut |
+| patch projection, representation layer, stems | LeCun normal, truncated | uniform, 1/√(fan in) |
+| positions | normal, 0.02 | normal, 0.02, truncated |
 | [cls] | zeros | normal, 1e-6 |
-| head | zeros, so that training starts from uniform predictions | normal, 0.02, cut |
+| head | zeros, so that training starts from uniform predictions | normal, 0.02, truncated |
 | last norm of a ResNet bottleneck | zeros | zeros |
 """
 
@@ -106,7 +106,7 @@ SPECIAL: dict[Any, Callable[[Any], None]] = {
 
 def _fill_lecun(weight: Tensor) -> None:
     fan_in = weight[0].numel()
-    std = sqrt(1.0 / fan_in) / 0.87962566103423978  # the deviation of a unit normal cut at ±2
+    std = sqrt(1.0 / fan_in) / 0.87962566103423978  # the deviation of a unit normal truncated at ±2
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 

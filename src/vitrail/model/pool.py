@@ -26,7 +26,7 @@ class Pool(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """A learned probe looks at the patches, then passes an MLP ("Scaling Vision Transformers": the MAP head)."""
+    """A learned probe attends to the patches, then applies an MLP ("Scaling Vision Transformers": the MAP head)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

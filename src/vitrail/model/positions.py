@@ -14,12 +14,12 @@ RESAMPLE = {
     "torchvision": {"mode": "bicubic", "align_corners": True},
     "dinov2": {"mode": "bicubic", "align_corners": False},  # without registers; with them it is timm's
 }
-# Kernels that are given a scale, (new + offset) / old, instead of a size: each cell is then read a little off.
+# Kernels that get a scale, (new + offset) / old, instead of a size: each cell is then sampled slightly off.
 OFFSETS = {"dinov2": 0.1}
 
 
 class Positions:
-    """No positions at all; the other kinds say what they do differently.
+    """No positions at all; the other kinds override what differs.
 
     What a kind learns is one tensor, `embed.positions` of the model.
     """
@@ -27,7 +27,7 @@ class Positions:
     description = "no positions"
 
     def shape(self, config: ViTConfig) -> tuple[int, ...] | None:
-        """Of what is learned; None where nothing is."""
+        """The shape of what is learned; None if nothing is."""
         return None
 
     def at(
@@ -45,7 +45,7 @@ class Positions:
 
 
 class Learned(Positions):
-    """The paper's: a vector for each place, counted row by row; `covers` says which prefix tokens have one too."""
+    """The paper's: a vector for each patch, counted row by row; `covers` says which prefix tokens have one too."""
 
     description = "learned positions"
 

@@ -1,4 +1,4 @@
-"""What may stand between the pixels and the patches: a few convolutions, or the hybrid's ResNet."""
+"""What may come between the pixels and the patches: a few convolutions, or the hybrid's ResNet."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from vitrail.model.config import GROUP_SIZE, ConvStem, ResNetStem, Stem
 
 
 def build_stem(stem: Stem, channels: int) -> tuple[nn.Module, int]:
-    """The stem and the number of channels that it gives."""
+    """The stem and the number of its output channels."""
     if isinstance(stem, ConvStem):
         return Convolutions(stem, channels), stem.widths[-1]
     if isinstance(stem, ResNetStem):
@@ -89,7 +89,7 @@ class Bottleneck(nn.Module):
 
 
 class StdConv2d(nn.Conv2d):
-    """A convolution whose filters are brought to mean 0 and deviation 1, with TensorFlow's SAME padding."""
+    """A convolution whose filters are standardised to mean 0 and deviation 1, with TensorFlow's SAME padding."""
 
     def __init__(self, stem: ResNetStem, in_channels: int, out_channels: int, kernel_size: int = 1, stride: int = 1):
         super().__init__(in_channels, out_channels, kernel_size, stride, bias=False)

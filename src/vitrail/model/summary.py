@@ -31,7 +31,7 @@ class Summary:
     """The steps of a model and their sums.
 
     `macs` counts every token in every block, as the literature does; `forward_macs` is what `forward` computes: less
-    where [cls] is pooled, because the last block then works for that token alone.
+    where [cls] is pooled, because the last block then computes only that token.
     """
 
     config: ViTConfig
@@ -60,7 +60,7 @@ class Summary:
         return "total", "", "", f"{self.parameters:,}", f"{self.macs / 1e6:,.1f} M"
 
     def markdown(self) -> str:
-        """The steps as a table of Markdown."""
+        """The steps as a Markdown table."""
         lines = ["| step | shape | | parameters | MACs |", "|---|---|---|--:|--:|"]
         lines += [f"| {' | '.join([name.replace('  ', '&emsp;'), *cells])} |" for name, *cells in self.rows]
         lines.append(f"| {' | '.join(f'**{cell}**' if cell else '' for cell in self.total)} |")
@@ -134,7 +134,7 @@ def _encoder_steps(model: ViT) -> list[Step]:
         Step(
             name="  attention",
             shape=(config.heads, tokens, tokens),
-            note="who looks at whom",
+            note="which token attends to which",
             parameters=attention,
             macs=2 * sum(count * count for count in entering) * width,
         ),

@@ -30,7 +30,7 @@ PATCHES = {
 
 # Hybrid → size, ResNet blocks per stage, patch on the ResNet's output.
 HYBRIDS = {
-    "vit-r-ti16": ("ti", (), 8),  # 32 pixels from one patch to the next, whatever the name says
+    "vit-r-ti16": ("ti", (), 8),  # 32 pixels from one patch to the next, despite the name
     "vit-r26-s32": ("s", (2, 2, 2, 2), 1),
     "vit-r50-b16": ("b", (3, 4, 9), 1),
     "vit-r50-l32": ("l", (3, 4, 6, 3), 1),
@@ -89,7 +89,7 @@ def _sized(numbers: tuple[int, int, int, int], patch: int, image_size: int = 224
 def variant(name: str, **changes: Any) -> ViTConfig:
     """The config of a known model, with fields of `ViTConfig` changed: `variant("vit-b16", image_size=384)`.
 
-    The paper's way of writing is understood too: "B/16", "ViT-L/14", "R50+ViT-B/16".
+    The paper's notation is understood too: "B/16", "ViT-L/14", "R50+ViT-B/16".
     """
     table = variants()
     key = "vit-" + name.replace("ViT-", "").removeprefix("vit-").replace("/", "").replace("+", "-")

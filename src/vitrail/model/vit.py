@@ -21,7 +21,7 @@ from vitrail.model.pool import AttentionPool, Pool
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a forward pass computed on its way."""
+    """What a forward pass computed along the way."""
 
     logits: Tensor  # (B, classes)
     features: Tensor  # (B, D), what the head sees
@@ -71,7 +71,7 @@ class ViT(nn.Module):
     def features(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         """What the head sees (B, D): pooled tokens, through the representation layer where there is one."""
         tokens, mask = self.embed_images(images, mask)
-        keep = 1 if self.config.pooling == "cls" else None  # nobody reads the other tokens of the last block
+        keep = 1 if self.config.pooling == "cls" else None  # the other tokens of the last block are never read
         return self.summarize(*self.encode(tokens, mask, keep))
 
     def tokens(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
@@ -204,9 +204,9 @@ class ViT(nn.Module):
         return {self.layer_index(layer) for layer in layers}
 
     def _look(self, request: AttentionQuery, maps: dict[int, Tensor]) -> LayerMix:
-        """The fused kernel, which leaves the requested probabilities in `maps` on its way."""
+        """The fused kernel, which also stores the requested probabilities in `maps`."""
         if request.queries == "class" and not self.config.class_token:
-            raise InputError("this model has no [cls] token to look from; ask for query rows by number, or for all.")
+            raise InputError("this model has no [cls] token to attend from; ask for query rows by number, or for all.")
         rows = (0,) if request.queries == "class" else request.queries
         layers = self._layers_of(request)
 
@@ -241,5 +241,5 @@ def _run_again_in_backward(
 
 
 def at_layer(mix: LayerMix | None, layer: int) -> Mix:
-    """The mix of one layer; the fused kernel where there is none."""
+    """The mix of one layer; by default the fused kernel."""
     return fused if mix is None else cast("Mix", partial(mix, layer))

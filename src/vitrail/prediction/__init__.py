@@ -1,8 +1,8 @@
 """Pictures in, labelled scores or embeddings out.
 
-predictor  `load` and `Predictor`: what a user holds
+predictor  `load` and `Predictor`: what users work with
 results    `Prediction` and `Embedding`
-pictures   what a person names on the command line → pictures
+pictures   what the user names on the command line → pictures
 arguments  which of several arguments is the model and which are pictures
 """
 

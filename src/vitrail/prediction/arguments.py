@@ -1,4 +1,4 @@
-"""Which of several arguments is the model and which are pictures or data; what is neither is an error at once."""
+"""Which of several arguments is the model and which are pictures or data; anything else is an error at once."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,13 +33,13 @@ def _is_model(text: str) -> bool:
 
 
 def tell_data(first: str, second: str | None) -> tuple[str, str]:
-    """The model and the data of two arguments, or the data alone and the bundled model."""
+    """The model and the data from two arguments, or only the data, with the bundled model."""
     from vitrail.data.opening import NAMES as DATA_NAMES  # which loads torch
     from vitrail.data.opening import check_where
 
     if second is None:
         if first not in DATA_NAMES and is_run_or_weights(first):
-            raise InputError(f"{first} is a model; name the data to use it on too: a folder, a table or a name.")
+            raise InputError(f"{first} is a model; also name the data to use it on: a folder, a table or a name.")
         model, data = DEFAULT, first
     else:
         model, data = first, second
@@ -53,10 +53,10 @@ def tell_data(first: str, second: str | None) -> tuple[str, str]:
 
 
 def check_standard_input(pictures: Sequence[str], list_file: str | None) -> None:
-    """Standard input can be read once."""
+    """Standard input can be read only once."""
     if not pictures and list_file is None:
         raise InputError("name at least one picture, folder or pattern; - is a picture on standard input.")
     if list(pictures).count(STDIN) + (list_file == STDIN) > 1:
-        raise InputError("standard input can be read once: it is either one picture or a list of paths.")
+        raise InputError("standard input can be read only once: it is either one picture or a list of paths.")
     if list_file is not None and list_file != STDIN and not Path(list_file).is_file():
         raise InputError(f"{list_file}: there is no such list of pictures.")

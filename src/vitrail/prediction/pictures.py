@@ -1,4 +1,4 @@
-"""What a person names on the command line → pictures: files, folders, patterns, and standard input."""
+"""What the user names on the command line → pictures: files, folders, patterns, and standard input."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ STDIN = "-"
 def find_pictures(names: Sequence[str]) -> Iterator[Named]:
     """The pictures that the names stand for, in their order; those of a folder or a pattern sorted by name.
 
-    A file is taken whatever its extension; in folders and patterns, only files with a picture's. `-` is one picture on
+    A file may have any extension; in folders and patterns, only pictures' extensions count. `-` is one picture on
     standard input. A name that stands for nothing is an error before the first picture is read.
     """
     check_pictures(names)
@@ -26,7 +26,7 @@ def find_pictures(names: Sequence[str]) -> Iterator[Named]:
 
 
 def stands_for_several(name: str) -> bool:
-    """Whether a name is that of a folder, or a pattern."""
+    """Whether a name is a folder or a pattern."""
     return name != STDIN and (Path(name).is_dir() or _is_pattern(name))
 
 
@@ -39,8 +39,8 @@ def check_pictures(names: Sequence[str]) -> None:
             continue
         try:
             _check(name, Path(name))
-        except (OSError, ValueError) as error:  # a folder that may not be listed, a name with a NUL
-            raise InputError(f"{name}: cannot be looked at ({reason(error)}).") from error
+        except (OSError, ValueError) as error:  # a folder without permission, a name with a NUL
+            raise InputError(f"{name}: cannot be accessed ({reason(error)}).") from error
 
 
 def _check(name: str, path: Path) -> None:

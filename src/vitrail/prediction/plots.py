@@ -25,7 +25,7 @@ def plot_prediction(
     shown = _open(picture)
     height = max(1.9, 0.3 * len(labels) + 0.4)
     figure = Figure(figsize=(height + 3.8 if shown else 3.8, height), layout="constrained")
-    FigureCanvasAgg(figure)  # a figure of its own: pyplot would keep it, and open windows
+    FigureCanvasAgg(figure)  # not through pyplot, which would keep the figure and open windows
     grid = figure.add_gridspec(1, 2, width_ratios=(height if shown else 0.001, 3.8))
     if shown:
         axes = figure.add_subplot(grid[0])

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from vitrail.weights.infer import Hints
 
 TOP_K = 5
-Named = tuple[str, Picture]  # what to call a picture, and the picture
+Named = tuple[str, Picture]  # the name of a picture, and the picture
 Output = tuple[str, Floats | str]  # what it is called, and its numbers or why there are none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor(Facts):
-    """A model, on any runtime, with what belongs to it."""
+    """A model, on any runtime, with its preprocessing, classes and origin."""
 
     runtime: Runtime
     source: str = ""  # where it was loaded from, as the user named it
@@ -52,7 +52,7 @@ class Predictor(Facts):
 
     @property
     def num_classes(self) -> int:
-        """How many classes the head has; 0 where there is no head."""
+        """How many classes the head has; 0 if there is no head."""
         return self.runtime.num_classes
 
     def checkpoint(self) -> "Checkpoint":
@@ -66,7 +66,7 @@ class Predictor(Facts):
     def save(self, path: str | Path, format: FormatName | None = None) -> Path:  # noqa: A002
         """Write the model as it is now: a file of ours (`.safetensors`), or another format, all or nothing.
 
-        The suffix chooses the format where only one has it. A file or checkpoint folder of that name is replaced;
+        The suffix chooses the format if only one has it. A file or checkpoint folder of that name is replaced;
         `vitrail.convert` proves what it writes, keeps existing files, and changes sizes, heads and number types too.
         """
         from vitrail.weights.formats import choose_format
@@ -108,7 +108,7 @@ class Predictor(Facts):
         """The most likely classes of one picture, or a stream of them for several, in their order.
 
         A picture is a path, an encoded file, a PIL picture, an array or a tensor; 4-D arrays and tensors are several.
-        Of several, one that cannot be read is a `Prediction` with its `error`; a single one raises.
+        Among several, an unreadable one is a `Prediction` with its `error`; a single one raises.
         """
         self._require_classes()
         if top_k < 1:
@@ -132,7 +132,7 @@ class Predictor(Facts):
     def embed(
         self, pictures: Picture | Iterable[Picture], *, batch_size: int | None = None
     ) -> Embedding | Iterator[Embedding]:
-        """What the head sees of one picture, or a stream of it for several; see `predict` for what a picture is."""
+        """The embedding of one picture, or a stream of them for several; see `predict` for what a picture is."""
         if _is_one(pictures):
             return _embedding(*self._one(cast("Picture", pictures), self.runtime.features))
         named = name_pictures(cast("Iterable[Picture]", pictures))
@@ -147,7 +147,7 @@ class Predictor(Facts):
         return self._stream(pictures, self.runtime.features, batch_size)
 
     def label(self, index: int) -> str:
-        """The name of a class; its number where the checkpoint has no names."""
+        """The name of a class; its number if the checkpoint has no names."""
         return self.classes[index] if self.classes else str(index)
 
     def _repr_markdown_(self) -> str:
@@ -260,7 +260,7 @@ def load(
 
 
 def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:
-    """Paths are called what they are, other pictures by their place."""
+    """Paths are their own names; other pictures are numbered."""
     for index, picture in enumerate(pictures):
         yield str(picture) if isinstance(picture, str | Path) else f"picture {index}", picture
 

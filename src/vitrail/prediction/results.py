@@ -15,12 +15,12 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 class Prediction:
     """The most likely classes of one picture, best first; or why there are none."""
 
-    picture: str  # its path, or its place among the pictures given
+    picture: str  # its path, or its number among the pictures passed
     labels: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()  # probabilities
-    indices: tuple[int, ...] = ()  # the places of these classes in the model's head
+    indices: tuple[int, ...] = ()  # the indices of these classes in the model's head
     error: str | None = None
-    source: Picture | None = field(default=None, repr=False, compare=False)  # as given, where it was the only picture
+    source: Picture | None = field(default=None, repr=False, compare=False)  # as passed, if it was the only picture
 
     @property
     def label(self) -> str | None:
@@ -44,7 +44,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Embedding:
-    """What the head sees of one picture; or why there is nothing."""
+    """The features of one picture, as the head gets them; or why there are none."""
 
     picture: str
     vector: Floats | None = None  # (D,)

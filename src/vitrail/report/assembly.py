@@ -1,4 +1,4 @@
-"""A whole report page, of everything that is known about a model."""
+"""A whole report page, with everything that is known about a model."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -29,12 +29,12 @@ class Story:
     """What a report is about, besides the numbers."""
 
     model: str
-    commands: dict[str, str]  # what for → the command
+    commands: dict[str, str]  # purpose → the command
     settings: dict[str, Any]
     environment: dict[str, Any]
     run: Path | None = None  # the training run, whose curves are shown
-    check: Sequence[Block] = ()  # what the data check before the training found
-    split_from: str = ""  # where the splits are from, if the data have none
+    check: Sequence[Block] = ()  # the findings of the data check before training
+    split_from: str = ""  # where the splits are from, if the data have none of their own
 
 
 def write_page(
@@ -45,7 +45,7 @@ def write_page(
     measurement: Measurement | None,
     robustness: Robustness | None = None,
 ) -> Path:
-    """Write the page of everything that is known."""
+    """Write the page with everything that is known."""
     with _in_main_memory(predictor):
         write_report(assemble(story, predictor, dataset, measurement, robustness), path)
     return path
@@ -80,7 +80,7 @@ def assemble(
 
 @contextmanager
 def _in_main_memory(predictor: Predictor) -> Generator[None]:
-    """A page shows a few pictures at a time, drawn from main memory; the model goes back to where it was."""
+    """The page runs the model on a few pictures, in main memory; then the model returns to its device."""
     device = next(predictor.model.parameters()).device
     predictor.model.cpu()
     try:

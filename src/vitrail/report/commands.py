@@ -1,4 +1,4 @@
-"""The commands of a report: what was typed, and what a reader may type next."""
+"""The commands of a report: what was run, and what a reader may run next."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,17 @@ def as_typed(environment: dict[str, Any]) -> str:
 
 
 def run_commands(folder: Path, data: Sequence[str], environment: dict[str, Any]) -> dict[str, str]:
-    """What made a training run, and what to do with it; `data` are its arguments for the command."""
+    """The command behind a training run, and what to do with it; `data` are its arguments for the command."""
     again = {"train it again, from the same config": _join("train", "--config", folder / "config.yaml")}
-    typed = {"what was typed": as_typed(environment)} if environment.get("command") else {}
+    typed = {"the command that was run": as_typed(environment)} if environment.get("command") else {}
     return {**typed, **again, **model_commands(str(folder), data)}
 
 
 def eval_commands(
-    source: str, data: Sequence[str], asked: Mapping[str, Any], environment: dict[str, Any]
+    source: str, data: Sequence[str], arguments: Mapping[str, Any], environment: dict[str, Any]
 ) -> dict[str, str]:
-    """How to measure a model again, with the settings that were asked for, and what to do with it."""
-    options = flags({name: value for name, value in asked.items() if name != "data_dir"})  # which `data` holds
+    """How to measure a model again with the same settings, and what to do with it."""
+    options = flags({name: value for name, value in arguments.items() if name != "data_dir"})  # which `data` holds
     again = " ".join([*_start(environment), shlex.join(["eval", source, *data, *options])])
     return {"measure it again": again, **model_commands(source, data)}
 
@@ -46,10 +46,10 @@ def flags(settings: Mapping[str, Any], before: str = "--") -> list[str]:
 def model_commands(source: str, data: Sequence[str]) -> dict[str, str]:
     """What to do next with a model."""
     return {
-        "ask it about your pictures": _join("predict", source, PICTURES),
-        "see what its answers rest on": _join("explain", source, PICTURES),
+        "classify your pictures": _join("predict", source, PICTURES),
+        "see what its predictions rest on": _join("explain", source, PICTURES),
         "measure it under noise, blur, JPEG, brightness and rotation": _join("eval", source, *data, "--robustness"),
-        "start from it on other pictures": _join("train", "OTHER_PICTURES", "--weights", source),
+        "fine-tune it on other pictures": _join("train", "OTHER_PICTURES", "--weights", source),
     }
 
 
@@ -63,7 +63,7 @@ def _join(*words: str | Path) -> str:
 
 
 def _start(environment: dict[str, Any]) -> list[str]:
-    """What begins the command: torchrun, where several processes ran."""
+    """The start of the command: torchrun, if there were several processes."""
     ranks, here = int(environment.get("world_size", 1)), int(environment.get("local_world_size", 1))
     if ranks == 1:
         return ["vitrail"]

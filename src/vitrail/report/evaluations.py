@@ -22,7 +22,7 @@ TABLES = {
 
 
 def write_evaluation(folder: Path, measurement: Measurement, dataset: Dataset, *, raw: bool = False) -> list[Path]:
-    """The answers, classes and confusions as CSV files, and the figures, as files of their own."""
+    """The predictions, classes and confusions as CSV files, and the figures as files of their own."""
     metrics = measurement.metrics
     chose = " (also chose the epoch)" if measurement.chose_epoch else ""
     title = f"{measurement.data}, {measurement.split}{chose}: top-1 {metrics.top1.value:.1%} of {metrics.top1.total:,}"
@@ -37,18 +37,18 @@ def write_evaluation(folder: Path, measurement: Measurement, dataset: Dataset, *
 
 
 def story_of_eval(
-    source: str, data: str, run: Path, *, asked: dict[str, Any], settings: dict[str, Any], split_from: str
+    source: str, data: str, run: Path, *, arguments: dict[str, Any], settings: dict[str, Any], split_from: str
 ) -> Story:
-    """What the report of an evaluation tells besides the numbers; if the model is of a run, with its curves.
+    """What the report of an evaluation shows besides the numbers; for a model from a run, also its curves.
 
-    `asked` are the settings that were given, by name: what it takes to do the same again.
+    `arguments` are the settings that were passed, by name: what it takes to measure again.
     """
     machine = environment()
-    del machine["command"]  # from Python there is none; how to measure again is told by `asked`
-    where = data_arguments(data, asked.get("data_dir"))
+    del machine["command"]  # there is none in Python; `arguments` hold how to measure again
+    where = data_arguments(data, arguments.get("data_dir"))
     return Story(
         model=source,
-        commands=eval_commands(source, where, asked, machine),
+        commands=eval_commands(source, where, arguments, machine),
         settings=settings,
         environment=machine,
         run=run if (run / "results.csv").is_file() else None,

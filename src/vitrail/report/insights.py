@@ -1,4 +1,4 @@
-"""The sections of a report about the model's insides: what its answers rest on, and how it looks at pictures."""
+"""The sections of a report about the inner workings of the model: what its predictions rest on, and its attention."""
 
 import numpy as np
 import torch
@@ -19,26 +19,30 @@ from vitrail.report.page import Block, Drawings, Gallery, Paragraph, Picture, Se
 from vitrail.report.pictures import encode_figure, encode_photo
 
 MISTAKES, RIGHT = 12, 6  # pictures that are explained
-LOOKED_AT = 16  # pictures that attention distance is averaged over
+LOOKED_AT = 16  # pictures over which attention distance is averaged
 
 
 def picture_sections(predictor: Predictor, dataset: Dataset, measurement: Measurement) -> list[Section]:
-    """The worst mistakes and some right answers, each beside what it was decided by."""
+    """The worst mistakes and some correct predictions, each beside what it rests on."""
     is_right = measurement.answers.predicted == measurement.targets
     wrong, right = int((~is_right).sum()), np.flatnonzero(is_right)
     worst = top_losses(measurement, MISTAKES)
     _, first = np.unique(measurement.targets[right], return_index=True)  # one of each class
     sections: list[Section] = []
-    beside = "The colours beside each picture show which parts counted for the answer"
-    for title, places, text in (
+    beside = "The colours beside each picture show which parts the prediction rests on"
+    for title, indices, text in (
         ("Worst mistakes", worst, _count_wrong(wrong)),
-        ("Correct answers", right[first[:: max(1, len(first) // RIGHT)][:RIGHT]], "One picture each of some classes."),
+        (
+            "Correct predictions",
+            right[first[:: max(1, len(first) // RIGHT)][:RIGHT]],
+            "One picture each of some classes.",
+        ),
     ):
-        if not len(places):
-            none = "No picture is misclassified." if places is worst else "No picture is classified correctly."
+        if not len(indices):
+            none = "No picture is misclassified." if indices is worst else "No picture is classified correctly."
             sections.append(Section(title=title, blocks=[Paragraph(text=none)]))
             continue
-        tiles, methods, failure = explain_tiles(predictor, dataset, measurement, places)
+        tiles, methods, failure = explain_tiles(predictor, dataset, measurement, indices)
         how = f" {beside} ({', '.join(methods)})." if methods else ""
         blocks: list[Block] = [Paragraph(text=text + how), Gallery(tiles=tiles, scale=bool(methods))]
         if failure:
@@ -50,28 +54,28 @@ def picture_sections(predictor: Predictor, dataset: Dataset, measurement: Measur
 def _count_wrong(wrong: int) -> str:
     if wrong == 1:
         return "One picture is misclassified."
-    return f"{wrong:,} pictures are misclassified{'; these cost most' if wrong > MISTAKES else ''}."
+    return f"{wrong:,} pictures are misclassified{'; these have the highest loss' if wrong > MISTAKES else ''}."
 
 
 def explain_tiles(
-    predictor: Predictor, dataset: Dataset, measurement: Measurement, places: Integers
+    predictor: Predictor, dataset: Dataset, measurement: Measurement, indices: Integers
 ) -> tuple[list[Tile], list[str], str]:
     """The pictures with their explanations, the methods that gave them, and why one could not be explained."""
     source = pick_split(dataset, measurement.split)
     order = align_classes(predictor, measurement.classes, by_position=predictor.classes is None)
-    shares = np.exp(log_softmax(measurement.logits[places].astype(np.float64)))
+    shares = np.exp(log_softmax(measurement.logits[indices].astype(np.float64)))
     tiles: list[Tile] = []
     methods: dict[str, None] = {}
     failure = ""
-    for place, row in zip(places, shares, strict=True):
-        key, predicted = measurement.keys[place], int(row.argmax())
-        truth, answer = measurement.classes[measurement.targets[place]], measurement.classes[predicted]
+    for index, row in zip(indices, shares, strict=True):
+        key, predicted = measurement.keys[index], int(row.argmax())
+        truth, answer = measurement.classes[measurement.targets[index]], measurement.classes[predicted]
         title = f"predicted {answer} ({row[predicted]:.0%})" + (
-            "" if truth == answer else f", is {truth} ({row[measurement.targets[place]]:.0%})"
+            "" if truth == answer else f", true class {truth} ({row[measurement.targets[index]]:.0%})"
         )
         pictures: list[Picture] = []
         try:
-            subject = open_subject(source.picture(int(measurement.samples[place])), predictor.preprocess, key)
+            subject = open_subject(source.picture(int(measurement.samples[index])), predictor.preprocess, key)
             seen = enlarge(seen_part(subject))
             pictures.append(encode_photo(picture_of(seen), f"{key}: {truth}"))
             cells, method = _map_of(predictor, subject, order[predicted])
@@ -84,7 +88,7 @@ def explain_tiles(
 
 
 def _map_of(predictor: Predictor, subject: Subject, target: int) -> tuple[Tensor, str]:
-    """What counted for the predicted class, by a cheap method that knows classes, or else by one that does not."""
+    """What counted for the predicted class, by a cheap class-specific method, or else by one that ignores the class."""
     try:
         return explain_by(predictor, subject, "relevance", target).map, "relevance"
     except ExplanationError:
@@ -92,7 +96,7 @@ def _map_of(predictor: Predictor, subject: Subject, target: int) -> tuple[Tensor
 
 
 def attention_section(predictor: Predictor, dataset: Dataset, measurement: Measurement | None) -> Section:
-    """How the checkpoint looks at pictures: filters, positions, and how far its heads look."""
+    """The inner workings of the checkpoint: filters, positions, and how far its heads look."""
     model = predictor.model
     filters = patch_filters(model)
     drawn = [
@@ -105,7 +109,7 @@ def attention_section(predictor: Predictor, dataset: Dataset, measurement: Measu
     similarity = position_similarity(model)
     if similarity is not None:
         kind = "learned" if model.config.positions.kind == "learned" else "fixed sines and cosines"
-        about = "Each tile: how like one patch's position is to all others."
+        about = "Each tile: how similar one patch's position is to all others."
         alt = "Similarity of the position embeddings"
         drawn.append(encode_figure(lambda theme: plot_positions(similarity, kind, theme), alt, about))
     source = pick_split(dataset, measurement.split if measurement is not None else "train")
@@ -114,7 +118,7 @@ def attention_section(predictor: Predictor, dataset: Dataset, measurement: Measu
         try:
             image = open_subject(source.picture(index), predictor.preprocess).image
         except (VitrailError, OSError):
-            continue  # a picture that cannot be read has been counted already
+            continue  # unreadable pictures have been counted already
         looks.append(attention_distance(model, image[None]))
     if looks:
         distance, longest = torch.stack(looks).mean(dim=0), longest_distance(model.config.image_size)

@@ -1,4 +1,4 @@
-"""Where the parts of a plot lie: the geometry of its curves, axes and legend, in the pixels of its drawing."""
+"""The layout of a plot: the geometry of its curves, axes and legend, in the pixels of its drawing."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from vitrail.report.page import Plot, Point
 
 WIDTH, HEIGHT = 340, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 46, 30  # margins around the curves
-LEGEND, LETTER = 15, 6.2  # height of a line of the legend, and about the width of a letter in it
+LEGEND, LETTER = 15, 6.2  # height of a line of the legend, and the approximate width of a letter in it
 LONGEST = 200  # characters of one name
 MOST_POINTS = 400
 TICKS = 4
@@ -16,7 +16,7 @@ TICKS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A short text; `anchor` is the end of it that lies at (x, y)."""
+    """A short text; `anchor` is the end of it that is at (x, y)."""
 
     x: float
     y: float
@@ -27,7 +27,7 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A curve: its points, or the only one, and a point to show."""
+    """A curve: its points, or its only point, and a point to mark."""
 
     points: Sequence[Point]
     style: str
@@ -38,8 +38,8 @@ class Line:
 class Layout:
     """A plot ready to be drawn."""
 
-    spoken: str  # for those who cannot see it
-    grid: Sequence[float]  # heights of its lines
+    spoken: str  # for screen readers
+    grid: Sequence[float]  # y coordinates of its lines
     labels: Sequence[Label]
     lines: Sequence[Line]
     legend: Sequence[Label]
@@ -49,7 +49,7 @@ class Layout:
 
 
 def lay_out(plot: Plot) -> Layout | None:
-    """Where everything lies; None if no point is a number."""
+    """The positions of everything; None if no point is a number."""
     curves = [(curve, thin([point for point in curve.points if _is_real(point)])) for curve in plot.curves]
     everything = [point for _, points in curves for point in points]
     if not everything:
@@ -88,7 +88,7 @@ def lay_out(plot: Plot) -> Layout | None:
 
 
 def _place_legend(names: Sequence[str]) -> list[Point]:
-    """Where each name of the legend begins, beside the others or, where there is no more room, below them."""
+    """Where each name of the legend begins: beside the others or, if there is no more room, below them."""
     starts: list[Point] = []
     x, y = float(LEFT), 0
     for name in names:

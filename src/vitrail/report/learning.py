@@ -7,7 +7,7 @@ from vitrail.training.curves import Row, best_row
 
 
 def training_section(rows: Sequence[Row], rates: dict[str, float], took: str) -> Section:
-    """Loss, validation accuracy and learning rates; `rates` are the highest ones of the groups of weights."""
+    """Loss, validation accuracy and learning rates; `rates` are the highest of each group of weights."""
     losses = [(row.epoch, row.val_loss) for row in rows if row.val_loss is not None]
     rights = [(row.epoch, row.val_accuracy) for row in rows if row.val_accuracy is not None]
     curves = [Curve(name="training", points=[(row.epoch, row.train_loss) for row in rows])]
@@ -21,13 +21,13 @@ def training_section(rows: Sequence[Row], rates: dict[str, float], took: str) ->
         plots.append(Plot(title="Validation accuracy", curves=[curve], percent=True))
         text += f" The best validation accuracy is {best[1]:.2%}, after epoch {best[0]}"
         text += (
-            ", whose weights were kept: val chose the epoch, so its figures are a little too good."
+            ", whose weights were kept: val chose the epoch, so its figures are slightly optimistic."
             if len(rights) > 1
             else "."
         )
     if losses and rows[-1].train_loss > losses[-1][1]:
         text += (
-            " The training loss lies above validation's, being of augmented pictures and an average over each epoch."
+            " The training loss is above validation's because it is averaged over each epoch, on augmented pictures."
         )
     plots.append(Plot(title="Learning rate", curves=_rate_curves(rows, rates), named=True))
     return Section(title="Training", blocks=[Paragraph(text=text), Plots(plots=plots)])

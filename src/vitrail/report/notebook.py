@@ -11,7 +11,7 @@ from vitrail.report.sections import rate_text
 
 
 def show_evaluation(title: str, measurement: Measurement | None, facts: dict[str, Any]) -> str:
-    """A piece of HTML; without answers, the probes only."""
+    """A piece of HTML; only the probes if there are no predictions."""
     rows = [*(_answer_rows(measurement) if measurement is not None else ()), *_probe_rows(facts)]
     table = Table(head=("measure", "value"), rows=rows, texts=(1,))
     drawn = Drawings(pictures=[_confusion(measurement)] if measurement is not None else [])

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TINY = 64  # pictures up to this side keep their very pixels
+TINY = 64  # pictures up to this side are stored without loss
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """An encoded picture with the words for those who cannot see it."""
+    """An encoded picture with its alternative text."""
 
     data: bytes
     alt: str
@@ -55,7 +55,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of texts; the first column names, the others are numbers, but for those in `texts`."""
+    """Rows of texts; the first column holds names, the others numbers, except those in `texts`."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -72,7 +72,7 @@ class Drawings:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A picture and its explanation, with what the model answered."""
+    """A picture and its explanation, with the model's prediction."""
 
     pictures: Sequence[Picture]
     title: str
@@ -94,7 +94,7 @@ class Curve:
     name: str
     points: Sequence[Point]
     style: str = "first"  # second, third or fourth
-    mark: Point | None = None  # a point to show, such as the best one
+    mark: Point | None = None  # a point to mark, such as the best one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Plot:
     curves: Sequence[Curve]
     across: str = "epoch"
     percent: bool = False
-    named: bool = False  # a single curve has its name in a legend too
+    named: bool = False  # show a legend even for a single curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class Plots:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """A text as it is, such as a command; with a summary, folded away until asked for."""
+    """A verbatim text, such as a command; with a summary, folded until opened."""
 
     text: str
     summary: str = ""
@@ -128,7 +128,7 @@ Block = Paragraph | Facts | Table | Drawings | Gallery | Plots | Listing
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and the blocks below it."""
 
     title: str
     blocks: Sequence[Block]

@@ -15,7 +15,7 @@ DPI = 140
 
 
 def encode_photo(image: Image.Image, alt: str, caption: str = "") -> Picture:
-    """A photograph, no longer than `PHOTO_SIDE`, as a JPEG; a tiny one with its very pixels."""
+    """A photograph, no longer than `PHOTO_SIDE`, as a JPEG; a tiny one without loss."""
     small = image.convert("RGB")
     small.thumbnail((PHOTO_SIDE, PHOTO_SIDE), Image.Resampling.LANCZOS)
     buffer = BytesIO()
@@ -27,7 +27,7 @@ def encode_photo(image: Image.Image, alt: str, caption: str = "") -> Picture:
 
 
 def encode_figure(draw: Callable[[Theme], Figure], alt: str, caption: str = "") -> Picture:
-    """A drawing for light and for dark pages, each as a PNG of few colours, or as a JPEG where that is still large."""
+    """A drawing for light and for dark pages, each as a PNG of few colours, or as a JPEG if that is still large."""
     light, size = _encode(draw(LIGHT))
     dark, _ = _encode(draw(DARK))
     return Picture(data=light, dark=dark, alt=alt, width=size[0], height=size[1], caption=caption)

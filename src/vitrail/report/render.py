@@ -1,6 +1,6 @@
-"""A report as HTML, by the Jinja2 templates beside this file. Whatever the texts hold, they stay texts.
+"""A report as HTML, by the Jinja2 templates beside this file. Whatever the texts hold, it is shown as text.
 
-Every value that a template shows is escaped, cut and freed of control codes, unless it is `Markup` already.
+Every value that a template shows is escaped, shortened and stripped of control codes, unless it is `Markup` already.
 """
 
 import base64
@@ -17,7 +17,7 @@ from vitrail.report.layout import LONGEST, lay_out
 from vitrail.report.page import Block, Drawings, Gallery, Picture, Plot, Report
 
 MOST_BYTES = 5_000_000  # of the whole page
-SHARP = 1.9  # pixels of a drawing for each of the page's: many screens have two
+SHARP = 1.9  # pixels of a drawing per pixel of the page: many screens have two
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -28,7 +28,7 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def render(report: Report) -> str:
-    """The page as HTML, below `MOST_BYTES`: if need be, the largest pictures become their words."""
+    """The page as HTML, below `MOST_BYTES`: if necessary, the largest pictures are replaced by their descriptions."""
     largest = sorted((picture.size for picture in _all_pictures(report)), reverse=True)
     room = MOST_BYTES - len(_render_page(report, limit=-1).encode())
     while largest and sum(_grown(size) for size in largest) > room:
@@ -47,7 +47,7 @@ def render_template(name: str, **values: Any) -> Markup:
 
 
 def harmless(text: str, longest: int = LONGEST) -> Markup:
-    """Any text as HTML that is nothing but text: no tags, no control or direction codes, no half characters."""
+    """Any text as HTML that is nothing but text: no tags, no control or direction codes, no lone surrogates."""
     short = text if len(text) <= longest else text[: longest - 1] + "…"
     safe = (char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in short)
     return escape("".join(safe))

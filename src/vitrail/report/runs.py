@@ -30,8 +30,8 @@ def report_on_run(
 ) -> list[Path]:
     """Write the report of a finished run, its figures and tables beside it, and the numbers into its metrics.json.
 
-    The best weights are measured on test, or else val; `measurement` saves that where it has been done already. One
-    process does this alone, after the ranks have parted.
+    The best weights are measured on test, or else val, unless that `measurement` exists already. A single process does
+    this, after the ranks have disconnected.
     """
     config = read_config(folder)
     predictor = load(folder, device=device)
@@ -55,7 +55,7 @@ def report_on_run(
 
 
 def run_of(source: str) -> Path:
-    """The run folder that a checkpoint is of: itself, or for a file the one in whose `weights` it lies."""
+    """The run folder of a checkpoint: itself, or for a file the one whose `weights` folder contains it."""
     weights = Path(source).absolute().parent
     return weights.parent if weights.name == "weights" and Path(source).is_file() else Path(source)
 

@@ -27,16 +27,16 @@ def verdict(model: str, measurement: Measurement) -> str:
     return (
         f"{model} classifies {top1.value:.2%} of {top1.total:,} {where} of {measurement.data} correctly "
         f"(95 % interval: {top1.low:.2%} to {top1.high:.2%})."
-        + (" Val also chose the epoch, so this is a little too good." if measurement.chose_epoch else "")
+        + (" Val also chose the epoch, so this is slightly optimistic." if measurement.chose_epoch else "")
     )
 
 
 def chosen_by(measurement: Measurement) -> str:
-    """Why numbers of a split that chose the epoch are no fair ones."""
+    """Why the numbers of a split that chose the epoch are optimistic."""
     which = "val, which is among them," if measurement.split == "all" else measurement.split
     return (
-        f"A caution: {which} also chose the epoch whose weights were kept, so these figures are a little too good; "
-        "only pictures that had no part in training are a fair test."
+        f"A caution: {which} also chose the epoch whose weights were kept, so these figures are slightly optimistic; "
+        "only pictures that played no part in training are a fair test."
     )
 
 
@@ -69,7 +69,7 @@ def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] 
     counts = {name: np.bincount(dataset.split(name).labels, minlength=len(dataset.classes)) for name in splits}
     total = sum(int(count.sum()) for count in counts.values())
     shown = range(min(len(dataset.classes), MOST_CLASSES))
-    rows = [(dataset.classes[place], *(f"{count[place]:,}" for count in counts.values())) for place in shown]
+    rows = [(dataset.classes[index], *(f"{count[index]:,}" for count in counts.values())) for index in shown]
     rows.append(("all classes", *(f"{count.sum():,}" for count in counts.values())))
     hidden = len(dataset.classes) - len(shown)
     made = (
@@ -91,23 +91,23 @@ def data_section(dataset: Dataset, split_from: str = "", check: Sequence[Block] 
 
 
 def check_blocks(record: CheckRecord | None, data: str) -> list[Block]:
-    """What the data check found before the training, or that there was none."""
+    """What the data check found before training, or that there was none."""
     if record is None:
-        text = f"These pictures were not checked before the training; vitrail data check {data} looks for damaged "
+        text = f"These pictures were not checked before training; vitrail data check {data} looks for damaged "
         return [Paragraph(text=text + "files, duplicates, the same picture in two splits, and imbalance.")]
-    looked = f"The data check before the training looked at {record.pictures:,} pictures"
+    looked = f"The data check before training looked at {record.pictures:,} pictures"
     notes = len(record.findings) - len(record.serious)
     rest = "" if not notes else " and made 1 note" if notes == 1 else f" and made {notes} notes"
     if not record.serious:
-        return [Paragraph(text=f"{looked}, found nothing wrong{rest}.")]
+        return [Paragraph(text=f"{looked}, found no problems{rest}.")]
     rows = [
         (item.finding, item.severity, f"{item.count:,}", f"{item.example} {item.detail}".strip())
         for item in record.serious
     ]
     return [
-        Paragraph(text=f"{looked}{rest}; the training went on with what it found:"),
+        Paragraph(text=f"{looked}{rest}; training went ahead despite these findings:"),
         Table(
-            head=("found", "severity", "how many", "for example"),
+            head=("finding", "severity", "count", "example"),
             rows=rows,
             note=f"vitrail data check {data} names all of them.",
             texts=(1, 3),
@@ -116,7 +116,7 @@ def check_blocks(record: CheckRecord | None, data: str) -> list[Block]:
 
 
 def result_section(measurement: Measurement, curves: Robustness | None = None) -> Section:
-    """The numbers, the classes, and what is taken for what."""
+    """The numbers, the classes, and the confusions."""
     metrics = measurement.metrics
     numbers = [
         Fact(name="macro F1", value=_number(metrics.macro_f1)),
@@ -124,7 +124,9 @@ def result_section(measurement: Measurement, curves: Robustness | None = None) -
         Fact(name="NLL", value=f"{metrics.nll:.4f}"),
         Fact(name="Brier score", value=f"{metrics.brier:.4f}"),
         Fact(
-            name="throughput", value=f"{measurement.images_per_second:,.0f}", note="pictures per second, file to answer"
+            name="throughput",
+            value=f"{measurement.images_per_second:,.0f}",
+            note="pictures per second, from file to prediction",
         ),
     ]
     blocks: list[Block] = [Paragraph(text=chosen_by(measurement))] if measurement.chose_epoch else []
@@ -149,18 +151,18 @@ def result_section(measurement: Measurement, curves: Robustness | None = None) -
 
 def _drawings(measurement: Measurement) -> list[Picture]:
     metrics, many = measurement.metrics, len(measurement.classes) > plots.MOST_NAMES
-    title = "confused most" if many else "confusion matrix"
+    title = "most confused classes" if many else "confusion matrix"
     caption = "confusion.csv has every pair." if many else "Rows are the truth, shaded by their share."
     return [
         encode_figure(
             lambda theme: plots.confusion_figure(metrics.confusion, measurement.classes, title, theme),
-            f"Which of {len(measurement.classes):,} classes are taken for which; {metrics.top1.value:.1%} are right.",
+            f"Which of {len(measurement.classes):,} classes are taken for which; {metrics.top1.value:.1%} are correct.",
             caption,
         ),
         encode_figure(
             lambda theme: plots.reliability_figure(metrics.calibration, "reliability", theme),
             f"Accuracy against confidence in bins; the calibration error is {metrics.calibration.error:.1%}.",
-            "Bars on the dashed line: the model is as sure as it is right.",
+            "Bars on the dashed line: the model's confidence matches its accuracy.",
         ),
     ]
 
@@ -168,22 +170,22 @@ def _drawings(measurement: Measurement) -> list[Picture]:
 def _class_table(measurement: Measurement) -> Table:
     """Precision, recall and F1; of many classes the worst ones, the worst first."""
     scores, count = measurement.metrics.classes, len(measurement.classes)
-    places = list(range(count))
+    indices = list(range(count))
     note = ""
     if count > ORDERED:
-        places = worst_first(scores.f1.tolist())[:MOST_CLASSES]
+        indices = worst_first(scores.f1.tolist())[:MOST_CLASSES]
         note = "The worst class first."
         if count > MOST_CLASSES:
             note = f"The {MOST_CLASSES} worst of {count:,} classes, the worst first; classes.csv has all of them."
     rows = [
         (
-            measurement.classes[place],
-            _number(scores.precision[place]),
-            _number(scores.recall[place]),
-            _number(scores.f1[place]),
-            f"{scores.support[place]:,}",
+            measurement.classes[index],
+            _number(scores.precision[index]),
+            _number(scores.recall[index]),
+            _number(scores.f1[index]),
+            f"{scores.support[index]:,}",
         )
-        for place in places
+        for index in indices
     ]
     return Table(head=("class", "precision", "recall", "F1", "pictures"), rows=rows, note=note)
 

@@ -29,7 +29,7 @@ Precision = Literal["float32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """What `vitrail.load` takes beside the source; its docstring says what each one means."""
+    """What `vitrail.load` takes beside the source; its docstring explains each."""
 
     num_classes: int | None = None
     classes: Sequence[str] | None = None
@@ -72,7 +72,7 @@ RUNTIMES = (
 
 
 def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
-    """What computes a located source, and what belongs to it."""
+    """The runtime for a located source, and the facts that belong to the model."""
     if located.suffix == ".pt2":
         raise WeightsError(
             f"{located.name} is a program of torch.export, and reading one can run code that is hidden in it, so we "

@@ -6,7 +6,7 @@ import numpy as np
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
-# Tokens of one call: enough rows for a matrix product to run at full speed on one core, and few enough that even some
+# Tokens per call: enough rows for a matrix product to run at full speed on one core, and few enough that even some
 # dozens of pictures keep all cores busy and that every thread's activations stay small.
 TOKENS_PER_CALL = 4096
 LARGEST_BATCH = 64

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitrail.model import ViT
 from vitrail.runtimes.runtime import Floats, batch_for
 
-DEVICE_BATCH = 64  # on an accelerator, which wants more work per call
+DEVICE_BATCH = 64  # on an accelerator, which needs more work per call
 
 
 class TorchRuntime:
@@ -30,7 +30,7 @@ class TorchRuntime:
 
     @property
     def threads(self) -> int:
-        """On a processor: as many as torch may use (OMP_NUM_THREADS, `torch.set_num_threads`), each on one core."""
+        """On a CPU: as many as torch may use (OMP_NUM_THREADS, `torch.set_num_threads`), each on one core."""
         return torch.get_num_threads() if self.device.type == "cpu" else max(torch.get_num_threads(), 4)
 
     @property

@@ -1,8 +1,8 @@
 """Training: one loop for every recipe, on one process or many.
 
 config      `TrainConfig`: everything that decides a run, as data; recipes are named ones
-choosing    the whole config, from what was asked for and what suits the data
-building    config → data, model, loaders; measuring finds out what the run will take
+choosing    the whole config, from what was requested and what suits the data
+building    config → data, model, loaders; measuring finds out how long it will take
 optim       which weights change and how; muon, schedule
 gradients   the gradient of one batch, in micro-batches; ranks: one process or torchrun's many
 loop        the training loop; judging evaluates, snapshots make it resumable, signals and listener connect it

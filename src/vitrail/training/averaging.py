@@ -18,7 +18,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after the given step, counted from 0; the first steps count for more."""
+        """Include the weights after the given step, counted from 0; the first steps count for more."""
         decay = min(self.decay, (1 + step) / (10 + step))
         for mean, weight in self._pairs:
             mean.lerp_(weight, 1 - decay)

@@ -1,4 +1,4 @@
-"""What the loop asks of whatever hands out batches: pictures from a loader, or features that were computed once."""
+"""What the loop needs from a source of batches: pictures from a loader, or features that were computed once."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from vitrail.data import Batch
 
 
 class Batches(Protocol):
-    """The batches of one split, epoch after epoch; where it is in the epoch can be saved."""
+    """The batches of one split, epoch after epoch; the position within the epoch can be saved."""
 
     def __len__(self) -> int: ...
 

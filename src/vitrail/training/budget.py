@@ -1,8 +1,8 @@
-"""A time budget (`minutes`): how many epochs it holds, decided anew after each epoch from what the last one took.
+"""A time budget (`minutes`): how many epochs fit, decided again after each epoch from how long the last one took.
 
 The learning rate follows one curve, drawn over the steps of the first plan. When the plan changes, the rest of the
-curve is walked faster or slower from where the run is, so the learning rate never jumps. The plan is part of the saved
-state: a resumed run goes on with it.
+curve is followed faster or slower from that point, so the learning rate never jumps. The plan is part of the saved
+state: a resumed run continues with it.
 """
 
 import math
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from vitrail.training.state import Plan
 
-SHARE = 0.95  # of the minutes that are planned for
-TOLD = 1.25  # a plan that has become so much longer or shorter is worth a line
+SHARE = 0.95  # of the minutes, which are planned for
+TOLD = 1.25  # a plan that has become this much longer or shorter is worth a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ def curve_position(plan: Plan, step: int, total_steps: int) -> float:
 
 
 def fitting_epochs(minutes: float, pace: Pace) -> int:
-    """Further epochs that fit into the budget."""
+    """How many more epochs fit into the budget."""
     left = 60 * minutes * SHARE - pace.so_far - pace.ending
     return max(math.floor(left / max(pace.epoch, 1e-9)), 0)
 
@@ -51,10 +51,10 @@ def revise(plan: Plan, minutes: float, pace: Pace, *, epoch: int, steps_per_epoc
 
 
 def describe(after: Plan, minutes: float, pace: Pace, *, epoch: int, told: int) -> str | None:
-    """What a person should know of a revision, if anything; `told` is the number of epochs that they have heard of."""
+    """What to report of a revision, if anything; `told` is the number of epochs that was reported last."""
     if after.epochs == epoch and epoch < told:
         return (
-            f"{minutes:g} minutes have no room for another epoch, which now takes {pace.epoch:.1f} s: "
+            f"{minutes:g} minutes leave no time for another epoch, which now takes {pace.epoch:.1f} s: "
             f"ending after epoch {epoch} of {told}"
         )
     if max(after.epochs, told) < TOLD * min(after.epochs, told):

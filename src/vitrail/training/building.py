@@ -1,4 +1,4 @@
-"""From a config to the things that training works with: data, model, loaders."""
+"""From a config to what training works with: data, model, loaders."""
 
 import os
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from vitrail.weights.opening import check_source, open_checkpoint
 from vitrail.wording import counted
 
 EVAL_BATCH = 256
-LEAST_BATCHES = 8  # per epoch: a batch size that leaves fewer is lowered
+LEAST_BATCHES = 8  # per epoch: a batch size that would leave fewer is lowered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Setup:
 
 
 def check_start(config: TrainConfig) -> None:
-    """Raise for what cannot work whatever the pictures are: names of models, weights and files come before the data."""
+    """Raise for what cannot work whatever the pictures are: models, weights and files are checked before the data."""
     start = config.start
     _require_weights(config)
     if start.weights is not None:
@@ -56,7 +56,7 @@ def check_start(config: TrainConfig) -> None:
 
 
 def _require_weights(config: TrainConfig, *, model: bool = False) -> None:
-    """Refuse a start from nothing where weights are needed, or (once the recipe is chosen) where there is no model."""
+    """Refuse to start from scratch if weights are needed, or (once the recipe is chosen) if there is no model."""
     start = config.start
     if start.weights is not None:
         return
@@ -67,9 +67,9 @@ def _require_weights(config: TrainConfig, *, model: bool = False) -> None:
 
 
 def open_training_data(config: TrainConfig, *, validation: bool = True) -> Dataset:
-    """The data, with a validation split if asked for."""
+    """The data, with a validation split if requested."""
     if not config.data:
-        raise ConfigError("pass what to train on: a folder of class folders, a table, or a name such as digits.")
+        raise ConfigError("pass the data to train on: a folder of class folders, a table, or a name such as digits.")
     dataset = open_data(config.data, config.source)
     return add_validation(dataset, config) if validation else dataset
 
@@ -117,7 +117,7 @@ def _from_weights(config: TrainConfig, dataset: Dataset) -> Setup:
 
 
 def _for_channels(checkpoint: Checkpoint, dataset: Dataset) -> Checkpoint:
-    """Pictures of more than three channels need filters for them; grey ones are shown to RGB models as RGB."""
+    """Pictures of more than three channels need filters for them; RGB models get grey ones as RGB."""
     source = dataset.split("train")
     channels = source.images.shape[1] if isinstance(source, ArraySource) else 3
     return adapt(checkpoint, channels=channels) if channels > 3 else checkpoint

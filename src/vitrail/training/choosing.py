@@ -1,4 +1,4 @@
-"""What suits the data, for a person who names nothing but a folder; and the whole config, from whatever was named."""
+"""Settings that suit the data, for users who pass only a folder; and the whole config, from whatever was passed."""
 
 from dataclasses import fields, replace
 from statistics import median
@@ -17,10 +17,10 @@ from vitrail.training.building import add_validation, check_start, fit_batch_siz
 from vitrail.training.config import Start, TrainConfig, apply_changes, list_changes, read_field
 from vitrail.training.recipes import RECIPES, recipe
 
-MANY = 20_000  # training pictures from which the paper's fine-tuning pays
+MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
 HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
 PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
-PROBES = 64  # pictures whose size is looked at
+PROBES = 64  # pictures whose size is examined
 
 
 def choose(dataset: Dataset, weights: str | None) -> TrainConfig:
@@ -43,7 +43,7 @@ def choose(dataset: Dataset, weights: str | None) -> TrainConfig:
 
 
 def typical_side(source: Source) -> int:
-    """The shorter side of the middle one of a few pictures."""
+    """The median shorter side of a few pictures."""
     if isinstance(source, ArraySource):
         return min(source.images.shape[-2:])
     sides: list[int] = []
@@ -63,7 +63,7 @@ def typical_side(source: Source) -> int:
 
 
 def wants_weights(config: TrainConfig, dataset: Dataset) -> bool:
-    """Whether these are photographs, and so few that pretrained weights would be far better than training anew."""
+    """Whether these are photographs, and so few that pretrained weights would be far better than random ones."""
     train = dataset.split("train")
     if config.start.weights is not None or isinstance(train, ArraySource) or len(train) >= MANY:
         return False
@@ -71,7 +71,7 @@ def wants_weights(config: TrainConfig, dataset: Dataset) -> bool:
 
 
 def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConfig, Dataset]:
-    """The whole config from what was asked for: a recipe, named or chosen from the data, and then the changes."""
+    """The whole config from what was requested: a recipe, named or chosen from the data, and then the changes."""
     changes = dict(changes)
     name, named_data = changes.pop("recipe", None), changes.pop("data", "")
     config = recipe(name) if name else TrainConfig()
@@ -94,7 +94,7 @@ def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConf
 
 
 def ask_for(config: TrainConfig) -> dict[str, Any]:
-    """A config as `resolve` takes it: what it has otherwise than its recipe, or than the defaults if it has none."""
+    """A config as `resolve` takes it: where it differs from its recipe, or from the defaults if it has none."""
     named = config.recipe in RECIPES
     changes = list_changes(config, recipe(config.recipe) if named else TrainConfig())
     return changes | ({"recipe": config.recipe} if named else {}) | ({"data": config.data} if config.data else {})

@@ -35,15 +35,15 @@ TRAININGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The model, and what it starts from."""
+    """The model, and the weights that it starts from."""
 
     model: str | None = None
     """A name from `vitrail models` [default: chosen from the data]."""
     weights: str | None = None
     """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME."""
     classes: str | None = None
-    """A file with the names of the classes of `weights`, one per line in its order, or JSON (index → name): classes
-    that the data have too keep their part of the head."""
+    """A file with the names of the classes of `weights`, one per line in their order, or JSON (index → name): classes
+    that are also in the data keep their part of the head."""
     image_size: tuple[int, int] | None = None
     """Side of the model's input in pixels, or height and width [default: the model's own]."""
     train: Literal["all", "head"] = "all"
@@ -83,15 +83,15 @@ class Optim:
     momentum: float = 0.9
     """Momentum of SGD."""
     beta2: float = 0.999
-    """AdamW's memory of squared gradients."""
+    """AdamW's decay rate for squared gradients."""
     layer_decay: float = 1.0
-    """Each layer's learning rate as a share of the next one's; 1: all the same."""
+    """Each layer's learning rate as a share of the next layer's; 1 makes them all the same."""
     clip: float | None = 1.0
-    """Largest norm of the gradient."""
+    """Clip the norm of the gradient to this."""
     label_smoothing: float = 0.0
     """Share of each target that goes to the other classes."""
     ema: float | None = None
-    """Decay of a moving average of the weights, which then is evaluated and kept."""
+    """Decay of a moving average of the weights, which is then evaluated and kept instead of them."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -110,22 +110,22 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long, and how the learning rate changes on the way."""
+    """How long to train, and how the learning rate changes along the way."""
 
     epochs: int = 100
     """Passes over the training pictures."""
     minutes: float | None = None
     """A time budget: as many epochs as fit, with the schedule planned for them (instead of `epochs`)."""
     schedule: Literal["cosine", "constant", "wsd"] = "cosine"
-    """Cosine to the end, constant, or constant and then a straight line to the end (warm-up, stable, decay)."""
+    """Cosine decay, constant, or constant and then a linear decay (warm-up, stable, decay)."""
     warmup: float = 0.05
     """Share of the run in which the learning rate rises."""
     cooldown: float = 0.2
     """With wsd: share of the run in which it falls."""
     final_lr: float = 0.0
-    """Learning rate at the end, as a share of the highest."""
+    """Final learning rate, as a share of the highest."""
     patience: int | None = None
-    """Stop after this many epochs without a better accuracy or a lower loss in validation."""
+    """Stop after this many epochs without a higher accuracy or a lower loss in validation."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -134,7 +134,7 @@ class Schedule:
         _require(self, "cooldown", 0, 1)
         _require(self, "final_lr", 0, 1)
         if self.warmup + self.cooldown > 1 and self.schedule == "wsd":
-            raise ConfigError(f"warmup {self.warmup} and cooldown {self.cooldown} must leave room for each other.")
+            raise ConfigError(f"warmup {self.warmup} and cooldown {self.cooldown} must not overlap.")
         if self.minutes is not None and not self.minutes > 0:
             raise ConfigError(f"minutes must be above 0; got {self.minutes}.")
         if self.patience is not None and self.patience < 1:
@@ -143,28 +143,28 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """How the work is done; changes the speed and (but for the batch size and precision) not the result's quality."""
+    """How the work is done: changes the speed but (except for batch size and precision) not the quality."""
 
     batch_size: int | Literal["auto"] = 256
-    """Pictures per step, over all ranks; auto: the fastest that fits."""
+    """Pictures per step, over all ranks; auto measures which is fastest and fits."""
     micro_batch: int | None = None
-    """Pictures per forward pass; gradients add up to the batch [default: what suits the device]."""
+    """Pictures per forward pass; gradients are accumulated over the batch [default: whatever suits the device]."""
     device: str = "auto"
     """cpu, cuda, mps, or auto."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Numbers in the forward pass; auto: bf16 where a GPU has it."""
+    """Number type of the forward pass; auto uses bf16 on GPUs that support it."""
     compile: Literal["auto", "on", "off"] = "off"
-    """torch.compile; auto: kept only if measured to be faster."""
+    """Whether to use torch.compile; auto tries it and keeps it only if it is faster."""
     recompute: bool = False
-    """Gradient checkpointing: compute activations again instead of keeping them, which saves memory."""
+    """Gradient checkpointing: recompute activations instead of keeping them, which saves memory."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: a whole model per rank, or one spread over the ranks."""
+    """Under torchrun: a whole model on each rank (ddp), or one model spread over the ranks (fsdp)."""
     workers: int | None = None
-    """Threads that decode pictures [default: what suits the data]."""
+    """Threads that decode pictures [default: whatever suits the data]."""
     save_minutes: float = 5.0
-    """A checkpoint at least this often, beside the one after each epoch."""
+    """Save a checkpoint at least this often, besides the one after each epoch."""
     seed: int = 0
-    """Of the first weights, the order of the pictures, augmentation and dropout."""
+    """Seed of the initial weights, the order of the pictures, augmentation and dropout."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -203,7 +203,7 @@ def field_homes() -> Mapping[str, str]:
     homes: dict[str, str] = {}
     for part in PARTS:
         for each in fields(getattr(TrainConfig(), part)):
-            assert each.name not in homes, f"{each.name} stands in two parts"
+            assert each.name not in homes, f"{each.name} is in two parts"
             homes[each.name] = part
     return homes
 
@@ -226,11 +226,11 @@ def apply_changes(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 
 def list_changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
-    """The settings of a config that are not those of another; `apply_changes` is the way back."""
+    """The settings in which a config differs from another; `apply_changes` is the inverse."""
     names = field_homes()
     changes = {name: read_field(config, name) for name in names if read_field(config, name) != read_field(base, name)}
     if changes.get("minutes") is not None:
-        changes.pop("epochs", None)  # which follow
+        changes.pop("epochs", None)  # which follow from it
     return changes
 
 
@@ -255,9 +255,9 @@ def flatten(settings: Any, where: str) -> dict[str, Any]:
 
 
 def combine_changes(file: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """What a file asks for and what the caller asks for, who has the last word."""
+    """The settings of a file and those of the caller, which take precedence."""
     changes = dict(file)
-    for one, other in (("minutes", "epochs"), ("weights", "model")):  # of which one replaces the other
+    for one, other in (("minutes", "epochs"), ("weights", "model")):  # of which only one can be set
         for mine, theirs in ((one, other), (other, one)):
             if mine in settings:
                 changes.pop(theirs, None)
@@ -268,7 +268,7 @@ def combine_changes(file: dict[str, Any], settings: dict[str, Any]) -> dict[str,
 
 
 def describe_config(config: TrainConfig) -> dict[str, Any]:
-    """The fields as a YAML file has them: with a time budget, the epochs are not one of them but follow from it."""
+    """The fields as a YAML file has them: with a time budget, the epochs are left out, since they follow from it."""
     facts = to_dict(config)
     if config.schedule.minutes is not None:
         del facts["schedule"]["epochs"]

@@ -28,7 +28,7 @@ class Row:
     val_loss: float | None
     val_accuracy: float | None
     images_per_second: float
-    seconds: float  # since the run began, pauses left out
+    seconds: float  # since the run began, without pauses
 
 
 def append_row(path: Path, row: Row) -> None:
@@ -53,12 +53,12 @@ def read_rows(path: Path) -> list[Row]:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"it has more than {LARGEST:,} bytes")
         text = path.read_text(encoding="utf-8")
-        lines = text[: text.rfind("\n") + 1].splitlines()  # a number that was cut off may look like one
+        lines = text[: text.rfind("\n") + 1].splitlines()  # a truncated number may look valid
         return _parse(csv.DictReader(lines))
     except (OSError, LookupError, TypeError, ValueError, csv.Error) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         raise DataError(
-            f"{path} is damaged ({str(reason)[:200]}); correct it, or remove it to go on without the epochs so far."
+            f"{path} is damaged ({str(reason)[:200]}); correct it, or remove it to continue without the epochs so far."
         ) from error
 
 
@@ -87,7 +87,7 @@ def _row(line: dict[str, str]) -> Row:
 
 
 def keep_rows(path: Path, epochs: int) -> list[Row]:
-    """Forget what came after the checkpoint that a run continues from."""
+    """Remove what came after the checkpoint from which a run continues."""
     kept = [row for row in read_rows(path) if row.epoch <= epochs]
     draft = path.with_name(f".{path.name}.draft")
     draft.unlink(missing_ok=True)
@@ -107,9 +107,9 @@ OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
 def is_better(accuracy: float, loss: float, best_accuracy: float, lowest_loss: float) -> bool:
-    """Whether an epoch takes the place of the best so far.
+    """Whether an epoch replaces the best so far.
 
-    Of equally accurate ones the later does, being more settled, unless its loss has risen: then it is overfitted.
+    Among equally accurate ones, the later wins, unless its loss has risen, which means that it has overfitted.
     """
     return accuracy > best_accuracy or (accuracy == best_accuracy and loss <= OVERFITTED * lowest_loss)
 
@@ -126,7 +126,7 @@ def best_row(judged: Sequence[Row]) -> Row:
 
 
 def learning_rates(model: nn.Module, config: TrainConfig, depth: int) -> dict[str, float]:
-    """The highest learning rate of each group of weights by its name: the optimiser, and where they lie.
+    """The highest learning rate of each group of weights by its name: the optimiser, and their layers.
 
     Where the rate falls from layer to layer, the last ones and the first stand for all.
     """
@@ -148,11 +148,11 @@ def learning_rates(model: nn.Module, config: TrainConfig, depth: int) -> dict[st
 
 
 def draw_curves(rows: Sequence[Row], path: Path, title: str, rates: dict[str, float] | None = None) -> None:
-    """Loss, accuracy and learning rates over the epochs; `rates` are the highest ones of the groups of weights."""
+    """Loss, accuracy and learning rates over the epochs; `rates` are the highest of each group of weights."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     loss, accuracy, rate = figure.subplots(1, 3)
     epochs = [row.epoch for row in rows]
-    dots: dict[str, Any] = {"marker": "o", "markersize": 4} if len(rows) == 1 else {}  # one point is no line
+    dots: dict[str, Any] = {"marker": "o", "markersize": 4} if len(rows) == 1 else {}  # one point makes no line
     judged = [row for row in rows if row.val_loss is not None and row.val_accuracy is not None]
     loss.plot(epochs, [row.train_loss for row in rows], color=INK, label="training", **dots)
     if judged:

@@ -19,7 +19,7 @@ STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 class Display(Listener):
-    """Speaks to people on `console`; nothing at all where it is silent."""
+    """Prints to `console`; nothing at all if it is silent."""
 
     def __init__(self, console: Console, *, silent: bool = False) -> None:
         self.console = console
@@ -27,7 +27,7 @@ class Display(Listener):
         self._bar: Progress | None = None
         self._epochs = self._steps = 0
         self._drawn = 0.0
-        self._state = ""  # what a pulse says
+        self._state = ""  # what a pulse prints
         self._pulse: Pulse | None = None
         self._beating = ExitStack()
 
@@ -36,7 +36,7 @@ class Display(Listener):
             severity = f"[{STYLES[item.severity]}]{item.severity} in the data[/]"
             self._print(f"{severity}: {item.what}: {count:,}, for example {escape(item.key)}")
         if findings:
-            self._print(f"[dim]training goes on with these data; details: vitrail data check {escape(data)}[/]")
+            self._print(f"[dim]training continues with these data; details: vitrail data check {escape(data)}[/]")
 
     def decided(self, plan: Plan) -> None:
         counts = ", ".join(f"{name} {count:,}" for name, count in plan.pictures.items())
@@ -142,7 +142,7 @@ class Display(Listener):
 
     def ended(self) -> None:
         if self._bar is not None:
-            with suppress(OSError):  # after SIGHUP, there is no terminal any more
+            with suppress(OSError):  # after SIGHUP, there is no terminal anymore
                 self._bar.stop()
             self._bar = None
         self._beating.close()

@@ -17,7 +17,7 @@ from vitrail.training.building import EVAL_BATCH, Setup, plain_loader
 from vitrail.training.listener import Listener
 from vitrail.wording import counted
 
-TOLERANCE = 1e-3  # of what sums up the features, computed in other parts
+TOLERANCE = 1e-3  # of the summary of the features, which may be computed in other parts
 
 
 class FeatureLoader:
@@ -29,8 +29,8 @@ class FeatureLoader:
         if shuffled:
             check_batch_size(batch_size, len(features), ranks.world_size)
         self.features = features
-        self.data = data  # what tells these pictures from others
-        # numbers that other weights would hardly give, and another number of ranks does
+        self.data = data  # identifies these pictures
+        # numbers that differ for other weights, but not for another number of ranks
         self.summary = [float(features.abs().mean()), float(features.std()), float(features[0].abs().max())]
         self.targets = targets
         self.batch_size = batch_size
@@ -73,7 +73,7 @@ class FeatureLoader:
 
 
 def _are_close(summary: Any, own: list[float]) -> bool:
-    """Whether a summary that a file holds is one, and nearly ours."""
+    """Whether a summary from a file is valid, and close to ours."""
     if not isinstance(summary, list) or len(cast("list[Any]", summary)) != len(own):
         return False
     pairs = zip(cast("list[Any]", summary), own, strict=True)
@@ -81,7 +81,7 @@ def _are_close(summary: Any, own: list[float]) -> bool:
 
 
 def check_batch_size(batch_size: int, pictures: int, world_size: int) -> None:
-    """Refuse what gives no whole batch, or no equal parts of one."""
+    """Refuse sizes that give no whole batch, or no equal parts of one."""
     if batch_size > pictures:
         raise ConfigError(f"batch_size {batch_size} is more than the {counted(pictures, 'picture')}; lower it.")
     if batch_size % world_size:

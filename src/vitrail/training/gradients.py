@@ -1,7 +1,7 @@
 """The gradient of one batch, computed in micro-batches; how that is done, and in which numbers.
 
-On a CPU, a small ViT's operations are too short to be worth sharing between threads: threads that each work alone, on
-micro-batches which stay in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
+On a CPU, a small ViT's operations are too short to be shared between threads: threads that work independently, on
+micro-batches that fit in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
 order of the micro-batches: with the same micro-batches, the result does not depend on the number of threads.
 """
 
@@ -20,7 +20,7 @@ from vitrail.training.building import Setup, num_threads
 from vitrail.training.parallel import without_sync
 
 LANE_TOKENS = 4096  # per micro-batch of a lane: fewer, and Python gets in the way; more, and the cache is too small
-SLACK = 0.1  # of a turn: rather somewhat larger micro-batches than one turn more
+SLACK = 0.1  # of a round: somewhat larger micro-batches are better than one more round
 CPU_TOKENS = 4096  # per micro-batch of larger models
 LANE_WIDTH = 256  # wider models keep all cores busy with one operation
 
@@ -28,14 +28,14 @@ Forward = Callable[[Tensor], Tensor]
 
 
 class Scores(NamedTuple):
-    """What evaluation needs of some pictures."""
+    """What evaluation sums up over pictures."""
 
     loss: float  # summed
     correct: int
 
 
 class Scorer(Protocol):
-    """What outputs are worth: an `Objective`, to these engines."""
+    """Scores outputs: the part of an `Objective` that these engines use."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
 
@@ -43,7 +43,7 @@ class Scorer(Protocol):
 
 
 class Plain:
-    """One micro-batch after the other, each with all threads of the device."""
+    """One micro-batch after another, each with all threads of the device."""
 
     def __init__(
         self, module: nn.Module, forward: Forward, scorer: Scorer, micro_batch: int | None, precision: str
@@ -140,7 +140,7 @@ def make_engine(setup: Setup, module: nn.Module, scorer: Scorer, ranks: Ranks) -
 
 
 def compiled(module: nn.Module) -> Forward:
-    """The module through torch.compile; what is not compiled when it runs first never will be, so errors come then."""
+    """The module through torch.compile; compilation happens on the first run, and errors appear then."""
     return cast("Forward", torch.compile(module))
 
 
@@ -152,7 +152,7 @@ def pick_precision(asked: str, device: torch.device) -> str:
 
 
 def _has_bf16() -> bool:
-    """Whether the GPU computes in bf16; torch also counts those that emulate it, slowly, unless told not to."""
+    """Whether the GPU computes in bf16; torch also counts those that emulate it, slowly, by default."""
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -184,7 +184,7 @@ def split(inputs: Tensor, targets: Tensor, size: int | None) -> Iterator[tuple[T
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """bf16 where it is asked for."""
+    """bf16 if it is requested."""
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()

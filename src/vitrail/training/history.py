@@ -1,4 +1,4 @@
-"""What a finished run's folder tells about numbers that are measured later."""
+"""What a finished run's folder reveals about numbers that are measured later."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def trained_on(folder: Path, data: str) -> bool:
 
 
 def chose_epoch(folder: Path, data: str, split: str) -> bool:
-    """Whether pictures of this split decided which epoch's weights the run kept: their accuracy flatters it."""
+    """Whether pictures of this split decided which epoch's weights the run kept: their accuracy is then optimistic."""
     if split not in ("val", "all") or not trained_on(folder, data):
         return False
     try:
@@ -28,5 +28,5 @@ def chose_epoch(folder: Path, data: str, split: str) -> bool:
 
 
 def data_check(folder: Path, data: str) -> CheckRecord | None:
-    """What the check of these data found before the run, if it was one of these data and they were checked."""
+    """What the check of these data found before the run, if the run was on these data and they were checked."""
     return read_record(folder / RECORD) if trained_on(folder, data) else None

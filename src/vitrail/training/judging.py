@@ -26,7 +26,7 @@ def judge(
     ranks: Ranks,
     take_part: Callable[[], None] = lambda: None,
 ) -> Judgement:
-    """Mean loss and accuracy; `take_part` is called for each batch of which this rank has nothing."""
+    """Mean loss and accuracy; `take_part` is called for each batch in which this rank has no pictures."""
     loss = 0.0
     correct = count = batches = 0
     for batch in loader:

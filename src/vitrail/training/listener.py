@@ -1,4 +1,4 @@
-"""What a run tells those who watch: the command's progress bar, TensorBoard, a notebook."""
+"""What a run reports to observers: the command's progress bar, TensorBoard, a notebook."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vitrail.training.curves import Row
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run will do and what it will take, as measured."""
+    """What a run will do, and the time and memory that it will need, as measured."""
 
     data: str
     classes: int
@@ -38,31 +38,31 @@ class Listener:
     """Hears everything and does nothing; override what matters."""
 
     def checked(self, findings: Sequence[tuple[Finding, int]], data: str) -> None:
-        """The data were looked at; of each kind of serious finding, an example and how many there are."""
+        """The data have been checked; for each kind of serious finding, an example and the count."""
 
     def decided(self, plan: Plan) -> None:
         """Everything about a new run is settled."""
 
     def opened(self, folder: Path, *, resume: bool) -> None:
-        """The run folder is ours, and is written into from now on."""
+        """The run folder is locked, and is written to from now on."""
 
     def prepared(self, what: str, done: int, total: int) -> None:
-        """A part of what comes before the first step or after the last, such as the features of pictures, is done."""
+        """Part of the work before the first step or after the last is done, such as the features of pictures."""
 
     def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
         """The loop is about to start, perhaps in the middle of a resumed run."""
 
     def planned(self, total_steps: int, epochs: int) -> None:
-        """A time budget now holds another number of epochs."""
+        """A different number of epochs now fits into the time budget."""
 
     def stepped(self, step: int, loss: float, images_per_second: float) -> None:
         """One step is done."""
 
     def finished_epoch(self, row: Row, is_best: bool) -> None:
-        """One epoch is done, evaluated and written down."""
+        """One epoch is done, evaluated and recorded."""
 
     def said(self, message: str) -> None:
-        """Something that a person should know."""
+        """Something that users should know."""
 
     def saved(self, path: Path) -> None:
         """A checkpoint is on the disk."""
@@ -72,7 +72,7 @@ class Listener:
 
 
 class Listeners(Listener):
-    """Several of them as one."""
+    """Several listeners as one."""
 
     def __init__(self, members: Iterable[Listener]) -> None:
         self.members = list(members)

@@ -1,4 +1,4 @@
-"""One process per run folder: a lock that the system itself takes back when its holder dies, however it dies."""
+"""One process per run folder: a lock that the system releases when its holder ends, however it ends."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class RunLock:
         self._path = Path()
 
     def take(self, folder: Path) -> None:
-        """Take the lock, or say who has it."""
+        """Take the lock, or raise an error that names its holder."""
         path = folder / LOCK
         while self._file is None:
             file = path.open("a+", encoding="utf-8")
@@ -44,7 +44,7 @@ class RunLock:
                 )
             if _is_still(path, file):
                 self._file, self._path = file, path
-            else:  # its last holder has removed it meanwhile
+            else:  # its last holder has removed it in the meantime
                 file.close()
         self._file.truncate(0)
         facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
@@ -52,9 +52,9 @@ class RunLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Give it back; the end of the process does so too."""
+        """Release the lock; the end of the process does so too."""
         if self._file is not None:
-            with suppress(OSError):  # Windows removes no open files
+            with suppress(OSError):  # Windows cannot remove open files
                 self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None
@@ -69,7 +69,7 @@ def refuse_locked(folder: Path) -> None:
 
 
 def _lock(file: IO[str]) -> bool:
-    """Whether the lock could be had; a file system that knows no locks does not keep anybody from training."""
+    """Whether the lock was acquired; a file system without locks does not prevent training."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

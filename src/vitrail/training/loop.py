@@ -1,6 +1,6 @@
 """The training loop, the only one: every recipe, on one process or many, comes through here.
 
-A step is a function of (weights, optimiser's memory, seed, step number) alone: batches, augmentation and dropout follow
+A step is a function of (weights, optimiser state, seed, step number) only: batches, augmentation and dropout follow
 from counters, nothing from the clock or from a generator's history. That is why a run that was killed and resumed ends
 with the same bits as one that was not.
 """
@@ -38,7 +38,7 @@ from vitrail.weights.native import save_checkpoint
 from vitrail.wording import counted
 
 MAX_RESCUES = 3
-AGREE_EVERY = {"cpu": 1}  # steps between two questions to the other ranks (stop? save?); on GPUs that costs a wait
+AGREE_EVERY = {"cpu": 1}  # steps between exchanges with the other ranks (stop? save?), which make GPUs wait
 
 
 class Trainer:
@@ -67,7 +67,7 @@ class Trainer:
         self.progress = Progress()
         if config.schedule.minutes is not None:
             self.progress.plan = budget.first_plan(config.schedule.epochs, len(self.loader))
-        self._told_epochs = config.schedule.epochs  # that a person has heard of
+        self._told_epochs = config.schedule.epochs  # that were reported last
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
         self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
@@ -79,7 +79,7 @@ class Trainer:
 
     @property
     def epochs(self) -> int:
-        """Of the whole run, as planned."""
+        """The steps of the whole run, as planned."""
         plan = self.progress.plan
         return self.setup.config.schedule.epochs if plan is None else plan.epochs
 
@@ -90,7 +90,7 @@ class Trainer:
     # The run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> Progress:
-        """From wherever the run is to its end; raises `InterruptedRunError` after saving if a signal asks for that."""
+        """From wherever the run is to its end; raises `InterruptedRunError` after saving if a signal requests that."""
         if self.progress.step == 0 and not snapshots.list_snapshots(self.last):
             self.save()
         self.listener.began(self.total_steps, self.progress.step, self.epochs)
@@ -104,7 +104,7 @@ class Trainer:
 
     @contextmanager
     def one_thread(self) -> Generator[None]:
-        """With lanes, whatever is left to this thread is small, and sums in one order only if nobody helps it."""
+        """With lanes, this thread's own work is small, and its sums have a fixed order only on a single thread."""
         before = torch.get_num_threads()
         if isinstance(self.engine, Lanes):
             torch.set_num_threads(1)
@@ -116,7 +116,7 @@ class Trainer:
     def resume(self) -> None:
         """Go back to the newest whole checkpoint of the folder, on disk and in memory; without any, to the beginning.
 
-        What is damaged is set aside and said.
+        Damaged checkpoints are set aside and reported.
         """
         if self.ranks.from_first(lambda: bool(snapshots.list_snapshots(self.last))):
             if not self._recovery.go_back(self.last, self._restore):
@@ -133,19 +133,19 @@ class Trainer:
         if progress.loader:
             self.loader.load_state_dict(progress.loader)
         if progress.validation not in ("", self._validation):
-            self.listener.said("the validation pictures are not those of before: do not compare accuracies across this")
+            self.listener.said("the validation pictures have changed; do not compare accuracies from before and after")
         self.progress = progress
         return all(_is_finite(tensor) for tensor in self._tensors().values())
 
     def _train_epoch(self, signals: Signals) -> None:
-        """The rest of the epoch under way."""
+        """The rest of the current epoch."""
         self.loader.set_epoch(self.progress.epoch)
         self.module.train()
         progress = self.progress
         self._clock = began = time.monotonic()
         for batch in self.loader:
             loss, norm = self.step(batch.images, batch.targets)
-            if not math.isfinite(norm):  # the same on all ranks, since they have added up their gradients
+            if not math.isfinite(norm):  # the same on all ranks, since they have summed their gradients
                 self._rescue("the gradient is not finite")
                 return
             self._recovery.stepped()
@@ -245,10 +245,10 @@ class Trainer:
         self._replan(judging_seconds, row.images_per_second)
         self.save()
         if progress.stopped_early:
-            self.listener.said(f"no better for {counted(patience or 0, 'epoch')}: stopping early")
+            self.listener.said(f"no improvement for {counted(patience or 0, 'epoch')}: stopping early")
 
     def _replan(self, judging_seconds: float, images_per_second: float) -> None:
-        """With a time budget: as many further epochs as the last one's pace allows."""
+        """With a time budget: as many more epochs as the last one's pace allows."""
         progress, minutes = self.progress, self.setup.config.schedule.minutes
         epoch_seconds, progress.epoch_began = progress.seconds - progress.epoch_began, progress.seconds
         if progress.plan is None or minutes is None or progress.stopped_early:
@@ -280,14 +280,14 @@ class Trainer:
         return True
 
     def _rescue(self, reason: str, *, whole_epochs: bool = False) -> None:
-        """Go back to a good checkpoint with half the learning rate; give up if that has not helped before.
+        """Go back to a good checkpoint with half the learning rate; give up if that has failed too often.
 
-        A loss that has run away may have done so before the newest checkpoint was written, so `whole_epochs` goes back
+        A loss may have started to diverge before the newest checkpoint was written, so `whole_epochs` goes back
         to the end of an epoch, which was evaluated. A checkpoint whose first step fails is not tried again.
         """
         before, rescues = self.progress, self.progress.rescues + 1
         if rescues > MAX_RESCUES or not self._recovery.go_back(self.last, self._restore, whole_epochs=whole_epochs):
-            tried = f"even with the learning rate at {before.lr_scale:g} of what was asked"
+            tried = f"even with the learning rate at {before.lr_scale:g} of the requested one"
             raise VitrailError(
                 f"training diverges again and again (step {before.step}: {reason}), "
                 f"{tried if rescues > MAX_RESCUES else 'and there is no other whole checkpoint to go back to'}; "
@@ -295,7 +295,7 @@ class Trainer:
             )
         now = self.progress
         now.rescues, now.lr_scale = rescues, before.lr_scale / 2
-        now.epoch_began += before.seconds - now.seconds  # the time was spent, if in vain
+        now.epoch_began += before.seconds - now.seconds  # the time was spent, even if in vain
         now.seconds = before.seconds
         self.listener.said(
             f"step {before.step}: {reason}; back to step {now.step} with the learning rate at {now.lr_scale:g} "
@@ -311,7 +311,7 @@ class Trainer:
             plain = Plain(self.module, self.module, self.objective, None, self.precision)
             blank = self.objective.blank(self.ranks.device)
             judged = judge(plain.score, loader, self.ranks, lambda: _ignore(plain.score(*blank)))
-        elif isinstance(self.engine, Plain):  # not through DDP, whose forward talks to the other ranks
+        elif isinstance(self.engine, Plain):  # not through DDP, whose forward pass communicates with the other ranks
             forward, micro = self.objective.forward, self.engine.micro_batch
             plain = Plain(self.module, forward, self.objective, micro, self.precision)
             judged = judge(plain.score, loader, self.ranks)
@@ -321,7 +321,7 @@ class Trainer:
         return judged
 
     def best_weights(self) -> AbstractContextManager[None]:
-        """With the averaged weights in the model, where there are some."""
+        """With the averaged weights in the model, if there are any."""
         return nullcontext() if self.average is None else self.average.in_place()
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -344,7 +344,7 @@ class Trainer:
         self._clock = now
 
     def _save_best(self) -> None:
-        """The model as others use it: one file that says everything about itself."""
+        """The model for use: one self-describing file."""
         tensors = {name: whole(tensor).detach().cpu() for name, tensor in self.model.state_dict().items()}
         setup = self.setup
         finished = Checkpoint(

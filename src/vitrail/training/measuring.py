@@ -1,4 +1,4 @@
-"""What a run will take, measured on a few real batches before it begins: time, memory, batch size, torch.compile."""
+"""The cost of a run, measured on a few real batches before it begins: time, memory, batch size, torch.compile."""
 
 import copy
 import itertools
@@ -27,7 +27,7 @@ from vitrail.training.recipes import RECIPES
 
 WARM, TIMED = 1, 3  # batches
 SMALLEST, LARGEST = 16, 1024  # of the batch sizes that are tried
-WORTH = 1.05  # a choice must be this much faster to be made
+WORTH = 1.05  # a choice must be at least this much faster
 MEMORY_SHARE = 0.7
 MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
 FEW = 16  # pictures whose features are timed at once
@@ -56,7 +56,7 @@ def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listen
     check_strategy(config, ranks.world_size)
     setup = prepare_run(config, dataset)
     if config.schedule.patience is not None and not setup.has_validation:
-        listener.said("no pictures to validate with: nothing stops early, and the last weights are kept")
+        listener.said("no validation pictures: training does not stop early, and the last weights are kept")
     if config.start.training.on_features:
         if config.machine.batch_size == "auto" or config.schedule.minutes is not None:
             raise ConfigError(
@@ -79,7 +79,7 @@ def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listen
 
 
 def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
-    """The facts that a person wants to see before hours of work."""
+    """What users want to know before hours of work."""
     config = setup.config
     return Plan(
         data=setup.dataset.name,
@@ -143,7 +143,7 @@ def measure_features(setup: Setup, ranks: Ranks) -> Measured:
 def _time_batches(
     batches: Iterable[Batch], device: torch.device, work: Callable[[Tensor, Tensor], object]
 ) -> tuple[float, int]:
-    """Seconds and pictures of the batch that went fastest, of a few after warming up."""
+    """Seconds and pictures of the fastest of a few batches after warming up."""
     timed: list[tuple[float, int]] = []
     began = time.perf_counter()
     for batch in itertools.islice(batches, WARM + TIMED):
@@ -199,7 +199,7 @@ def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
 
 
 def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> TrainConfig:
-    """As many epochs as the time budget seems to hold; `training/budget.py` revises that on the way."""
+    """As many epochs as seem to fit into the time budget; `training/budget.py` revises that along the way."""
     config = setup.config
     minutes = config.schedule.minutes
     if minutes is None:
@@ -208,16 +208,16 @@ def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> Tra
     ending = pictures_at_the_end(setup.dataset.splits) / 3 / (measured.images_per_second * ranks.world_size)
     epochs = fitting_epochs(minutes, Pace(so_far=0.0, epoch=each, ending=ending))
     if epochs < 1:
-        say(f"one epoch takes about {each:.1f} s, more than the {minutes:g} minutes asked for; training for one")
+        say(f"one epoch takes about {each:.1f} s, more than the budget of {minutes:g} minutes; training for one")
     else:
         noun = "epoch" if epochs == 1 else "epochs"
-        say(f"{minutes:g} minutes are time for about {epochs} {noun} of {each:.1f} s; revised after each")
+        say(f"{minutes:g} minutes allow about {epochs} {noun} of {each:.1f} s; this is revised after each")
     schedule = replace(config.schedule, epochs=max(epochs, 1))
     return replace(config, schedule=schedule)
 
 
 def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
-    """The smallest of the fastest batch sizes that fit; learning rates follow it."""
+    """The smallest of the fastest batch sizes that fit; learning rates are scaled to match."""
     config = setup.config
     usual = _recipe_batch(config)
     limit = min(LARGEST, max(len(setup.dataset.split("train")) // ranks.world_size // 8, 2)) // 2 * 2
@@ -256,7 +256,7 @@ def _with_batch(config: TrainConfig, size: int) -> TrainConfig:
 
 
 def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
-    """Decide on torch.compile by trying it; without it is always possible, and said."""
+    """Decide on torch.compile by trying it; if it does not help, training continues without it, with a note."""
     config = setup.config
     if config.machine.compile == "off":
         return config
@@ -272,14 +272,14 @@ def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
         raise
     except Exception as error:  # the compiler needs a toolchain, and has many ways to fail
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        say(f"torch.compile does not work here ({first_line}); going on without it")
+        say(f"torch.compile does not work here ({first_line}); continuing without it")
         return replace(config, machine=machine)
     if config.machine.compile == "on":
         return config
     without = measure(plain, ranks)
     gain = with_compile.images_per_second / without.images_per_second
     if gain < WORTH:
-        say(f"torch.compile gives {gain:.2f}× here; going on without it")
+        say(f"torch.compile gives {gain:.2f}× here; continuing without it")
         return replace(config, machine=machine)
     say(f"torch.compile gives {gain:.2f}× here")
     return replace(config, machine=replace(config.machine, compile="on"))

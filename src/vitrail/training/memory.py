@@ -1,4 +1,4 @@
-"""How much memory there is and was needed, on systems that say so in different ways."""
+"""How much memory there is and was needed, on different systems."""
 
 import ctypes
 import os
@@ -12,11 +12,11 @@ try:
 except ImportError:  # Windows
     resource = None
 
-UNKNOWN = 4 * 2**30  # bytes that are counted on where the system does not say how many it has
+UNKNOWN = 4 * 2**30  # bytes that are assumed if the system does not report its memory
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes that this process has needed at most; 0 where the system does not count them."""
+    """The peak memory of this process in bytes; 0 if the system does not count it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if resource is None:
@@ -26,7 +26,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of the device."""
+    """The memory of the device in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if sys.platform == "win32":

@@ -17,7 +17,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that lifts small sing
 
 
 class Muon(Optimizer):
-    """For matrices alone; filters count as matrices of (filters, weights of each)."""
+    """For matrices only; filters count as matrices of (filters, weights of each)."""
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         super().__init__(groups, {"lr": 0.02, "weight_decay": 0.0})
@@ -43,7 +43,7 @@ class Muon(Optimizer):
             grad = parameter.grad
             assert grad is not None
             memory["momentum"].lerp_(grad, 1 - MOMENTUM)
-            updates.append(grad.lerp(memory["momentum"], MOMENTUM))  # Nesterov's look ahead
+            updates.append(grad.lerp(memory["momentum"], MOMENTUM))  # Nesterov's look-ahead
         steps = orthogonalize(torch.stack(updates).flatten(2))
         rows, columns = steps.shape[-2:]
         scale = max(1.0, rows / columns) ** 0.5

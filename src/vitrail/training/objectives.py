@@ -1,4 +1,4 @@
-"""What a run is for. The loop asks an `Objective` for its batches, the loss and the score of a batch, what counts as
+"""The goal of a run. The loop asks an `Objective` for its batches, the loss and the score of a batch, what counts as
 better and what as diverged, and knows nothing else about it.
 
 A new kind of training is a class here with its line in `OBJECTIVES`, and a line in `TRAININGS` of `training/config.py`.
@@ -22,13 +22,13 @@ from vitrail.training.judging import Judgement
 from vitrail.training.listener import Listener
 from vitrail.training.state import Progress
 
-RISEN = 2.0  # times the lowest training loss so far: more is a loss that runs away,
-ABOVE_CHANCE = 1.5  # unless it is still below this many times what guessing costs
+RISEN = 2.0  # times the lowest training loss so far: above it, the loss diverges,
+ABOVE_CHANCE = 1.5  # unless it is still below this many times the loss of guessing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
-    """What is learnt, from what, and how that is judged."""
+    """What is learned, from what, and how that is scored."""
 
     setup: Setup
     keeps_only_trained: bool = False  # resumable checkpoints hold only the weights that are trained
@@ -53,11 +53,11 @@ class Objective(ABC):
 
     @abstractmethod
     def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """An input and a target of the right shapes, for a rank that has none but must take part."""
+        """An input and a target of the right shapes, for a rank without pictures that must take part."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of some outputs, which is made smaller."""
+        """The mean loss of some outputs, which training minimises."""
 
     @abstractmethod
     def score(self, outputs: Tensor, targets: Tensor) -> Scores:
@@ -65,15 +65,15 @@ class Objective(ABC):
 
     @abstractmethod
     def has_diverged(self, loss: float, lowest: float) -> bool:
-        """Whether an epoch's training loss has run away, `lowest` being the lowest before."""
+        """Whether an epoch's training loss has diverged, `lowest` being the lowest before."""
 
     @abstractmethod
     def improves(self, judged: Judgement, progress: Progress) -> bool:
-        """Whether the run still gets somewhere: what patience waits for."""
+        """Whether the run still improves: what patience waits for."""
 
     @abstractmethod
     def is_better(self, judged: Judgement, progress: Progress) -> bool:
-        """Whether these weights take the place of the best so far."""
+        """Whether these weights replace the best so far."""
 
 
 @dataclass(frozen=True, kw_only=True)

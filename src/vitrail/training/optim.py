@@ -40,12 +40,12 @@ def group_parameters(model: nn.Module, config: Optim, depth: int) -> list[Group]
 
 
 def is_decayed(name: str, parameter: Tensor) -> bool:
-    """Matrices and filters are; norms, biases, tokens and positions never."""
+    """Matrices and filters are decayed; norms, biases, tokens and positions never are."""
     return parameter.ndim > 1 and name not in _UNDECAYED
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """What Muon is for: the matrices inside, neither the first layer, which sees the pixels, nor the head."""
+    """What Muon is for: the hidden matrices, but neither the first layer, which gets the pixels, nor the head."""
     inside = name.startswith(("blocks.", "embed.stem.")) and not name.startswith(_FIRST_FILTERS)
     return parameter.ndim > 1 and inside
 
@@ -85,7 +85,7 @@ def set_learning_rate(optimizers: list[Optimizer], factor: float) -> None:
 
 
 def start_state(optimizers: list[Optimizer]) -> None:
-    """Give optimisers their (empty) memory without a step, so that a checkpoint can be read into it."""
+    """Give optimisers their (empty) state without a step, so that a checkpoint can be read into it."""
     set_learning_rate(optimizers, 0.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:

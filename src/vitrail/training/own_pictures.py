@@ -1,4 +1,4 @@
-"""A resumed run goes on with the pictures that it began with: those that its split.csv names, in that order."""
+"""A resumed run continues with the pictures that it began with: those that its split.csv names, in that order."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
-    """The data of a begun run; `say` hears what is missing, new or of another class now."""
+    """The data of a begun run; `say` reports what is missing, new or now of another class."""
     if not config.data or not split_file.exists():  # data in memory with splits of their own have none
         return open_training_data(config)
     rows = read_rows(split_file)
@@ -59,7 +59,7 @@ def _parse(path: Path, number: int, line: Mapping[str, str | None]) -> Row:
 
 
 def keep_own(dataset: Dataset, rows: Sequence[Row], say: Say) -> Dataset:
-    """The part of some data that a run began with, split and labelled as it was."""
+    """The part of some data with which a run began, split and labelled as it was."""
     used = {row.name for row in rows}
     lost = sorted(used - set(dataset.classes))
     if lost:
@@ -82,7 +82,7 @@ def keep_own(dataset: Dataset, rows: Sequence[Row], say: Say) -> Dataset:
 
 
 def _find_source(dataset: Dataset, split: str, own: Sequence[Row]) -> Source:
-    """Where a split's pictures are: in the split of that name, or among all, of which it was made."""
+    """Where a split's pictures are: in the split of that name, or among all, from which it was made."""
     source = dataset.splits.get(split)
     keys = set() if source is None else set(_keys(source))
     return source if source is not None and any(row.key in keys for row in own) else dataset.split("train")
@@ -99,19 +99,19 @@ def _select(
         few = isinstance(source, FileSource) and len(missing) <= LoaderConfig().max_broken_rate * len(own)
         if (training and not few) or (split == "val" and len(missing) == len(own)):
             raise DataError(f"{dataset.name}: {text}. Put them back to resume, or start a new run.")
-        say(f"{text}; the run goes on without them")
+        say(f"{text}; the run continues without them")
         if not training:
             own = [row for row in own if row.key in places]
     changed = [
         row.key for row in own if row.key in places and dataset.classes[source.labels[places[row.key]]] != row.name
     ]
     if changed:
-        say(f"{_pictures(changed)} of another class now; the run keeps the class that it began with: {_some(changed)}")
+        say(f"{_pictures(changed)} now of another class; the run keeps the class that it began with: {_some(changed)}")
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[row.name] for row in own], dtype=np.int64)
     if not own:
         return None
-    if isinstance(source, FileSource):  # a missing file keeps its place, or the order of all others would change
+    if isinstance(source, FileSource):  # a missing file keeps its index, or the order of all others would change
         paths = [source.paths[places[row.key]] if row.key in places else source.root / row.key for row in own]
         return FileSource(paths, labels, source.root)
     part = source.select([places[row.key] for row in own])

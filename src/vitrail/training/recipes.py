@@ -1,4 +1,4 @@
-"""Named settings that work, each with its call, what to expect, and how long it takes on 2 CPU cores unless said.
+"""Named settings that work, each with its call, what to expect, and how long it takes (on 2 CPU cores, unless stated).
 
 A recipe is a function without arguments; arguments, flags and YAML files change what it returns.
 """
@@ -67,7 +67,7 @@ def cifar10() -> TrainConfig:
 
 
 def scratch() -> TrainConfig:
-    """`vitrail.train("PICTURES")`: your pictures, from scratch. Expect to want more pictures, or weights."""
+    """`vitrail.train("PICTURES")`: your pictures, from scratch. For good results, use many pictures, or weights."""
     return TrainConfig(
         recipe="scratch",
         start=Start(model="compact-128"),

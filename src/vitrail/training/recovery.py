@@ -8,16 +8,16 @@ from vitrail.training import snapshots
 
 
 class Recovery:
-    """Finds checkpoints that are whole, finite and not known to lead nowhere; names those that are not."""
+    """Finds checkpoints that are complete, finite and not known to diverge; reports those that are not."""
 
     def __init__(self, ranks: Ranks, say: Callable[[str], None]) -> None:
         self.ranks = ranks
         self.say = say
-        self.restored = ""  # the checkpoint that the run comes from, until a step from there has worked
-        self.bad = set[str]()  # checkpoints that led nowhere
+        self.restored = ""  # the checkpoint that was restored, until a step from it has worked
+        self.bad = set[str]()  # checkpoints that diverged
 
     def go_back(self, folder: Path, restore: Callable[[Path], bool], *, whole_epochs: bool = False) -> bool:
-        """Restore the newest such checkpoint of a folder, if any; `restore` tells whether its numbers are finite."""
+        """Restore the newest such checkpoint of a folder, if any; `restore` returns whether its numbers are finite."""
         if self.restored:
             self.bad.add(self.restored)
         while True:

@@ -39,7 +39,7 @@ from vitrail.wording import counted
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
 _DRAFT = re.compile(r"\.[\w-]+\.(json|yaml|csv|html|safetensors|png|jpg)\.[a-z0-9_]{8}")  # as `atomic_path` names them
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
-# What a resumed run may do otherwise: how it is carried out, and where things are now.
+# What may differ in a resumed run: how it is carried out, and where its files are now.
 CHANGEABLE = (
     "workers",
     "save_minutes",
@@ -52,7 +52,7 @@ CHANGEABLE = (
     "weights",
     "classes",
 )
-SETTLED = {"batch_size", "compile"}  # what was asked for here, the run has decided by measuring
+SETTLED = {"batch_size", "compile"}  # the run may have decided these by measuring
 SPARE_BYTES = 200 * 2**20
 LARGEST = 64 * 2**20  # bytes of a metrics.json that we read
 
@@ -69,9 +69,9 @@ class Run:
     test: Judgement | None
     measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test
     report: Path | None = None
-    written: tuple[Path, ...] = ()  # what a person will want to open, the report first
+    written: tuple[Path, ...] = ()  # what users will want to open, the report first
     problem: str = ""  # why there is no report
-    ended: str = ""  # how it had ended, if nothing was left to resume
+    ended: str = ""  # how it ended, if nothing was left to resume
 
     @property
     def best(self) -> Path:
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def val_chose_epoch(self) -> bool:
-        """Whether val decided which epoch's weights are kept, which makes its own figures a little too good."""
+        """Whether val decided which epoch's weights are kept, which makes its own figures slightly optimistic."""
         return self.val is not None and self.epochs > 1
 
     def facts(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Run:
 
 
 def write_start(setup: Setup, folder: Path) -> None:
-    """What the run is, before its first step."""
+    """Write the description of the run, before its first step."""
     (folder / "env.json").write_text(json.dumps(environment(), indent=1), encoding="utf-8")
     if setup.dataset.made_split or not isinstance(setup.dataset.split("train"), ArraySource):
         write_split_file(setup.dataset, folder / SPLIT)
@@ -130,7 +130,7 @@ def _first_line(error: Exception) -> str:
 
 
 def describe_end(folder: Path, config: TrainConfig) -> str:
-    """What a run that has nothing left to do came to; "" for one that can go on, or whose report is missing."""
+    """The outcome of a run with nothing left to do; "" for one that can continue, or whose report is missing."""
     saved = snapshots.list_snapshots(folder / "weights" / "last")
     if not saved or not (folder / METRICS).is_file() or not (folder / REPORT).is_file():
         return ""
@@ -141,7 +141,7 @@ def describe_end(folder: Path, config: TrainConfig) -> str:
     early = ", where it stopped early" if progress.stopped_early else ""
     return (
         f"{folder} is finished: {counted(progress.epoch, 'epoch')}{early}, the best of them {progress.best_epoch}; "
-        "nothing is left to train."
+        "there is nothing left to train."
     )
 
 
@@ -201,7 +201,7 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
 
 
 def take_begun(folder: Path, lock: RunLock) -> bool:
-    """Whether a folder holds a begun run; if so, nobody else may write into it from now on."""
+    """Whether a folder holds a begun run; if so, it is locked from now on."""
     begun = (folder / CONFIG).exists()
     if begun:
         lock.take(folder)
@@ -210,10 +210,10 @@ def take_begun(folder: Path, lock: RunLock) -> bool:
 
 
 def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
-    """Make the folder, if the disk has room, and write down what the run is."""
+    """Make the folder, if the disk has room, and write the description of the run."""
     folder.mkdir(parents=True, exist_ok=True)
     lock.take(folder)
-    if (folder / CONFIG).exists():  # since we have looked
+    if (folder / CONFIG).exists():  # since we checked
         raise ConfigError(f"{folder} holds a run already; resume that, or choose another folder.")
     snapshots.refuse_links(folder / "weights" / "last")
     check_space(folder, setup)
@@ -223,7 +223,7 @@ def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
 
 
 def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) -> Setup:
-    """What a begun run trains, on the pictures that it began with."""
+    """The setup of a begun run, on the pictures that it began with."""
     begun = ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / "weights" / "last")))
     dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
     if config.schedule.minutes is not None and not begun:  # killed before its plan was saved
@@ -295,7 +295,7 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
 def measure_test(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Measurement | None:
     """The kept weights, read back from their file, on the test split, by all ranks together; once, for the report too.
 
-    Pictures that cannot be read must not cost the run: then there is no measurement, and the reason is told.
+    Unreadable pictures must not fail the run: then there is no measurement, and the reason is reported.
     """
     if "test" not in setup.dataset.splits:
         return None
@@ -323,7 +323,7 @@ def _judgement(measurement: Measurement) -> Judgement:
 
 
 def read_run(folder: Path) -> Run:
-    """A finished run, as its folder tells of it."""
+    """A finished run, read from its folder."""
     try:
         facts = parse_json(read_bytes(folder / METRICS, LARGEST))
         return _finished(folder, facts)

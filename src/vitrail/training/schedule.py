@@ -6,7 +6,7 @@ from vitrail.training.config import Schedule
 
 
 def lr_factor(config: Schedule, step: float, total_steps: int) -> float:
-    """For one step, counted from 0, or a place between two: the warm-up's last step is the first at full rate."""
+    """For one step, counted from 0, or a point between two: the warm-up's last step is the first at full rate."""
     warmup = round(config.warmup * total_steps)
     if step < warmup:
         return min((step + 1) / warmup, 1.0)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal) as a wish that the loop grants at the next step, not as a crash."""
+"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal) as a request that the loop honours after the step, not a crash."""
 
 import signal
 import threading
@@ -10,10 +10,10 @@ from vitrail.errors import ResumableError
 
 
 class InterruptedRunError(ResumableError):
-    """The run was asked to stop, and has saved itself."""
+    """The run was asked to stop, and has been saved."""
 
     def __init__(self, number: int, folder: Path) -> None:
-        super().__init__("the run was interrupted and has saved itself", folder)
+        super().__init__("the run was interrupted and has been saved", folder)
         self.exit_code = 128 + number
 
 

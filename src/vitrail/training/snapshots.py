@@ -38,7 +38,7 @@ def named_tensors(
     *,
     only_trained: bool = False,
 ) -> dict[str, Tensor]:
-    """Every tensor of a run under a name that does not depend on the ranks; or of its trained parameters alone."""
+    """Every tensor of a run under a name that does not depend on the ranks; or only of its trained parameters."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     kept = {name: tensor for name, tensor in model.state_dict().items() if name in trained or not only_trained}
     tensors = {f"model.{name}": tensor for name, tensor in kept.items()}
@@ -66,7 +66,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], progress: Progress, ranks:
                 storage_writer=HuggingFaceStorageWriter(str(draft), save_distributed=True),
                 no_dist=ranks.world_size == 1,
             )
-    except (Exception, CheckpointException) as error:  # torch wraps what the disk says
+    except (Exception, CheckpointException) as error:  # torch wraps errors of the disk
         trouble = OSError(f"cannot write the checkpoint {target}: {_root_cause(error)}")
     if ranks.any(trouble is not None):
         ranks.from_first(lambda: shutil.rmtree(draft, ignore_errors=True))
@@ -82,7 +82,7 @@ def _prepare(draft: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a run left behind that was killed while it wrote or removed a checkpoint."""
+    """Remove what remains of a run that was killed while writing or removing a checkpoint."""
     refuse_links(folder)
     unfinished = [path for path in folder.glob("step-*") if not (path / STATE).is_file()]
     for old in (*folder.glob(DRAFTS), *unfinished):
@@ -104,7 +104,7 @@ def _finish(draft: Path, target: Path, progress: Progress, world_size: int) -> N
     found = list_snapshots(target.parent)
     last_epoch = pick(target.parent, set(), whole_epochs=True)
     for old in (*target.parent.glob(DRAFTS), *(path for path in found[:-KEPT] if path != last_epoch)):
-        (old / STATE).unlink(missing_ok=True)  # first, so that it never looks whole while it goes
+        (old / STATE).unlink(missing_ok=True)  # first, so that it never looks complete while it is removed
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -114,7 +114,7 @@ def _flush(path: Path) -> None:
     try:
         handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     except PermissionError:
-        if folder:  # Windows opens no folders, and keeps their names safe by itself
+        if folder:  # Windows cannot open folders, and syncs their names by itself
             return
         raise
     try:
@@ -124,7 +124,7 @@ def _flush(path: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Checkpoints are written, renamed and removed here: behind a link, those of another run would be."""
+    """Refuse links: checkpoints are written, renamed and removed here, and must not be those of another run."""
     for path in (folder, *folder.glob("step-*")):
         if path.is_symlink():
             raise WeightsError(
@@ -140,18 +140,18 @@ def list_snapshots(folder: Path) -> list[Path]:
 
 
 def pick(folder: Path, bad: set[str], *, whole_epochs: bool) -> Path | None:
-    """The newest checkpoint that is not known to be bad, if asked so at the end of an epoch; files are not compared."""
+    """The newest checkpoint that is not known to be bad, if requested at an epoch's end; checksums are not compared."""
     for path in reversed(list_snapshots(folder)):
         try:
             if path.name not in bad and not (whole_epochs and read_progress(path).loss_count):
                 return path
-        except WeightsError:  # a damaged state tells nothing
+        except WeightsError:  # a damaged state is of no use
             continue
     return None
 
 
 def pick_whole(folder: Path, bad: set[str], *, whole_epochs: bool = False) -> tuple[Path | None, dict[str, str]]:
-    """The newest such checkpoint whose files have their checksums; and the damaged ones that are newer, with why."""
+    """The newest such checkpoint whose files match their checksums; and the newer, damaged ones, with why."""
     damaged: dict[str, str] = {}
     for path in reversed(list_snapshots(folder)):
         if path.name in bad:
@@ -218,7 +218,7 @@ def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress
 
 
 def _root_cause(error: BaseException) -> str:
-    """The first line of what really happened, below torch's wrapping."""
+    """The first line of the original error, inside torch's wrapping."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         error = next(iter(failures.values()))[0]
@@ -229,7 +229,7 @@ def _root_cause(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Without torch's own reports: that one process alone is writing is meant, and errors are ours to tell."""
+    """Silence torch's own reports: writing from a single process is intended, and we report errors ourselves."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -31,7 +31,7 @@ class Plan:
     def __post_init__(self) -> None:
         counts = 1 <= self.epochs <= MOST and 1 <= self.curve_steps <= MOST and 0 <= self.step <= MOST
         if not counts or not 0 <= self.position <= self.curve_steps:
-            raise ValueError(f"its plan {self} makes no sense")
+            raise ValueError(f"its plan {self} is inconsistent")
 
 
 @dataclass(kw_only=True)
@@ -40,9 +40,9 @@ class Progress:
 
     step: int = 0
     epoch: int = 0  # whole epochs done
-    loss_sum: float = 0.0  # of the epoch under way
-    loss_count: int = 0  # steps of the epoch under way
-    images: int = 0  # of the epoch under way
+    loss_sum: float = 0.0  # of the current epoch
+    loss_count: int = 0  # steps of the current epoch
+    images: int = 0  # of the current epoch
     images_seconds: float = 0.0  # that they took
     best_epoch: int = 0  # 0: none yet
     best_accuracy: float = -1.0
@@ -53,16 +53,16 @@ class Progress:
     lr_scale: float = 1.0  # lowered each time the run diverges
     rescues: int = 0
     seconds: float = 0.0  # of training so far
-    epoch_began: float = 0.0  # what `seconds` were when the epoch under way began
+    epoch_began: float = 0.0  # `seconds` when the current epoch began
     stopped_early: bool = False
     plan: Plan | None = None  # of a time budget
     loader: dict[str, Any] = field(default_factory=dict[str, Any])
-    validation: str = ""  # what tells the validation pictures from others
+    validation: str = ""  # identifies the validation pictures
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSum:
-    """What a file must be to be whole."""
+    """The size and checksum of an intact file."""
 
     bytes: int
     crc32: int
@@ -73,11 +73,11 @@ class State:
     """What `state.json` says."""
 
     progress: Progress
-    files: Mapping[str, FileSum] | None  # None: written by a version that did not sum them up
+    files: Mapping[str, FileSum] | None  # None: written by a version without checksums
 
 
 def write_state(folder: Path, progress: Progress, world_size: int) -> None:
-    """Sum up all files of a checkpoint, and write the state beside them."""
+    """Compute the checksums of all files of a checkpoint, and write the state beside them."""
     sums = {path.name: to_dict(sum_up(path)) for path in sorted(folder.iterdir())}
     facts = {"version": VERSION, "world_size": world_size, "progress": _to_json(progress), "files": sums}
     (folder / STATE).write_text(json.dumps({**facts, "crc32": _checksum(facts)}, indent=1), encoding="utf-8")
@@ -159,4 +159,4 @@ def _check_loader(state: Mapping[str, Any], epoch: int) -> None:
         raise ValueError(f"the loader is in epoch {state['epoch']} and the run in {epoch}")
     broken: Any = state.get("broken", {})
     if not isinstance(broken, dict) or not all(isinstance(why, str) for why in cast("dict[str, Any]", broken).values()):
-        raise ValueError("the loader's list of broken pictures is none")
+        raise ValueError("the loader's list of broken pictures is invalid")

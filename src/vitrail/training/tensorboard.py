@@ -10,7 +10,7 @@ from vitrail.training.listener import Listener
 
 
 def require_tensorboard() -> Any:
-    """torch's writer, or a word on how to get it."""
+    """torch's writer, or an error that says how to install it."""
     try:
         return cast("Any", import_module("torch.utils.tensorboard"))
     except ImportError as error:

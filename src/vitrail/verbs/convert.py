@@ -41,7 +41,7 @@ def convert(
     progress: bool = False,
     **settings: Any,
 ) -> Conversion:
-    """Convert a checkpoint to another format and prove that it computes the same.
+    """Convert a checkpoint to another format and prove that its outputs stay the same.
 
     Nothing is left at `target` unless the proof succeeds. The `settings` are the fields of `Hints`, each for
     what the source leaves open: `heads`, `image_size`, `pooling`, `activation`, `norm_eps`, `attention_scale`, `ema`.
@@ -50,20 +50,21 @@ def convert(
         source: a file, a folder, hf://owner/name or google://NAME; pickles are read without running them.
         target: what to write: a file, or a folder for hf.
         format: the format to write.
-        source_format: the format of the source, where its keys do not tell.
+        source_format: the format of the source, if its keys do not identify it.
         resize: resample the positions for pictures of this size.
-        resample: the kernel for the positions, instead of the checkpoint's own.
-        channels: make 1 or more input channels from the 3 of RGB.
-        num_classes: replace the head by a new one of zeros; 0 for none.
+        resample: the resampling kernel for the positions, instead of the checkpoint's own.
+        channels: turn the 3 input channels of RGB into this many.
+        num_classes: replace the head with a new one of zeros for this many classes; 0 removes it.
         classes: the names of the classes, in the order of the head, or a file with them.
-        drop_representation: leave out Linear + tanh, and start the head anew, as the paper does for fine-tuning.
-        fold_class_position: add the position of [cls] to its token, for formats that have none.
-        pictures: pictures on which both must agree; by default, two photographs.
-        dtype: write the weights with this many digits, instead of their own.
-        tolerance: largest difference of two logits, relative to the largest; 1e-5 unless `dtype` rounds the weights.
-        verify_with_peer: also run the source's own library on the source, and the target's on what was written.
+        drop_representation: remove the representation layer (Linear + tanh) and start with a new head, as the paper
+            does for fine-tuning.
+        fold_class_position: add the position of [cls] to its token, for formats without a position for it.
+        pictures: pictures on which both models must agree; by default, two photographs.
+        dtype: write the weights in this number type, instead of their own.
+        tolerance: largest allowed difference between two logits, relative to the largest; 1e-5 unless `dtype` rounds.
+        verify_with_peer: also run the source format's own library on the source, and the target's on the result.
         overwrite: replace the target if it exists.
-        progress: show a sign of life on the error stream.
+        progress: show progress on the error stream.
     """
     hints = read_hints(convert, settings)
     size = read_size(resize, "resize")

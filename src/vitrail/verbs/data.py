@@ -25,12 +25,12 @@ from vitrail.wording import counted, reason
 
 @dataclass(frozen=True, kw_only=True)
 class DataCheck(Report):
-    """What is in a data set, and what is wrong with it."""
+    """What is in a data set, and what problems it has."""
 
     def write(self, folder: str | Path, *, raw: bool = False) -> tuple[Path, ...]:
-        """Write check.csv, contact_sheet.png and, where the splits are our own choice, split.csv; the paths written.
+        """Write check.csv, contact_sheet.png and, if vitrail made the splits, split.csv; returns the paths.
 
-        `raw` leaves the cells as they are, for programs rather than spreadsheets.
+        `raw` leaves the cells unchanged, for programs rather than spreadsheets.
         """
         folder = Path(folder)
         written = [folder / "check.csv", folder / "contact_sheet.png"]
@@ -70,14 +70,14 @@ def open_data(data: str | Path, **settings: Any) -> Dataset:
 def check_data(
     data: str | Path | Dataset, *, workers: int | None = None, progress: bool | Progress = False, **settings: Any
 ) -> DataCheck:
-    """Look at every picture: damaged files, duplicates, leakage between splits, imbalance.
+    """Check every picture: damaged files, duplicates, leakage between splits, imbalance.
 
     `workers` are the threads that decode pictures, by default one per core; `settings` are the fields of `DataConfig`.
     """
     check_settings(check_data, settings, DataConfig)
     check_workers(workers)
     dataset = _open(data, settings)
-    with pick_progress(progress)("looking at pictures", _count(dataset)) as advance:
+    with pick_progress(progress)("checking pictures", _count(dataset)) as advance:
         report = check_dataset(dataset, workers or os.cpu_count() or 1, advance)
     return DataCheck(dataset=report.dataset, facts=report.facts, findings=report.findings)
 
@@ -131,7 +131,7 @@ def _open(data: str | Path | Dataset, settings: dict[str, Any]) -> Dataset:
     if not isinstance(data, Dataset):
         return open_dataset(data, build(DataConfig, settings))
     if settings:
-        raise ConfigError(f"{', '.join(settings)}: settings of data that are named; these are open already.")
+        raise ConfigError(f"{', '.join(settings)} cannot change an open data set; pass it to vitrail.open_data.")
     return data
 
 

@@ -1,4 +1,4 @@
-"""`vitrail.embed`: the features of pictures or of a data set, and a map of them."""
+"""`vitrail.embed`: the embeddings of pictures or of a data set, and a map of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -39,9 +39,9 @@ def embed(
     progress: bool | Progress = False,
     **settings: Any,
 ) -> Embeddings:
-    """What the model's head sees of pictures, or of a data set.
+    """The embeddings of pictures or of a data set: the features that the model's head gets.
 
-    A picture that cannot be read is left out and is among the `errors`.
+    A picture that cannot be read is left out and listed in `errors`.
 
     Args:
         model: a loaded model, or what `vitrail.load` takes.
@@ -50,9 +50,9 @@ def embed(
         data: a data set instead of pictures: open, or what `vitrail.open_data` takes; `settings` are the fields of its
             `DataConfig`. The labels and splits come with the features.
         split: the splits of the data set; by default all.
-        list_file: a file with one path per line, for more pictures.
+        list_file: a file that names more pictures, one path per line.
         out: the folder for features.npz (or .parquet, by `format`) and a `map`; without it, nothing is written.
-        batch_size: pictures per call of the model; by default what suits it.
+        batch_size: pictures per forward pass; by default whatever suits the model.
     """
     config = read_data_settings(embed, settings)
     splits = (split,) if isinstance(split, str) else tuple(split)
@@ -61,7 +61,7 @@ def embed(
     if out is not None and not callable(out):
         check_run_folder(Path(out))
     if data is not None and (pictures is not None or list_file is not None):
-        raise ConfigError("give pictures or data=, not both.")
+        raise ConfigError("pass pictures or data=, not both.")
     check_model(model, device)
     if not isinstance(model, Predictor):
         locate(model, allow_export=True)
@@ -85,7 +85,7 @@ def embed(
 
 @dataclass(kw_only=True)
 class _Columns:
-    """What is known so far, a column each."""
+    """The results so far, as columns."""
 
     pictures: list[str] = field(default_factory=list[str])
     vectors: list[Floats] = field(default_factory=list[Floats])
@@ -123,7 +123,7 @@ def check_arguments(
     method: str,
     batch_size: int | None,
 ) -> None:
-    """Refuse what cannot work, before anything is opened; `settings` are those about data that were given."""
+    """Refuse what cannot work, before anything is opened; `settings` are those about data that were passed."""
     for name, value, known in (("format", form, ("npz", "parquet")), ("map", method, (*get_args(Method), "none"))):
         if value not in known:
             raise ConfigError(f"{name}= has no {value!r}; {suggest(str(value), known)}")
@@ -133,8 +133,8 @@ def check_arguments(
         raise ConfigError(f"batch_size= must be at least 1; got {batch_size}.")
     names = [f"{name}=" for name in settings]
     if data is None and (split or names):
-        given = [*(["split="] if split else ()), *names]
-        raise ConfigError(f"{', '.join(given)} {'goes' if len(given) == 1 else 'go'} with data=.")
+        arguments = [*(["split="] if split else ()), *names]
+        raise ConfigError(f"{', '.join(arguments)} {'goes' if len(arguments) == 1 else 'go'} with data=.")
     if isinstance(data, Dataset) and names:
         raise ConfigError(f"{', '.join(names)} cannot change an open data set; pass it to vitrail.open_data instead.")
 
@@ -168,7 +168,7 @@ def _embed_data(
 
 
 def _write(embeddings: Embeddings, folder: Path, form: str, method: Method | Literal["none"]) -> Embeddings:
-    """The same with its files; the features are what was asked for first, so a map that fails costs nothing."""
+    """The same with its files; the features are written first, so that they are safe if the map fails."""
     written = [embeddings.save(folder / f"features.{form}")]
     map_error = ""
     if method != "none":

@@ -23,10 +23,10 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FeatureMap:
-    """Features as points on a plane; in a notebook it shows itself."""
+    """Features as points on a plane; a notebook shows the drawing."""
 
     points: np.ndarray[Any, Any]  # (n, 2)
-    places: np.ndarray[Any, Any]  # (n,) which rows of the features they are
+    places: np.ndarray[Any, Any]  # (n,) the rows of the features that they show
     labels: tuple[str, ...] | None
     title: str
 
@@ -35,7 +35,7 @@ class FeatureMap:
         return map_figure(self.points, self.labels, self.title)
 
     def save(self, path: str | Path) -> Path:
-        """Draw it into a picture file."""
+        """Write the drawing to a picture file."""
         save_figure(self.figure(), Path(path))
         return Path(path)
 
@@ -47,13 +47,13 @@ class FeatureMap:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Embeddings:
-    """The features of pictures, a row each."""
+    """The features of pictures, one row each."""
 
     features: Floats = field(repr=False)  # (N, D)
-    pictures: tuple[str, ...] = field(repr=False)  # (N,) what each is called
+    pictures: tuple[str, ...] = field(repr=False)  # (N,) their names
     labels: tuple[str, ...] = field(default=(), repr=False)  # (N,) of a data set
     splits: tuple[str, ...] = field(default=(), repr=False)  # (N,) of a data set
-    errors: dict[str, str] = field(default_factory=dict[str, str], repr=False)  # what could not be read, and why
+    errors: dict[str, str] = field(default_factory=dict[str, str], repr=False)  # picture → why it could not be read
     folder: Path | None = None
     written: tuple[Path, ...] = ()
     map_error: str = ""  # why no map could be drawn; the features are written
@@ -79,7 +79,7 @@ class Embeddings:
         return target
 
     def map(self, method: Method = "pca") -> FeatureMap:
-        """The features on a plane, by "pca" or "tsne"; of very many, some, always the same."""
+        """The features on a plane, by "pca" or "tsne"; of very many, a fixed sample."""
         places = np.sort(permutation(0, 0, len(self), "map")[:MOST_POINTS])
         count = counted(len(self), "picture")
         shown = count if len(places) == len(self) else f"{len(places):,} of {count}"

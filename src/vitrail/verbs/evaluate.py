@@ -56,22 +56,22 @@ def evaluate(
 ) -> Evaluation:
     """Measure a model on a data set.
 
-    Data without splits of their own get those that the model's run was trained with, so that nothing is measured that
-    was trained on. Under torchrun the ranks share the pictures, and each returns the same numbers.
+    Data without splits of their own get those that the model's run was trained with, so that no training picture is
+    measured. Under torchrun the ranks share the pictures, and each returns the same numbers.
 
     Args:
         model: a loaded model, or what `vitrail.load` takes.
         data: an open data set, or what `vitrail.open_data` takes; `settings` are the fields of its `DataConfig`.
-        split: train, val, test or all; by default test, or else val.
+        split: train, val, test or all; by default test, or val if there is no test split.
         tta: test-time augmentation: average over mirrored pictures ("flip"), shifted ones ("shift"), or both ("full").
         robustness: also measure under corruptions at five severities, on `robustness_pictures` (1000) of the split.
         probe: also fit simple classifiers on the frozen features: knn, linear, shots. A model without a head for these
-            classes is measured by them only.
-        shots: the training pictures of each class for the probe "shots"; by default 5.
-        by_position: the checkpoint has no class names, and its classes are the data's in their order.
+            classes is measured by these only.
+        shots: training pictures per class for the probe "shots"; by default 5.
+        by_position: for a checkpoint without class names: its classes are those of the data, in the same order.
         classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
         out: the folder for report.html, metrics.json, the tables and the figures; without it, nothing is written.
-        raw: write the cells of CSV files as they are, for programs.
+        raw: write the cells of CSV files unchanged, for programs.
     """
     probes = (probe,) if isinstance(probe, str) else tuple(probe)
     config = read_data_settings(evaluate, settings)
@@ -88,7 +88,7 @@ def evaluate(
     )
     if out is not None and not callable(out):
         check_run_folder(Path(out))
-    asked = _asked(
+    arguments = _passed(
         split=split,
         tta=tta,
         robustness=robustness,
@@ -128,7 +128,7 @@ def evaluate(
             source,
             where,
             run_of(source),
-            asked=asked,
+            arguments=arguments,
             settings={**about, "data": where, "source": to_dict(config)},
             split_from=split_from,
         ),
@@ -138,13 +138,11 @@ def evaluate(
 
 
 def default_split(dataset: Dataset) -> str:
-    """Test, or else val."""
+    """Test, or val if there is no test split."""
     for name in ("test", "val"):
         if name in dataset.splits:
             return name
-    raise DataError(
-        f'{dataset.name}: has no test or val split; split="train" or split="all" measures on what there is.'
-    )
+    raise DataError(f'{dataset.name} has no test or val split; pass split="train" or split="all".')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +150,7 @@ class _Plan:
     """What to measure, and how."""
 
     tta: ViewName | None
-    robustness_pictures: int | None  # None: not under corruptions
+    robustness_pictures: int | None  # None: corruptions are not measured
     probes: tuple[ProbeName, ...]
     shots: int
     by_position: bool
@@ -161,7 +159,7 @@ class _Plan:
 
 @dataclass(kw_only=True)
 class _Results:
-    """What is known so far, written as soon as it is: work that fails later loses nothing."""
+    """The results so far, written at once, so that a later failure loses nothing."""
 
     out: Out
     facts: dict[str, Any]
@@ -171,7 +169,7 @@ class _Results:
     written: list[Path] = field(default_factory=list[Path])
 
     def add(self, facts: dict[str, Any]) -> None:
-        """Write metrics.json with these facts too."""
+        """Add these facts, and write metrics.json."""
         self.facts.update(facts)
         if self.out is None:
             return
@@ -198,7 +196,7 @@ class _Results:
 def _measure(
     results: _Results, predictor: Predictor, dataset: Dataset, plan: _Plan, progress: Progress, *, flatters: bool
 ) -> None:
-    """Everything that is asked for, one after the other; `flatters`: the split chose the epoch of the weights."""
+    """Measure everything in the plan; `flatters`: the split chose the epoch of the weights."""
     split: str = results.facts["split"]
     parts = plan_probes(dataset, split, plan.probes, plan.shots)
     has_head = plan.by_position or set(predictor.classes or ()) == set(dataset.classes)
@@ -226,19 +224,19 @@ def _measure_robustness(
         )
 
 
-def _number(name: str, given: int | None, usual: int, other: str, goes: bool) -> int:
-    """A number of pictures, which means nothing without the other setting."""
-    if given is None:
+def _number(name: str, number: int | None, usual: int, other: str, goes: bool) -> int:
+    """A number of pictures, which has no effect without the other setting."""
+    if number is None:
         return usual
     if not goes:
         raise ConfigError(f"{name} goes with {other}; add that, or omit {name}")
-    if given < 1:
-        raise ConfigError(f"{name} must be at least 1; got {given}.")
-    return given
+    if number < 1:
+        raise ConfigError(f"{name} must be at least 1; got {number}.")
+    return number
 
 
-def _asked(**settings: Any) -> dict[str, Any]:
-    """The settings that were given."""
+def _passed(**settings: Any) -> dict[str, Any]:
+    """The settings that were passed."""
     return {name: value for name, value in settings.items() if value is not None and value is not False and value != ()}
 
 
@@ -249,7 +247,7 @@ def _names(
     config: DataConfig,
     device: str,
 ) -> tuple[str, str]:
-    """What the model and the data are called, for reports; a mistake in them or beside them is an error."""
+    """The names of the model and the data, for reports; a mistake in them or in their settings is an error."""
     check_model(model, device, classes)
     if isinstance(data, Dataset) and (changed := changed_settings(config)):
         names = ", ".join(f"{name}=" for name in changed)
@@ -262,24 +260,24 @@ def _names(
 
 
 def _open(data: Dataset | str | Path, where: str, config: DataConfig, run: Path) -> tuple[Dataset, str]:
-    """The data, and where their splits are from if they have none: those of the run, if it wrote them, or new ones."""
+    """The data, and the origin of their splits if they have none of their own: the run's, or new ones."""
     dataset = data if isinstance(data, Dataset) else open_data(where, config)
     if not dataset.made_split:
         return dataset, ""
     file = run / "split.csv"
-    made = "made here, by names and seed; a model trained on these data may have seen what is measured"
+    new = "made now, from names and a seed; a model trained on these data may have seen the measured pictures"
     if isinstance(data, Dataset):
-        return dataset, str(file) if _agrees(dataset, file) else made
+        return dataset, str(file) if _agrees(dataset, file) else new
     if not file.is_file():
-        return dataset, made
+        return dataset, new
     try:
         return open_data(where, replace(config, split_file=file)), str(file)
     except DataError:
-        return dataset, f'{file} is of other pictures; a new split was made; the split "all" takes every picture'
+        return dataset, f'{file} is for other pictures, so a new split was made; the split "all" uses every picture'
 
 
 def _agrees(dataset: Dataset, file: Path) -> bool:
-    """Whether an open data set has the splits that a run wrote down."""
+    """Whether an open data set has the splits that a run recorded."""
     if not file.is_file():
         return False
     keys = [source.key(index) for source in dataset.splits.values() for index in range(len(source))]
@@ -292,17 +290,17 @@ def _agrees(dataset: Dataset, file: Path) -> bool:
 
 
 def _refuse_for_features(source: str, options: dict[str, Any]) -> None:
-    """Where only features are measured, there are no answers that these settings could change."""
-    given = [option for option, value in options.items() if value]
-    if given:
+    """Refuse settings that have no effect when only features are measured."""
+    unusable = [option for option, value in options.items() if value]
+    if unusable:
         raise ConfigError(
-            f"{' and '.join(given)} cannot be used here: {source} has no head for the classes of the data, so only its "
-            "features are measured, by the probes."
+            f"{' and '.join(unusable)} cannot be used here: {source} has no head for the classes of the data, so only "
+            "its features are measured, by the probes."
         )
 
 
 def _with_report(evaluation: Evaluation) -> Evaluation:
-    """The same with its report, where there is a folder for it; why there is none must not cost the numbers."""
+    """The same with its report, if there is a folder for it; if that fails, the numbers are kept."""
     if evaluation.folder is None or evaluation.measurement is None:
         return evaluation
     try:

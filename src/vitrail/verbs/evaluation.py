@@ -17,21 +17,21 @@ from vitrail.report.notebook import show_evaluation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """A model on a split of a data set. In a notebook it shows its numbers and the confusion matrix."""
+    """A model measured on a split of a data set. A notebook shows its numbers and the confusion matrix."""
 
     model: str
     data: str
     split: str
     facts: dict[str, Any] = field(repr=False)  # what metrics.json holds
-    measurement: Measurement | None = field(repr=False)  # every answer; None if only features were measured
-    robustness: Robustness | None = field(default=None, repr=False)  # accuracy under corruptions, if asked for
+    measurement: Measurement | None = field(repr=False)  # every prediction; None if only features were measured
+    robustness: Robustness | None = field(default=None, repr=False)  # accuracy under corruptions, if requested
     folder: Path | None = None
     written: tuple[Path, ...] = field(default=(), repr=False)  # the report first
-    report_error: str = ""  # why the report could not be made; all else is written
+    report_error: str = ""  # why the report could not be made; everything else is written
     class_order: tuple[str, ...] | None = field(default=None, repr=False)  # of the model's outputs, with `by_position`
     predictor: Predictor = field(repr=False)
     dataset: Dataset = field(repr=False)
-    story: Story = field(repr=False)  # what else the report tells
+    story: Story = field(repr=False)  # what else the report shows
 
     @property
     def metrics(self) -> Metrics:
@@ -45,11 +45,11 @@ class Evaluation:
 
     @property
     def predictions(self) -> list[dict[str, Any]]:
-        """The rows of predictions.csv: the answer to each picture, or why it could not be read."""
+        """The rows of predictions.csv: the prediction for each picture, or why it could not be read."""
         return list(records.predictions(self._measured()))
 
     def report(self, path: str | Path = REPORT) -> Path:
-        """Write the report page to a file of this name."""
+        """Write the report page to this file."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         return write_page(target, self.story, self.predictor, self.dataset, self._measured(), self.robustness)

@@ -1,4 +1,4 @@
-"""`vitrail.explain`: which parts of pictures a model decides by, and how far to believe the answer."""
+"""`vitrail.explain`: which parts of a picture the model's answer rests on, and how far to trust the explanation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,14 +33,14 @@ def explain(
     device: str | torch.device = "auto",
     progress: bool | Progress = False,
 ) -> Explained | Explanations:
-    """Which parts of one picture a model decides by; of several, a sequence of such explanations.
+    """Which parts of a picture the model's answer rests on; for several pictures, a sequence of explanations.
 
-    `method` is attention, rollout, gradient-rollout, relevance or occlusion; "auto" judges all but occlusion on the
-    pictures (four of them at most) and takes the best. `target` is the class to explain, by name or number; by default
-    the predicted one. `layers` and `heads` choose what "attention" averages and what the picture of the heads shows.
+    `method` is attention, rollout, gradient-rollout, relevance or occlusion; "auto" scores all but occlusion on up to
+    four of the pictures and uses the best. `target` is the class to explain, by name or number; by default
+    the predicted one. `layers` and `heads` choose what "attention" averages and what the sheet of heads shows.
     `score` measures deletion and insertion on every picture.
 
-    A single picture that cannot be explained is an error; of several, it is among the `failures`. A folder and a
+    A single picture that cannot be explained is an error; one of several is listed in `failures`. A folder and a
     pattern such as "photos/*.jpg" stand for several.
     """
     if method != "auto" and method not in METHODS:
@@ -73,13 +73,13 @@ def explain(
 def _only(explanations: Explanations) -> Explained:
     """The explanation of a single picture, with how its method was chosen."""
     only, choice = explanations[0], explanations.choice
-    judged = choice.each[choice.method][0] if choice is not None and choice.each else None  # it was the only one
+    judged = choice.each[choice.method][0] if choice is not None and choice.each else None  # of the only picture
     return replace(only, choice=choice, faithfulness=only.faithfulness or judged)
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What is the same for every picture."""
+    """The settings that all pictures share."""
 
     predictor: Predictor
     target: int | str | None
@@ -88,7 +88,7 @@ class _Work:
     score: bool
 
     def choose(self, gathered: dict[str, Picture], show: Progress) -> Choice:
-        """Judge the methods on a few pictures, spread evenly over those given; broken files are passed over here."""
+        """Score the methods on a few pictures, spread evenly over all of them; broken files are skipped here."""
         named = list(gathered.items())
         spread = [named[index * len(named) // JUDGED] for index in range(JUDGED)] if len(named) > JUDGED else named
         subjects: list[Subject] = []
@@ -99,8 +99,8 @@ class _Work:
             except (VitrailError, OSError) as error:
                 errors.append(reason(error))
         if not subjects:
-            raise ConfigError("no picture to judge the methods by: " + " ".join(errors))
-        with show("judging methods", len(CANDIDATES) + 1) as advance:
+            raise ConfigError("no picture to score the methods on: " + " ".join(errors))
+        with show("scoring methods", len(CANDIDATES) + 1) as advance:
             return choose(self.predictor, subjects, self.target, self.layers, self.heads, progress=advance)
 
     def explain(self, source: str, stem: str, picture: Picture, method: Method) -> Explained:

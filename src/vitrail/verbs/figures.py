@@ -28,7 +28,7 @@ from vitrail.verbs.pictures import Pictures, gather_pictures
 from vitrail.weights.convert import sample_photos
 from vitrail.wording import counted, reason
 
-MOST_PICTURES = 128  # that attention distance is averaged over, as in the paper
+MOST_PICTURES = 128  # over which attention distance is averaged, as in the paper
 READERS = {"cls": "[cls]", "mean": "the mean of the patches", "map": "the attention pooling"}
 
 
@@ -37,7 +37,7 @@ class Figures:
     """The figures that were drawn."""
 
     written: tuple[Path, ...]  # a PDF and a PNG of each
-    notes: tuple[str, ...] = ()  # what could not be drawn, and why
+    notes: tuple[str, ...] = ()  # the figures that could not be drawn, and why
     failures: Mapping[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be read
 
 
@@ -49,7 +49,7 @@ def figures(
     device: str | torch.device = "auto",
     progress: bool | Progress = False,
 ) -> Figures:
-    """Draw filters, positions, attention distance and attention into the folder `out`, as PDF and PNG each.
+    """Draw filters, positions, attention distance and attention into the folder `out`, each as PDF and PNG.
 
     Attention distance is averaged over the first 128 pictures, and the first six are shown; by default, they are two
     photographs.
@@ -62,7 +62,7 @@ def figures(
 
 @dataclass(frozen=True, kw_only=True)
 class Looks:
-    """How far the heads look on each picture, and the pictures to show: what the figures are drawn from."""
+    """What the figures are drawn from: how far the heads look on each picture, and the pictures to show."""
 
     predictor: Predictor
     distances: list[Tensor] = field(default_factory=list[Tensor])
@@ -93,7 +93,7 @@ def look(
     device: str | torch.device = "auto",
     progress: bool | Progress = False,
 ) -> Looks:
-    """Let the model look at one picture after the other; only those to show stay in memory."""
+    """Run the model on one picture after the other; only those to show stay in memory."""
     gathered = None if pictures is None else gather_pictures(pictures)
     predictor = open_model(model, device, progress=progress)
     examples, notes = _choose_examples(predictor, gathered)
@@ -114,7 +114,7 @@ def look(
 
 
 def _choose_examples(predictor: Predictor, gathered: dict[str, Picture] | None) -> tuple[dict[str, Picture], list[str]]:
-    """The pictures asked for, or two photographs where the model takes photographs."""
+    """The pictures that were passed, or two photographs if the model takes photographs."""
     if gathered is not None:
         many = f"the first {MOST_PICTURES} of {counted(len(gathered), 'picture')} are used"
         first = dict(list(gathered.items())[:MOST_PICTURES])
@@ -122,16 +122,16 @@ def _choose_examples(predictor: Predictor, gathered: dict[str, Picture] | None) 
     channels = predictor.preprocess.channels
     if channels not in (1, 3):
         return {}, [f"no attention figures: the model takes {counted(channels, 'channel')}, which no picture file has"]
-    note = "no pictures were given: attention is shown on two photographs, which may be unlike what the model knows"
+    note = "no pictures were given: attention is shown on two photographs, which may be unlike what it was trained on"
     return {path.name: path for path in sample_photos()}, [note]
 
 
 def draw_weights(predictor: Predictor, folder: Path) -> tuple[list[Path], list[str]]:
-    """The figures that need no picture, and what is missing among them."""
+    """The figures that need no picture, and notes on those that are missing."""
     notes: list[str] = []
     filters = patch_filters(predictor.model)
     if filters.explained is None:
-        notes.append(f"no patch is cut from the pixels, so the filters are those of the {filters.what}")
+        notes.append(f"this model's patches are not cut from pixels, so the filters are those of the {filters.what}")
     written = save_figure(plot_filters(filters), folder, "filters")
     similarity = position_similarity(predictor.model)
     positions = POSITIONS[predictor.model.config.positions.kind].description
@@ -141,7 +141,7 @@ def draw_weights(predictor: Predictor, folder: Path) -> tuple[list[Path], list[s
 
 
 def draw_attention(looks: Looks, folder: Path) -> tuple[list[Path], list[str]]:
-    """The figures that show the model looking at pictures, and what is missing among them."""
+    """The figures of the model's attention on pictures, and notes on those that are missing."""
     config = looks.predictor.model.config
     distance = torch.stack(looks.distances).mean(dim=0)
     plot = plot_distance(distance, len(looks.distances), longest_distance(config.image_size))

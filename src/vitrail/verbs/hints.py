@@ -1,4 +1,4 @@
-"""The settings that verbs with a foreign checkpoint share: what the user knows better than the file."""
+"""The settings that verbs share for foreign checkpoints: what the user knows and the file does not say."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:
 
 
 def read_size(size: Size | None, name: str) -> Pair | None:
-    """The height and width that a number, a pair or a text means."""
+    """The height and width that a number, a pair or a text stands for."""
     if isinstance(size, str):
         return parse_size(size, name)
     return (size, size) if isinstance(size, int) else size

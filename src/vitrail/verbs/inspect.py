@@ -1,4 +1,4 @@
-"""`vitrail.inspect`: what a checkpoint is, and what may be wrong with it."""
+"""`vitrail.inspect`: what a checkpoint is, and likely problems with it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ SHOWN = 5  # names of classes in a row
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What a checkpoint is, without its numbers, and what was found about it."""
+    """The facts about a checkpoint, without its weights, and likely problems with it."""
 
     source: str
     format: FormatName  # of the file
@@ -38,7 +38,7 @@ class Inspection:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Everything, as JSON holds it."""
+        """Everything, as JSON values."""
         return {
             "format": self.format,
             "config": to_dict(self.config),
@@ -51,7 +51,7 @@ class Inspection:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """The facts as a person reads them: a name and a text each; a row without a name continues the one above."""
+        """The facts in readable form, each a name and a text; a row without a name continues the one above."""
         config, origin = self.config, self.origin
         stem = "" if config.stem.kind == "patch" else f" of a {config.stem.kind} stem's output"
         spelling = "".join(f", {key} {value!r}" for key, value in origin.dialect.items())
@@ -81,10 +81,10 @@ class Inspection:
 
 
 def inspect(source: str | Path, *, source_format: FormatName | None = None, **settings: Any) -> Inspection:
-    """Say what a checkpoint is, and what may be wrong with it.
+    """The facts about a checkpoint, and likely problems with it.
 
-    A source is a file, a folder, hf://owner/name or google://NAME; `source_format` names its format where its keys do
-    not tell. The `settings` are the fields of `Hints`, each for what the source leaves open.
+    A source is a file, a folder, hf://owner/name or google://NAME; `source_format` names its format if its keys do not
+    identify it. The `settings` are the fields of `Hints`, each for something that the source leaves open.
     """
     hints = read_hints(inspect, settings)
     checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)

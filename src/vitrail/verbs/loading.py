@@ -1,4 +1,4 @@
-"""The model that a verb is given: loaded already, or named by its source."""
+"""The model that a verb gets: already loaded, or named by its source."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ def open_model(
     *,
     progress: bool | Progress = False,
 ) -> Predictor:
-    """A loaded model as it is, or the one of a source (None: the bundled one) on the device asked for."""
+    """A loaded model as it is, or the model at a source (None: the bundled one) on the requested device."""
     check_model(model, device, classes)
     if isinstance(model, Predictor):
         return model
@@ -48,7 +48,7 @@ def open_model(
 
 
 def name_of(model: Predictor | str | Path | None) -> str:
-    """What a figure calls the model: the last name of its source; of a loaded one, where its weights are from."""
+    """The model's name in figures: the last part of its source; for a loaded one, where its weights are from."""
     if isinstance(model, Predictor):
         return model.origin.source or "model"
     return Path(DEFAULT if model is None else model).name or "model"

@@ -1,4 +1,4 @@
-"""The pictures that a verb is given: any kind of picture, and names that stand for several."""
+"""The pictures that a verb gets: any kind of picture, and names that stand for several."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -56,10 +56,10 @@ def text_writer(form: Literal["jsonl", "csv"], file: IO[str], top_k: int, *, raw
     if form == "jsonl":
         return lambda row: print(json.dumps(_fields(row)), file=file)
     write_row = row_writer(file, raw=raw and not file.isatty())  # a terminal never gets control characters
-    pairs = [name for place in range(1, top_k + 1) for name in (f"label_{place}", f"score_{place}")]
+    pairs = [name for rank in range(1, top_k + 1) for name in (f"label_{rank}", f"score_{rank}")]
     write_row(["picture", *pairs, "error"])
 
-    show = plain if file.isatty() else str  # a pipe or a file gets names as they are
+    show = plain if file.isatty() else str  # a pipe or a file gets names unchanged
 
     def write(row: "Prediction") -> None:
         cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
@@ -91,7 +91,7 @@ def _parquet_writer(path: Path) -> Generator[Write]:
             waiting.clear()
 
         def write(row: "Prediction") -> None:
-            name = row.picture.encode("utf-8", "backslashreplace").decode()  # Parquet has no other letters
+            name = row.picture.encode("utf-8", "backslashreplace").decode()  # Parquet texts must be UTF-8
             waiting.append({**_fields(row), "picture": name})
             if len(waiting) >= GROUP:
                 flush()

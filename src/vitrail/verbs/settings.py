@@ -1,4 +1,4 @@
-"""The keywords of a verb that are fields of config dataclasses, as they are flags of the command."""
+"""The keywords of a verb that are fields of config dataclasses, just as they are flags of the command."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ def check_settings(verb: Callable[..., Any], settings: Mapping[str, Any], *confi
 
 
 def build(config: type[T], settings: Mapping[str, Any]) -> T:
-    """A config of those settings that are its fields."""
+    """A config made of those settings that are its fields."""
     fields = {field.name for field in dataclasses.fields(config)}  # pyright: ignore[reportArgumentType]
     return config(**{name: value for name, value in settings.items() if name in fields})
 

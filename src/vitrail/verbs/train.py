@@ -43,8 +43,8 @@ from vitrail.training.tensorboard import TensorBoard, require_tensorboard
 from vitrail.wording import counted, reason
 
 PRETRAINED = "hf://google/vit-base-patch16-224-in21k"
-PREFLIGHT_LIMIT = 20_000  # pictures: larger sets are not checked before training
-BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what a person opens after the report
+PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
+BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what users open after the report
 
 
 def train(
@@ -66,10 +66,10 @@ def train(
     Args:
         data: a folder of class folders, a table, shards, or a name such as "digits" or "cifar10".
         recipe: the name of a recipe, instead of a chosen one.
-        config: a YAML file, such as the config.yaml of another run, or a `TrainConfig`; settings beat it.
+        config: a YAML file, such as the config.yaml of another run, or a `TrainConfig`; settings override it.
         out: the folder to write to; by default the next free runs/train-N.
-        check: look for damaged pictures, leakage between splits and imbalance first.
-        track: write TensorBoard's files too.
+        check: first look for damaged pictures, leakage between splits and imbalance.
+        track: also write TensorBoard files.
         progress: show the run, or pass a `Listener` of your own.
     """
     changes = _read_changes("train", recipe, config, settings)
@@ -84,10 +84,10 @@ def resume(
     progress: bool | Listener = False,
     **settings: Any,
 ) -> Run:
-    """Continue a run in its folder, to the same bits as if it had not been stopped; a finished one is returned.
+    """Continue a run in its folder, with the same result to the bit as if it had not been stopped.
 
-    Settings may repeat what the run has, and change only how it is carried out or where things are now: `workers=`,
-    `device=`, `data=`, `weights=`, …
+    A finished run is returned as it is. Settings may repeat those of the run, and change only how it is carried out or
+    where its files are now: `workers=`, `device=`, `data=`, `weights=`, …
     """
     changes = _read_changes("resume", None, config, settings)
     changes.setdefault("device", read_config(Path(folder)).machine.device)
@@ -131,7 +131,7 @@ def _start(
     track: bool,
     progress: bool | Listener,
 ) -> Run:
-    """A new run; or the one that torchrun began with the same arguments, before a process of it was lost."""
+    """A new run; or the one that torchrun began with the same arguments before it lost a process."""
     if track:
         require_tensorboard()
     ranks = join_ranks(str(changes.get("device", "auto")))
@@ -143,8 +143,8 @@ def _start(
     setup, measured, checked = _prepare(data, changes, ranks, listener, check=check, progress=progress)
     listener.decided(describe_plan(setup, measured, ranks))
     with _locked() as lock:
-        made = ranks.from_first(lambda: _make_folder(setup, folder, lock, name, checked))
-        return _carry_out(setup, ranks, made, listener, track=track, progress=progress, resume=False)
+        run_folder = ranks.from_first(lambda: _make_folder(setup, folder, lock, name, checked))
+        return _carry_out(setup, ranks, run_folder, listener, track=track, progress=progress, resume=False)
 
 
 def _continue(folder: Path, changes: dict[str, Any], ranks: Ranks, *, track: bool, progress: bool | Listener) -> Run:
@@ -174,7 +174,7 @@ def _carry_out(
         listener = Listeners([listener, TensorBoard(folder)])
     try:
         run = carry_out(setup, ranks, folder, listener, resume=resume)
-        leave_ranks()  # not after an error: other ranks may be waiting, and torchrun ends them when this one ends
+        leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
         return write_reports(run, setup.dataset, str(ranks.device), progress) if ranks.is_first else run
     except InterruptedRunError:
         leave_ranks()
@@ -182,29 +182,29 @@ def _carry_out(
     except OSError as error:
         if "No space left" not in str(error):
             raise
-        raise ResumableError(f"{reason(error)}; what was saved before is whole: make room", folder) from error
+        raise ResumableError(f"{reason(error)}; what was saved before is intact: free some space", folder) from error
 
 
 def _read_changes(
     verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything that was asked for, by the names of the settings."""
+    """All requested settings by name."""
     known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
     for name in settings:
         if name not in known:
             own = ("recipe", "config", "out", "check", "track", "progress")
             raise ConfigError(f"{verb} has no setting {name!r}; {suggest(name, [*known, *own])}")
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    passed = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     if isinstance(config, TrainConfig):
-        changes = combine_changes(ask_for(config), given)
+        changes = combine_changes(ask_for(config), passed)
     else:
         file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
-        changes = combine_changes(file, given)
+        changes = combine_changes(file, passed)
     return changes | ({"recipe": recipe} if recipe else {})
 
 
 def _listen(progress: bool | Listener, ranks: Ranks) -> Listener:
-    """Who hears of the run: of several ranks, only the first one's listener."""
+    """The listener of the run: of several ranks, only the first has one."""
     if isinstance(progress, Listener):
         return progress if ranks.is_first else Listener()
     shown = progress and ranks.is_first
@@ -232,10 +232,10 @@ def _prepare(
 
 
 def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> CheckRecord | None:
-    """What is wrong with the data, before hours are spent on them; None if they are too many to look at."""
+    """Check the data before hours are spent on them; None if there are too many pictures to check."""
     total = sum(len(source) for source in dataset.splits.values())
     if total > PREFLIGHT_LIMIT:
-        listener.said(f"{counted(total, 'picture')} are not checked one by one; vitrail data check {data} does")
+        listener.said(f"{counted(total, 'picture')} are not checked here; vitrail data check {data} does")
         return None
     with bars("checking pictures", total) as advance:
         report = check_data(dataset, os.cpu_count() or 1, advance)
@@ -264,7 +264,7 @@ def _refuse_begun(out: Path | None) -> None:
 
 
 def _make_folder(setup: Setup, out: Path | None, lock: RunLock, name: str, checked: CheckRecord | None) -> Path:
-    """A new run folder with what the run is and what is known about its data, which nobody else may write into."""
+    """A new, locked run folder with a description of the run and of its data."""
     _refuse_begun(out)
     folder = new_run_folder(name, out)
     begin(setup, folder, lock)
@@ -283,13 +283,13 @@ def _locked() -> Generator[RunLock]:
 
 
 def write_reports(run: Run, dataset: Dataset, device: str, progress: bool | Listener = False) -> Run:
-    """The run with its report, the figures beside it; what goes wrong there must not cost the run, and is told."""
+    """The run with its report and the figures beside it; a failure there is reported and does not harm the run."""
     try:
         with working("writing the report", speaks=progress is not False):
             pages = report_on_run(run.folder, dataset, device, measurement=run.measurement, progress=_bars(progress))
     except Exception as error:
         problem = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(progress, bool):  # a listener's owner looks at the result
+        if isinstance(progress, bool):  # whoever passed a listener looks at the result
             warnings.warn(f"no report: {problem} (the model is in {run.best})", RuntimeWarning, stacklevel=2)
         return replace(run, problem=problem, written=_beside(run, []))
     return replace(run, report=pages[0], written=_beside(run, pages))

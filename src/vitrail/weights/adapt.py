@@ -27,16 +27,16 @@ def adapt(
     drop_representation: bool = False,
     resample: Kernel | None = None,
 ) -> Checkpoint:
-    """The checkpoint with only the asked-for parts changed.
+    """The checkpoint with only the requested parts changed.
 
     Args:
-        num_classes: a new head of zeros, as the paper starts fine-tuning; 0 takes the head away. The same number as
-            before keeps the head.
-        classes: the names of the classes; they imply `num_classes`. The names that the checkpoint has keep their part
-            of the head, in the new order; other names start a new head; a head without names gets these, in order.
+        num_classes: a new head of zeros, as the paper starts fine-tuning; 0 removes the head. The same number as
+            before keeps it.
+        classes: the names of the classes; they imply `num_classes`. If the checkpoint has these names, each
+            keeps its part of the head, in the new order; other names start a new head; a head without names gets these.
         image_size: resample the positions, and preprocess to this size.
-        channels: 1 or more; filters are summed over RGB, or repeated and scaled so that their sum stays.
-        drop_representation: take away Linear + tanh (and the head that read it), as the paper does for fine-tuning.
+        channels: 1 or more; filters are summed over RGB, or repeated and scaled so that their sum stays the same.
+        drop_representation: remove Linear + tanh (and the head that reads it), as the paper does for fine-tuning.
         resample: the kernel for the positions, here and at run time, instead of the checkpoint's own.
     """
     if classes is not None:
@@ -79,7 +79,7 @@ def _name_classes(checkpoint: Checkpoint, classes: tuple[str, ...]) -> Checkpoin
 
 
 def _drop_representation(checkpoint: Checkpoint) -> Checkpoint:
-    """Without the layer, the head would read other features: its old numbers would only look like a classifier."""
+    """Without the layer, the head would get other features: its old weights would only look like a classifier."""
     kept = {
         name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(("representation.", "head."))
     }
@@ -120,7 +120,7 @@ def _change_channels(checkpoint: Checkpoint, channels: int) -> Checkpoint:
     weight = checkpoint.tensors[name]
     old = weight.shape[1]
     if old != 3 and channels != 1:
-        raise WeightsError(f"other channel counts are made from the 3 of RGB; this checkpoint has {old}.")
+        raise WeightsError(f"only the 3 channels of RGB can be changed to another number; this checkpoint has {old}.")
     spec = checkpoint.preprocess
     mean, std = (sum(values) / len(values) for values in (spec.mean, spec.std))
     changed = replace(spec, channels=channels, mean=(mean,) * channels, std=(std,) * channels)
@@ -130,7 +130,7 @@ def _change_channels(checkpoint: Checkpoint, channels: int) -> Checkpoint:
 
 
 def mix_channels(weight: Tensor, channels: int) -> Tensor:  # (out, C, h, w)
-    """Filters for other channels whose answer to a grey picture stays the same."""
+    """Filters for other channels, whose output for a grey picture stays the same."""
     if channels == 1:
         return weight.sum(dim=1, keepdim=True)
     repeats = -(-channels // weight.shape[1])
@@ -138,14 +138,14 @@ def mix_channels(weight: Tensor, channels: int) -> Tensor:  # (out, C, h, w)
 
 
 def first_filters(config: ViTConfig) -> str:
-    """The tensor that looks at the pixels."""
+    """The tensor that reads the pixels."""
     if isinstance(config.stem, ResNetStem):
         return "embed.stem.conv_root.weight"
     return "embed.stem.0.weight" if isinstance(config.stem, ConvStem) else "embed.patches.weight"
 
 
 def fold_class_position(checkpoint: Checkpoint) -> Checkpoint:
-    """Add the [cls] position to the [cls] token for good, for libraries that give positions to patches alone."""
+    """Add the [cls] position to the [cls] token for good, for libraries whose positions are for patches only."""
     config = checkpoint.config
     if config.positions.kind != "learned" or config.positions.covers != "class":
         return checkpoint

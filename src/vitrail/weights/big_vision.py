@@ -73,7 +73,7 @@ def _assumed(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """What the keys leave open."""
     notes: tuple[str, ...] = ()
     if config.positions.kind == "sincos":
-        size = f"; pictures of {config.image_size[0]}×{config.image_size[1]}, or give image_size"
+        size = f"; pictures of {config.image_size[0]}×{config.image_size[1]}, or pass image_size"
         notes += (
             "the file has no positions: assumed the fixed ones of big_vision's sincos2d"
             f"{size if hints.image_size is None else ''}; a model of vision_transformer without positions is read with "
@@ -83,7 +83,7 @@ def _assumed(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
         notes += flax.assumed_square(config.image_size, config.stride, hints)
     if config.pooling == "mean" and hints.pooling is None:
         notes += (
-            'the file does not say its pooling: assumed the mean of the patches (pool_type "gap"); a model that was '
+            'the file does not state its pooling: assumed the mean of the patches (pool_type "gap"); a model that was '
             'trained with pool_type "0" needs another',
         )
     if config.representation:
@@ -121,13 +121,13 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
     class_token, learned = "cls" in raw.tensors, "pos_embedding" in raw.tensors
     if hints.pooling == "cls" and not class_token:
         raise WeightsError(
-            "pooling cls needs a [cls] token, which this file has not; to pool the first patch in its place, as "
-            'big_vision does with pool_type "0", is something that our ViT cannot do.'
+            "pooling cls needs a [cls] token, which this file does not have; our ViT cannot pool the first patch "
+            'instead, as big_vision does with pool_type "0".'
         )
     pooling = "map" if f"{MAP}/probe" in raw.tensors else "cls" if class_token else "mean"
     if learned:
         image_size, _ = infer_image_size(raw.shape("pos_embedding", 3)[1], (0,), sizes.patch_size, hints)
-    else:  # fixed positions exist for any size: 224, or the next that whole patches fit
+    else:  # fixed positions exist for any size: 224, or the next size of whole patches
         rows, columns = (max(224 // side, 1) * side for side in sizes.patch_size)
         image_size = hints.image_size or (rows, columns)
     return ViTConfig(

@@ -1,4 +1,4 @@
-"""The checkpoints that come with vitrail, by name: what `vitrail.load()` and the verbs take when no model is named."""
+"""The checkpoints that come with vitrail, by name: what `vitrail.load()` and the verbs use if no model is named."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def bundled_path(name: str) -> Path:
     path = FOLDER / f"{name}.safetensors"
     if not path.is_file():
         raise WeightsError(
-            f"the bundled model {name} is not in this installation ({path} is missing); install vitrail again, "
+            f"the bundled model {name} is missing from this installation ({path}); reinstall vitrail, "
             "or name a checkpoint: a file, a run folder, hf://owner/name or google://NAME."
         )
     return path

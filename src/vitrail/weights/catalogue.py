@@ -1,4 +1,4 @@
-"""The list of formats. A new one is a file of its own that defines a `ForeignFormat`, and its two lines here.
+"""The list of formats. A new one is a file of its own that defines a `ForeignFormat`, and two lines here.
 
 Importing this loads no torch, so that the command's help can name the formats.
 """

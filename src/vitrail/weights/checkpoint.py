@@ -21,7 +21,7 @@ class Checkpoint(Facts):
 
     config: ViTConfig
     tensors: Mapping[str, Tensor]
-    extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # what no forward pass reads: mask_token
+    extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # never read in a forward pass: mask_token
 
     def __post_init__(self) -> None:
         if self.classes is not None and len(self.classes) != self.config.num_classes:
@@ -31,7 +31,7 @@ class Checkpoint(Facts):
             )
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
             twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
-            raise WeightsError(f"class names must differ; {', '.join(map(repr, twice[:5]))} stand for several classes.")
+            raise WeightsError(f"class names must differ; {', '.join(map(repr, twice[:5]))} name several classes.")
         check_shapes(self.config, self.tensors)
         check_types(self.tensors)
 

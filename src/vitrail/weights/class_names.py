@@ -1,4 +1,4 @@
-"""Names for the classes of a head that has none, or other ones: a list, or a file that a person wrote."""
+"""Names for the classes of a head, given as a list or in a text file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Facts)
 MAX_BYTES = 20 * 2**20
-SHOWN = 3  # names of each in a message
+SHOWN = 3  # names in a message
 
 ClassNames = Sequence[str] | str | Path  # the names in the order of the head, or the file that has them
 
 
 def read_class_names(names: ClassNames) -> tuple[str, ...]:
-    """The names in the order of the head; of a file, one per line, or JSON: a list, or an object index → name."""
+    """The names in the order of the head; a file has one per line, or JSON: a list, or an object index → name."""
     if not isinstance(names, str | Path):
         return _check(names, "the class names")
     path = Path(names)
@@ -53,7 +53,7 @@ def name_facts(facts: F, count: int, names: Sequence[str], where: str = "class_n
     if set(old) == set(new):
         raise WeightsError(
             f"{where} has the names that the checkpoint has, in another order: {_show(new)} instead of {_show(old)}; "
-            "leave it out, since the checkpoint knows its own order."
+            "omit it, since the checkpoint has its own order."
         )
     note = f"the classes were renamed, in their order: {_show(old)} are now {_show(new)}"
     return replace(facts, classes=new, notes=(*facts.notes, note))
@@ -64,10 +64,10 @@ def _read(path: Path) -> str:
         hint = hint_path(str(path))
         raise WeightsError(f"there is no file of class names {path}{f'; {hint}' if hint else '.'}")
     if not path.is_file():
-        raise WeightsError(f"the class names must be in a file; {path} is none.")
+        raise WeightsError(f"the class names must be in a regular file, and {path} is not one.")
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise WeightsError(f"{path} is larger than {MAX_BYTES // 2**20} MiB; it is no list of class names.")
+            raise WeightsError(f"{path} is larger than {MAX_BYTES // 2**20} MiB, too large for a list of class names.")
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise WeightsError(f"the class names cannot be read: {reason(error)}.") from error
@@ -91,15 +91,15 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     facts = dict(pairs)
     if len(facts) != len(pairs):
         twice = next(key for key in facts if sum(other == key for other, _ in pairs) > 1)
-        raise ValueError(f"the index {twice!r} stands in it twice.")
+        raise ValueError(f"the index {twice!r} is in it twice.")
     return facts
 
 
 def _order(path: Path, facts: Mapping[str, Any]) -> list[Any]:
-    """The values by their index, of which none may be missing."""
+    """The values in the order of their indices, none of which may be missing."""
     wrong = [key for key in facts if not (key.isascii() and key.isdecimal() and str(int(key[:9])) == key)]
     if wrong:
-        hint = "; turn it round" if all(type(value) is int for value in facts.values()) else ""
+        hint = "; swap names and indices" if all(type(value) is int for value in facts.values()) else ""
         raise WeightsError(f"{path} must map an index to a name, as in {{'0': 'cat'}}; got {wrong[0]!r}{hint}.")
     missing = [index for index in range(len(facts)) if str(index) not in facts]
     if missing:

@@ -1,4 +1,4 @@
-"""Conversion with proof: what was written is read again, and must compute the same."""
+"""Conversion with proof: the result is read back, and its outputs must be the same."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ from vitrail.weights.writer import check_replaceable, check_target, check_writab
 __all__ = ["Agreement", "Conversion", "compare", "convert", "sample_images", "sample_photos"]
 
 TOLERANCE = 1e-5  # of the largest logit
-ROUNDED = {torch.float16: 5e-3, torch.bfloat16: 5e-2}  # the same where the weights are written with fewer digits
+ROUNDED = {torch.float16: 5e-3, torch.bfloat16: 5e-2}  # the same for weights that are written with fewer digits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,11 @@ class Conversion:
     source_format: FormatName
     target_format: FormatName
     agreement: Agreement  # on the same pictures
-    photographs: Agreement | None  # from the files on, each with its own preprocessing, where the target holds that
-    source_peer: Agreement | None  # the source's own library, on the source as it is
-    peer: Agreement | None  # the target's own library, on what was written
+    photographs: Agreement | None  # from picture files, each with its own preprocessing, if the target holds one
+    source_peer: Agreement | None  # the source format's own library, on the source
+    peer: Agreement | None  # the target format's own library, on the result
     notes: tuple[str, ...]
-    assumed: tuple[str, ...]  # those of the notes that opening the source warned of
+    assumed: tuple[str, ...]  # the notes that opening the source warned about
     how_to_load: str
 
 
@@ -72,9 +72,9 @@ def convert(
 ) -> Conversion:
     """Read, `change` (see `adapt`), write and check; nothing is left at `target` unless the check passes.
 
-    With a `dtype`, the weights are rounded to it; the check compares with what they were.
+    With a `dtype`, the weights are rounded to it; the check compares with the weights before rounding.
     """
-    strict = TOLERANCE if tolerance is None else tolerance  # the source's own library has the weights unrounded
+    strict = TOLERANCE if tolerance is None else tolerance  # the source's own library uses the unrounded weights
     tolerance = ROUNDED.get(dtype, TOLERANCE) if dtype is not None and tolerance is None else strict
     path = Path(target)
     check_target(path, to)
@@ -98,13 +98,13 @@ def convert(
     photographs = Photographs(checkpoint, pictures) if path.suffix in FORMATS[to].self_describing else None
     before = replace(
         checkpoint, tensors=_no_numbers(checkpoint)
-    )  # the facts, to compare with after the numbers are gone
+    )  # the facts, for comparisons once the weights are released
     with atomic_path(path) as draft:
         write_draft(checkpoint if dtype is None else checkpoint.rounded(dtype), draft, to)
-        del checkpoint  # makes room for what is read again
+        del checkpoint  # frees memory for what is read back
         _return_memory()
-        written, unsaid = _read_again(draft, to, before)
-        agreement = _agree(expected, outputs(written, images), tolerance, f"reading {to} again")
+        written, unstated = _read_again(draft, to, before)
+        agreement = _agree(expected, outputs(written, images), tolerance, f"the {to} checkpoint, read back,")
         seen, kernels = None, ()
         if photographs is not None:
             seen, kernels = photographs.prove(written, tolerance, to)
@@ -123,7 +123,7 @@ def convert(
             *before.notes,
             *before.remarks,
             *notes,
-            *unsaid,
+            *unstated,
             *(kernels or _other_preprocessing(before, written)),
             *_losses(before, written),
         ),
@@ -133,21 +133,22 @@ def convert(
 
 
 def _check_input_size(checkpoint: Checkpoint, to: FormatName, path: Path) -> tuple[str, ...]:
-    """Raise if a folder would prepare pictures that its own library's model refuses; elsewhere a note says so."""
-    given, read = checkpoint.preprocess.size, checkpoint.config.image_size
-    if given == read:
+    """Raise if a folder's preprocessing gives pictures that its own library's model refuses; otherwise add a note."""
+    prepared, expected = checkpoint.preprocess.size, checkpoint.config.image_size
+    if prepared == expected:
         return ()
-    sizes = f"the preprocessing gives pictures of {given[0]}×{given[1]}, and the model reads {read[0]}×{read[1]}"
+    sizes = f"the preprocessing gives pictures of {prepared[0]}×{prepared[1]}, "
+    sizes += f"and the model expects {expected[0]}×{expected[1]}"
     if path.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
         raise WeightsError(
-            f'{sizes}; {to} needs both to be the same: resample the positions with resize="{given[0]}x{given[1]}".'
+            f'{sizes}; {to} needs these to be equal: resample the positions with resize="{prepared[0]}x{prepared[1]}".'
         )
     return (f"{sizes}: its positions are resampled for every picture",)
 
 
 def _check_unused(path: Path, source: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
-        raise WeightsError(f"{path} exists; choose another name, or set overwrite= to replace it.")
+        raise WeightsError(f"{path} exists; choose another name, or pass overwrite= to replace it.")
     check_replaceable(path)
     if path.is_dir() and path.resolve() in (source.resolve(), *source.resolve().parents):
         raise WeightsError(f"{path} holds the source itself; choose another name.")
@@ -156,12 +157,12 @@ def _check_unused(path: Path, source: Path, overwrite: bool) -> None:
 def _ask_source(
     original: Checkpoint, located: Located, hints: Hints | None, tolerance: float, pictures: Sequence[Path]
 ) -> tuple[Agreement | None, tuple[str, ...]]:
-    """The source's own library, built from what the source says, against what we read from it."""
+    """The source's own library, built from the source's files, compared with what we read from them."""
     files = find_files(located.fetch(allow_pickle=True))
     if original.file_format not in ("hf", "timm") or not (files[0].parent / "config.json").is_file():
         return None, ()
     if hints not in (None, Hints()) or located.is_google:
-        return None, ("the source's own library was not asked: the source is read otherwise than it says",)
+        return None, ("the source's own library was not run, because hints override what the source says",)
     images = sample_images(original, pictures)
     photos = photograph_files(original, pictures)
     where = files[0] if original.file_format == "timm" else files[0].parent
@@ -173,13 +174,13 @@ def _open(located: Located, source_format: FormatName | None, hints: Hints | Non
     """The source, with the checksums of its files in its origin."""
     checkpoint = open_checkpoint(located, format_name=source_format, hints=hints, allow_pickle=True)
     if checkpoint.file_format == "vitrail":
-        return checkpoint  # it remembers where it came from
+        return checkpoint  # it records its own origin
     sums = checksums_of(located.fetch(allow_pickle=True))
     return replace(checkpoint, origin=replace(checkpoint.origin, sha256=sums))
 
 
 def _return_memory() -> None:
-    """Let glibc give freed weights back to the system; elsewhere they go back by themselves, or stay."""
+    """Let glibc return the memory of freed weights; other systems do so by themselves, or keep it."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -194,10 +195,10 @@ def _other_preprocessing(before: Checkpoint, after: Checkpoint) -> list[str]:
 
 
 def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
-    """What the target format does not keep, although it computes the same."""
+    """What the target format does not keep, although the outputs are the same."""
     notes: list[str] = []
     if changed := describe_changes(before.config.positions, after.config.positions):
-        notes.append(f"the target has another kernel for other picture sizes: {changed}")
+        notes.append(f"the target uses another kernel for other picture sizes: {changed}")
     if before.classes and not after.classes:
         notes.append("the target does not keep the class names")
     if before.config.rates != after.config.rates:
@@ -208,22 +209,22 @@ def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
 
 
 def _read_again(draft: Path, to: FormatName, before: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
-    """What was written, as a stranger reads it; or with what the file does not say, and a note that says so."""
-    known = _unsaid_in_some(before.config)
+    """The result as any reader reads it; or with hints for what the file does not state, and a note that lists them."""
+    known = _unstated_in_some(before.config)
     try:
         written = read_checkpoint(draft, format_name=to, allow_pickle=True)
     except WeightsError:
-        unsaid = list(known)
+        unstated = list(known)
     else:
-        unsaid = [name for name, value in _unsaid_in_some(written.config).items() if known[name] != value]
-        if not unsaid:
+        unstated = [name for name, value in _unstated_in_some(written.config).items() if known[name] != value]
+        if not unstated:
             return written, ()
     written = read_checkpoint(draft, format_name=to, hints=Hints(**known), allow_pickle=True)
-    facts = ", ".join(f"{name} {known[name]}" for name in unsaid)
-    return written, (f"such a file does not say all of this, so its readers must know it: {facts}",)
+    facts = ", ".join(f"{name} {known[name]}" for name in unstated)
+    return written, (f"such a file does not state everything, so its readers must know: {facts}",)
 
 
-def _unsaid_in_some(config: ViTConfig) -> dict[str, Any]:
-    """What the files of some formats do not say, as hints."""
+def _unstated_in_some(config: ViTConfig) -> dict[str, Any]:
+    """What the files of some formats do not state, as hints."""
     hints = {"heads": config.heads, "pooling": config.pooling, "image_size": config.image_size}
     return {**hints, "activation": config.block.activation}

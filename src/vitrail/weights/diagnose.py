@@ -1,4 +1,4 @@
-"""Likely problems of a checkpoint, found before anybody trains or serves it."""
+"""Likely problems of a checkpoint, found before it is trained or served."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +23,7 @@ class Finding:
 
 
 def diagnose(checkpoint: Checkpoint) -> list[Finding]:
-    """All that we can tell without data."""
+    """Everything that can be found without data."""
     problems = [*_broken_numbers(checkpoint), *_head(checkpoint), *_representation(checkpoint), *_types(checkpoint)]
     assumed = [_warn(note) for note in checkpoint.notes]
     return [*problems, *_normalisation(checkpoint), *assumed, *(_warn(remark, "note") for remark in checkpoint.remarks)]
@@ -50,7 +50,7 @@ def _is_finite(tensor: Tensor) -> bool:
 def _head(checkpoint: Checkpoint) -> list[Finding]:
     config = checkpoint.config
     if not config.num_classes:
-        return [_warn("there is no head: the model gives features; fine-tune it, or probe it")]
+        return [_warn("there is no head, so the model only gives features; fine-tune it, or use probes")]
     if not checkpoint.tensors["head.weight"].any():
         return [_warn("the head is all zeros: every class gets the same score until the head is trained")]
     if checkpoint.classes is None:
@@ -77,7 +77,7 @@ def _looks_untrained(checkpoint: Checkpoint) -> bool:
     if bias.any() or weight.numel() < 100:
         return False
     deviation = weight.std().item()
-    beyond = (weight.abs() > 2 * deviation).float().mean().item()  # 4.6 % of a normal, fewer where it was cut
+    beyond = (weight.abs() > 2 * deviation).float().mean().item()  # 4.6 % of a normal, fewer if truncated
     return abs(deviation - 0.02) < 0.001 and abs(weight.mean().item()) < 0.002 and beyond < 0.055
 
 
@@ -97,7 +97,7 @@ def _normalisation(checkpoint: Checkpoint) -> list[Finding]:
     return [
         _warn(
             f"mean {_shown(spec.mean)} and std {_shown(spec.std)} are not those of its family ({family}: "
-            f"{_shown(usual.mean)} and {_shown(usual.std)}); right for weights trained so, costly otherwise"
+            f"{_shown(usual.mean)} and {_shown(usual.std)}); wrong unless the weights were trained with them"
         )
     ]
 

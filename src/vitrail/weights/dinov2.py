@@ -50,7 +50,7 @@ def key_table(config: ViTConfig) -> list[Rule]:
 def read(raw: Raw, hints: Hints) -> Checkpoint:
     if "blocks.0.mlp.w12.weight" in raw.tensors:
         raise WeightsError(
-            f"{raw.path} has SwiGLU MLPs (DINOv2's ViT-g), which the paper's ViT has not; we cannot load it."
+            f"{raw.path} has SwiGLU MLPs (DINOv2's ViT-g), which the paper's ViT does not have; we cannot load it."
         )
     tensors, extras = split_mask_token(raw.tensors, "mask_token")
     raw = Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars)
@@ -87,14 +87,14 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
 
 
 def split_mask_token(tensors: dict[str, Tensor], name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The token of DINOv2's pre-training, which no forward pass of ours reads, apart; zeros are its default."""
+    """Separate the token of DINOv2's pre-training, which our forward pass never reads; zeros are its default."""
     rest = {key: tensor for key, tensor in tensors.items() if key != name}
     token = tensors.get(name)
     return rest, {} if token is None or not token.any() else {"mask_token": token}
 
 
 def mask_token(checkpoint: Checkpoint) -> Tensor:
-    """The mask token that the origin had, or its first value."""
+    """The original mask token, or its initial value."""
     class_token = checkpoint.tensors["embed.class_token"]
     return checkpoint.extras.get("mask_token", class_token.new_zeros(1, class_token.shape[-1]))
 

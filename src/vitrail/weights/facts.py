@@ -19,14 +19,14 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What belongs to a model beside its numbers, and goes with it to every file and every runtime."""
+    """What belongs to a model besides its weights, and goes with it to every file and every runtime."""
 
     preprocess: Preprocess
     classes: tuple[str, ...] | None = None
     file_format: FormatName = "vitrail"  # of the file that it was read from
-    origin: Origin = field(default_factory=Origin)  # of the weights, however often they were converted since
-    notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns of it
-    remarks: tuple[str, ...] = ()  # what else is good to know: spellings, what was left out, what the format implies
+    origin: Origin = field(default_factory=Origin)  # of the weights, however often they have been converted since
+    notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns about it
+    remarks: tuple[str, ...] = ()  # other facts: spellings, what was left out, what the format implies
 
     def facts(self) -> dict[str, Any]:
         """These fields by name, without what a checkpoint or a predictor adds to them."""

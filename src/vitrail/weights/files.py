@@ -1,6 +1,6 @@
 """Foreign files, read without trusting them, and written so that a crash never leaves half a file.
 
-Nothing here executes what a file says: npz members are checked against their headers and sizes before they are read,
+Nothing here executes a file's contents: npz members are checked against their headers and sizes before they are read,
 pickles are read with `weights_only=True` and only where the caller allows pickles at all.
 """
 
@@ -26,7 +26,7 @@ from vitrail.errors import WeightsError
 from vitrail.weights.layout import PICKLES, check_suffix
 from vitrail.weights.wrappers import check_no_choice, unwrap
 
-# torch's dtype → the name that safetensors has for it.
+# torch's dtype → its name in safetensors.
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -86,7 +86,7 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo
         raise WeightsError(f"{path} unpacks to {total / 2**30:.1f} GiB, too much for its size; it is not a checkpoint.")
     names = [member.filename for member in members]
     if len(set(names)) != len(names):
-        raise WeightsError(f"{path} has two members of one name; it is damaged or made to deceive.")
+        raise WeightsError(f"{path} has two members with the same name; it is damaged or malicious.")
     return members
 
 
@@ -99,7 +99,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
             raise WeightsError(f"{path}: {member.filename} holds Python objects, which we never read.")
         size = dtype.itemsize * int(np.prod([*shape, 1], dtype=object))
         if min([*shape, 0]) < 0 or size != member.file_size - stream.tell():
-            raise WeightsError(f"{path}: {member.filename} does not have the size that its header says.")
+            raise WeightsError(f"{path}: {member.filename} does not have the size in its header.")
     with archive.open(member) as stream:
         array = np.lib.format.read_array(stream, allow_pickle=False)
         if stream.read(1):  # reading to the end is what checks the member's CRC
@@ -134,14 +134,14 @@ def _is_plain_archive(path: Path) -> bool:
 def _load_weights(path: Path, plain: bool) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles of an unusual make, which then load or do not
+            warnings.simplefilter("ignore")  # about unusual pickles, which load or fail anyway
             return torch.load(path, map_location="cpu", weights_only=True, mmap=plain)
     except (pickle.UnpicklingError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "weights_only" not in str(error):
             raise
         raise WeightsError(
-            f"{path} cannot be read as a torch checkpoint of tensors alone: it is damaged, or holds Python objects, "
-            "which we never load; save its state_dict by itself."
+            f"{path} cannot be read as a torch checkpoint of only tensors: it is damaged, or holds Python objects, "
+            "which we never load; save only its state_dict."
         ) from error
 
 
@@ -183,12 +183,12 @@ def write_pickle(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """The tensor, copied only if it is part of a larger piece of memory, all of which torch would save."""
+    """The tensor, copied only if it is part of a larger block of memory, which torch would save as a whole."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's numbers as they lie in memory."""
+    """A tensor's numbers as they are in memory."""
     return cast("Any", tensor.detach().contiguous().flatten().view(torch.uint8).numpy()).data
 
 

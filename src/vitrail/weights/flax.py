@@ -1,4 +1,4 @@
-"""What Google's two repositories share: Flax's layouts of kernels, the names inside a block, and reading the sizes."""
+"""What Google's two repositories share: Flax's kernel layouts, the names inside a block, and reading the sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from vitrail.model.config import Pair
 from vitrail.weights.infer import Hints, Raw, count_layers
 from vitrail.weights.keys import HWIO, TRANSPOSED, Form, Rule, Tensors, rule
 
-# What different releases put before all names of the model.
+# The prefixes that different releases add to all names of the model.
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 
-POSITIONS = "Transformer/posembed_input/pos_embedding"  # of vision_transformer; big_vision has them on top
+POSITIONS = "Transformer/posembed_input/pos_embedding"  # of vision_transformer; big_vision has them at the top level
 
 # Numbering → names of attention, second norm and MLP in a block: Flax once numbered all submodules together, and now
 # numbers each kind by itself.
@@ -29,7 +29,7 @@ RELEASED = "joint"  # what the files of google-research/vision_transformer have
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the shapes of an npz say."""
+    """What the shapes of an npz show."""
 
     patch_size: Pair
     channels: int
@@ -42,12 +42,12 @@ class Sizes:
 
 
 def find_prefix(tensors: Mapping[str, Tensor]) -> str | None:
-    """What stands before all names of the model, or None where there is no such model."""
+    """The prefix of all names of the model, or None if there is no such model."""
     return next((prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in tensors), None)
 
 
 def strip_prefix(raw: Raw) -> tuple[str, tuple[str, ...]]:
-    """Leave the model's tensors alone, without their prefix; notes say how many others were left out."""
+    """Keep only the model's tensors, without their prefix; notes state how many others were left out."""
     tensors, prefix = raw.tensors, find_prefix(raw.tensors) or ""
     others = [name for name in tensors if not name.startswith(prefix)]
     for name in others:
@@ -59,32 +59,32 @@ def strip_prefix(raw: Raw) -> tuple[str, tuple[str, ...]]:
 
 
 def is_original(tensors: Mapping[str, Tensor], prefix: str) -> bool:
-    """Whether a model is of google-research/vision_transformer: its positions, its numbering, or a ResNet tell."""
+    """Whether a model is from google-research/vision_transformer, judging by its positions, numbering or ResNet."""
     if f"{prefix}{POSITIONS}" in tensors or f"{prefix}conv_root/kernel" in tensors:
         return True
     return f"{prefix}pos_embedding" not in tensors and numbering(tensors) == "joint"
 
 
 def assumed_square(image_size: Pair, stride: Pair, hints: Hints) -> tuple[str, ...]:
-    """The note that belongs to a grid of which only the number of positions is known."""
+    """The note for a grid of which only the number of positions is known."""
     patches = image_size[0] // stride[0] * (image_size[1] // stride[1])
     if hints.image_size is not None or not any(patches % side == 0 for side in range(2, isqrt(patches))):
-        return ()  # it is known, or no other grid has as many patches
+        return ()  # it is known, or only one grid has this many patches
     return (
-        f"the file does not say the shape of its grid of {patches} patches: assumed square, pictures of "
-        f"{image_size[0]}×{image_size[1]}; give image_size if they were not",
+        f"the file does not state the shape of its grid of {patches} patches: assumed square, pictures of "
+        f"{image_size[0]}×{image_size[1]}; pass image_size if they were not",
     )
 
 
 def implied(hints: Hints) -> tuple[str, ...]:
-    """What is not in a file, but fixed in the code that it comes from."""
+    """What is not in the file but fixed in the code that it comes from."""
     names = [name for name in ("activation", "norm_eps") if getattr(hints, name) is None]
     facts = {"activation": "the tanh form of GELU", "norm_eps": "a LayerNorm epsilon of 1e-6"}
     if not names:
         return ()
     return (
-        f"{' and '.join(facts[name] for name in names)} {'is' if len(names) == 1 else 'are'} not in the file, but in "
-        f"Google's code; give {' or '.join(names)} if the weights were trained otherwise",
+        f"{' and '.join(facts[name] for name in names)} {'is' if len(names) == 1 else 'are'} not in the file but in "
+        f"Google's code; pass {' or '.join(names)} if the weights were trained differently",
     )
 
 

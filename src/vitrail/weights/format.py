@@ -1,4 +1,4 @@
-"""What a checkpoint format is: a value that says how its files are told, read and written, and what they can hold."""
+"""What a checkpoint format is: a value that knows how to recognise, read and write its files, and what they hold."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class Format:
     """A format that we write.
 
     Attributes:
-        suffixes: of its files; "" is a folder. The first one is the usual one.
+        suffixes: of its files, the usual one first; "" is a folder.
         holds: what it can hold of a model like this one; None for everything.
-        write: writes to a path that nobody reads yet, once everything is known to fit.
-        how_to_load: the line with which its own users load what was written.
+        write: writes to a temporary path, once everything is known to fit.
+        how_to_load: the line of code with which users of its own library load the result.
         self_describing: the suffixes of files that hold their preprocessing too.
-        resamples: whether its own library takes pictures of another size than the model's positions are for.
+        resamples: whether its own library accepts pictures of another size than the model's positions.
     """
 
     name: FormatName
@@ -35,18 +35,18 @@ class Format:
     resamples: Callable[[ViTConfig], bool] = lambda config: True
 
     def refusals(self, config: ViTConfig) -> list[str]:
-        """Why the format cannot hold a model of this config; nothing where it can."""
+        """Why the format cannot hold a model of this config; empty if it can."""
         return [] if self.holds is None else refusals(config, self.holds(config))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignFormat(Format):
-    """A format of somebody else's.
+    """Another project's format.
 
     Attributes:
         recognises: whether these are the keys of its files.
         read: the checkpoint in a file whose keys it recognises; hints settle what the file leaves open.
-        family: whose mean and std its models were trained with (`data/preprocess.py`); None where they differ.
+        family: whose mean and std its models were trained with (`data/preprocess.py`); None if they vary.
     """
 
     recognises: Callable[[Mapping[str, Tensor]], bool]

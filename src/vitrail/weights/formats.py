@@ -14,7 +14,7 @@ SUFFIXES: dict[FormatName, tuple[str, ...]] = {name: each.suffixes for name, eac
 
 
 def refusals(config: ViTConfig, format_name: FormatName) -> list[str]:
-    """Why a format cannot hold a model of this config; nothing where it can."""
+    """Why a format cannot hold a model of this config; empty if it can."""
     return FORMATS[format_name].refusals(config)
 
 
@@ -25,7 +25,7 @@ def check_format(name: str) -> None:
 
 
 def choose_format(path: Path) -> FormatName:
-    """The format that a path means by its suffix: ours where we have it, else the only one that does."""
+    """The format that a path's suffix implies: ours if we have it, else the only one that does."""
     names: list[FormatName] = [name for name, suffixes in SUFFIXES.items() if path.suffix in suffixes]
     if "vitrail" in names or len(names) == 1:
         return names[0]

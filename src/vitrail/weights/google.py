@@ -93,9 +93,9 @@ def _assumed(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
         notes += flax.assumed_square(config.image_size, config.stride, hints)
     elif hints.image_size is None:
         size = f"{config.image_size[0]}×{config.image_size[1]}"
-        notes += (f"the file has no positions, which fits any picture: assumed {size}; give image_size for another",)
+        notes += (f"the file has no positions, so it fits any picture: assumed {size}; pass image_size for another",)
     if not config.class_token and hints.pooling is None:
-        notes += ("the file does not say its pooling: assumed the mean, as it has no [cls] token",)
+        notes += ("the file does not state its pooling: assumed the mean, as it has no [cls] token",)
     return notes
 
 
@@ -108,7 +108,7 @@ def infer_config(raw: Raw, hints: Hints, numbering: str) -> ViTConfig:
     if learned:
         positions = raw.shape(flax.POSITIONS, 3)[1]
         image_size, _ = infer_image_size(positions, (int(class_token),), (rows, columns), hints)
-    else:  # trained without positions, so for any size: 224, or the next that whole patches fit
+    else:  # trained without positions, so for any size: 224, or the next size of whole patches
         image_size = hints.image_size or (max(224 // rows, 1) * rows, max(224 // columns, 1) * columns)
     return ViTConfig(
         image_size=image_size,

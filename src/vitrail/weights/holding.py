@@ -1,7 +1,7 @@
 """What a format can hold: a closed world over the fields of `ViTConfig`.
 
 A format names the fields that it holds, each with a check. Every other field must have its plain value, the default of
-its dataclass: an option that is added to the model is refused by name until a format says that it holds it.
+its dataclass: an option that is added to the model is refused by name until a format declares that it holds it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from vitrail.model import ResNetStem, ViTConfig
 Check = Callable[[Any, ViTConfig], str]  # the value of a field, the model → why it cannot be held, or ""
 Holds = Mapping[str, Check]  # field, such as `block.norm_eps` → its check
 
-# Field → what a format says that has nothing but the plain value.
+# Field → the reason of a format that supports only the plain value.
 PLAIN = {
     "block.attention_scale": "it has no attention scale of its own",
     "block.layer_scale": "it has no layer scale",
@@ -21,7 +21,7 @@ PLAIN = {
     "block.qkv_bias": "its queries, keys and values have biases",
     "class_token": "it always has a [cls] token",
     "merge": "it has no token merging",
-    "pool_norm": "its last LayerNorm stands before the pooling",
+    "pool_norm": "its last LayerNorm comes before the pooling",
     "pooling": "it pools the [cls] token",
     "registers": "it has no registers",
     "representation": "it has no representation layer",
@@ -30,9 +30,9 @@ STEMS = {"conv": "it has no convolutional stem", "resnet": "it has no ResNet ste
 
 
 def refusals(config: ViTConfig, holds: Holds) -> list[str]:
-    """Why a model cannot be held, a reason for each field in question; nothing where it can."""
+    """Why a model cannot be held, a reason for each field in question; empty if it can."""
     reasons: list[str] = []
-    refused: set[str] = set()  # parts of another kind, of which nothing more needs to be said
+    refused: set[str] = set()  # parts of another kind, whose fields need no reasons of their own
     for path, value, plain in walk(config, type(config)()):
         part, _, name = path.rpartition(".")
         if part in refused:
@@ -62,7 +62,7 @@ def walk(config: Any, plain: Any, prefix: str = "") -> Iterator[tuple[str, Any, 
 
 
 def anything(value: Any, config: ViTConfig) -> str:
-    """Held, whatever it is."""
+    """Any value is held."""
     return ""
 
 
@@ -89,7 +89,7 @@ def epsilon(number: float) -> Check:
 
 
 def positions(*kinds: str, covers: str) -> Holds:
-    """Positions of these kinds; learned ones belong to just these tokens."""
+    """Positions of these kinds; learned ones belong to exactly these tokens."""
 
     def check_covers(value: Any, config: ViTConfig) -> str:
         if config.positions.kind != "learned" or not config.prefix or value == covers:
@@ -101,7 +101,7 @@ def positions(*kinds: str, covers: str) -> Holds:
 
 
 def resnet_stem(stem: ResNetStem, reason: str) -> Holds:
-    """No stem, or a ResNet of any depth and width that computes as this one does."""
+    """No stem, or a ResNet of any depth and width that computes like this one."""
     fixed = {f"stem.{name}": only(getattr(stem, name), reason=reason) for name in RESNET_FIXED}
     kind = {"stem.kind": stems("patch", "resnet")}
     return {**kind, "stem.blocks": anything, "stem.width_factor": anything, **fixed}
@@ -122,7 +122,7 @@ def stems(*kinds: str, hint: str = "") -> Check:
     return check
 
 
-# What every format holds: sizes; and what changes nothing at inference, or only at other sizes, where a note tells.
+# What every format holds: sizes; and what changes nothing at inference, or only at other sizes, which a note mentions.
 SIZES: Holds = dict.fromkeys(
     ("image_size", "patch_size", "channels", "width", "depth", "heads", "mlp_width", "num_classes"), anything
 )

@@ -1,4 +1,4 @@
-"""Addresses: what `hf://owner/name[@revision]` and `google://NAME` mean, and how they are downloaded."""
+"""Addresses: what `hf://owner/name[@revision]` and `google://NAME` stand for, and how they are downloaded."""
 
 import re
 from contextlib import suppress
@@ -15,25 +15,25 @@ PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*
 
 
 def find_path(text: str) -> Path:
-    """The path of a checkpoint on this machine; a name that is nearly that of an existing one is told."""
+    """The path of a checkpoint on this machine; an error suggests existing names that are similar."""
     path = Path(text).expanduser()
     with suppress(OSError, ValueError):  # a name that is too long, or with a NUL
         if path.exists():
             return path
     hint = hint_path(text)
     if not hint and re.fullmatch(r"[\w.-]+/[\w.-]+", text):
-        hint = f"for a model of the hub write hf://{text}."
+        hint = f"for a model on the hub, write hf://{text}."
     raise WeightsError(f"there is no checkpoint {text}{f'; {hint}' if hint else '.'}")
 
 
 def check_address(text: str) -> str:
-    """The hub's `owner/name[@revision]` that an address means, or "" for a path; an address of no kind is an error."""
+    """The hub's `owner/name[@revision]` of an address, or "" for a path; an unknown kind of address is an error."""
     if text.startswith("google://"):
         return f"timm/{_mirror_of(text.removeprefix('google://'))}"
     if text.startswith("hf://"):
         identifier = text.removeprefix("hf://")
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", identifier.partition("@")[0]):
-            raise WeightsError(f"a model of the hub is hf://owner/name, or hf://owner/name@revision; got {text}.")
+            raise WeightsError(f"a model on the hub is hf://owner/name, or hf://owner/name@revision; got {text}.")
         return identifier
     if "://" in text:
         raise WeightsError(f"a checkpoint is a path, hf://owner/name or google://NAME; got {text}.")
@@ -41,21 +41,21 @@ def check_address(text: str) -> str:
 
 
 def _mirror_of(name: str) -> str:
-    """The hub's name for Google's; the beginning of a name is enough where only one release has it."""
+    """The hub's name for one of Google's; the beginning of a name is enough if it is unique."""
     stem = name.removeprefix("augreg/").removesuffix(".npz")
     begins = [release for release in MIRRORS if release.startswith(stem) or release.endswith(f"/{stem}")]
     if stem in MIRRORS or len(begins) == 1:
         return MIRRORS.get(stem) or MIRRORS[begins[0]]
     if begins:
-        raise WeightsError(f"google://{name} could be each of these; write one in full: {', '.join(begins)}.")
+        raise WeightsError(f"google://{name} could be any of these; write one in full: {', '.join(begins)}.")
     models = sorted({release.split("-")[0] for release in MIRRORS if "/" not in release})
     raise WeightsError(
-        f"google://{name} is no release that the hub mirrors; try google:// and one of {', '.join(models)}."
+        f"google://{name} is not a release that the hub mirrors; try google:// followed by one of {', '.join(models)}."
     )
 
 
 def download(identifier: str, allow_pickle: bool) -> Path:
-    """The folder in the hub's own cache that has the files of `owner/name[@revision]`."""
+    """The folder in the hub's own cache with the files of `owner/name[@revision]`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

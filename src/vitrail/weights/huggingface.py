@@ -33,7 +33,7 @@ PATCHES = "embeddings.patch_embeddings.projection"
 MASK_TOKEN = "embeddings.mask_token"  # noqa: S105
 POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 
-# What stands before the backbone's names: nothing in a bare model, the family's name in one with a classifier.
+# The prefix of the backbone's names: none in a bare model, the family's name in one with a classifier.
 PREFIXES = ("", "vit.", "dinov2.", "dinov2_with_registers.")
 
 # Layer → its name, in the files of the hub ("files") and in the modules of transformers 5 ("modules").
@@ -64,7 +64,7 @@ VIT_BLOCK = {
 _DINO = {"block": "encoder.layer.{}", "norm1": "norm1", "norm2": "norm2", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
 DINOV2_BLOCK = {
     generation: {**names, **_DINO} for generation, names in VIT_BLOCK.items()
-}  # its attention is spelled as ViT's
+}  # its attention has the names of ViT's
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
@@ -150,7 +150,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
 
 def _representation(value: int | None, config: ViTConfig) -> str:
     if value is not None and config.num_classes > 0:
-        return "its classifier stands without a representation layer (drop the layer or the head)"
+        return "its classifier has no representation layer before it (drop the layer or the head)"
     return ""
 
 
@@ -186,7 +186,7 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     check_input_size(checkpoint.preprocess, config, resamples=is_dinov2(config))
     dialect = checkpoint.origin.dialect if checkpoint.origin.format == "hf" else {}
     if config.num_classes and not dialect.get("prefix", "vit."):
-        dialect = {**dialect, "prefix": "vit."}  # a head was added since
+        dialect = {**dialect, "prefix": "vit."}  # a head has been added since
     tensors = write_tensors(key_table(config, dialect), checkpoint.tensors)
     prefix = dialect.get("prefix", default_prefix(config))
     if is_dinov2(config):

@@ -63,18 +63,18 @@ _TEXT = """
     tokenizer_class prefix bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id
 """
 IRRELEVANT = frozenset(f"{_HANDLING} {_ELSEWHERE} {_TEXT}".split())
-# What is there in many files, and must have this value.
+# What many files contain, and must have this value.
 NEEDED: dict[str, Any] = {
     "is_decoder": False,
     "is_encoder_decoder": False,
     "add_cross_attention": False,
     "pruned_heads": {},
 }
-NOT_SQUARE = "DINOv2 in transformers takes positions for those of a square, whatever the picture's shape"
+NOT_SQUARE = "DINOv2 in transformers treats positions as those of a square, whatever the picture's shape"
 
 
 def is_dinov2(config: ViTConfig) -> bool:
-    """Layer scale and registers are what transformers' DINOv2 has and its ViT has not."""
+    """transformers' DINOv2 has layer scale and registers, and its ViT does not."""
     return config.block.layer_scale is not None or config.registers > 0
 
 
@@ -85,7 +85,7 @@ def kind_of(raw: Raw, facts: Mapping[str, Any]) -> str:
         raise WeightsError(f"{raw.path}: model_type must be vit, dinov2 or dinov2_with_registers; got {kind!r}.")
     if facts.get("use_swiglu_ffn"):
         raise WeightsError(
-            f"{raw.path} has SwiGLU MLPs (DINOv2's ViT-g), which the paper's ViT has not; we cannot load it."
+            f"{raw.path} has SwiGLU MLPs (DINOv2's ViT-g), which the paper's ViT does not have; we cannot load it."
         )
     if kind in DINOV2 and "classifier.weight" in raw.tensors:
         raise WeightsError(
@@ -104,7 +104,7 @@ def kind_of(raw: Raw, facts: Mapping[str, Any]) -> str:
 
 
 class _Nothing:
-    """Equal to no value of a JSON file."""
+    """Not equal to any value of a JSON file."""
 
 
 def _check_architectures(names: Any, kind: str) -> None:
@@ -167,10 +167,10 @@ def is_square(config: ViTConfig) -> bool:
 
 
 def _check_head(raw: Raw, facts: Mapping[str, Any], config: ViTConfig) -> None:
-    """What config.json says about the classifier and the pooler must be what the weights are."""
+    """What config.json says about the classifier and the pooler must agree with the weights."""
     if config.num_classes and facts.get("num_labels", config.num_classes) != config.num_classes:
         raise WeightsError(
-            f"config.json: num_labels is {facts['num_labels']!r}, and the classifier has {config.num_classes} rows."
+            f"config.json: num_labels is {facts['num_labels']!r}, but the classifier has {config.num_classes} rows."
         )
     if config.representation is None:
         return
@@ -179,20 +179,20 @@ def _check_head(raw: Raw, facts: Mapping[str, Any], config: ViTConfig) -> None:
     size = facts.get("pooler_output_size") or config.width
     if size != config.representation:
         raise WeightsError(
-            f"config.json: pooler_output_size is {size!r}, and the pooler has {config.representation} rows."
+            f"config.json: pooler_output_size is {size!r}, but the pooler has {config.representation} rows."
         )
 
 
 def notes_of(facts: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...]:
-    """What transformers would do otherwise with the same logits, or with weights that are not there."""
+    """What transformers would do differently with the same logits, or with missing weights."""
     notes: list[str] = []
     if CLASSIFIER in (facts.get("architectures") or ()) and not config.num_classes:
-        notes.append(f"config.json names {CLASSIFIER}, but the weights have no classifier: features are read")
+        notes.append(f"config.json names {CLASSIFIER}, but the weights have no classifier, only features")
     problem = facts.get("problem_type")
     if config.num_classes and (problem not in (None, "single_label_classification") or config.num_classes == 1):
         notes.append(
-            f"transformers reads these logits one by one ({problem or 'one class'}); the shares of classes here add "
-            "up to 1"
+            f"transformers treats these logits one by one ({problem or 'one class'}); here the probabilities of all "
+            "classes add up to 1"
         )
     return tuple(notes)
 
@@ -271,7 +271,7 @@ def _square(size: Pair) -> int | list[int]:
 
 
 def read_classes(facts: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...] | None:
-    """The class names in the order of the head; the placeholders LABEL_0, LABEL_1, … are no names."""
+    """The class names in the order of the head; the placeholders LABEL_0, LABEL_1, … do not count as names."""
     labels: Any = facts.get("id2label")
     if not config.num_classes or not isinstance(labels, Mapping):
         return None

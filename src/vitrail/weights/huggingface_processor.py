@@ -1,7 +1,7 @@
-"""transformers' `preprocessor_config.json`: what each of its image processors does with which words, read and written.
+"""transformers' `preprocessor_config.json`, read and written: what each of its image processors does with its settings.
 
 A closed world: every key is used, known to change no pixel, or refused by name. What a file leaves out is what its
-class does by default. The table below is read from transformers 5.22; of its two backends ours equals torchvision's.
+class does by default. The table below is from transformers 5.22; of its two backends, ours equals torchvision's.
 """
 
 import math
@@ -23,7 +23,7 @@ SQUASH_FROM = 384  # ConvNextImageProcessor crops below this size, and squashes 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageProcessor:
-    """What one class of transformers does where its file is silent."""
+    """What one class of transformers does by default."""
 
     size: Any = (224, 224)  # as `_read_size` gives it: both sides, or one number for the shortest
     square: bool = True  # a size of one number in the file means both sides, or else the shortest
@@ -67,7 +67,7 @@ _IRRELEVANT = """
     do_reduce_labels reduce_labels
 """
 USED, IRRELEVANT = frozenset(_USED.split()), frozenset(_IRRELEVANT.split())
-# What is there in many files, and must have this value.
+# What many files contain, and must have this value.
 NEEDED: dict[str, tuple[Any, ...]] = {
     "do_pad": (False,),
     "use_square_size": (False,),
@@ -76,7 +76,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
 
 
 def read_preprocess(sidecars: Mapping[str, Any], kind: str, config: ViTConfig) -> tuple[Preprocess, tuple[str, ...]]:
-    """What the folder says about its pictures, and notes on what it leaves to its class; or the family's usual."""
+    """What the folder says about its pictures, and notes on what it leaves to its class; or the family's defaults."""
     facts = _facts(sidecars)
     if facts is None:
         family = "hf" if kind == "vit" else "dinov2"
@@ -89,12 +89,12 @@ def read_preprocess(sidecars: Mapping[str, Any], kind: str, config: ViTConfig) -
     _refuse_unknown(facts)
     processor = PROCESSORS[name]
     if not _flag(facts, "do_resize", True):
-        raise WeightsError(f"{FILE}: do_resize must be true, for models need pictures of one size.")
+        raise WeightsError(f"{FILE}: do_resize must be true, since models need pictures of one size.")
     if "crop_pct" in facts and processor.crop_pct is None:
-        notes.append(f"{FILE}: crop_pct has no effect in {name}, and has none here")
+        notes.append(f"{FILE}: crop_pct has no effect in {name}, nor here")
     silent = [key for key in ("image_mean", "image_std") if key not in facts]
     if silent and _flag(facts, "do_normalize", True):
-        notes.append(f"{FILE} does not give {' and '.join(silent)}: those of {name} by default are taken")
+        notes.append(f"{FILE} does not give {' and '.join(silent)}: the defaults of {name} are used")
     geometry = _geometry(name, facts)
     spec = Preprocess(
         channels=config.channels,
@@ -123,12 +123,12 @@ def check_input_size(spec: Preprocess, config: ViTConfig, *, resamples: bool) ->
     `resamples` is for models that fit their positions to any picture of whole patches, as DINOv2's do.
     """
     if spec.channels != config.channels:
-        raise WeightsError(f"pictures have {spec.channels} channels, and the model reads {config.channels}.")
+        raise WeightsError(f"pictures have {spec.channels} channels, and the model expects {config.channels}.")
     if resamples:
         config.grid_of(spec.size)
     elif spec.size != config.image_size:
         raise WeightsError(
-            f"the preprocessing gives pictures of {spec.size[0]}×{spec.size[1]}, and the model reads "
+            f"the preprocessing gives pictures of {spec.size[0]}×{spec.size[1]}, and the model expects "
             f"{config.image_size[0]}×{config.image_size[1]}; transformers needs both to be the same."
         )
 
@@ -139,9 +139,9 @@ def _class_of(facts: Mapping[str, Any], family: str) -> tuple[str, list[str]]:
     if named is None and facts.get("feature_extractor_type") is not None:
         named = str(facts["feature_extractor_type"]).replace("FeatureExtractor", "ImageProcessor")
     if named is None:
-        return family, [f"{FILE} names no image processor: taken for {family}, as transformers does"]
+        return family, [f"{FILE} names no image processor: assumed {family}, as transformers does"]
     name = str(named).removesuffix("Fast").removesuffix("Pil")
-    if name == family.replace("ImageProcessor", "FeatureExtractor"):  # written while the two names were in use
+    if name == family.replace("ImageProcessor", "FeatureExtractor"):  # written while both names were in use
         name = family
     if name not in PROCESSORS:
         raise WeightsError(f"{FILE}: image_processor_type must be one of {', '.join(PROCESSORS)}; got {named!r}.")
@@ -160,7 +160,7 @@ def _refuse_unknown(facts: Mapping[str, Any]) -> None:
 
 
 def _geometry(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Where to resize and what to crop, in our words."""
+    """How to resize and crop, in our terms."""
     processor = PROCESSORS[name]
     square = _flag(facts, "default_to_square", processor.square)
     size: int | Pair = _read_size(facts["size"], "size", square) if "size" in facts else processor.size
@@ -195,12 +195,12 @@ def _convnext(size: int | Pair, crop: Pair | None, share: float) -> tuple[int | 
     if not isinstance(size, int):
         raise WeightsError(f"{FILE}: the size of a ConvNextImageProcessor must be a shortest_edge; got {size}.")
     if crop not in (None, (size, size)):
-        raise WeightsError(f"{FILE}: a ConvNextImageProcessor crops to its size {size}; crop_size {crop} is not that.")
+        raise WeightsError(f"{FILE}: a ConvNextImageProcessor crops to its size {size}; got crop_size {crop}.")
     return (int(size / share) if size < SQUASH_FROM else (size, size)), (size, size)
 
 
 def _enlarged(size: int | Pair, share: float) -> int | Pair:
-    """What PoolFormerImageProcessor resizes to: a square is the shortest side for it."""
+    """What PoolFormerImageProcessor resizes to: it takes a square for the shortest side."""
     if isinstance(size, int) or size[0] == size[1]:
         return int((size if isinstance(size, int) else size[0]) / share)
     return int(size[0] / share), int(size[1] / share)
@@ -215,13 +215,13 @@ def _refuse_padding(size: Pair, crop: Pair) -> None:
 
 
 def _share(crop: Pair, size: Pair) -> float:
-    """The part of each side that the crop keeps, such that floor(crop / part) is the size before it."""
+    """The share of each side that the crop keeps, such that floor(crop / share) is the size before it."""
     share = min(crop[0] / size[0], crop[1] / size[1])
     for _ in range(4):
         if all(math.floor(side / share) == whole for side, whole in zip(crop, size, strict=True)):
             return share
         share = math.nextafter(share, 0.0)
-    raise WeightsError(f"{FILE} crops another part of the height than of the width: {crop} of {size}; we cannot.")
+    raise WeightsError(f"{FILE} crops a different share of the height than of the width: {crop} of {size}; we cannot.")
 
 
 def _read_size(value: Any, name: str, square: bool = True) -> int | Pair:
@@ -246,7 +246,7 @@ def _read_size(value: Any, name: str, square: bool = True) -> int | Pair:
 
 def _side(value: Any, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise WeightsError(f"{FILE}: each side of {name} must be a whole number from 1 on; got {value!r}.")
+        raise WeightsError(f"{FILE}: each side of {name} must be a whole number of at least 1; got {value!r}.")
     return value
 
 
@@ -273,7 +273,7 @@ def _per_channel(value: Any, name: str, channels: int) -> list[float]:
     numbers = list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
     if not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
         raise WeightsError(f"{FILE}: {name} must be one number per channel; got {value!r}.")
-    numbers = numbers * channels if len(numbers) == 1 else numbers  # transformers broadcasts it, too
+    numbers = numbers * channels if len(numbers) == 1 else numbers  # transformers broadcasts it too
     if len(numbers) != channels:
         raise WeightsError(f"{FILE}: {name} must have {channels} numbers, one per channel; got {value!r}.")
     return [float(number) for number in numbers]
@@ -289,11 +289,11 @@ def _flag(facts: Mapping[str, Any], name: str, default: bool) -> bool:
     value = facts.get(name, default)
     if value is not None and not isinstance(value, bool):
         raise WeightsError(f"{FILE}: {name} must be true or false; got {value!r}.")
-    return bool(value)  # null is not the class's default, but no
+    return bool(value)  # null means false, not the class's default
 
 
 def processor_config(spec: Preprocess) -> dict[str, Any]:
-    """The `preprocessor_config.json` of the transformers processor that does the same, but for its resize kernel."""
+    """The `preprocessor_config.json` of the transformers processor that does the same, except for its resize kernel."""
     numbers = {name: number for number, name in INTERPOLATIONS.items()}
     if spec.interpolation not in numbers:
         raise WeightsError(
@@ -320,7 +320,7 @@ def processor_config(spec: Preprocess) -> dict[str, Any]:
     if spec.resize_to is None and resized[0] != resized[1]:
         raise WeightsError(
             f"hf cannot hold this preprocessing: for pictures of {height}×{width}, transformers cannot resize "
-            "until both sides just cover them; squash them, or name the length of the shortest side (resize_to)."
+            "until both sides just cover that; squash them, or set the length of the shortest side (resize_to)."
         )
     facts |= {"do_convert_rgb": spec.channels == 3}
     size = {"shortest_edge": spec.resize_to or resized[0]}

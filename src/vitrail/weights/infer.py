@@ -1,6 +1,6 @@
-"""What the keys and shapes of a foreign file say about the model, and what they leave open.
+"""What the keys and shapes of a foreign file reveal about the model, and what they leave open.
 
-Where a fact cannot be told, the user gives it as a hint; we never guess: the error names the choices.
+If a fact cannot be inferred, the user passes it as a hint; we never guess: the error names the choices.
 """
 
 import re
@@ -20,9 +20,9 @@ from vitrail.schema import validate
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """What the user knows better than the file: each one overrides what would be inferred."""
+    """What the user knows about the file: each hint overrides what would be inferred."""
 
-    ema: bool | None = None  # of a torch file with both: the moving average of the weights, or the weights themselves
+    ema: bool | None = None  # for a torch file with both: the moving average of the weights, or the weights themselves
     heads: int | None = None
     image_size: Pair | None = None
     pooling: Literal["cls", "mean", "map"] | None = None
@@ -94,18 +94,19 @@ def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = No
         return published[width, depth]
     choices = [heads for heads in range(1, width + 1) if width % heads == 0 and width // heads >= 8]
     raise WeightsError(
-        f"the file does not say how many heads a model of width {width} and depth {depth} has, and no published model "
-        f"has these; give heads=, one of {', '.join(map(str, choices))}."
+        f"the file does not state how many heads it has, and no published model has width {width} and depth {depth}; "
+        f"pass heads=, one of {', '.join(map(str, choices))}."
     )
 
 
 def assumed(what: str, value: str, argument: str, hint: object) -> tuple[str, ...]:
-    """The note on what a file does not say, unless the user says it with a hint."""
-    return () if hint is not None else (f"the file does not say its {what}: assumed {value}; {argument}= changes that",)
+    """The note on what a file does not state, unless the user passed it as a hint."""
+    note = f"the file does not state its {what}: assumed {value}; {argument}= changes that"
+    return () if hint is not None else (note,)
 
 
 def assumed_heads(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
-    """The note that belongs to heads which nothing but the width and depth suggested."""
+    """The note on heads that were inferred only from the width and depth."""
     if config.block.qk_norm:
         return ()
     return assumed("heads", f"{config.heads}, as in the published model of its width and depth", "heads", hints.heads)
@@ -132,8 +133,8 @@ def infer_image_size(positions: int, prefixes: tuple[int, ...], stride: Pair, hi
     squares = [prefix for prefix in prefixes if isqrt(max(positions - prefix, 0)) ** 2 == positions - prefix > 0]
     if len(squares) != 1:
         raise WeightsError(
-            f"{positions} positions do not tell the picture's size ({_sizes(positions, prefixes, stride)}); "
-            "give image_size=, the height and width."
+            f"{positions} positions do not determine the picture's size ({_sizes(positions, prefixes, stride)}); "
+            "pass image_size=, the height and width."
         )
     side = isqrt(positions - squares[0])
     return (side * stride[0], side * stride[1]), squares[0]
@@ -147,4 +148,4 @@ def _sizes(positions: int, prefixes: tuple[int, ...], stride: Pair) -> str:
         if (positions - prefix) % rows == 0
     ]
     sizes = [f"{rows * stride[0]}×{columns * stride[1]}" for rows, columns in grids[-4:]]
-    return f"possible: {', '.join(sizes)}, or turned" if sizes else "no grid of patches fits"
+    return f"possible: {', '.join(sizes)}, or transposed" if sizes else "no grid of patches fits"

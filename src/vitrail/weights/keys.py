@@ -39,7 +39,7 @@ HWIO = Form(lambda theirs: theirs[0].permute(3, 2, 0, 1), lambda ours: (ours.per
 
 
 def stacked(parts: int) -> Form:
-    """Theirs are separate matrices (queries, keys, values); ours is all of them on top of one another."""
+    """Theirs are separate matrices (queries, keys, values); ours is one matrix that stacks them."""
     return Form(torch.cat, lambda ours: ours.chunk(parts))
 
 
@@ -48,14 +48,14 @@ def rule(ours: str, *theirs: str, form: Form = SAME) -> Rule:
 
 
 def layer(ours: str, theirs: str) -> list[Rule]:
-    """Weight and bias of a layer that differs in its name alone."""
+    """Weight and bias of a layer that differs only in its name."""
     return [rule(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
 
 
 def read_tensors(rules: Iterable[Rule], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors from theirs; a key of theirs that is missing or that no rule knows is an error.
 
-    `theirs` is used up on the way, so that a large model is not in memory twice.
+    `theirs` is emptied on the way, so that a large model is not in memory twice.
     """
     table = list(rules)
     known = {name for entry in table for name in entry.theirs}

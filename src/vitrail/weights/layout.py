@@ -35,7 +35,7 @@ def find_files(source: Path) -> list[Path]:
 
 
 def _read_index(index: Path) -> list[Path]:
-    """The files of a sharded checkpoint, all of which must lie beside their index."""
+    """The files of a sharded checkpoint, all of which must be beside their index."""
     facts = read_json(index)
     weights: Any = facts.get("weight_map")
     if not isinstance(weights, Mapping) or not weights:
@@ -50,7 +50,7 @@ def _read_index(index: Path) -> list[Path]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file that we do not trust."""
     if path.stat().st_size > MAX_SIDECAR:
-        raise WeightsError(f"{path} is larger than {MAX_SIDECAR // 2**20} MiB; it is no configuration.")
+        raise WeightsError(f"{path} is larger than {MAX_SIDECAR // 2**20} MiB, too large for a configuration.")
     try:
         facts: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
 """Where a model is: a path, a run folder, a bundled name, `hf://owner/name[@revision]`, or `google://NAME`.
 
-A source is parsed once, by `locate`; what it gives is passed on. Nothing is read or downloaded for that.
+A source is parsed once, by `locate`; its result is passed on. This reads and downloads nothing.
 """
 
 from dataclasses import dataclass
@@ -40,18 +40,18 @@ class Located:
         return self.name.startswith("google://")
 
     def fetch(self, allow_pickle: bool = False) -> Path:
-        """The path on this machine, downloaded to the hub's own cache if need be."""
+        """The path on this machine, downloaded to the hub's own cache if necessary."""
         return download(self.address, allow_pickle) if self.path is None else self.path
 
 
 def locate(source: str | Path | Located, *, allow_pickle: bool = False, allow_export: bool = False) -> Located:
-    """What a source means; an error where opening it could only fail."""
+    """What a source stands for; an error if opening it could only fail."""
     if isinstance(source, Located):
         return source
     text = str(source)
     if address := check_address(text):
         return Located(name=text, path=None, address=address)
-    if isinstance(source, str) and text in bundled.NAMES:  # a folder of that name is reached as ./cifar10
+    if isinstance(source, str) and text in bundled.NAMES:  # for a folder of that name, write ./cifar10
         return Located(name=text, path=bundled.bundled_path(text))
     path = find_path(text)
     if path.is_dir() and is_run(path) and not (path / "weights" / "best.safetensors").is_file():
@@ -85,5 +85,5 @@ def is_run_or_weights(text: str) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a training run, with or without weights to use."""
+    """Whether a folder is a training run, with or without weights to use."""
     return (folder / RUN_CONFIG).is_file() and (folder / "weights").is_dir()

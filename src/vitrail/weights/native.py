@@ -1,6 +1,6 @@
-"""Our own format: one safetensors file that says everything about itself.
+"""Our own format: one self-describing safetensors file.
 
-The header's metadata holds `vitrail`, a JSON text with the format version, model config, preprocessing, class names,
+The header's metadata holds `vitrail`, JSON text with the format version, model config, preprocessing, class names,
 origin, and a checksum per tensor; and `vitrail.crc32`, the checksum of that text. Reading checks all of them, so a
 damaged file is an error and never a slightly different model.
 """
@@ -40,7 +40,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> None:
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
-    """Write without further ado."""
+    """Write to a path directly."""
     tensors = {**checkpoint.tensors, **{EXTRA + name: tensor for name, tensor in checkpoint.extras.items()}}
     facts = {
         "version": VERSION,

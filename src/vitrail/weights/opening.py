@@ -19,7 +19,7 @@ from vitrail.weights.reader import read_checkpoint
 
 
 def check_source(source: str | Path, *, allow_pickle: bool = False) -> None:
-    """Raise where `open_checkpoint` could only fail: nothing is read or downloaded for that."""
+    """Raise if `open_checkpoint` could only fail; nothing is read or downloaded for that."""
     locate(source, allow_pickle=allow_pickle)
 
 
@@ -34,8 +34,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`, or a bundled one by its name.
 
-    What a foreign file leaves open is an `AssumptionWarning`. A file of ours was told that when it was converted: it
-    says everything, and keeps the notes. `class_names` are those of its head, in order, or a file with them, for a
+    What a foreign file leaves open is an `AssumptionWarning`. Our own files settled that when they were converted: each
+    states everything, and keeps the notes. `class_names` are those of its head, in order, or a file with them, for a
     checkpoint that has none or others.
     """
     located = locate(source, allow_pickle=allow_pickle)
@@ -51,7 +51,7 @@ def open_checkpoint(
 
 
 def _settle_google(checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:
-    """A mirror of Google's is in timm's layout; what it computes is still what Google trained."""
+    """A mirror of Google's is in timm's layout; it still computes what Google trained."""
     config = checkpoint.config
     stem = config.stem
     if isinstance(stem, ResNetStem):

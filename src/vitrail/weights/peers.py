@@ -1,8 +1,8 @@
-"""A checkpoint's own library as a witness: does it compute the same from the files themselves?
+"""A checkpoint's own library as a witness: does it give the same outputs from the files themselves?
 
 What the library builds comes from the files: transformers reads the folder's `config.json` and image processor, timm
-the architecture, its arguments and the transform of its `config.json`. Only where files say nothing (torchvision's, and
-timm's without a `config.json`) the model is built as we understood it.
+the architecture, its arguments and the transform of its `config.json`. Only if files say nothing (torchvision's, and
+timm's without a `config.json`) is the model built as we understood it.
 """
 
 import json
@@ -24,8 +24,8 @@ from vitrail.weights.proof import Agreement, What, agree, same_pixels
 from vitrail.weights.timm_config import architecture
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
-NO_LIBRARY = "no library that runs on PyTorch reads {}; leave out verify_with_peer=."
-GREY_LEVEL = 1.01 / 255  # of pixels in [0, 1]: processors without AVX2 round a byte otherwise
+NO_LIBRARY = "no library that runs on PyTorch reads {}; omit verify_with_peer=."
+GREY_LEVEL = 1.01 / 255  # of pixels in [0, 1]: processors without AVX2 round a byte differently
 
 
 def witness(
@@ -42,7 +42,7 @@ def witness(
     Args:
         checkpoint: what we read from the files.
         expected: what their model must give for `images`.
-        who: the library, as an error names it.
+        who: the library's name in errors.
     """
     photographs = photographs if checkpoint.config.channels == 3 else ()  # libraries open them as RGB
     what: What = "logits" if checkpoint.config.num_classes else "features"
@@ -51,14 +51,14 @@ def witness(
             answers, pixels = _run(checkpoint, path, images, photographs)
         except (WeightsError, MissingExtraError):
             raise
-        except Exception as error:  # libraries raise anything about files that they cannot build
+        except Exception as error:  # libraries may raise anything for files that they cannot load
             raise WeightsError(f"{who} cannot run {path}: {error}") from error
     agreement = agree(expected, {what: answers}, tolerance, who)
     level = GREY_LEVEL / min(checkpoint.preprocess.std)
     for photograph, theirs in zip(photographs, pixels, strict=False):
         if not same_pixels(prepare(photograph, checkpoint.preprocess), theirs, level):
             raise WeightsError(
-                f"{who} prepares {photograph.name} otherwise than we do ({checkpoint.preprocess}). Nothing was written."
+                f"{who} prepares {photograph.name} differently from us ({checkpoint.preprocess}). Nothing was written."
             )
     return agreement
 
@@ -66,7 +66,7 @@ def witness(
 def _run(
     checkpoint: Checkpoint, path: Path, images: Tensor, photographs: Sequence[Path]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Logits or features, and the photographs as the model would see them where the files say how."""
+    """Logits or features, and the photographs as the model would see them, if the files say how."""
     if checkpoint.file_format == "hf":
         answers = _run_transformers(checkpoint.config, path, images)
         return answers, _prepare_transformers(path, photographs)
@@ -87,7 +87,7 @@ def _import(name: str) -> Any:
 
 
 def _run_transformers(config: ViTConfig, path: Path, images: Tensor) -> Tensor:
-    """The class follows from which weights there are; everything else from the folder's `config.json`."""
+    """The class follows from the weights; everything else from the folder's `config.json`."""
     transformers = _import("transformers")
     if is_dinov2(config):
         name = "Dinov2WithRegistersModel" if config.registers else "Dinov2Model"
@@ -113,7 +113,7 @@ def _prepare_transformers(path: Path, photographs: Sequence[Path]) -> list[Tenso
 
 
 def _open(photograph: Path) -> Image.Image:
-    """As the libraries' own users open a picture."""
+    """A picture, opened as users of these libraries do."""
     with Image.open(photograph) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
 

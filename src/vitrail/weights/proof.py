@@ -1,4 +1,4 @@
-"""What proves a conversion: two models on the same pictures, and photographs from their files to the answer."""
+"""What proves a conversion: two models on the same pictures, and photographs from their files to the outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 
 What = str  # logits, features, or another output of an export
-# What belongs to the library that resizes, and to no file: there the target may differ, and the note says how much.
+# What belongs to the library that resizes, not to a file: here the target may differ, and a note says by how much.
 KERNEL = ("kernel", "antialias", "anchor", "alpha", "orient", "animated")
 SAME_PIXELS = 1e-5  # of the largest
 
@@ -24,10 +24,10 @@ SAME_PIXELS = 1e-5  # of the largest
 class Agreement:
     """How far two models are apart on the same pictures."""
 
-    what: What  # features where there is no head, or one of zeros
+    what: What  # features if there is no head, or one of zeros
     difference: float  # largest difference of two numbers
     scale: float  # largest number
-    top1: float  # share of pictures with the same largest one: the same class
+    top1: float  # share of pictures with the same largest number, that is the same class
     pictures: int
 
     @property
@@ -51,23 +51,23 @@ def agree(expected: Mapping[What, Tensor], actual: Mapping[What, Tensor], tolera
     for agreement in agreements:
         if not agreement.relative <= tolerance:  # so that a tolerance of NaN accepts nothing
             raise WeightsError(
-                f"{who} gives other {agreement.what}: they differ by up to {agreement.difference:.3g}, "
+                f"{who} gives different {agreement.what}: they differ by up to {agreement.difference:.3g}, "
                 f"{agreement.relative:.1e} of the largest; the tolerance is {tolerance:.0e}. Nothing was written."
             )
     telling = [agreement for agreement in agreements if agreement.scale > 0]
     if not telling:
-        raise WeightsError(f"{who} gives zeros alone, as the source does, which proves nothing; train the head first.")
+        raise WeightsError(f"{who} gives only zeros, as the source does, which proves nothing; train the head first.")
     return telling[0]
 
 
 def compare(what: What, expected: Tensor, actual: Tensor) -> Agreement:
-    """Compare what two models give for the same pictures."""
+    """Compare the outputs of two models for the same pictures."""
     if expected.shape != actual.shape:
         raise WeightsError(f"the written model gives {tuple(actual.shape)} instead of {tuple(expected.shape)} numbers.")
     difference = (expected - actual).abs().max().item()
     if not difference < float("inf"):  # NaN too
         raise WeightsError(
-            f"the model gives NaN or infinite {what}; `vitrail inspect` shows which weights are to blame."
+            f"the model gives NaN or infinite {what}; `vitrail inspect` shows the weights that cause it."
         )
     same = (expected.argmax(dim=1) == actual.argmax(dim=1)).float().mean().item()
     scale = expected.abs().max().item()
@@ -101,7 +101,7 @@ def photograph_files(checkpoint: Checkpoint, pictures: Sequence[Path] = ()) -> l
 
 
 class Photographs:
-    """Photographs from their files to the answer, with the checkpoint's own preprocessing, kept to compare with."""
+    """The outputs for photographs from their files, with the checkpoint's own preprocessing, kept for comparison."""
 
     def __init__(self, checkpoint: Checkpoint, pictures: Sequence[Path]) -> None:
         self.spec = checkpoint.preprocess
@@ -114,7 +114,7 @@ class Photographs:
         return outputs(checkpoint, torch.stack([prepare(file, checkpoint.preprocess) for file in self.files]))
 
     def prove(self, written: Checkpoint, tolerance: float, to: str) -> tuple[Agreement | None, tuple[str, ...]]:
-        """How far the answers of a checkpoint are from ours, each from the files on; a note where only kernels differ.
+        """How far a checkpoint's outputs for the files are from ours; a note if only the resize kernels differ.
 
         What a file can say about its preprocessing must be the same, or it is an error.
         """
@@ -122,7 +122,7 @@ class Photographs:
             return None, ()
         actual = self._answers(written)
         if written.preprocess == self.spec:
-            return agree(self.answers, actual, tolerance, f"{to}, from a photograph's file to the answer,"), ()
+            return agree(self.answers, actual, tolerance, f"{to}, from a photograph's file to the outputs,"), ()
         agreements = [compare(what, self.answers[what], actual[what]) for what in self.answers]
         agreement = next((each for each in agreements if each.scale > 0), agreements[-1])
         self._require_same_pixels(written.preprocess, agreement, to)
@@ -130,7 +130,7 @@ class Photographs:
             return agreement, ()
         changed = describe_changes(self.spec, written.preprocess, KERNEL)
         note = (
-            f"{to} resizes pictures in its own way ({changed}): from the files of {len(self.files)} photographs on, "
+            f"{to} resizes pictures in its own way ({changed}): for {len(self.files)} photographs from their files, "
             f"the {agreement.what} differ by up to {agreement.relative:.1e} of the largest"
         )
         return agreement, (note,)

@@ -17,7 +17,7 @@ from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.layout import find_files, read_json
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
-# What a reader stumbles over when a file says something absurd where a number or a list should stand.
+# What a reader raises when a file has something absurd in place of a number or a list.
 NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
 SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
 
@@ -30,7 +30,7 @@ def read_checkpoint(
     allow_pickle: bool = False,
     verify: bool = True,
 ) -> Checkpoint:
-    """Any checkpoint that we know, from a file or a folder; `format_name` names it where its keys do not.
+    """Any checkpoint that we know, from a file or a folder; `format_name` names the format if its keys do not.
 
     `verify` compares the checksums of our own files; npz and torch files are always checked by their archives.
     """
@@ -40,7 +40,7 @@ def read_checkpoint(
     if "vitrail" in contents.metadata and format_name in (None, "vitrail"):
         return apply_hints(native.parse_native(files[0], contents.tensors, contents.metadata, verify), hints)
     if format_name == "vitrail":
-        raise WeightsError(f"{source} is not a checkpoint of vitrail; leave the format out to have it detected.")
+        raise WeightsError(f"{source} is not a checkpoint of vitrail; omit the format to have it detected.")
     tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
     check_distilled(tensors, source)
     name = format_name or detect_format(tensors, source)
@@ -51,7 +51,7 @@ def read_checkpoint(
         message = str(error)
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
     except NONSENSE as error:
-        raise WeightsError(f"{source}, read as {name}, makes no sense: {error}") from error
+        raise WeightsError(f"{source}, read as {name}, is inconsistent: {error}") from error
     return replace(
         checkpoint,
         file_format=name,
@@ -62,7 +62,7 @@ def read_checkpoint(
 
 
 def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
-    """A checkpoint of ours says everything; what the user says otherwise still counts, as far as the weights allow."""
+    """Our checkpoints state everything; the user's hints still override it, as far as the weights allow."""
     config = checkpoint.config
     block = replace(
         config.block,
@@ -88,7 +88,7 @@ def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
         if name.rpartition(".")[2] in ("dist_token", "distillation_token"):
             raise WeightsError(
                 f"{source} is a DeiT that was trained with distillation: it has the token {name} and a head of its own "
-                "for it, which the paper's ViT has not, so we cannot load it; use the DeiT without distillation "
+                "for it, which the paper's ViT does not have; use the DeiT without distillation "
                 "(deit_base_patch16_224 instead of deit_base_distilled_patch16_224)."
             )
 
@@ -120,5 +120,5 @@ def read_files(files: list[Path], allow_pickle: bool, ema: bool | None = None) -
 
 
 def read_sidecars(folder: Path) -> dict[str, Any]:
-    """The JSON files that say more about the weights beside them."""
+    """The JSON files that describe the weights beside them."""
     return {name: read_json(folder / name) for name in SIDECARS if (folder / name).is_file()}

@@ -62,7 +62,7 @@ def key_table(config: ViTConfig) -> list[Rule]:
 
 
 def block_rules(config: ViTConfig, index: int) -> list[Rule]:
-    """One encoder block, named alike in timm and in DINOv2's own repository."""
+    """One encoder block, which has the same names in timm and in DINOv2's own repository."""
     ours, theirs = f"blocks.{index}", f"blocks.{index}"
     rules = [
         *layer(f"{ours}.norm1", f"{theirs}.norm1"),
@@ -158,9 +158,9 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
 
 
 def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
-    """What no key of a bare file says and no hint gives, one note each."""
+    """What neither a key of a bare file nor a hint settles, one note each."""
     eps, gelu, scale = NORM_EPS, ACTIVATION, f"1 / √{config.head_size}"
-    pooling = hints.pooling or (config.pooling if config.pooling == "map" else None)  # its layers are among the keys
+    pooling = hints.pooling or (config.pooling if config.pooling == "map" else None)  # whose layers are among the keys
     notes = [
         *assumed_heads(config, hints),
         *assumed("pooling", config.pooling, "pooling", pooling),
@@ -172,7 +172,7 @@ def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
 
 
 def infer_block(raw: Raw, hints: Hints) -> BlockConfig:
-    """What a block's keys say, in timm's and in DINOv2's own naming."""
+    """What a block's keys reveal, in timm's and in DINOv2's own naming."""
     return BlockConfig(
         qkv_bias="blocks.0.attn.qkv.bias" in raw.tensors,
         qk_norm="blocks.0.attn.q_norm.weight" in raw.tensors,
@@ -192,7 +192,7 @@ def _infer_stem(raw: Raw) -> Stem:
 
 
 def _root_of(raw: Raw) -> str | None:
-    """The first convolution of a hybrid, which is named after whether stages follow."""
+    """The first convolution of a hybrid, whose name depends on whether stages follow."""
     names = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
     return next((name for name in names if name in raw.tensors), None)
 

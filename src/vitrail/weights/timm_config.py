@@ -26,7 +26,7 @@ def architecture(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     if isinstance(config.stem, ResNetStem):
         if config.stem.blocks not in HYBRIDS or config.stem.width_factor != 1.0:
             raise WeightsError(
-                f"timm registers no hybrid with ResNet blocks {config.stem.blocks}; write a file instead."
+                f"timm has no hybrid with ResNet blocks {config.stem.blocks}; write a file instead of a folder."
             )
         name, arguments = HYBRIDS[config.stem.blocks], {}
     arguments |= {

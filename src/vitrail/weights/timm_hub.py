@@ -15,7 +15,7 @@ from vitrail.weights.timm_names import DEFAULTS, named_arguments
 
 NORM_EPS = 1e-6  # of timm's own LayerNorm
 
-# Top-level keys that say nothing about what is computed; those of transformers' TimmWrapper among them.
+# Top-level keys that do not affect what is computed; those of transformers' TimmWrapper among them.
 IRRELEVANT = frozenset(
     [
         "architectures",
@@ -78,11 +78,11 @@ class HubConfig:
     architecture: str
     arguments: Mapping[str, Any]  # timm's defaults, changed by the name, the data and `model_args`, in this order
     data: Mapping[str, Any]  # `pretrained_cfg`: the evaluation transform and the classes
-    global_pool: Any  # what the top level says; timm builds the model without it
+    global_pool: Any  # at the top level; timm builds the model without it
     num_features: Any
 
     def settle_hints(self, hints: Hints) -> Hints:
-        """All that the keys cannot tell; what the user says goes before it."""
+        """Everything that the keys do not reveal; the user's hints take precedence."""
         return Hints(
             heads=hints.heads or _whole(self.arguments, "num_heads"),
             image_size=hints.image_size or self._image_size(),
@@ -97,9 +97,9 @@ class HubConfig:
         fitting = (size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1])
         if size != fitting:
             raise WeightsError(
-                f"config.json says img_size {size[0]}×{size[1]}, which is no multiple of the patch size "
-                f"{patch[0]}×{patch[1]}; timm leaves out the last pixels, and we do not. To read the model at "
-                f"{fitting[0]}×{fitting[1]} pixels, give image_size={fitting}."
+                f"config.json says img_size {size[0]}×{size[1]}, which is not a multiple of the patch size "
+                f"{patch[0]}×{patch[1]}; timm ignores the last pixels, and we do not. To read the model at "
+                f"{fitting[0]}×{fitting[1]} pixels, pass image_size={fitting}."
             )
         return size
 
@@ -108,12 +108,12 @@ class HubConfig:
         if self.global_pool not in (None, kind):
             raise WeightsError(
                 f"config.json says global_pool {self.global_pool!r}, but timm builds {self.architecture} with {kind!r} "
-                "from it; give pooling to choose one."
+                "from it; pass pooling to choose one."
             )
         return _choose("global_pool", kind, POOLINGS)
 
     def check(self, config: ViTConfig) -> None:
-        """Raise unless the weights are those of the model that it describes."""
+        """Raise unless the weights fit the model that it describes."""
         arguments = self.arguments
         layers = _normalised_after(arguments)
         pairs: list[tuple[str, Any, Any]] = [
@@ -141,11 +141,11 @@ class HubConfig:
         if config.positions.kind == "learned":
             covered = 0 if arguments["no_embed_class"] else config.prefix
             pairs.append(("positions of prefix tokens (no_embed_class)", covered, config.positioned_prefix))
-        for name, says, has in pairs:
-            if says != has:
+        for name, stated, actual in pairs:
+            if stated != actual:
                 raise WeightsError(
-                    f"the weights are not those of their config.json ({self.architecture}): {name} is {_show(says)} "
-                    f"there and {_show(has)} in the weights."
+                    f"the weights do not fit their config.json ({self.architecture}): {name} is {_show(stated)} "
+                    f"there and {_show(actual)} in the weights."
                 )
 
 
@@ -171,12 +171,12 @@ def read_hub_config(sidecars: Mapping[str, Any]) -> HubConfig | None:
         )
     facts = _split_old_form(facts)
     _refuse_unknown("config.json", facts, USED | IRRELEVANT | {"model_type"})
-    given = _mapping("model_args", facts.get("model_args") or {})
+    model_args = _mapping("model_args", facts.get("model_args") or {})
     data = {**_mapping("pretrained_cfg", facts["pretrained_cfg"])}
     data |= {name: facts[name] for name in ("num_classes", "label_names") if name in facts}
     data.setdefault("num_classes", DEFAULTS["num_classes"])
-    arguments = {**named_arguments(facts["architecture"]), **_from_data(data), **given}
-    _refuse_arguments(given, arguments)
+    arguments = {**named_arguments(facts["architecture"]), **_from_data(data), **model_args}
+    _refuse_arguments(model_args, arguments)
     return HubConfig(
         architecture=facts["architecture"],
         arguments=arguments,
@@ -206,8 +206,8 @@ def _from_data(data: Mapping[str, Any]) -> dict[str, Any]:
     return arguments | ({"img_size": tuple(cast("Any", size[1:]))} if data.get("fixed_input_size") else {})
 
 
-def _refuse_arguments(given: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    _refuse_unknown("model_args of config.json", given, DEFAULTS.keys() | TRAINING)
+def _refuse_arguments(model_args: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    _refuse_unknown("model_args of config.json", model_args, DEFAULTS.keys() | TRAINING)
     for name, allowed in FIXED.items():
         if not any(arguments[name] is value or arguments[name] == value for value in allowed):
             raise WeightsError(f"config.json says {name}={arguments[name]!r}, which our model does not compute.")
@@ -215,8 +215,8 @@ def _refuse_arguments(given: Mapping[str, Any], arguments: Mapping[str, Any]) ->
         raise WeightsError(f"config.json says pos_embed={arguments['pos_embed']!r}; it must be 'learn' or 'none'.")
 
 
-def _refuse_unknown(where: str, given: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
-    if unknown := sorted(given.keys() - known):
+def _refuse_unknown(where: str, values: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
+    if unknown := sorted(values.keys() - known):
         raise WeightsError(
             f"{where} has {', '.join(unknown)}, which we do not know, so the model may compute something else."
         )

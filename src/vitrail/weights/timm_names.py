@@ -130,7 +130,7 @@ GROUPS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"patch_size": 1, "resnet": (3, 4, 6, 3)}, "vit_large_r50_s32_224|384"),
 )
 
-# Names of timm's `VisionTransformer` that are another model than ours → what it has.
+# Names of timm's `VisionTransformer`s that differ from our model → what they have.
 OTHERS: dict[str, str] = {
     "vit_base_patch16_rpn_224": "a LayerNorm after each branch instead of before it (ResPostBlock)",
     "test_vit3": "attention pooling over its registers too (pool_include_prefix)",
@@ -180,7 +180,7 @@ NAMES: dict[str, dict[str, Any]] = {
 
 
 def named_arguments(architecture: str) -> Mapping[str, Any]:
-    """All arguments of a registered name, or an error that says why we do not have that model."""
+    """All arguments of a registered name, or an error that explains why that model is unsupported."""
     name = architecture.partition(".")[0]  # what follows is the tag of the weights
     for end in OLD_ENDS:
         if name.removesuffix(end) in NAMES:
@@ -191,6 +191,6 @@ def named_arguments(architecture: str) -> Mapping[str, Any]:
         if fnmatchcase(name, pattern):
             raise WeightsError(f"timm's {architecture} has {trait}, which our model does not compute.")
     raise WeightsError(
-        f"config.json names the architecture {architecture!r}, which is none of timm's plain ViTs that we know; if it "
-        "is one all the same, read the weights from a folder without config.json; give heads, pooling and activation."
+        f"config.json names the architecture {architecture!r}, which is not one of timm's plain ViTs that we know; if "
+        "it is, read the weights from a folder without config.json, and pass heads, pooling and activation."
     )

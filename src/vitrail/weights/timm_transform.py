@@ -58,20 +58,20 @@ USED = frozenset(
 )
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 BARE = (
-    "the file does not say how its pictures were prepared: assumed timm's usual way with mean and std 0.5, while DeiT, "
-    "DINO and MAE weights need ImageNet's; timm's config.json beside the file would say it"
+    "the file does not state its preprocessing: assumed timm's usual one, with mean and std 0.5; DeiT, "
+    "DINO and MAE weights need ImageNet's; timm's config.json beside the file would settle it"
 )
 
 
 def assume_preprocess(config: ViTConfig) -> Preprocess:
-    """What timm's checkpoints usually take, where no `config.json` says."""
+    """The usual preprocessing of timm's checkpoints, for files without a `config.json`."""
     return _settle_kernel(preset("timm", config.image_size, config.channels))
 
 
 def read_preprocess(data: Mapping[str, Any], config: ViTConfig, *, dynamic: bool) -> tuple[Preprocess, tuple[str, ...]]:
     """What `pretrained_cfg` says, and notes on what had to be assumed.
 
-    A `dynamic` model takes pictures of the data's size; any other one those of its own.
+    A `dynamic` model takes pictures of the data's size; any other one, pictures of its own size.
     """
     if unknown := sorted(data.keys() - USED - IRRELEVANT):
         raise WeightsError(f"pretrained_cfg of config.json has {', '.join(unknown)}, which we do not know.")
@@ -92,7 +92,7 @@ def read_preprocess(data: Mapping[str, Any], config: ViTConfig, *, dynamic: bool
 
 
 def _settle_kernel(spec: Preprocess) -> Preprocess:
-    """timm resizes to a shape that is not square bilinearly, whatever its config says, unless it squashes."""
+    """timm always resizes bilinearly to a shape that is not square, unless it squashes."""
     sides = {math.floor(side / spec.crop) for side in spec.size}
     return replace(spec, interpolation="bilinear") if spec.resize == "shortest" and len(sides) == 2 else spec
 
@@ -102,7 +102,7 @@ def _read_size(data: Mapping[str, Any], config: ViTConfig, dynamic: bool) -> tup
     if size == config.image_size:
         return size, ()
     if dynamic:
-        config.grid_of(size)  # raises where no whole patches fit
+        config.grid_of(size)  # raises if no whole number of patches fits
         return size, ()
     return config.image_size, (
         f"config.json prepares pictures of {size[0]}×{size[1]} pixels for a model that takes "
@@ -113,7 +113,7 @@ def _read_size(data: Mapping[str, Any], config: ViTConfig, dynamic: bool) -> tup
 def _read_statistics(
     data: Mapping[str, Any], channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]:
-    """Mean and std, one per channel; ImageNet's where there are none."""
+    """Mean and std, one per channel; ImageNet's if there are none."""
     both: list[tuple[float, ...]] = []
     averaged = False
     for name, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
@@ -130,7 +130,7 @@ def _read_statistics(
                 f"pretrained_cfg of config.json: {name} must have {channels} values, one per channel; got {numbers}."
             )
         both.append(numbers if len(numbers) == channels else numbers * channels)
-    note = f"config.json gives mean and std for 3 channels, and the model has {channels}: assumed their average"
+    note = f"config.json gives mean and std for 3 channels, but the model has {channels}: assumed their average"
     return both[0], both[1], (note,) if averaged else ()
 
 
@@ -150,7 +150,7 @@ def _choose(data: Mapping[str, Any], name: str, choices: Mapping[str | None, Any
 
 
 def read_classes(data: Mapping[str, Any], config: ViTConfig) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """The class names in the order of the head, and a note where they do not fit it."""
+    """The class names in the order of the head, and a note if they do not fit it."""
     labels: Any = data.get("label_names")
     if not labels:
         return None, ()
@@ -163,7 +163,7 @@ def read_classes(data: Mapping[str, Any], config: ViTConfig) -> tuple[tuple[str,
             f"config.json's label_names do not name the {config.num_classes} classes of the head one by one: left out",
         )
     if len(set(names)) != len(names):
-        return None, ("config.json's label_names name several classes alike: left out",)
+        return None, ("config.json's label_names give several classes the same name: left out",)
     return tuple(names), ()
 
 

@@ -1,7 +1,6 @@
 """What training scripts wrap around a model's weights: other entries in the file, averages beside them, longer names.
 
-Only what cannot change the model is taken off; where there is a choice, it is made by name and noted, or left to the
-user.
+Only what cannot change the model is removed; if there is a choice, it is made by name and noted, or left to the user.
 """
 
 import re
@@ -17,13 +16,13 @@ State = Mapping[str, Tensor]
 USUAL = ("state_dict", "model", "model_state_dict", "model_state", "net", "network")  # where scripts put the weights
 AVERAGED = re.compile(r"(^|_)(ema|averaged?|teacher)(_|$)")  # what they call the moving average of the weights
 COUNTER = "n_averaged"  # what torch's AveragedModel counts, beside the weights
-MAX_PREFIXES = 50  # that an error looks at
+MAX_PREFIXES = 50  # examined for an error message
 
 
 def unwrap(loaded: Any, path: Path, ema: bool | None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The state dict inside of what a torch file holds, and a note if there were several.
+    """The state dict inside a torch file, and a note if there were several.
 
-    `ema` chooses between the weights and their moving average; by default the average is taken, as timm does.
+    `ema` chooses between the weights and their moving average; by default the average is used, as in timm.
     """
     if not isinstance(loaded, Mapping):
         raise WeightsError(f"{path} must hold a dictionary of tensors; got {type(loaded).__name__}.")
@@ -40,16 +39,16 @@ def unwrap(loaded: Any, path: Path, ema: bool | None) -> tuple[dict[str, Tensor]
         )
     name = _choose(states, path, ema)
     why = (
-        "the moving average, as timm does; give ema=False for the other" if AVERAGED.search(name) else "the usual name"
+        "the moving average, as timm does; pass ema=False for the other" if AVERAGED.search(name) else "the usual name"
     )
     noted = len(states) > 1 and ema is None
-    return dict(states[name]), (f"the file holds {_listed(list(states))}: took {name}, {why}",) if noted else ()
+    return dict(states[name]), (f"the file holds {_listed(list(states))}: {name} is used, {why}",) if noted else ()
 
 
 def check_no_choice(path: Path, ema: bool | None) -> None:
-    """Raise if the user chooses between weights and their average where a file has one set of weights only."""
+    """Raise if the user chooses between weights and their average, but the file has only one set of weights."""
     if ema is not None:
-        raise WeightsError(f"{path} holds one set of weights, so there is nothing to choose with ema; leave it out.")
+        raise WeightsError(f"{path} holds one set of weights, so there is nothing to choose with ema; omit it.")
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -71,8 +70,8 @@ def _choose(states: Mapping[str, State], path: Path, ema: bool | None) -> str:
     if ema is not None:
         kind, names = ("averaged weights", averages) if ema else ("weights that are not averaged", plain)
         if not names:
-            raise WeightsError(f"{path} has no {kind}; it holds {_listed(list(states))}; leave ema out.")
-    else:  # a teacher of another size than its student is no average
+            raise WeightsError(f"{path} has no {kind}; it holds {_listed(list(states))}; omit ema.")
+    else:  # a teacher of another size than its student is not an average
         shapes = [_shapes(states[name]) for name in plain]
         true = bool(averages) and (not plain or _shapes(states[averages[0]]) in shapes)
         names = averages if true else list(states)
@@ -105,12 +104,12 @@ def strip_prefix(
     for prefix in shared:
         stripped = {name.removeprefix(prefix): tensors[name] for name in names}
         if recognises(stripped):
-            return stripped, (f"all names of the file begin with {prefix}, which was taken off",)
+            return stripped, (f"all names of the file begin with {prefix}, which was removed",)
     return tensors, ()
 
 
 def describe_parts(tensors: dict[str, Tensor], recognises: Callable[[dict[str, Tensor]], bool]) -> str:
-    """What an error can say where only a part of the tensors is a model; nothing where no part is."""
+    """A hint for an error if only some of the tensors are a model; empty if none are."""
     prefixes = dict.fromkeys(prefix for name in tensors for prefix in _prefixes(name))
     parts = [prefix for prefix in list(prefixes)[:MAX_PREFIXES] if recognises(_under(prefix, tensors))]
     if not parts:
@@ -128,6 +127,6 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """Its first parts, up to each of the first dots: a., a.b., a.b.c."""
+    """The prefixes that end at the first dots: a., a.b., a.b.c."""
     for match in list(re.finditer(r"\.", name))[:4]:
         yield name[: match.end()]

@@ -41,7 +41,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: FormatName = "vitrail") -> None:
-    """Write any format, atomically; what it cannot express is an error, never dropped."""
+    """Write any format, atomically; what the format cannot express is an error, never dropped."""
     target = Path(path)
     check_writable(checkpoint.config, target, format_name)
     check_replaceable(target)
@@ -50,5 +50,5 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: Form
 
 
 def write_draft(checkpoint: Checkpoint, draft: Path, format_name: FormatName) -> None:
-    """Write to a place that nobody reads yet; `check_writable` comes first."""
+    """Write to a temporary path; `check_writable` comes first."""
     FORMATS[format_name].write(checkpoint, draft)

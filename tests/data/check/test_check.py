@@ -74,7 +74,7 @@ def test_each_kind_of_finding(root: Path) -> None:
     assert findings["note: grey"] == ["train/dog/grey.png"]
     assert findings["note: CMYK"] == ["train/dog/cmyk.jpg"]
     assert "train/dog/alpha.png" in findings["note: alpha"]
-    assert findings["note: turned by EXIF"] == ["train/dog/turned.jpg"]
+    assert findings["note: rotated by EXIF"] == ["train/dog/turned.jpg"]
     assert findings["note: animated"] == ["train/dog/moving.gif"]
     assert findings["note: 16 bits"] == ["train/dog/deep.png"]
 

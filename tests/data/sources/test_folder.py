@@ -128,7 +128,7 @@ def test_linked_folders_are_followed(make_folder, tmp_path: Path) -> None:
         (["train/cat", "train/dog", "val/cat", "val/dog", "valid/cat"], "both mean val"),
         (["train/cat", "train/dog", "val/kat", "val/dog"], "lacks: kat; train has: cat, dog"),
         (["val/cat", "val/dog", "test/cat", "test/dog"], "test/ and val/ but no train/"),
-        (["train/cat", "train/dog", "eval/cat", "eval/dog"], "eval/ is no split's name; rename it to one of"),
+        (["train/cat", "train/dog", "eval/cat", "eval/dog"], "eval/ is not the name of a split; rename it to one of"),
     ],
 )
 def test_folders_that_cannot_be(make_folder, tmp_path: Path, folders: list[str], message: str) -> None:

@@ -40,7 +40,7 @@ ENCODE = b"c_codecs\nencode\nq\x00X" + struct.pack("<I", 10**6) + b"a" * 10**6 +
     ("data", "message"),
     [
         (b"\x80\x02Nr\xff\xff\xff\x1f.", "must hold a dictionary"),  # 9 bytes that name a memo of 4 GB
-        (b"}" + doubled(26) + b"Ns.", "a key that is no text: tuple"),  # whose hash takes forever
+        (b"}" + doubled(26) + b"Ns.", "a key that is not text: tuple"),  # whose hash takes forever
         (b"}U\x01a" + doubled(2000) + b"s.", None),
         (b"(" * 100_000 + b".", "damaged"),
         (b"]" * 100_000 + b"a" * 99_999 + b".", "must hold a dictionary"),
@@ -52,7 +52,7 @@ ENCODE = b"c_codecs\nencode\nq\x00X" + struct.pack("<I", 10**6) + b"a" * 10**6 +
         (b"\x8b\xff\xff\xff\x7f.", "the instruction"),
         (b"\x8a\x09123456789.", "a whole number of 9 bytes"),
         (b"}(U\x01au.", "damaged"),
-        (b"}q\x00(h\x00h\x00u.", "no text: dict"),
+        (b"}q\x00(h\x00h\x00u.", "not text: dict"),
         (b"}(U\x02\xff\xfeNu.", "names in UTF-8"),
         (b"", "damaged or truncated"),
         (b"c" + b"a" * 10**6, "damaged or truncated"),

@@ -298,7 +298,7 @@ def test_labels_that_only_look_like_numbers(tmp_path: Path) -> None:
     data = open_data(str(foreign(tmp_path / "x.tar", *(label.encode() for label in labels * 4))))
     assert data.classes == ("1" * 900, "cat", "²", "٣", "9", "10")
     for label in (b"9" * 9000, b"", b" \n"):
-        with pytest.raises(DataError, match=r"the label of sample 0 has [\d,]+ signs, not 1 to 1000"):
+        with pytest.raises(DataError, match=r"the label of sample 0 has [\d,]+ characters, not 1 to 1000"):
             open_data(str(foreign(tmp_path / "y.tar", label, b"1")))
 
 

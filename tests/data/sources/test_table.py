@@ -214,7 +214,7 @@ def test_parquet_that_repeats_one_value_is_not_unpacked(tmp_path: Path) -> None:
     assert len(data.split("train").picture(7)) == 5_000_000
     label = pa.DictionaryArray.from_arrays(np.zeros(10_000, np.int32), pa.array(["x" * 5_000_000]))
     pq.write_table(pa.table({"image": blank, "label": label}), tmp_path / "l.parquet", compression="zstd")
-    with pytest.raises(DataError, match="label unpacks to 50,000,000,000 signs"):
+    with pytest.raises(DataError, match="label unpacks to 50,000,000,000 characters"):
         open_data(tmp_path / "l.parquet")
     paths = pa.array([b"x" * 800_000] * 100).cast(pa.string())
     pq.write_table(

@@ -14,21 +14,21 @@ class Augment:
     """Crop → flip → policy → colour jitter → erase → mix. The defaults do nothing but flip."""
 
     crop: Literal["none", "pad", "resized"] = "none"
-    """As in evaluation; moved about within a border; or RandomResizedCrop."""
+    """The random crop: none (as in evaluation), pad (shifted within a border) or resized (RandomResizedCrop)."""
     pad: int = 4
     """With crop=pad: the border, in pixels of the model's input."""
     pad_fill: Literal["black", "reflect"] = "black"
-    """With crop=pad: what the border shows."""
+    """With crop=pad: what fills the border."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """With crop=resized: the share of the picture's area."""
+    """With crop=resized: the range of the crop's share of the picture's area."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """With crop=resized: the aspect ratio."""
+    """With crop=resized: the range of the crop's aspect ratio."""
     flip_rate: float = 0.5
-    """How many pictures are flipped left-right."""
+    """Share of pictures that are flipped left to right."""
     vertical_flip_rate: float = 0.0
-    """How many are flipped upside down."""
+    """Share of pictures that are flipped upside down."""
     policy: Literal["none", "rand", "auto", "trivial", "three"] = "none"
-    """RandAugment, AutoAugment (CIFAR-10's), TrivialAugment or 3-Augment."""
+    """RandAugment, AutoAugment (with CIFAR-10's policy), TrivialAugment or 3-Augment."""
     num_ops: int = 2
     """With policy=rand: operations per picture."""
     magnitude: float = 9.0
@@ -36,19 +36,19 @@ class Augment:
     magnitude_std: float = 0.0
     """With policy=rand: how much the strength varies."""
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    """Changes of brightness, contrast, saturation and hue."""
+    """Strength of random changes of brightness, contrast, saturation and hue."""
     erase_rate: float = 0.0
-    """How many pictures have a box erased."""
+    """Share of pictures in which a box is erased."""
     erase_fill: Literal["mean", "noise"] = "mean"
-    """What the box shows."""
+    """What fills the erased box."""
     mixup: float = 0.0
-    """Alpha of mixup's Beta distribution; 0: off."""
+    """Alpha of mixup's Beta distribution; 0 turns it off."""
     cutmix: float = 0.0
-    """Alpha of cutmix's Beta distribution; 0: off."""
+    """Alpha of cutmix's Beta distribution; 0 turns it off."""
     mix_rate: float = 1.0
-    """How many pictures are mixed at all."""
+    """Share of pictures that are mixed at all."""
     switch_rate: float = 0.5
-    """How many of these by cutmix, where both are on."""
+    """Share of these that are mixed by cutmix, if both are on."""
     repeats: int = 1
     """Versions of each picture in one batch (repeated augmentation)."""
 

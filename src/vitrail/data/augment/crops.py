@@ -74,7 +74,7 @@ def _crop_image(
 
 
 def shrink_jpeg(image: Image.Image, factor: float, mode: str) -> None:
-    """Let the JPEG decoder shrink by the largest of 2, 4, 8 that leaves `factor` at 1 or above; others stay whole."""
+    """Let the JPEG decoder shrink by the largest of 2, 4, 8 that leaves `factor` at 1 or above; others stay as is."""
     power = min(8, 2 ** int(math.log2(max(factor, 1))))
     if power > 1:
         image.draft(mode, (max(image.width // power, 1), max(image.height // power, 1)))
@@ -87,7 +87,7 @@ def crop_tensor(image: Tensor, spec: Preprocess, augment: Augment, numbers: np.n
 
 
 def fit_for_shift(picture: Picture, spec: Preprocess, name: str) -> Tensor:
-    """What `shift_batch` moves about in: the whole picture, resized to cover the spec's size, bytes (C, h, w)."""
+    """What `shift_batch` crops from: the whole picture, resized to cover the spec's size, bytes (C, h, w)."""
     return fit_batch_for_shift(pixels(picture, spec, name)[None], spec)[0]
 
 

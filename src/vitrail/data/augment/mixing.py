@@ -38,12 +38,12 @@ def mix(images: Tensor, targets: Tensor, augment: Augment, draws: Draws) -> tupl
 
 
 def neighbours(count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """1, 0, 3, 2, …; an odd one out is its own partner."""
+    """1, 0, 3, 2, …; the last of an odd number is its own partner."""
     return np.minimum(np.arange(count) ^ 1, count - 1)
 
 
 def _shares(augment: Augment, draws: Draws) -> tuple[Floats, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """How much of each sample stays (1 where it is not mixed), and whether its rest is cut or blended."""
+    """How much of each sample stays (1 if it is not mixed), and whether the rest is cut or blended."""
     both = augment.mixup > 0 and augment.cutmix > 0
     cut = draws.one("mix-switch") < augment.switch_rate if both else np.full(len(draws), augment.cutmix > 0)
     number = draws.one("mix-share")

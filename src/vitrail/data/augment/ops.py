@@ -31,7 +31,7 @@ def apply_ops(images: Tensor, ops: np.ndarray[Any, Any], values: np.ndarray[Any,
 
 
 def take(images: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
-    """A copy of some samples; `images[rows]` would gather byte by byte."""
+    """A copy of some samples; `images[rows]` would copy byte by byte."""
     return images.index_select(0, torch.as_tensor(rows))
 
 

@@ -22,7 +22,7 @@ class Space:
     shear: float
     rotate: float  # degrees
     enhance: float  # brightness, saturation, contrast and sharpness move this far from 1
-    bits: int  # that posterize takes away
+    bits: int  # that posterize removes
     translate: float | None = None  # pixels; None: 150 of AutoAugment's 331
 
     def value(self, op: str, magnitude: Floats, sign: Floats, size: tuple[int, int]) -> Floats:
@@ -135,7 +135,7 @@ def three_augment(_: Augment, draws: Draws, size: tuple[int, int]) -> Iterator[S
 
 
 def color_jitter(augment: Augment, draws: Draws) -> Iterator[Step]:
-    """Brightness, contrast, saturation and hue by random amounts, in an order of the sample's own."""
+    """Brightness, contrast, saturation and hue by random amounts, in a random order for each sample."""
     names = np.array(("brightness", "contrast", "saturation", "hue"))
     reach = np.array(augment.jitter)
     low = np.array([max(0.0, 1 - amount) for amount in reach[:3]] + [-reach[3]])
@@ -157,7 +157,7 @@ POLICIES: dict[str, Callable[[Augment, Draws, tuple[int, int]], Iterator[Step]]]
 
 
 def steps(augment: Augment, draws: Draws, size: tuple[int, int]) -> Iterator[Step]:
-    """All that a spec does to the pixels of these samples, in order."""
+    """Everything that a spec does to the pixels of these samples, in order."""
     if augment.policy != "none":
         yield from POLICIES[augment.policy](augment, draws, size)
     if any(augment.jitter):

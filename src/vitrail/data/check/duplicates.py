@@ -9,12 +9,12 @@ import numpy as np
 from vitrail.data.check.scan import THUMBNAIL, Facts
 from vitrail.draws import permutation
 
-MIN_CORRELATION = 0.97  # between the grey levels of two thumbnails; on CIFAR-10 this finds what a person calls the same
+MIN_CORRELATION = 0.97  # between the grey levels of two thumbnails; on CIFAR-10 this finds what people call the same
 MIN_EDGE_CORRELATION = 0.8  # between their differences; copies have 0.9, two photographs of one layout below 0.7
 COARSE, COARSE_CORRELATION = 8, 0.96  # first at 8×8, where there is less to multiply
 MIN_SIDE = 32  # smaller pictures look alike too easily
 MIN_CONTRAST = 8.0  # standard deviation of a thumbnail; below it there is nothing to compare
-ALL_PAIRS = 100_000  # up to so many pictures every pair is compared; beyond, those that are near the same pivots
+ALL_PAIRS = 100_000  # up to this many pictures, every pair is compared; beyond, those near the same pivots
 BLOCK = 256
 MOST = 8  # near duplicates shown of one picture, in its own split and in others
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -51,19 +51,19 @@ def near_pairs(facts: Sequence[Facts]) -> list[tuple[int, int]]:
 
 
 def _same_edges(one: Facts, other: Facts) -> bool:
-    """Whether neighbouring levels differ in the same places: two fields below two skies agree in all but this."""
+    """Whether neighbouring levels differ in the same places, which tells two similar landscapes apart."""
     edges = _center(np.stack([_edges(one), _edges(other)]))
     return float(edges[0] @ edges[1]) >= MIN_EDGE_CORRELATION
 
 
 def _edges(fact: Facts) -> Vectors:
     levels = np.frombuffer(fact.thumbnail, dtype=np.uint8).reshape(THUMBNAIL, THUMBNAIL).astype(np.float32)
-    levels = levels - levels.mean(1, keepdims=True)  # sky, horizon and field are rows of their own
+    levels = levels - levels.mean(1, keepdims=True)  # removes sky, horizon and field, which span whole rows
     return np.concatenate([np.diff(levels, axis=0).ravel(), np.diff(levels, axis=1).ravel()])
 
 
 def _center(vectors: Vectors) -> Vectors:
-    """Without their mean and of length 1, so that a product is a correlation."""
+    """With mean 0 and length 1, so that a product is a correlation."""
     vectors = vectors - vectors.mean(1, keepdims=True)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
 
@@ -85,11 +85,11 @@ def _buckets(vectors: Vectors) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def _similar(coarse: Vectors, fine: Vectors, splits: Rows) -> Iterator[tuple[Rows, Rows]]:
-    """Rows (left < right) that correlate, block after block; each right with at most MOST of its split and of others.
+    """Rows (left < right) that correlate, block after block; each right one at most MOST times in its split and others.
 
-    Without that limit, the frames of one film would be half as many pairs as their number squared.
+    Without that limit, the frames of one film would give a quadratic number of pairs.
     """
-    counts = np.zeros((2, len(coarse)), dtype=np.int64)  # of each right: of the same split, of another one
+    counts = np.zeros((2, len(coarse)), dtype=np.int64)  # for each right row: pairs within its split, and across
     for start in range(0, len(coarse), BLOCK):
         stop = min(start + BLOCK, len(coarse))
         close = np.triu(coarse[start:stop] @ coarse[start:].T >= COARSE_CORRELATION, 1)
@@ -115,7 +115,7 @@ def _look_closer(wanted: np.ndarray[Any, Any], lefts: Vectors, rights: Vectors) 
 
 
 def partners(facts: Sequence[Facts], group: Sequence[int]) -> Iterator[tuple[Facts, Facts]]:
-    """All but the first of a group, each after the one it is shown with: of another class or split if there is one."""
+    """Each of a group but the first, paired with one to show beside it: of another class or split if possible."""
     first = facts[group[0]]
     other_class = next((facts[index] for index in group if facts[index].label != first.label), first)
     other_split = next((facts[index] for index in group if facts[index].split != first.split), first)

@@ -15,7 +15,7 @@ MOST_BYTES = 1_000_000  # a record is a few hundred bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """One kind of finding: how many pictures or classes have it, and one of them."""
+    """One kind of finding: how many pictures or classes it concerns, and an example."""
 
     severity: Severity
     finding: str
@@ -29,7 +29,7 @@ class CheckRecord:
     """All kinds of findings, the worst first."""
 
     data: str
-    pictures: int  # that were looked at
+    pictures: int  # that were examined
     findings: tuple[Trouble, ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""The facts of a data set judged: findings with a severity, tables of counts, and the files that show them."""
+"""What the facts of a data set mean: findings with a severity, tables of counts, and the files that show them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +18,13 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 TINY_SIDE = 32
 HUGE_PIXELS = 25_000_000
-FEW_PICTURES = 10  # of a class, in training
+FEW_PICTURES = 10  # per class, in training
 IMBALANCE = 10.0  # largest class over smallest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, or worth knowing, and where."""
+    """One problem, or something worth knowing, and where it is."""
 
     severity: Severity
     what: str
@@ -45,7 +45,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: fine, perhaps with notes; 1: something deserves attention; 2: training would refuse these data."""
+        """0: fine, perhaps with notes; 1: something needs attention; 2: training would refuse these data."""
         broken = sum(bool(fact.trouble) for fact in self.facts)
         if broken > LoaderConfig.max_broken_rate * len(self.facts):
             return 2
@@ -74,7 +74,7 @@ class Report:
 
 
 def check_data(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Report:
-    """Look at every picture of a data set and judge what is there."""
+    """Examine every picture of a data set and report problems."""
     facts = list(scan(dataset, workers, progress))
     classes = dataset.classes
     findings = [
@@ -82,7 +82,7 @@ def check_data(dataset: Dataset, workers: int, progress: Callable[[int], None] =
         *_judge_duplicates(facts, classes),
         *_judge_classes(dataset),
         *(
-            Finding(severity="note", what="file ignored (no known picture, or no class)", key=name)
+            Finding(severity="note", what="file ignored (not a known picture format, or no class)", key=name)
             for name in dataset.ignored
         ),
     ]

@@ -1,4 +1,4 @@
-"""Looking at every picture of a data set once, in threads."""
+"""Examining every picture of a data set once, in threads."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class Facts:
     height: int = 0
     kind: str = ""  # JPEG, PNG, …, or "array"
     traits: tuple[str, ...] = ()  # what is unusual in the file: grey, alpha, CMYK, …
-    extension: str = ""  # that of the file, if it belongs to another format
+    extension: str = ""  # of the file, if it belongs to another format
     digest: bytes = b""  # of the decoded pixels
     thumbnail: bytes = b""  # 16×16 grey levels
 
@@ -87,7 +87,7 @@ def _traits(image: Image.Image) -> Iterator[str]:
     if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
         yield "animated"
     if orientation(image) != 1:
-        yield "turned by EXIF"
+        yield "rotated by EXIF"
 
 
 def _wrong_extension(picture: str | Path | bytes, kind: str) -> str:
@@ -99,7 +99,7 @@ def _wrong_extension(picture: str | Path | bytes, kind: str) -> str:
 
 
 def _measure(fact: Facts, image: Image.Image) -> Facts:
-    """The size, and the fingerprints that duplicates are found by."""
+    """The size, and the fingerprints by which duplicates are found."""
     digest = hashlib.blake2b(f"{image.size}".encode(), digest_size=16)
     digest.update(image.tobytes())
     grey = image.convert("L")

@@ -1,1 +1,1 @@
-"""Where pictures come from: one file per kind of source, all giving a `Dataset`; `opening.py` decides which."""
+"""Where pictures come from: one file per kind of source, each returning a `Dataset`; `opening.py` decides which."""

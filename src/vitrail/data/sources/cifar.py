@@ -17,7 +17,7 @@ from vitrail.reading import check_regular, read_bytes
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PICTURE_BYTES = 3 * 32 * 32
 
-# Split → its files. CIFAR-100's are told from CIFAR-10's by their names.
+# Split → its files. CIFAR-100's and CIFAR-10's are distinguished by their names.
 BINARY = {
     10: {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]},
     100: {"train": ["train.bin"], "test": ["test.bin"]},
@@ -65,7 +65,7 @@ def _folder_reader(folder: Path) -> Read:
 
 
 def _archive_reader(path: Path) -> Read:
-    """The CIFAR files of an archive in memory. Nothing is unpacked to disk, and nothing that is too large."""
+    """The CIFAR files of an archive in memory. Nothing is unpacked to disk, and too large a file is refused."""
     layouts = [names for layout in (BINARY, PICKLED) for files in layout.values() for names in files.values()]
     known = {"meta", "fine_label_names.txt", *(name for names in layouts for name in names)}
     check_regular(path)

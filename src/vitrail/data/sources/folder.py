@@ -1,4 +1,4 @@
-"""Class folders: `train/cat/1.jpg` with `val/` and `test/` beside, or `cat/1.jpg` alone."""
+"""Class folders: `train/cat/1.jpg` with `val/` and `test/` beside it, or only `cat/1.jpg`."""
 
 import os
 import unicodedata
@@ -25,7 +25,7 @@ def open_folder(root: Path, plan: SplitPlan) -> Dataset:
             raise DataError(f"{root}: {splits[split].name}/ and {folder.name}/ both mean {split}; keep one.")
         if split:
             splits[split] = folder
-    # A lone folder called "train" among others is a class (trains, buses, …), not a split.
+    # A single folder called "train" among others is a class (trains, buses, …), not a split.
     if "train" in splits and (len(splits) > 1 or len(folders) == 1):
         plan.refuse_file(str(root))
         return _open_splits(root, splits)
@@ -35,20 +35,20 @@ def open_folder(root: Path, plan: SplitPlan) -> Dataset:
 
 
 def _refuse_unknown_splits(root: Path, folders: list[Path], splits: Mapping[str, Path]) -> None:
-    """Folders that are splits, though not all by a name that we know, must not become classes."""
+    """Folders that are splits, even if we do not know all their names, must not become classes."""
     if len(splits) == len(folders) > 1:
         names = " and ".join(f"{folder.name}/" for folder in folders)
         raise DataError(f"{root}: has {names} but no train/; add it, or rename the folders if they are classes.")
     if "train" in splits and subfolders(splits["train"]) and not _has_pictures(splits["train"]):
         others = ", ".join(f"{folder.name}/" for folder in folders if folder != splits["train"])
         raise DataError(
-            f"{root}: train/ holds class folders, so it is a split, and {others} is no split's name; "
+            f"{root}: train/ holds class folders, so it is a split, and {others} is not the name of a split; "
             f"rename it to one of {', '.join(SPLIT_NAMES)}, or move it elsewhere."
         )
 
 
 def _suggest_subfolder(root: Path, folders: list[Path]) -> None:
-    """A folder that has splits inside is a data set of its own: a project's folder was given, not its data."""
+    """A folder that has splits inside is a data set of its own: the user passed a project's folder, not its data."""
     whole = [folder for folder in folders if _has_splits(folder)]
     if not whole:
         return
@@ -105,7 +105,7 @@ def subfolders(root: Path) -> list[Path]:
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
-    """Class name → folder. Names are compared in one Unicode form, since file systems write é in two."""
+    """Class name → folder. Names are compared in one Unicode form, since file systems write é in two ways."""
     folders: dict[str, Path] = {}
     for entry in subfolders(folder):
         name = unicodedata.normalize("NFC", entry.name)
@@ -116,7 +116,7 @@ def _class_folders(folder: Path) -> dict[str, Path]:
 
 
 def _loose_files(folder: Path) -> list[Path]:
-    """Files that stand beside the class folders, and so have no class."""
+    """Files beside the class folders, which therefore have no class."""
     return sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
 
 
@@ -125,7 +125,7 @@ def _names(files: list[Path], root: Path) -> tuple[str, ...]:
 
 
 def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...], others: list[Path]) -> FileSource:
-    """The pictures of the class folders; files that are no pictures by their names go to `others`."""
+    """The pictures of the class folders; files whose names are not those of pictures go to `others`."""
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -140,8 +140,8 @@ def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...], o
 def walk_files(folder: Path) -> Iterator[Path]:
     """Every visible file below a folder, sorted in each. Links are followed, and no folder is visited twice.
 
-    Links that cross would otherwise make two to the power of their number of paths out of a few folders. Folders
-    themselves come before links to them, so that a file keeps the name that it has without any link.
+    Otherwise, links that cross would turn a few folders into exponentially many paths. Folders themselves come before
+    links to them, so that a file keeps the name that it has without any link.
     """
     seen: set[tuple[int, int]] = set()
     links: list[Path] = []

@@ -37,7 +37,7 @@ class HubSource(Source):
 
 
 def open_hub(name: str, plan: SplitPlan) -> Dataset:
-    """A data set by its name on the Hub, or a folder that `save_to_disk` wrote."""
+    """A data set by its name on the hub, or a folder that `save_to_disk` wrote."""
     try:
         library = cast("Any", import_module("datasets"))
     except ImportError:

@@ -25,7 +25,7 @@ FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
-MAX_BYTES = 1 << 34  # no set that lives in memory is larger
+MAX_BYTES = 1 << 34  # no data set in memory is larger
 MAX_RATIO, SMALL = 100, 1 << 26  # pictures do not shrink a hundredfold; a few blank ones may
 PREFIXES = {"train": "train", "test": "t10k"}
 FILES = {split: (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte") for split, prefix in PREFIXES.items()}
@@ -37,7 +37,7 @@ def is_whole_idx(folder: Path) -> bool:
 
 
 def is_idx(folder: Path) -> bool:
-    """Whether a folder is meant to hold MNIST's four files, under their usual names."""
+    """Whether a folder is meant to hold MNIST's four files, judging by their usual names."""
     return folder.is_dir() and _find(folder, FILES["train"][0]) is not None
 
 
@@ -58,7 +58,7 @@ def open_idx(folder: Path, classes: tuple[str, ...] | None = None) -> Dataset:
     highest = max(int(labels.max()) for _, labels in arrays.values())
     classes = classes or tuple(str(number) for number in range(highest + 1))
     if highest >= len(classes):
-        raise DataError(f"{folder}: has the label {highest}, and there are {len(classes)} class names.")
+        raise DataError(f"{folder}: has the label {highest}, but there are only {len(classes)} class names.")
     splits = {
         split: ArraySource(torch.as_tensor(pictures[:, None].copy()), labels, f"{folder.name}/{split}")
         for split, (pictures, labels) in arrays.items()

@@ -1,9 +1,9 @@
-"""Pickles of plain values and byte arrays, read by a machine of our own that can do nothing else.
+"""Pickles of plain values and byte arrays, read by a small interpreter of our own that can do nothing else.
 
-Python's unpickler may be kept from running code, and still takes gigabytes for nine bytes that name a large memo slot,
-or hashes a tuple of tuples of tuples until the end of time. This one knows the few instructions that CIFAR's files are
-made of, in Python 2's and in Python 3's writing. What it makes is at most a small multiple of what it reads: values
-are shared, never copied, and every instruction takes the same time.
+Python's unpickler can be kept from running code, but still takes gigabytes for nine bytes that name a large memo slot,
+or hashes a tuple of tuples of tuples forever. This one knows the few instructions that CIFAR's files consist of, as
+Python 2 and Python 3 write them. Its result is at most a small multiple of what it reads: values are shared, never
+copied, and every instruction takes the same time.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def load_inert(data: bytes, name: str) -> Mapping[str, Any]:
 def as_text(value: Any) -> str:
     """A text, or UTF-8 bytes as one."""
     if not isinstance(value, str | bytes):
-        raise DataError(f"must hold texts where names are; got {shorten(value)}.")
+        raise DataError(f"must hold text where names are; got {shorten(value)}.")
     try:
         return value if isinstance(value, str) else value.decode()
     except UnicodeDecodeError:
@@ -50,14 +50,14 @@ def as_text(value: Any) -> str:
 
 
 class InertType:
-    """What a pickle says about a numpy type."""
+    """A numpy type, as a pickle describes it."""
 
     def __init__(self, code: Any) -> None:
         self.code = code
 
 
 class InertArray:
-    """What a pickle says about a numpy array, kept until `array` has checked it."""
+    """A numpy array, as a pickle describes it, until `array` has checked it."""
 
     state: Any = None
 
@@ -96,7 +96,7 @@ class _Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
-        self._encoded = len(data)  # bytes that `encode` may still make
+        self._encoded = len(data)  # bytes that `encode` may still produce
 
     def run(self) -> Any:
         for _ in range(MAX_STEPS):
@@ -182,8 +182,8 @@ class _Machine:
     def _fill(self, values: list[Any]) -> None:
         target = self.top(dict)
         for key, value in zip(values[::2], values[1::2], strict=True):
-            if not isinstance(key, str | bytes):  # the hash of a tuple of tuples may take forever
-                raise DataError(f"the pickle has a key that is no text: {type(key).__name__}.")
+            if not isinstance(key, str | bytes):  # hashing a tuple of tuples may take forever
+                raise DataError(f"the pickle has a key that is not text: {type(key).__name__}.")
             target[key] = value
 
     def find(self, module: Any, name: Any) -> None:
@@ -207,7 +207,7 @@ class _Machine:
 
     def _encode(self, text: Any, encoding: Any = "latin1") -> bytes:
         if not isinstance(text, str) or encoding not in ("latin1", b"latin1", "latin-1"):
-            raise DataError(f"the pickle wants the unexpected encoding {shorten(encoding)}.")
+            raise DataError(f"the pickle uses the unexpected encoding {shorten(encoding)}.")
         self._encoded -= len(text)  # one text may be encoded again and again
         if self._encoded < 0:
             raise DataError("the pickle unpacks to more than its size: refused.")

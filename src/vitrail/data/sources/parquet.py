@@ -1,4 +1,4 @@
-"""Parquet files, read without trusting them: two kilobytes may say that a million rows hold the same million zeros.
+"""Parquet files, read without trusting them: two kilobytes may claim a million rows of a million zeros each.
 
 Texts and bytes are read as dictionaries, so that a value that is written once is held once. What is still too much for
 the size of its file is refused: by the number of rows before anything is read, and by the bytes while it is read.
@@ -13,7 +13,7 @@ from typing import Any, cast
 from vitrail.errors import DataError, MissingExtraError, shorten
 from vitrail.reading import check_regular, parse_json
 
-FREE_ROWS, ROWS_PER_BYTE = 100_000, 8  # a row takes a bit at least
+FREE_ROWS, ROWS_PER_BYTE = 100_000, 8  # a row takes at least a bit
 FREE_BYTES, MAX_RATIO = 1 << 26, 100  # pictures do not shrink a hundredfold; a few blank ones may
 BATCH_ROWS, BATCH_BYTES = 1 << 16, 1 << 26
 METADATA = b"huggingface"
@@ -47,7 +47,7 @@ class ParquetTable:
             yield
         except (DataError, MissingExtraError):
             raise
-        except Exception as error:  # a hostile file makes pyarrow raise anything
+        except Exception as error:  # a hostile file can make pyarrow raise anything
             raise DataError(f"{self._path}: not a readable Parquet table ({str(error)[:300]}).") from None
 
     def values(self, name: str) -> list[Any]:
@@ -59,7 +59,7 @@ class ParquetTable:
             values = [value for chunk in self._read([name]).chunks for value in _chunk_values(chunk)]
         total = sum(len(value) for value in values if isinstance(value, str))
         if total > self._limit:
-            raise DataError(f"{self._path}: {name} unpacks to {total:,} signs, too many for {self._size:,} bytes.")
+            raise DataError(f"{self._path}: {name} unpacks to {total:,} characters, too many for {self._size:,} bytes.")
         return values
 
     def pictures(self, name: str) -> Any:
@@ -77,7 +77,7 @@ class ParquetTable:
             return self._read(leaves)
 
     def holds_texts(self, name: str) -> bool:
-        """Whether a column is of texts."""
+        """Whether a column holds text."""
         return _is_text(self._type(name))
 
     def _type(self, name: str) -> Any:
@@ -139,7 +139,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _value_name(kind: Any) -> str:
-    """The name of a type; of a dictionary, that of its values; nothing for a field that is not there."""
+    """The name of a type; for a dictionary, that of its values; nothing for a missing field."""
     if kind is None:
         return "null"
     types = cast("Any", import_module("pyarrow")).types
@@ -147,7 +147,7 @@ def _value_name(kind: Any) -> str:
 
 
 def _prefixed(file: Any, leaves: list[str]) -> dict[str, int]:
-    """The leaves where a text may be written as the end of the one before it → the longest that one may be.
+    """The leaves where a text may be stored as a suffix to the one before it → the longest that one may be.
 
     pyarrow cannot read them as dictionaries, so the rows that are read at once must be few.
     """
@@ -156,7 +156,7 @@ def _prefixed(file: Any, leaves: list[str]) -> dict[str, int]:
     longest: dict[str, int] = {}
     prefixed: set[str] = set()
     for group in range(metadata.num_row_groups):
-        # Where the facts about a column are damaged, asking for them ends the whole process; reading a row raises.
+        # Asking for the damaged statistics of a column would end the whole process; reading a row raises.
         next(file.iter_batches(batch_size=1, row_groups=[group], columns=leaves), None)
         for index, name in places.items():
             if name in leaves:

@@ -1,6 +1,6 @@
 """webdataset tar shards, local or on a web server, read by index so that order, resume and splitting stay exact.
 
-`shards.json` (written by `vitrail data shard`) tells the classes, and for each shard its size and labels. Shards made
+`shards.json` (written by `vitrail data shard`) lists the classes, and for each shard its size and labels. Shards made
 elsewhere have no such file: their headers are read once, when they are opened. A remote shard is fetched into the
 cache when its first sample is needed.
 """
@@ -29,15 +29,15 @@ from vitrail.reading import check_regular, parse_json, read_bytes
 INDEX = "shards.json"
 BLOCK = 512  # a tar file's
 LABEL_EXTENSIONS = ("cls", "label", "txt")
-MAX_NAME, MAX_DIGITS = 1000, 18  # signs of a label; digits of one that is a number
-MAX_SHARDS = 100_000  # that a pattern may stand for
+MAX_NAME, MAX_DIGITS = 1000, 18  # characters of a label; digits of a numeric one
+MAX_SHARDS = 100_000  # for which a pattern may stand
 MAX_INDEX = 1 << 29  # bytes of a shards.json: the labels of a hundred million pictures
-MAX_LABEL = 1_000_000  # bytes: a sparse member claims any number of them and takes no space
+MAX_LABEL = 1_000_000  # bytes: a sparse member can claim any number of them without taking space
 
 
 @dataclass(frozen=True)
 class Member:
-    """Where a sample's picture lies in its shard."""
+    """Where a sample's picture is in its shard."""
 
     key: str
     offset: int
@@ -122,7 +122,8 @@ def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -
 
 def _checked(archive: tarfile.TarFile, key: str, label: str) -> str:
     if not 0 < len(label) <= MAX_NAME:
-        raise DataError(f"{archive.name!s}: the label of sample {key} has {len(label):,} signs, not 1 to {MAX_NAME}.")
+        size = f"{len(label):,} characters, not 1 to {MAX_NAME}"
+        raise DataError(f"{archive.name!s}: the label of sample {key} has {size}.")
     return label
 
 
@@ -217,12 +218,12 @@ def _check_entries(split: str, entries: list[Any], num_classes: int) -> None:
         entry = _typed(item, dict, f"shard {number} of {split}")
         file = _name(entry["file"])
         if Path(file).name != file:
-            raise ValueError(f"a shard lies beside the list; got {shorten(file)}")
+            raise ValueError(f"a shard must be in the folder of the list; got {shorten(file)}")
         if type(entry["bytes"]) is not int or not 0 <= entry["bytes"] < 2**62:
             raise ValueError(f"the bytes of {file} must be a whole number; got {shorten(entry['bytes'])}")
         for label in _typed(entry["labels"], list, f"the labels of {file}"):
             if type(label) is not int or not 0 <= label < num_classes:
-                raise ValueError(f"{file} has the label {shorten(label)}, and there are {num_classes} classes")
+                raise ValueError(f"{file} has the label {shorten(label)}, but there are {num_classes} classes")
 
 
 def _typed(value: Any, kind: type[Any], what: str) -> Any:
@@ -233,12 +234,12 @@ def _typed(value: Any, kind: type[Any], what: str) -> Any:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or "\0" in value:
-        raise ValueError(f"a name must be a text of 1 to {MAX_NAME} signs; got {shorten(value)}")
+        raise ValueError(f"a name must be text of 1 to {MAX_NAME} characters; got {shorten(value)}")
     return value
 
 
 def fetch_index(url: str, cache: Path) -> bytes:
-    """The remote list of shards, fetched anew each time since it may have grown."""
+    """The remote list of shards, fetched each time since it may have grown."""
     folder = cache / "shards" / re.sub(r"[^\w.-]+", "_", url.rsplit("/", 1)[0])
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / f"{INDEX}.lock"):  # the ranks of one machine share the cache

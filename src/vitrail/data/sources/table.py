@@ -25,7 +25,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 class BytesSource(Source):
-    """Pictures that a column holds as encoded bytes."""
+    """Pictures in a column of encoded bytes."""
 
     def __init__(self, pictures: Any, rows: Labels, labels: Sequence[int] | Labels, path: Path) -> None:
         super().__init__(labels)
@@ -104,13 +104,13 @@ def open_table(path: Path, plan: SplitPlan, columns: Columns | None = None) -> D
 def _choose_columns(path: Path, names: Sequence[str], columns: Columns) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for role, candidates in COLUMNS.items():
-        asked = getattr(columns, role)
-        present = [name for name in ([asked] if asked else candidates) if name in names]
-        if not present and (asked or role != "split"):
-            wanted = repr(asked) if asked else f"one of {', '.join(candidates)}"
+        column = getattr(columns, role)
+        present = [name for name in ([column] if column else candidates) if name in names]
+        if not present and (column or role != "split"):
+            expected = repr(column) if column else f"one of {', '.join(candidates)}"
             hint = " Its columns are separated by semicolons; write them with commas." if _semicolons(names) else ""
             has = list_names(names, 20) or "none"
-            raise DataError(f"{path}: the {role} column must be {wanted}; the table has {has}.{hint}")
+            raise DataError(f"{path}: the {role} column must be {expected}; the table has {has}.{hint}")
         chosen[role] = present[0] if present else ""
     return chosen
 
