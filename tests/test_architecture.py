@@ -12,6 +12,7 @@ import vitrail
 ROOT = Path(vitrail.__file__).parent
 # Modules that stand on nothing but each other.
 FOUNDATIONS = {
+    "cache",
     "device",
     "draws",
     "drawing",
@@ -19,6 +20,7 @@ FOUNDATIONS = {
     "errors",
     "files",
     "folders",
+    "processor",
     "progress",
     "ranks",
     "reading",
