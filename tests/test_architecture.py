@@ -16,6 +16,7 @@ import vitrail.training
 ROOT = Path(vitrail.__file__).parent
 # Modules that stand on nothing but each other.
 FOUNDATIONS = {
+    "cache",
     "device",
     "draws",
     "drawing",
@@ -24,6 +25,7 @@ FOUNDATIONS = {
     "files",
     "folders",
     "lazy",
+    "processor",
     "progress",
     "ranks",
     "reading",

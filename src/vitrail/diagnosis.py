@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail import __version__
+from vitrail.cache import cache_folder, size_on_disk
 from vitrail.errors import VitrailError
+from vitrail.processor import processor_name
 
 if TYPE_CHECKING:
     from vitrail.data import Dataset
@@ -87,7 +89,7 @@ def _machine() -> Section:
 
     facts = [
         ("system", platform.platform()),
-        ("processor", f"{_processor()}, {_cores()}, {torch.backends.cpu.get_cpu_capability()}"),
+        ("processor", f"{processor_name()}, {_cores()}, {torch.backends.cpu.get_cpu_capability()}"),
         ("memory", _memory()),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
     ]
@@ -97,16 +99,6 @@ def _machine() -> Section:
     if len(facts) == 4:
         facts.append(("GPU", "none that torch can use"))
     return Section(title="Machine", facts=tuple(facts))
-
-
-def _processor() -> str:
-    """The processor's name, if the system reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _cores() -> str:
@@ -147,6 +139,7 @@ def _installation() -> Section:
         lacking = f'missing {", ".join(missing)} (pip install "vitrail[{extra}]")' if missing else ""
         facts.append((f"extra {extra}", "; ".join(filter(None, (there, lacking)))))
     facts.append(("Hugging Face cache", _cache(Path(HF_HUB_CACHE))))
+    facts.append(("vitrail's cache", f"{cache_folder()}: {size_on_disk(cache_folder()) / 2**20:,.0f} MiB"))
     problems = [f"the package {name} is not installed; run: pip install {name}" for name in core if not _version(name)]
     try:
         from vitrail.weights.opening import open_checkpoint

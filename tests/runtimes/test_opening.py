@@ -41,7 +41,7 @@ def test_a_new_runtime_is_one_entry(
         match=r"a.upside ends in .upside, which no runtime of this version opens \(torch, ONNX Runtime, OpenVINO\)",
     ):
         open_runtime(located, LoadOptions())
-    kind = RuntimeKind(name="upside", suffixes=frozenset({".upside"}), module="upside")
+    kind = RuntimeKind(key="upside", name="upside", suffixes=frozenset({".upside"}), module="upside")
     monkeypatch.setitem(sys.modules, "upside", SimpleNamespace(open_source=open_upside))
     monkeypatch.setattr(opening, "RUNTIMES", (*opening.RUNTIMES, kind))
     monkeypatch.setattr("vitrail.prediction.predictor.locate", lambda source, allow_export: located)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from vitrail.cache import cache_folder
 from vitrail.errors import ConfigError
 from vitrail.schema import validate
 
@@ -50,8 +51,7 @@ class DataConfig:
 
 def default_data_dir() -> Path:
     """$VITRAIL_DATA, or a folder in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("VITRAIL_DATA") or Path(cache) / "vitrail" / "data")
+    return Path(os.environ.get("VITRAIL_DATA") or cache_folder() / "data")
 
 
 def check_workers(workers: int | None) -> None:

@@ -1,5 +1,6 @@
 """`vitrail.load` and what it returns: a model that takes pictures. Exports need no torch."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +13,21 @@ from vitrail.data.pixels import Picture, is_tensor, prepare_array
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.prediction.results import Embedding, Prediction
-from vitrail.runtimes.opening import LoadOptions, Precision, open_runtime
+from vitrail.runtimes.opening import (
+    RUNTIMES,
+    LoadOptions,
+    PrecisionChoice,
+    RuntimeChoice,
+    check_wanted,
+    open_runtime,
+)
 from vitrail.runtimes.runtime import Floats, Runtime
 from vitrail.threads import in_chunks, map_in_order
 from vitrail.weights.bundled import DEFAULT
 from vitrail.weights.catalogue import FormatName
 from vitrail.weights.class_names import ClassNames
 from vitrail.weights.facts import Facts
+from vitrail.weights.layout import EXPORTS
 from vitrail.weights.locate import locate
 from vitrail.wording import counted, reason
 
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
     from vitrail.weights.infer import Hints
 
 TOP_K = 5
+MANY = sys.maxsize  # pictures, for a model that is loaded to be used for long
 Named = tuple[str, Picture]  # the name of a picture, and the picture
 Output = tuple[str, Floats | str]  # what it is called, and its numbers or why there are none
 
@@ -77,6 +87,40 @@ class Predictor(Facts):
         check_target(target, name)
         write_checkpoint(self.checkpoint(), target, name)
         return target
+
+    def on(
+        self,
+        runtime: RuntimeChoice = "auto",
+        precision: PrecisionChoice = "float32",
+        *,
+        count: int | None = None,
+        pictures: Iterable[Picture] = (),
+        say: Callable[[str], None] = lambda _: None,
+    ) -> "Predictor":
+        """The same model on another runtime: "torch", "onnx", "openvino", or "auto" for the fastest.
+
+        "auto" measures only for jobs that gain from it, once for each model and machine; an export stays where it is.
+
+        Args:
+            precision: "bf16" or "auto" too; see docs/fast.md for what is the same then.
+            count: how many pictures there are to do; if nobody knows, only what was measured before counts.
+            pictures: some of them, to measure and compare with.
+            say: is told in one line what was chosen, if there was a choice.
+        """
+        own = torch_runtime_of(self.runtime)
+        if own is None:
+            key = next((kind.key for kind in RUNTIMES if kind.name == self.runtime.name), "")
+            if runtime not in ("auto", key) or precision != "float32":
+                raise ConfigError(f"this model is on {self.runtime.name} already; load its checkpoint for another.")
+            return self
+        if not own.in_float32:
+            raise ConfigError('this model was loaded in bf16; load it with precision="float32" first.')
+        from vitrail.runtimes.choosing import choose
+
+        choice = choose(own, self.checkpoint(), runtime, precision, count, pictures)
+        if choice.note:
+            say(choice.note)
+        return self if choice.runtime is own else replace(self, runtime=choice.runtime)
 
     def _torch(self) -> "TorchRuntime":
         runtime = torch_runtime_of(self.runtime)
@@ -226,7 +270,8 @@ def load(
     hints: "Hints | None" = None,
     class_names: ClassNames | None = None,
     preprocess: Preprocess | str | None = None,
-    precision: Precision = "float32",
+    runtime: RuntimeChoice | None = None,
+    precision: PrecisionChoice = "float32",
     device: "str | torch.device" = "cpu",
     verify: bool = True,
 ) -> Predictor:
@@ -238,9 +283,16 @@ def load(
     for a checkpoint without names. Pickles are refused: convert them once. `verify=False` skips the checksums of a file
     that you trust, and with them the reading of weights before they are used.
 
+    A checkpoint runs on torch, and an export on its own runtime. With `runtime` "onnx" or "openvino" a checkpoint is
+    converted, which takes seconds the first time and is kept in the user's cache; "auto" measures which is fastest.
+    Only a model on torch has `.model`. `precision` "bf16" computes faster on some processors, "auto" where it is.
+
     What a foreign file leaves open is settled by `hints`, or by a convention: an `AssumptionWarning` then lists what
     was assumed, and `Predictor.notes` keeps it.
     """
+    located = locate(source, allow_export=True)
+    check_wanted(located, runtime, precision, device)
+    is_open = located.suffix in EXPORTS or (runtime in (None, "torch") and precision != "auto")
     options = LoadOptions(
         num_classes=num_classes,
         classes=classes,
@@ -251,12 +303,13 @@ def load(
         hints=hints,
         class_names=class_names,
         preprocess=preprocess,
-        precision=precision,
-        device=device,
+        precision="bf16" if is_open and precision == "bf16" else "float32",
+        device="cpu" if runtime in ("onnx", "openvino") else device,
         verify=verify,
     )
-    runtime, facts = open_runtime(locate(source, allow_export=True), options)
-    return Predictor(runtime=runtime, source=str(source), **facts.facts())
+    opened, facts = open_runtime(located, options)
+    predictor = Predictor(runtime=opened, source=str(source), **facts.facts())
+    return predictor if is_open else predictor.on(runtime or "torch", precision, count=MANY)
 
 
 def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:

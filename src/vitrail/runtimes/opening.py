@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.runtimes.runtime import Runtime
 from vitrail.weights.facts import Facts
-from vitrail.weights.layout import CHECKPOINT_SUFFIXES
+from vitrail.weights.layout import CHECKPOINT_SUFFIXES, EXPORTS
 from vitrail.weights.locate import Located
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from vitrail.weights.infer import Hints
 
 Precision = Literal["float32", "bf16"]
+PrecisionChoice = Literal["float32", "bf16", "auto"]
+RuntimeName = Literal["torch", "onnx", "openvino"]
+RuntimeChoice = Literal["auto", "torch", "onnx", "openvino"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class LoadOptions:
 class RuntimeKind:
     """One way to compute: the sources that it runs, and what opens one: a function `open_source` in its module."""
 
+    key: str  # as users ask for it
     name: str
     suffixes: frozenset[str]  # of files; "" is a folder or an address
     module: str
@@ -65,10 +69,20 @@ class RuntimeKind:
 
 
 RUNTIMES = (
-    RuntimeKind(name="torch", suffixes=CHECKPOINT_SUFFIXES | {""}, module="vitrail.runtimes.torch_opening"),
-    RuntimeKind(name="ONNX Runtime", suffixes=frozenset({".onnx"}), module="vitrail.runtimes.onnx_runtime"),
-    RuntimeKind(name="OpenVINO", suffixes=frozenset({".xml"}), module="vitrail.runtimes.openvino_runtime"),
+    RuntimeKind(
+        key="torch", name="torch", suffixes=CHECKPOINT_SUFFIXES | {""}, module="vitrail.runtimes.torch_opening"
+    ),
+    RuntimeKind(key="onnx", name="ONNX Runtime", suffixes=frozenset({".onnx"}), module="vitrail.runtimes.onnx_runtime"),
+    RuntimeKind(
+        key="openvino", name="OpenVINO", suffixes=frozenset({".xml"}), module="vitrail.runtimes.openvino_runtime"
+    ),
 )
+
+
+def label_of(runtime: RuntimeName, precision: Precision) -> str:
+    """What people call one way to compute."""
+    name = next(kind.name for kind in RUNTIMES if kind.key == runtime)
+    return name if precision == "float32" else f"{name} in {precision}"
 
 
 def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
@@ -83,6 +97,35 @@ def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Facts
             return kind.open(located, options)
     names = ", ".join(kind.name for kind in RUNTIMES)
     raise WeightsError(f"{located.name} ends in {located.suffix}, which no runtime of this version opens ({names}).")
+
+
+def check_wanted(located: Located, runtime: str | None, precision: str, device: object = "auto") -> None:
+    """Refuse a runtime or a precision that a located source cannot have, before it is opened."""
+    for name, value, known in (
+        ("runtime", runtime, (None, *get_args(RuntimeChoice))),
+        ("precision", precision, get_args(PrecisionChoice)),
+    ):
+        if value not in known:
+            raise ConfigError(f"{name}= must be one of {', '.join(filter(None, known))}; got {value!r}.")
+    if located.suffix in EXPORTS:
+        kind = next((kind for kind in RUNTIMES if located.suffix in kind.suffixes), None)
+        if kind is not None and runtime not in (None, "auto", kind.key):
+            raise ConfigError(
+                f"{located.name} is an export for {kind.name} and runs there: runtime= must be {kind.key} or auto; "
+                f"got {runtime!r}. For another runtime, name the checkpoint."
+            )
+        if precision == "auto":
+            raise ConfigError(f'{located.name} is an export: precision="auto" is for checkpoints.')
+        return
+    if runtime not in ("onnx", "openvino"):
+        return
+    if runtime == "onnx" and precision == "bf16":
+        raise ConfigError('ONNX Runtime computes in float32: precision="bf16" goes with torch and openvino.')
+    if str(device) not in ("auto", "cpu"):
+        raise ConfigError(f'runtime={runtime!r} runs on the processor: device= must be auto or cpu; got "{device}".')
+    from vitrail.runtimes.exporting import check_exportable
+
+    check_exportable(runtime)
 
 
 # What an export can still be told when it is loaded; everything else is settled inside it.

@@ -29,6 +29,10 @@ class TorchRuntime:
         return self.model.norm.weight.device
 
     @property
+    def in_float32(self) -> bool:
+        return self.model.norm.weight.dtype == torch.float32
+
+    @property
     def threads(self) -> int:
         """On a CPU: as many as torch may use (OMP_NUM_THREADS, `torch.set_num_threads`), each on one core."""
         return torch.get_num_threads() if self.device.type == "cpu" else max(torch.get_num_threads(), 4)

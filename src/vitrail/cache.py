@@ -1,0 +1,61 @@
+"""The user's cache: what can be made again, kept to save time. A cache that cannot be written is no error."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+DRAFT_SECONDS = 3600.0  # after which a hidden file is what a process that died has left behind
+
+
+def cache_folder() -> Path:
+    """$VITRAIL_CACHE, or `vitrail` in the user's cache, which is $XDG_CACHE_HOME or ~/.cache."""
+    if given := os.environ.get("VITRAIL_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
+
+
+def size_on_disk(path: Path) -> int:
+    """The bytes of a file, or of all files below a folder; 0 for what is not there or cannot be read."""
+    try:
+        if not path.is_dir():
+            return path.stat().st_size
+        return sum(size_on_disk(item) for item in path.iterdir())
+    except OSError:
+        return 0
+
+
+def make_room(folder: Path, most_bytes: int, most_items: int) -> None:
+    """Remove what was used longest ago until no more is left than that, and drafts that nobody will finish."""
+    now, total, items = time.time(), 0, 0
+    for used_at, path in sorted(_items(folder), key=lambda pair: pair[0], reverse=True):
+        if path.name.startswith("."):
+            if now - used_at > DRAFT_SECONDS:
+                _remove(path)
+            continue
+        total, items = total + size_on_disk(path), items + 1
+        if total > most_bytes or items > most_items:
+            _remove(path)
+
+
+def mark_used(path: Path) -> None:
+    """So that it is not among the first to be removed."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def _items(folder: Path) -> Iterable[tuple[float, Path]]:
+    try:
+        return [(path.stat().st_mtime, path) for path in folder.iterdir()]
+    except OSError:  # another process may be removing at this moment
+        return []
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,0 +1,127 @@
+"""Several ways to compute, measured as they will be used: every core busy with a call of its own, in turns."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from vitrail.data.pixels import Picture, prepare_array
+from vitrail.errors import InputError
+from vitrail.runtimes.converting import PLAIN, Converter, Way
+from vitrail.runtimes.decisions import Outcome
+from vitrail.runtimes.runtime import Floats, Runtime
+from vitrail.threads import start_workers
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.proof import Agreement, compare, sample_images
+from vitrail.wording import reason
+
+TOLERANCE = 1e-4  # of the largest number, within which answers are the same
+SAMPLE = 16  # pictures to measure and compare with
+CALL_SECONDS = 0.15  # of one call that is measured: enough to tell, and short enough for several
+RACE_SECONDS, MOST_ROUNDS = 2.0, 8
+AGREE_SECONDS = 1.0  # for comparing classes in bf16
+
+Call = Callable[[Floats], Floats]
+Clock = Callable[[], float]
+
+
+def prepare_some(pictures: Iterable[Picture], checkpoint: Checkpoint) -> Floats:
+    """The first pictures of a job as the model sees them; without any, two photographs and their mirrors."""
+    spec, images = checkpoint.preprocess, list[Floats]()
+    for picture, _ in zip(pictures, range(2 * SAMPLE), strict=False):
+        image = np.empty((spec.channels, *spec.size), dtype=np.float32)
+        try:
+            prepare_array(picture, spec, image)
+        except (InputError, OSError):  # the job itself will tell
+            continue
+        images.append(image)
+        if len(images) == SAMPLE:
+            break
+    return np.stack(images) if images else sample_images(checkpoint).numpy()
+
+
+def time_picture(runtime: Runtime, images: Floats, clock: Clock = time.perf_counter) -> float:
+    """Seconds that one core takes for a picture, roughly."""
+    call, count = _call(runtime), 1
+    with start_workers(1) as pool:
+        while True:
+            part, began = _part(images, 0, count), clock()
+            pool.submit(call, part).result()
+            seconds = clock() - began
+            more = min(runtime.batch_size, int(CALL_SECONDS / max(seconds / count, 1e-6)))
+            if more < 4 * count:
+                return seconds / count
+            count = more
+
+
+def measure(converter: Converter, ways: Sequence[Way], images: Floats, picture_seconds: float) -> tuple[Outcome, ...]:
+    """How each way does: as fast as that, or why it is not to be taken."""
+    own = converter.own
+    count = max(1, min(own.batch_size, int(CALL_SECONDS / picture_seconds)))
+    parts = [_part(images, place * count, count) for place in range(own.threads)]
+    with start_workers(own.threads) as pool:
+        expected = _run_all(pool, _call(own), parts)
+        features = pool.submit(own.features, parts[0][:1]).result()
+        runtimes: dict[Way, Runtime] = {}
+        outcomes: dict[Way, Outcome] = {}
+        for way in ways:
+            outcome = Outcome(runtime=way.runtime, precision=way.precision)
+            try:
+                runtimes[way] = converter.open(way)
+                answers = _run_all(pool, _call(runtimes[way]), parts)
+                found = pool.submit(runtimes[way].features, parts[0][:1]).result()
+                outcomes[way] = _judge(outcome, [_agree(expected, answers), _agree(features, found)])
+            except Exception as error:  # a runtime may fail in any way, and torch is there
+                outcomes[way] = replace(outcome, problem=f"does not run this model ({reason(error)[:200]})")
+        usable = [way for way in ways if not outcomes[way].problem]
+        times = race(pool, [_call(runtimes[way]) for way in usable], parts)
+        for way, seconds in zip(usable, times, strict=True):
+            outcomes[way] = replace(outcomes[way], seconds=seconds / (count * len(parts)))
+            if way.precision == "bf16" and converter.own.num_classes:
+                some = images[: max(2, int(AGREE_SECONDS / picture_seconds))]
+                same = _agree(*(pool.submit(each.logits, some).result() for each in (own, runtimes[way])))
+                outcomes[way] = replace(outcomes[way], top1=same.top1, pictures=same.pictures)
+    return tuple(outcomes[way] for way in ways)
+
+
+def race(
+    pool: ThreadPoolExecutor, calls: Sequence[Call], parts: Sequence[Floats], clock: Clock = time.perf_counter
+) -> list[float]:
+    """The best time of each for a call in every thread at once, taken in turns until the time is over."""
+    times: list[list[float]] = [[] for _ in calls]
+    began = clock()
+    for _ in range(MOST_ROUNDS):
+        for call, own in zip(calls, times, strict=True):
+            start = clock()
+            _run_all(pool, call, parts)
+            own.append(clock() - start)
+        if clock() - began > RACE_SECONDS:
+            break
+    return [min(own) for own in times]
+
+
+def _run_all(pool: ThreadPoolExecutor, call: Call, parts: Sequence[Floats]) -> Floats:
+    return np.concatenate(list(pool.map(call, parts)))
+
+
+def _call(runtime: Runtime) -> Call:
+    return runtime.logits if runtime.num_classes else runtime.features
+
+
+def _part(images: Floats, start: int, count: int) -> Floats:
+    """`count` pictures from a place on, from the beginning again where they end."""
+    return np.take(images, range(start, start + count), axis=0, mode="wrap")
+
+
+def _agree(expected: Floats, actual: Floats) -> Agreement:
+    return compare("numbers", torch.from_numpy(expected), torch.from_numpy(actual))
+
+
+def _judge(outcome: Outcome, agreements: Sequence[Agreement]) -> Outcome:
+    difference = max(agreement.relative for agreement in agreements)
+    too_far = outcome.precision == PLAIN.precision and difference > TOLERANCE
+    problem = f"gives other answers (by up to {difference:.1e} of the largest number)" if too_far else ""
+    return replace(outcome, difference=difference, problem=problem)
