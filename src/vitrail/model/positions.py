@@ -90,7 +90,7 @@ class Axes(Positions):
         parts = learned[:, : old[0]], learned[:, old[0] :]
         rows, columns = (
             part
-            if part.shape[1] == count
+            if type(count) is int and part.shape[1] == count  # an export with free sizes does not know yet
             else F.interpolate(part.float().mT, size=count, mode="linear").mT.to(part.dtype)
             for part, count in zip(parts, new, strict=True)
         )

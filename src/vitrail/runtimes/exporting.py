@@ -1,5 +1,6 @@
 """Checkpoint → ONNX, OpenVINO or torch.export; `proving.py` runs what was written before it is moved into place."""
 
+import io
 import json
 import logging
 import warnings
@@ -136,9 +137,12 @@ def write_openvino(model: Any, manifest: Manifest, folder: Path) -> None:
     target = folder / EXPORT_IN_FOLDER
     for port, name in zip(model.outputs, manifest.outputs, strict=True):
         port.get_tensor().set_names({name})
-    openvino.save_model(model, str(target), compress_to_fp16=False)
-    model.set_rt_info(replace(manifest, graph_crc32=crc_of(target.with_suffix(".bin"))).to_json(), [KEY])
-    openvino.save_model(model, str(target), compress_to_fp16=False)
+    try:
+        openvino.save_model(model, str(target), compress_to_fp16=False)
+        model.set_rt_info(replace(manifest, graph_crc32=crc_of(target.with_suffix(".bin"))).to_json(), [KEY])
+        openvino.save_model(model, str(target), compress_to_fp16=False)
+    except RuntimeError as error:  # whatever goes wrong
+        raise WeightsError(f"OpenVINO cannot write its files ({error}); is the disk full?") from error
 
 
 def write_program(exported: Exported, path: Path) -> None:
@@ -146,7 +150,9 @@ def write_program(exported: Exported, path: Path) -> None:
     graph = exported.graph
     with _quiet():
         program = torch.export.export(graph, (graph.example(),), dynamic_shapes=(_free_sizes(graph),), strict=False)
-        torch.export.save(program, path, extra_files={f"{KEY}.json": exported.manifest.to_json()})
+        content = io.BytesIO()  # given a path, torch's own writer ends the whole process when the disk is full
+        torch.export.save(program, content, extra_files={f"{KEY}.json": exported.manifest.to_json()})
+    path.write_bytes(content.getbuffer())
 
 
 def _free_sizes(graph: Graph) -> dict[int, Any]:

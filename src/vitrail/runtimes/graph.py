@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError
 from vitrail.model import AttentionQuery, ViT
+from vitrail.model.positions import OFFSETS
 from vitrail.runtimes.manifest import FEATURES, LOGITS, PROBABILITIES
 from vitrail.runtimes.resizing import check_resizable, prepare_in_graph
 
@@ -41,6 +42,12 @@ class Graph(nn.Module):
         self.layers = tuple(dict.fromkeys(model.layer_index(layer) for layer in options.attention))
         if options.with_preprocess:
             check_resizable(spec)
+        positions = model.config.positions
+        if options.dynamic_size and positions.kind == "learned" and positions.resample in OFFSETS:
+            raise ConfigError(
+                f"dynamic_size= cannot export how {positions.resample} resamples positions, which no runtime can do "
+                "for sizes that it learns late; export each size by itself, or load with another resample="
+            )
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.transform import pixels
+from vitrail.errors import WeightsError
 from vitrail.runtimes.exporting import Exported, Target
 from vitrail.runtimes.onnx_runtime import make_session
 from vitrail.runtimes.openvino_runtime import Requests, compile_model, read_model
@@ -32,7 +33,12 @@ def prove(
     for batch in proof_batches(exported, checkpoint, pictures):
         with torch.inference_mode():
             ours = _by_name(names, exported.graph(batch))
-        agreements.append(agree(ours, _by_name(names, run(batch)), tolerance, f"the export, run by {target},"))
+        try:
+            theirs = run(batch)
+        except Exception as error:  # each runtime has kinds of its own
+            reason = " ".join(str(error).split())
+            raise WeightsError(f"{target} cannot run the export: {reason[:300]} Nothing was written.") from error
+        agreements.append(agree(ours, _by_name(names, theirs), tolerance, f"the export, run by {target},"))
     return join_agreements(agreements)
 
 

@@ -37,8 +37,8 @@ def prepare_in_graph(pictures: Tensor, spec: Preprocess) -> Tensor:
     resized_height, resized_width = _resized(height, width, spec)
     columns = _matrix(width, resized_width, spec.size[1], pictures.shape[2], spec)  # (width, W)
     rows = _matrix(height, resized_height, spec.size[0], pictures.shape[1], spec)  # (height, H)
-    pixels = _to_bytes(pixels @ columns.mT, spec)
-    pixels = _to_bytes(rows @ pixels, spec)
+    pixels = _rounded(pixels @ columns.mT, spec)
+    pixels = _rounded(rows @ pixels, spec).clamp(0, 255)  # bicubic filters overshoot
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.mean, spec.std))
     return pixels * (1 / (255 * std)) - mean / std
 
@@ -96,8 +96,6 @@ def _filter(distance: Tensor, interpolation: str, sharpness: float) -> Tensor:
     return torch.where(x < 3, torch.sinc(distance) * torch.sinc(distance / 3), torch.zeros_like(x))
 
 
-def _to_bytes(pixels: Tensor, spec: Preprocess) -> Tensor:
-    """Pillow, and torch on bytes, round after each direction."""
-    if spec.kernel == "float":
-        return pixels.clamp(0, 255) if spec.interpolation == "bicubic" else pixels
-    return (pixels + 0.5).floor().clamp(0, 255)
+def _rounded(pixels: Tensor, spec: Preprocess) -> Tensor:
+    """Pillow, and torch on bytes, make bytes after each direction; floats stay as they are."""
+    return pixels if spec.kernel == "float" else (pixels + 0.5).floor().clamp(0, 255)
