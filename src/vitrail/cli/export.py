@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import Json
+from vitrail.cli.options import Json, Merge, read_merge
 from vitrail.cli.printing import SteadyConsole, print_end, print_json
 from vitrail.wording import counted
 
@@ -20,6 +20,7 @@ def export(
     with_preprocess: Annotated[bool, Parameter(negative=())] = False,
     dynamic_size: Annotated[bool, Parameter(negative=())] = False,
     attention: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())] = (),
+    merge: Merge = None,
     pictures: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative=())] = (),
     overwrite: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
@@ -58,6 +59,7 @@ def export(
         with_preprocess=with_preprocess,
         dynamic_size=dynamic_size,
         attention=attention,
+        merge=read_merge(merge),
         pictures=pictures,
         overwrite=overwrite,
         progress=True,

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from vitrail.errors import ConfigError
+
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of a table, for programs.")]
 Raw = Annotated[
     bool,
@@ -51,3 +53,21 @@ class HintFlags:
 
 
 NO_HINTS = HintFlags()
+
+Merge = Annotated[
+    str | None,
+    Parameter(
+        help="Merge about this many similar patches away in each block, for speed, such as 8; or a number for each "
+        "block, such as 8,8,4,4."
+    ),
+]
+
+
+def read_merge(text: str | None) -> tuple[int, ...] | None:
+    """The numbers of `--merge`."""
+    if text is None:
+        return None
+    numbers = text.split(",")
+    if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
+        raise ConfigError(f"--merge must be a whole number, or one for each block such as 8,8,4,4; got {text!r}.")
+    return tuple(map(int, numbers))

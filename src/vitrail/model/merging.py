@@ -33,11 +33,13 @@ Schedule = Literal["constant", "decreasing"]
 def with_merging(config: ViTConfig, merge: int | Sequence[int], schedule: Schedule = "constant") -> ViTConfig:
     """The same model, merging tokens: about `merge` patches fewer after each block, or just these numbers.
 
-    0 turns merging off. Numbers of your own must be one for each block; see `merge_schedule` for the others.
+    0 turns merging off. Numbers of your own must be one for each block, where a single one holds for all of them; see
+    `merge_schedule` for the others.
     """
-    if isinstance(merge, int):
-        merge = merge_schedule(config.depth, merge, prod(config.grid), schedule)
-    return replace(config, merge=tuple(merge))
+    numbers = (merge,) if isinstance(merge, int) else tuple(merge)
+    if len(numbers) == 1:
+        numbers = merge_schedule(config.depth, numbers[0], prod(config.grid), schedule)
+    return replace(config, merge=numbers)
 
 
 def merge_schedule(depth: int, merge: int, patches: int, schedule: Schedule = "constant") -> tuple[int, ...]:

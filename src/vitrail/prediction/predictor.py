@@ -268,6 +268,7 @@ def load(
     drop_representation: bool | None = None,
     resample: "Kernel | None" = None,
     hints: "Hints | None" = None,
+    merge: int | Sequence[int] | None = None,
     class_names: ClassNames | None = None,
     preprocess: Preprocess | str | None = None,
     runtime: RuntimeChoice | None = None,
@@ -287,6 +288,9 @@ def load(
     converted, which takes seconds the first time and is kept in the user's cache; "auto" measures which is fastest.
     Only a model on torch has `.model`. `precision` "bf16" computes faster on some processors, "auto" where it is.
 
+    `merge` merges about so many similar patches away in each block (or a number for each), which is faster and changes
+    the answers a little; see docs/model.md.
+
     What a foreign file leaves open is settled by `hints`, or by a convention: an `AssumptionWarning` then lists what
     was assumed, and `Predictor.notes` keeps it.
     """
@@ -301,6 +305,7 @@ def load(
         drop_representation=drop_representation,
         resample=resample,
         hints=hints,
+        merge=merge,
         class_names=class_names,
         preprocess=preprocess,
         precision="bf16" if is_open and precision == "bf16" else "float32",

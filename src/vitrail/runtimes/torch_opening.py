@@ -1,9 +1,12 @@
 """A checkpoint of any format, adapted and built in torch."""
 
+from dataclasses import replace
+
 import torch
 
 from vitrail.device import pick_device
 from vitrail.errors import ConfigError
+from vitrail.model.merging import with_merging
 from vitrail.runtimes.opening import LoadOptions
 from vitrail.runtimes.runtime import Runtime
 from vitrail.runtimes.torch_runtime import TorchRuntime
@@ -25,7 +28,7 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]
 
 
 def adapted(located: Located, options: LoadOptions) -> Checkpoint:
-    """The checkpoint with the classes, sizes and channels that were asked for."""
+    """The checkpoint with the requested classes, sizes, channels and merging."""
     if options.preprocess is not None:
         raise ConfigError("preprocess= is for exports of other tools; a checkpoint has its own preprocessing.")
     checkpoint = open_checkpoint(located, hints=options.hints, class_names=options.class_names, verify=options.verify)
@@ -34,7 +37,7 @@ def adapted(located: Located, options: LoadOptions) -> Checkpoint:
     new_head = num_classes not in (None, checkpoint.config.num_classes)
     if classes is not None and checkpoint.classes is not None:
         new_head = set(classes) != set(checkpoint.classes)
-    return adapt(
+    checkpoint = adapt(
         checkpoint,
         num_classes=options.num_classes,
         classes=classes,
@@ -43,3 +46,6 @@ def adapted(located: Located, options: LoadOptions) -> Checkpoint:
         drop_representation=new_head if options.drop_representation is None else options.drop_representation,
         resample=options.resample,
     )
+    if options.merge is None:
+        return checkpoint
+    return replace(checkpoint, config=with_merging(checkpoint.config, options.merge))

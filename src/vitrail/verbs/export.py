@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitrail.errors import WeightsError
+from vitrail.model.merging import with_merging
 from vitrail.prediction import Predictor
 from vitrail.progress import working
 from vitrail.runtimes.exporting import Target, check_exportable, choose_target, draft_of, prepare_export, write_export
@@ -42,6 +43,7 @@ def export(
     with_preprocess: bool = False,
     dynamic_size: bool = False,
     attention: Sequence[int] = (),
+    merge: int | Sequence[int] | None = None,
     pictures: Sequence[str | Path] = (),
     overwrite: bool = False,
     progress: bool = False,
@@ -59,6 +61,7 @@ def export(
             probabilities out.
         dynamic_size: take prepared pictures of any size into which whole patches fit.
         attention: also give the attention of these layers; negative numbers count from the last.
+        merge: merge about this many patches away in each block, or these numbers, one for each block; 0 for none.
         pictures: pictures on which both must agree; by default, two photographs.
         overwrite: replace what is at `path`.
         progress: show a sign of life on the error stream.
@@ -71,6 +74,8 @@ def export(
     check_exportable(target)
     with working(f"exporting {name_of(model)}", speaks=progress):
         checkpoint = checkpoint_of(model)
+        if merge is not None:
+            checkpoint = replace(checkpoint, config=with_merging(checkpoint.config, merge))
         exported = prepare_export(checkpoint, options)
         with draft_of(target_path, target) as draft:
             write_export(exported, draft, target)
