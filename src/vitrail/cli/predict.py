@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import Classes, Device, Raw
+from vitrail.cli.options import Classes, Device, Precision, Raw, Runtime
 from vitrail.cli.printing import SteadyConsole, print_end, progress_bar, working
 from vitrail.cli.rows import Format, choose_format, open_rows
 from vitrail.errors import ConfigError
@@ -44,6 +44,8 @@ def predict(
     out: Path | None = None,
     raw: Raw = False,
     batch_size: int | None = None,
+    runtime: Runtime = "auto",
+    precision: Precision = "float32",
     device: Device = "auto",
 ) -> int:
     """Say what is on pictures: vitrail predict [MODEL] PICTURES…
@@ -66,8 +68,9 @@ def predict(
         Pictures per call of the model [default: what suits it].
     """
     from vitrail.device import check_device
-    from vitrail.prediction import load
     from vitrail.prediction.arguments import check_standard_input
+    from vitrail.prediction.jobs import Wanted
+    from vitrail.prediction.pictures import count_pictures, first_pictures
     from vitrail.weights.class_names import read_class_names
 
     if top_k < 1:
@@ -78,9 +81,13 @@ def predict(
     if classes is not None:
         read_class_names(classes)  # wrong ones are told before anything is opened
     source, names = tell_apart(pictures, model, predict)
+    wanted = Wanted(runtime=runtime, precision=precision)
+    wanted.check(source, device)
     stream = gather(names, list_file)
     with working(f"loading {source}"):
-        predictor = load(source, class_names=classes, device=device)
+        predictor = wanted.open(source, classes, device)
+    count = count_pictures(names, list_file)
+    predictor = wanted.put(predictor, count, first_pictures(names, list_file), speaks=True)
     top_k = min(top_k, predictor.num_classes or top_k)
     count = broken = 0
     start = time.perf_counter()

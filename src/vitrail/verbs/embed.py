@@ -1,8 +1,10 @@
 """`vitrail.embed`: the features of pictures or of a data set, and a map of them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -17,11 +19,20 @@ from vitrail.device import pick_device
 from vitrail.errors import ConfigError, InputError, suggest
 from vitrail.evaluation.projection import Method
 from vitrail.folders import check_run_folder, new_run_folder
-from vitrail.prediction import Predictor, load
+from vitrail.prediction import Predictor
 from vitrail.prediction.arguments import check_standard_input
-from vitrail.prediction.pictures import check_pictures, find_pictures, name_paths, read_list
+from vitrail.prediction.jobs import Wanted
+from vitrail.prediction.pictures import (
+    check_pictures,
+    count_pictures,
+    find_pictures,
+    first_pictures,
+    name_paths,
+    read_list,
+)
 from vitrail.prediction.predictor import Named
 from vitrail.progress import Progress, pick_progress, working
+from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.tables import load_pyarrow
 from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.embeddings import Embeddings, Floats
@@ -39,6 +50,8 @@ def embed(
     map: Method | Literal["none"] = "pca",  # noqa: A002 - the flag's name
     out: Out = None,
     batch_size: int | None = None,
+    runtime: RuntimeChoice = "auto",
+    precision: PrecisionChoice = "float32",
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Any,
@@ -57,6 +70,8 @@ def embed(
         list_file: a file with one path per line, for more pictures.
         out: the folder for features.npz (or .parquet, by `format`) and a `map`; without it, nothing is written.
         batch_size: pictures per call of the model; by default what suits it.
+        runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
+        precision: float32, bf16, or auto: bf16 where it is measured to be faster.
     """
     config = read_data_settings(embed, settings)
     splits = (split,) if isinstance(split, str) else tuple(split)
@@ -67,17 +82,24 @@ def embed(
     if data is not None and (pictures is not None or list_file is not None):
         raise ConfigError("give pictures or data=, not both.")
     _check_model(model, device)
+    wanted = Wanted(runtime=runtime, precision=precision)
+    wanted.check(model, device)
     show, shows = pick_progress(progress), progress is not False
     stream = _stream(pictures, list_file) if data is None else None
     if data is not None and not isinstance(data, Dataset):
         check_where(str(data))
     with working(f"loading {model}", speaks=shows) if not isinstance(model, Predictor) else nullcontext():
-        predictor = model if isinstance(model, Predictor) else load(model, device=device)
+        predictor = model if isinstance(model, Predictor) else wanted.open(model, None, device)
+    put = _keep if isinstance(model, Predictor) else partial(wanted.put, speaks=shows)
     if stream is not None:
+        predictor = put(predictor, *_size_up(pictures, list_file))
         columns = _embed_pictures(predictor, stream, batch_size, show)
     else:
         with working(f"opening {data}", speaks=shows) if not isinstance(data, Dataset) else nullcontext():
             dataset = data if isinstance(data, Dataset) else open_data(str(data), config)
+        sources = [dataset.split(name) for name in splits or dataset.splits]
+        some = (source.picture(place) for source in sources for place in range(len(source)))
+        predictor = put(predictor, sum(len(source) for source in sources), some)
         columns = _embed_data(predictor, dataset, splits, batch_size, show)
     embeddings = columns.joined()
     if out is None:
@@ -170,6 +192,24 @@ def _stream(pictures: Picture | Iterable[Picture] | None, list_file: str | None)
             yield from name_paths(read_list(list_file))
 
     return everything()
+
+
+def _size_up(
+    pictures: Picture | Iterable[Picture] | None, list_file: str | None
+) -> tuple[int | None, Iterable[Picture]]:
+    """How many pictures there are, None for a stream, and the first of them."""
+    several = _several(pictures)
+    if not isinstance(several, Sized):
+        return None, ()
+    names = [str(picture) for picture in several if isinstance(picture, str | Path)]
+    others = [picture for picture in several if not isinstance(picture, str | Path)]
+    count = count_pictures(names, list_file)
+    return None if count is None else count + len(others), chain(others, first_pictures(names, list_file))
+
+
+def _keep(predictor: Predictor, *_: object) -> Predictor:
+    """A model that was loaded by its user runs where it is."""
+    return predictor
 
 
 def _several(pictures: Picture | Iterable[Picture] | None) -> Iterable[Picture]:
