@@ -149,6 +149,11 @@ def _describe(done: int, total: int | None) -> str:
     return f"{done:,}" if total is None else f"{done:,} of {total:,}"
 
 
+def say_line(text: str) -> None:
+    """One line on the error stream, for whoever follows the work."""
+    SteadyConsole(stderr=True, highlight=False, markup=False, soft_wrap=True).print(plain(text), style="dim")
+
+
 @contextmanager
 def working(what: str, *, speaks: bool = True) -> Generator[None]:
     """Progress during work that cannot be counted."""

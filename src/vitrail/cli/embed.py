@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import Device
+from vitrail.cli.options import Device, Merge, Precision, Runtime, read_merge
 from vitrail.cli.predict import ListFile, Model, Pictures, tell_apart
 from vitrail.cli.printing import SteadyConsole, plain, print_end
 from vitrail.data.config import DataConfig
@@ -32,6 +32,9 @@ def embed(
     draw: Annotated[Literal["pca", "tsne", "none"], Parameter(name="--map")] = "pca",
     out: Path | None = None,
     batch_size: int | None = None,
+    runtime: Runtime = "auto",
+    precision: Precision = "float32",
+    merge: Merge = None,
     device: Device = "auto",
 ) -> int:
     """Write the embeddings of pictures or of a data set.
@@ -73,6 +76,9 @@ def embed(
         map=draw,
         out=lambda: new_run_folder("embed", out),
         batch_size=batch_size,
+        runtime=runtime,
+        precision=precision,
+        merge=read_merge(merge),
         device=device,
         progress=True,
         **settings,

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.eval_table import print_evaluation, print_probes
-from vitrail.cli.options import Classes, Device, Json, Raw
+from vitrail.cli.options import Classes, Device, Json, Merge, Precision, Raw, Runtime, read_merge
 from vitrail.cli.printing import print_end, print_json, print_no_report, print_note
 from vitrail.data.config import DataConfig
 from vitrail.errors import list_names
@@ -37,6 +37,9 @@ def eval(  # noqa: A001 - the verb's name
     classes: Classes = None,
     out: Path | None = None,
     raw: Raw = False,
+    runtime: Runtime = "auto",
+    precision: Precision = "float32",
+    merge: Merge = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> int:
@@ -83,6 +86,9 @@ def eval(  # noqa: A001 - the verb's name
         classes=classes,
         out=lambda: new_run_folder("eval", out),
         raw=raw,
+        runtime=runtime,
+        precision=precision,
+        merge=read_merge(merge),
         device=device,
         progress=True,
         **changed_settings(config),

@@ -20,6 +20,17 @@ Raw = Annotated[
 Size = str | None  # 384, or HEIGHTxWIDTH such as 224x320
 Device = Annotated[str, Parameter(help="Where to compute: auto, cpu, cuda, cuda:1, mps, …")]
 
+Runtime = Annotated[
+    Literal["auto", "torch", "onnx", "openvino"],
+    Parameter(
+        help="What computes; auto: the fastest whose answers equal torch's, measured once if there is enough to do."
+    ),
+]
+Precision = Annotated[
+    Literal["float32", "bf16", "auto"],
+    Parameter(help="Numbers to compute in; auto: bf16 where it is measured to be faster, and how well it agrees."),
+]
+
 Classes = Annotated[
     Path | None,
     Parameter(

@@ -10,7 +10,7 @@ from typing import Annotated, get_type_hints
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import Classes, Device, Raw
+from vitrail.cli.options import Classes, Device, Merge, Precision, Raw, Runtime, read_merge
 from vitrail.cli.printing import SteadyConsole, print_end, progress_bar, working
 from vitrail.cli.rows import Format, choose_format, open_rows
 from vitrail.errors import ConfigError
@@ -50,6 +50,9 @@ def predict(
     out: Path | None = None,
     raw: Raw = False,
     batch_size: int | None = None,
+    runtime: Runtime = "auto",
+    precision: Precision = "float32",
+    merge: Merge = None,
     device: Device = "auto",
 ) -> int:
     """Classify pictures: vitrail predict [MODEL] PICTURES…
@@ -76,7 +79,17 @@ def predict(
     source, names = tell_apart(pictures, model, predict)
     with working(f"loading {source}"):
         predictions = predict_all(
-            source, names, list_file=list_file, classes=classes, top_k=top_k, batch_size=batch_size, device=device
+            source,
+            names,
+            list_file=list_file,
+            classes=classes,
+            top_k=top_k,
+            batch_size=batch_size,
+            runtime=runtime,
+            precision=precision,
+            merge=read_merge(merge),
+            device=device,
+            progress=True,
         )
     assert isinstance(predictions, Predictions)  # a sequence of names, however many
     count = broken = 0

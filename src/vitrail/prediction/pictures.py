@@ -1,5 +1,6 @@
 """What the user names on the command line → pictures: files, folders, patterns, and standard input."""
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from glob import has_magic, iglob
@@ -7,12 +8,14 @@ from pathlib import Path
 from typing import TextIO
 
 from vitrail.data.picture import EXTENSIONS
+from vitrail.data.pixels import Picture
 from vitrail.data.sources.folder import walk_files
 from vitrail.errors import InputError
 from vitrail.prediction.predictor import Named
 from vitrail.wording import hint_path, reason
 
 STDIN = "-"
+MOST_COUNTED = 100_000  # pictures: whoever asks wants to know whether there is much to do
 
 
 def find_pictures(names: Sequence[str]) -> Iterator[Named]:
@@ -55,6 +58,22 @@ def _check(name: str, path: Path) -> None:
         raise InputError(f"{name}: there is no such picture, folder or checkpoint{f'; {hint}' if hint else '.'}")
 
 
+def count_pictures(names: Sequence[str], list_file: str | None = None) -> int | None:
+    """How many pictures names and a list stand for, or at least `MOST_COUNTED`; None if standard input has the list."""
+    if list_file == STDIN:
+        return None
+    listed = () if list_file is None else read_list(list_file)
+    each = itertools.chain.from_iterable(_places(name) for name in names)
+    return sum(1 for _ in itertools.islice(itertools.chain(each, listed), MOST_COUNTED))
+
+
+def first_pictures(names: Sequence[str], list_file: str | None = None) -> Iterator[Picture]:
+    """The pictures that can be read more than once, in their order: not those on standard input."""
+    yield from (place for name in names if name != STDIN for place in _places(name))
+    if list_file not in (None, STDIN):
+        yield from read_list(list_file)
+
+
 def read_list(path: str) -> Iterator[str]:
     """The lines of a file, or of standard input for `-`: one path each."""
     if path == STDIN:
@@ -81,15 +100,20 @@ def _lines(file: Iterable[str]) -> Iterator[str]:
 
 def _stream(names: Sequence[str]) -> Iterator[Named]:
     for name in names:
-        path = Path(name)
         if name == STDIN:
             yield STDIN, _standard_input().buffer.read()
-        elif path.is_dir():
-            yield from ((str(file), file) for file in _in_folder(path))
-        elif _is_pattern(name):
-            yield from ((str(file), file) for file in sorted(set(_matches(name))))
+        elif stands_for_several(name):
+            yield from ((str(file), file) for file in _places(name))
         else:
-            yield name, path
+            yield name, Path(name)
+
+
+def _places(name: str) -> Iterable[Path]:
+    """The files that a name stands for."""
+    path = Path(name)
+    if name != STDIN and path.is_dir():
+        return _in_folder(path)
+    return sorted(set(_matches(name))) if name != STDIN and _is_pattern(name) else [path]
 
 
 def _standard_input() -> TextIO:

@@ -11,7 +11,7 @@ from typing import Any
 from vitrail.errors import ConfigError, MissingExtraError, WeightsError
 from vitrail.runtimes.exported import ExportedRuntime, check_graph
 from vitrail.runtimes.manifest import KEY, Manifest, read_manifest, settle
-from vitrail.runtimes.opening import LoadOptions, Precision, check_for_export
+from vitrail.runtimes.opening import LoadOptions, Precision, check_for_export, label_of
 from vitrail.runtimes.runtime import Floats, Runtime
 from vitrail.weights.facts import Facts
 from vitrail.weights.locate import Located
@@ -45,7 +45,7 @@ def make_runtime(model: Any, manifest: Manifest, precision: Precision, name: str
     def compile_for(cores: int) -> Any:
         return Requests(compile_model(model, cores, precision, name))
 
-    return ExportedRuntime("OpenVINO", manifest, compile_for, Requests.call)
+    return ExportedRuntime(label_of("openvino", precision), manifest, compile_for, Requests.call)
 
 
 class Requests:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.model import ViT
+from vitrail.runtimes.opening import label_of
 from vitrail.runtimes.runtime import Floats, batch_for
 
 DEVICE_BATCH = 64  # on an accelerator, which needs more work per call
@@ -14,11 +15,10 @@ DEVICE_BATCH = 64  # on an accelerator, which needs more work per call
 class TorchRuntime:
     """A model in eval mode; `extras` are tensors of its file that it never reads."""
 
-    name = "torch"
-
     def __init__(self, model: ViT, extras: Mapping[str, Tensor] | None = None) -> None:
         self.model = model
         self.extras = extras or {}
+        self.name = label_of("torch", "bf16" if model.norm.weight.dtype == torch.bfloat16 else "float32")
 
     @property
     def num_classes(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,14 +15,15 @@ from vitrail.errors import ConfigError, InputError, suggest
 from vitrail.evaluation.projection import Method
 from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
+from vitrail.prediction.jobs import Wanted
 from vitrail.prediction.predictor import Named
 from vitrail.progress import Progress, pick_progress, working
+from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.tables import load_pyarrow
 from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.embeddings import Embeddings, Floats
 from vitrail.verbs.loading import check_model, open_model
-from vitrail.verbs.pictures import Pictures, stream_pictures
-from vitrail.weights.locate import locate
+from vitrail.verbs.pictures import Pictures, size_up, stream_pictures
 
 
 def embed(
@@ -35,6 +37,9 @@ def embed(
     map: Method | Literal["none"] = "pca",  # noqa: A002 - the flag's name
     out: Out = None,
     batch_size: int | None = None,
+    runtime: RuntimeChoice = "auto",
+    precision: PrecisionChoice = "float32",
+    merge: int | Sequence[int] | None = None,
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Any,
@@ -53,6 +58,9 @@ def embed(
         list_file: a file that names more pictures, one path per line.
         out: the folder for features.npz (or .parquet, by `format`) and a `map`; without it, nothing is written.
         batch_size: pictures per forward pass; by default whatever suits the model.
+        runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
+        precision: float32, bf16, or auto: bf16 where it is measured to be faster.
+        merge: merge about so many similar patches away in each block, for speed; see docs/model.md.
     """
     config = read_data_settings(embed, settings)
     splits = (split,) if isinstance(split, str) else tuple(split)
@@ -62,19 +70,23 @@ def embed(
         check_run_folder(Path(out))
     if data is not None and (pictures is not None or list_file is not None):
         raise ConfigError("pass pictures or data=, not both.")
-    check_model(model, device)
-    if not isinstance(model, Predictor):
-        locate(model, allow_export=True)
+    wanted = Wanted(runtime=runtime, precision=precision, merge=merge)
+    check_model(model, device, wanted=wanted)
     show, shows = pick_progress(progress), progress is not False
     stream = stream_pictures(pictures, list_file) if data is None else None
     if data is not None and not isinstance(data, Dataset):
         check_where(str(data))
-    predictor = open_model(model, device, progress=progress)
+    predictor = open_model(model, device, wanted=wanted, progress=progress)
+    put = _keep if isinstance(model, Predictor) else partial(wanted.put, speaks=shows)
     if stream is not None:
+        predictor = put(predictor, *size_up(pictures, list_file))
         columns = _embed_pictures(predictor, stream, batch_size, show)
     else:
         with working(f"opening {data}", speaks=shows) if not isinstance(data, Dataset) else nullcontext():
             dataset = data if isinstance(data, Dataset) else open_data(str(data), config)
+        sources = [dataset.split(name) for name in splits or dataset.splits]
+        some = (source.picture(place) for source in sources for place in range(len(source)))
+        predictor = put(predictor, sum(len(source) for source in sources), some)
         columns = _embed_data(predictor, dataset, splits, batch_size, show)
     embeddings = columns.joined()
     if out is None:
@@ -137,6 +149,11 @@ def check_arguments(
         raise ConfigError(f"{', '.join(arguments)} {'goes' if len(arguments) == 1 else 'go'} with data=.")
     if isinstance(data, Dataset) and names:
         raise ConfigError(f"{', '.join(names)} cannot change an open data set; pass it to vitrail.open_data instead.")
+
+
+def _keep(predictor: Predictor, *_: object) -> Predictor:
+    """A model that was loaded by its user runs where it is."""
+    return predictor
 
 
 def _embed_pictures(

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitrail.data.config import DataConfig
 from vitrail.data.opening import open_data
-from vitrail.data.source import Dataset
+from vitrail.data.source import Dataset, Source
 from vitrail.data.split import read_split
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation import plots, records
@@ -16,15 +18,17 @@ from vitrail.evaluation.measurement import Measurement, measure_split, order_by_
 from vitrail.evaluation.names import ProbeName, ViewName
 from vitrail.evaluation.probe import plan_probes, run_probes
 from vitrail.evaluation.robustness import Robustness, measure_robustness
-from vitrail.evaluation.views import check_view
+from vitrail.evaluation.views import check_view, views
 from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
 from vitrail.prediction.arguments import tell_data
+from vitrail.prediction.jobs import Wanted
 from vitrail.progress import Progress, pick_progress, silent, working
 from vitrail.ranks import shared_ranks
 from vitrail.report.assembly import REPORT
 from vitrail.report.evaluations import story_of_eval, write_evaluation
 from vitrail.report.runs import run_of
+from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.schema import to_dict
 from vitrail.training.history import chose_epoch
 from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
@@ -50,6 +54,9 @@ def evaluate(
     classes: ClassNames | None = None,
     out: Out = None,
     raw: bool = False,
+    runtime: RuntimeChoice = "auto",
+    precision: PrecisionChoice = "float32",
+    merge: int | Sequence[int] | None = None,
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Any,
@@ -72,6 +79,9 @@ def evaluate(
         classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
         out: the folder for report.html, metrics.json, the tables and the figures; without it, nothing is written.
         raw: write the cells of CSV files unchanged, for programs.
+        runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
+        precision: float32, bf16, or auto: bf16 where it is measured to be faster.
+        merge: merge about so many similar patches away in each block, for speed; see docs/model.md.
     """
     probes = (probe,) if isinstance(probe, str) else tuple(probe)
     config = read_data_settings(evaluate, settings)
@@ -88,6 +98,7 @@ def evaluate(
     )
     if out is not None and not callable(out):
         check_run_folder(Path(out))
+    wanted = Wanted(runtime=runtime, precision=precision, merge=merge)
     arguments = _passed(
         split=split,
         tta=tta,
@@ -98,20 +109,27 @@ def evaluate(
         by_position=by_position,
         classes=str(classes) if isinstance(classes, str | Path) else None,
         raw=raw,
+        **wanted.given(),
         device=None if device == "auto" else device,
         **changed_settings(config),
     )
     source, where = _names(model, data, classes, config, device)
+    wanted.check(model if isinstance(model, Predictor) else source, device)
     with shared_ranks() as ranks:
         shows = progress is not False and ranks.is_first
         show = pick_progress(progress) if shows else silent
-        predictor = open_model(model, device, classes, progress=shows)
+        predictor = open_model(model, device, classes, wanted=wanted, progress=shows)
         with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
             dataset, split_from = _open(data, where, config, run_of(source))
         name = split or default_split(dataset)
+        fast = predictor
+        if not isinstance(model, Predictor):
+            count = _count_pictures(dataset, name, plan)
+            fast = _put(wanted, predictor, pick_split(dataset, name), count, ranks.world_size, speaks=shows)
         about = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None, "tta": tta}
+        about["runtime"] = fast.runtime.name
         results = _Results(out=out if ranks.is_first else None, facts=dict(about))
-        _measure(results, predictor, dataset, plan, show, flatters=chose_epoch(run_of(source), where, name))
+        _measure(results, fast, dataset, plan, show, flatters=chose_epoch(run_of(source), where, name))
     evaluation = Evaluation(
         model=source,
         data=where,
@@ -135,6 +153,23 @@ def evaluate(
     )
     with working("writing the report", speaks=shows and results.folder is not None):
         return _with_report(evaluation)
+
+
+def _put(
+    wanted: Wanted, predictor: Predictor, source: Source, count: int, world_size: int, *, speaks: bool
+) -> Predictor:
+    """The model on what suits the work; ranks, which must compute the same, choose nothing by measuring."""
+    if world_size > 1 and "auto" in (wanted.runtime, wanted.precision):
+        return predictor
+    return wanted.put(predictor, count, (source.picture(place) for place in range(len(source))), speaks=speaks)
+
+
+def _count_pictures(dataset: Dataset, split: str, plan: "_Plan") -> int:
+    """How many pictures the model will see, roughly."""
+    count = len(pick_split(dataset, split))
+    passes = 1 if plan.tta is None else len(views(torch.zeros(1, 1, 1, 1), plan.tta))
+    corrupted = (1 + len(STRENGTHS) * len(SEVERITIES)) * min(plan.robustness_pictures or 0, count)
+    return passes * (count + corrupted) + (sum(map(len, dataset.splits.values())) if plan.probes else 0)
 
 
 def default_split(dataset: Dataset) -> str:

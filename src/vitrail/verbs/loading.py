@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from vitrail.device import check_device, pick_device
 from vitrail.errors import ConfigError
-from vitrail.prediction import Predictor, load
+from vitrail.prediction import Predictor
+from vitrail.prediction.jobs import Wanted
 from vitrail.prediction.predictor import torch_runtime_of
 from vitrail.progress import Progress, working
 from vitrail.weights.bundled import DEFAULT
@@ -14,19 +15,27 @@ from vitrail.weights.class_names import ClassNames, read_class_names
 if TYPE_CHECKING:
     import torch
 
+USUAL = Wanted()
+
 
 def check_model(
-    model: Predictor | str | Path | None, device: "str | torch.device" = "auto", classes: ClassNames | None = None
+    model: Predictor | str | Path | None,
+    device: "str | torch.device" = "auto",
+    classes: ClassNames | None = None,
+    wanted: Wanted = USUAL,
 ) -> None:
     """Refuse settings that are wrong, or that come too late for a loaded model; the model itself is not looked for."""
     check_device(device)
     if classes is not None:
         read_class_names(classes)
     if not isinstance(model, Predictor):
+        if wanted.given():
+            wanted.check(DEFAULT if model is None else model, device)
         return
     runtime = torch_runtime_of(model.runtime)
     moves = device != "auto" and not (runtime is not None and runtime.device == pick_device(device))
     given = [name for name, changes in (("classes=", classes is not None), ("device=", moves)) if changes]
+    given += [f"{name}=" for name in wanted.given()]
     if given:
         raise ConfigError(f"{' and '.join(given)} cannot change a loaded model; pass it to vitrail.load instead.")
 
@@ -36,15 +45,16 @@ def open_model(
     device: "str | torch.device" = "auto",
     classes: ClassNames | None = None,
     *,
+    wanted: Wanted = USUAL,
     progress: bool | Progress = False,
 ) -> Predictor:
     """A loaded model as it is, or the model at a source (None: the bundled one) on the requested device."""
-    check_model(model, device, classes)
+    check_model(model, device, classes, wanted)
     if isinstance(model, Predictor):
         return model
     source = DEFAULT if model is None else model
     with working(f"loading {source}", speaks=progress is not False):
-        return load(source, class_names=classes, device=device)
+        return wanted.open(source, classes, device)
 
 
 def name_of(model: Predictor | str | Path | None) -> str:

@@ -1,6 +1,7 @@
 """The pictures that a verb gets: any kind of picture, and names that stand for several."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -10,7 +11,15 @@ from PIL import Image
 from vitrail.data.pixels import Array, Picture, is_tensor
 from vitrail.errors import InputError
 from vitrail.prediction.arguments import check_standard_input
-from vitrail.prediction.pictures import check_pictures, find_pictures, name_paths, read_list, stands_for_several
+from vitrail.prediction.pictures import (
+    check_pictures,
+    count_pictures,
+    find_pictures,
+    first_pictures,
+    name_paths,
+    read_list,
+    stands_for_several,
+)
 from vitrail.prediction.predictor import Named
 
 Pictures = Picture | Iterable[Picture]
@@ -43,6 +52,20 @@ def stream_pictures(pictures: Pictures | None, list_file: str | Path | None = No
             yield from name_paths(read_list(file))
 
     return everything()
+
+
+def size_up(pictures: Pictures | None, list_file: str | Path | None) -> tuple[int | None, Iterable[Picture]]:
+    """How many pictures there are, None for a stream, and the first of them."""
+    file = None if list_file is None else str(list_file)
+    several: Iterable[Picture] = ()
+    if pictures is not None:
+        several = [cast("Picture", pictures)] if _is_one(pictures) else cast("Iterable[Picture]", pictures)
+    if not isinstance(several, Sized):
+        return None, ()
+    names = [str(picture) for picture in several if isinstance(picture, str | Path)]
+    others = [picture for picture in several if not isinstance(picture, str | Path)]
+    count = count_pictures(names, file)
+    return None if count is None else count + len(others), chain(others, first_pictures(names, file))
 
 
 def gather_pictures(pictures: Pictures) -> dict[str, Picture]:

@@ -1,6 +1,6 @@
 """`vitrail.predict`: labels for pictures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 from vitrail.errors import ConfigError
 from vitrail.prediction import Prediction, Predictor
+from vitrail.prediction.jobs import Wanted
+from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.loading import check_model, open_model
-from vitrail.verbs.pictures import Pictures, gather_pictures, is_single, stream_pictures
+from vitrail.verbs.pictures import Pictures, gather_pictures, is_single, size_up, stream_pictures
 from vitrail.verbs.rows import FileFormat, choose_file_format, open_file
 from vitrail.weights.class_names import ClassNames
 from vitrail.weights.locate import locate
@@ -49,6 +51,10 @@ def predict(
     classes: ClassNames | None = None,
     top_k: int = TOP_K,
     batch_size: int | None = None,
+    runtime: RuntimeChoice = "auto",
+    precision: PrecisionChoice = "float32",
+    merge: int | Sequence[int] | None = None,
+    progress: bool = False,
     device: "str | torch.device" = "auto",
 ) -> Prediction | Predictions:
     """The most likely classes of one picture; of several, a stream of them.
@@ -62,19 +68,28 @@ def predict(
         list_file: a file with one path per line, for more pictures.
         classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
         top_k: how many classes to name for each picture.
-        batch_size: pictures per call of the model; by default what suits it.
+        batch_size: pictures per forward pass; by default whatever suits the model.
+        runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
+        precision: float32, bf16, or auto: bf16 where it is measured to be faster.
+        merge: merge about so many similar patches away in each block, for speed; see docs/model.md.
+        progress: show on the error stream which runtime was chosen.
     """
     for name, number in (("top_k", top_k), ("batch_size", batch_size)):
         if number is not None and number < 1:
             raise ConfigError(f"{name}= must be at least 1; got {number}.")
-    check_model(model, device, classes)
+    wanted = Wanted(runtime=runtime, precision=precision, merge=merge)
+    check_model(model, device, classes, wanted)
     if isinstance(model, str | Path):
         locate(model, allow_export=True)
     if pictures is not None and list_file is None and is_single(pictures):
         ((name, picture),) = gather_pictures(pictures).items()
-        only = open_model(model, device, classes).predict(picture, top_k=top_k)
-        return replace(only, picture=name)
+        predictor = open_model(model, device, classes, wanted=wanted)
+        if wanted.given():  # for one picture, only what was asked for by name can be worth it
+            predictor = wanted.put(predictor, 1)
+        return replace(predictor.predict(picture, top_k=top_k), picture=name)
     stream = stream_pictures(pictures, list_file)
-    predictor = open_model(model, device, classes)
+    predictor = open_model(model, device, classes, wanted=wanted)
+    if not isinstance(model, Predictor):
+        predictor = wanted.put(predictor, *size_up(pictures, list_file), speaks=progress)
     rows = predictor.predict_named(stream, top_k=top_k, batch_size=batch_size)
     return Predictions(rows, min(top_k, predictor.num_classes or top_k))
