@@ -22,9 +22,19 @@ MAX_INT = 2**63 - 1  # what seeds, sizes and counts are stored in
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
 
 
+# Metadata of a field that came later: it is written only where it is not its default, so that the files of those who
+# do not use it stay as they were, and older versions read them.
+IF_USED: Mapping[str, Any] = types.MappingProxyType({"if_used": True})
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """The fields of a config dataclass as JSON-ready values."""
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    values = ((field, getattr(config, field.name)) for field in dataclasses.fields(config))
+    return {
+        field.name: _plain(value)
+        for field, value in values
+        if value != field.default or not field.metadata.get("if_used")
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -10,8 +10,8 @@ from vitrail.explanation.passes import fused, head_chunks, head_mean, probabilit
 from vitrail.model import BlockConfig
 
 
-def only_fused(layer, query, key, value, scale):
-    return fused(query, key, value, scale)
+def only_fused(layer, query, key, value, mask, scale):
+    return fused(query, key, value, mask, scale)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -32,11 +32,11 @@ def test_heads_can_be_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key = torch.randn(2, 5, 7, 4), torch.randn(2, 5, 9, 4)
     whole = probabilities(query, key, 0.5)
     assert torch.allclose(whole.sum(dim=-1), torch.ones(2, 5, 7))
-    mean = head_mean(query, key, 0.5)
+    mean = head_mean(query, key, None, 0.5)
     monkeypatch.setattr(passes, "CHUNK", 2 * 2 * 7 * 9)
-    assert [len(chunk[0]) for chunk in head_chunks(query, key, 0.5)] == [2, 2, 1]
-    assert torch.equal(torch.cat(list(head_chunks(query, key, 0.5)), dim=1), whole)
-    assert torch.allclose(head_mean(query, key, 0.5), mean)
+    assert [len(chunk[0]) for chunk in head_chunks(query, key, None, 0.5)] == [2, 2, 1]
+    assert torch.equal(torch.cat(list(head_chunks(query, key, None, 0.5)), dim=1), whole)
+    assert torch.allclose(head_mean(query, key, None, 0.5), mean)
     assert torch.allclose(mean, whole.mean(dim=1))
 
 

@@ -14,6 +14,9 @@ CONFIGS: list[dict[str, Any]] = [
     {"pooling": "map", "class_token": False},
     {"pooling": "mean", "pool_norm": "after", "num_classes": 0},
     {"stem": ConvStem(widths=(8, 16), strides=(2, 2)), "patch_size": 2},
+    {"merge": (5, 3, 2)},
+    {"merge": (0, 7, 4), "image_size": (40, 40), "registers": 2, "pooling": "mean"},
+    {"merge": (8, 0, 1), "pooling": "map", "class_token": False},
 ]
 
 
@@ -27,7 +30,7 @@ def test_macs_and_parameters_are_those_of_the_model(tiny: ViTConfig, fields: dic
         model(images)
     assert summary.forward_macs == counter.get_total_flops() // 2
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.classify(model.summarize(model.encode(model.embed(images)[0])))
+        model.classify(model.summarize(*model.encode(model.embed(images)[0])))
     assert summary.macs == counter.get_total_flops() // 2
     assert summary.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert summary.parameters == sum(step.parameters for step in summary.steps)

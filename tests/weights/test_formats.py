@@ -16,11 +16,13 @@ from conftest import randomize
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, ViT, ViTConfig
+from vitrail.model.merging import with_merging
 from vitrail.weights.catalogue import FormatName
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import FOREIGN, FORMATS, SUFFIXES, refusals
 from vitrail.weights.infer import Hints
 from vitrail.weights.layout import find_files
+from vitrail.weights.native import read_native, save_checkpoint
 from vitrail.weights.reader import read_checkpoint, read_files
 from vitrail.weights.timm import RESNET
 from vitrail.weights.writer import write_checkpoint
@@ -338,3 +340,18 @@ def test_a_kind_of_mlp_that_no_format_knows_is_refused_by_name(name: FormatName)
     """No format mentions it: what is not named as held is refused."""
     config = ViTConfig(block=BlockConfig(mlp="swiglu"))
     assert "its block.mlp is always 'plain', here it is 'swiglu'" in FORMATS[name].refusals(config)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "vitrail"])
+def test_no_other_format_can_say_that_tokens_are_merged(name: FormatName) -> None:
+    config = with_merging(ViTConfig(), 8)
+    assert "it has no token merging" in FORMATS[name].refusals(config)
+
+
+def test_our_own_format_keeps_the_merging(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    checkpoint = make_checkpoint()
+    merging = replace(checkpoint, config=with_merging(checkpoint.config, 2))
+    for name, each in (("plain", checkpoint), ("merging", merging)):
+        save_checkpoint(each, tmp_path / f"{name}.safetensors")
+        assert read_native(tmp_path / f"{name}.safetensors").config == each.config
+    assert b"merge" not in (tmp_path / "plain.safetensors").read_bytes()  # older versions read it

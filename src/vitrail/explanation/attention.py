@@ -2,7 +2,8 @@
 
 The pooling decides whose attention counts. With [cls] it is the [cls] row. With the mean of the patches it is the mean
 of all patches' rows. With attention pooling the patches' rows are weighted by the probe's own attention, and the probe
-itself is the last layer, named "pool".
+itself is the last layer, named "pool". Where tokens are merged, the patches in one look and are looked at as one, each
+with an equal share.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError
+from vitrail.explanation.groups import Groups
 from vitrail.explanation.passes import fused, grid_of, head_chunks, head_mean, on_model, run
 from vitrail.model import ViT
 
@@ -47,17 +49,22 @@ def attention_maps(model: ViT, images: Tensor) -> AttentionMaps:
     with torch.inference_mode():
         reads = _reading_weights(model, images)
         maps: list[Tensor] = []
+        groups = Groups(config.prefix)
 
-        def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
             if layer == config.depth:  # the probe's only row, over the patches only
-                maps.append(torch.cat([rows[:, :, 0] for rows in head_chunks(query, key, scale)], dim=1))
-                return fused(query, key, value, scale)
-            readers = query[:, :, :1] if config.pooling == "cls" else query[:, :, config.prefix :]
-            rows = [torch.einsum("bq,bhqk->bhk", reads, part) for part in head_chunks(readers, key, scale)]
-            maps.append(torch.cat(rows, dim=1)[:, :, config.prefix :])
-            return fused(query, key, value, scale)
+                rows = [part[:, :, 0] for part in head_chunks(query, key, mask, scale)]
+                maps.append(groups.spread(torch.cat(rows, dim=1)))
+                return fused(query, key, value, mask, scale)
+            cls = config.pooling == "cls"
+            readers, weights = (
+                (query[:, :, :1], reads) if cls else (query[:, :, config.prefix :], groups.collect(reads))
+            )
+            rows = [torch.einsum("bq,bhqk->bhk", weights, part) for part in head_chunks(readers, key, mask, scale)]
+            maps.append(groups.spread(torch.cat(rows, dim=1)[:, :, config.prefix :]))
+            return fused(query, key, value, mask, scale)
 
-        logits = run(model, images, mix)
+        logits = run(model, images, mix, watch=groups.watch)
     names = [str(layer) for layer in range(config.depth)] + (["pool"] if config.pooling == "map" else [])
     stacked = torch.stack(maps, dim=1).unflatten(-1, grid)
     return AttentionMaps(names=tuple(names), maps=stacked, logits=logits)
@@ -71,13 +78,14 @@ def _reading_weights(model: ViT, images: Tensor) -> Tensor:
     if model.config.pooling == "mean":
         return torch.full((len(images), rows * columns), 1 / (rows * columns), device=images.device)
     weights: list[Tensor] = []
+    groups = Groups(model.config.prefix)
 
-    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         if layer == model.config.depth:
-            weights.append(head_mean(query, key, scale)[:, 0])
-        return fused(query, key, value, scale)
+            weights.append(groups.spread(head_mean(query, key, mask, scale)[:, 0]))
+        return fused(query, key, value, mask, scale)
 
-    run(model, images, mix)
+    run(model, images, mix, watch=groups.watch)
     return weights[0]
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.explanation.groups import Groups
 from vitrail.explanation.passes import fused, grid_of, head_chunks, on_model, run
 from vitrail.model import ViT
 from vitrail.model.config import ConvStem, Pair, PatchStem
@@ -79,25 +80,26 @@ def attention_distance(model: ViT, images: Tensor) -> Tensor:
 
     The mean, over the patches that look and the pictures, of the distance between the centres of patches, weighted by
     attention. [cls] and registers have no place: their rows are left out, and each patch's attention to patches is
-    brought to the sum 1.
+    brought to the sum 1. Where tokens are merged, the patches in one look and are looked at as one.
     """
     images = on_model(model, images)
     prefix, depth = model.config.prefix, model.config.depth
     far = patch_distances(grid_of(model, images), model.config.stride).to(images.device)
     layers: list[Tensor] = []
+    groups = Groups(prefix)
 
-    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         if layer < depth:
             means: list[Tensor] = []
-            for part in head_chunks(query[:, :, prefix:], key, scale):
+            for part in head_chunks(query[:, :, prefix:], key, mask, scale):
                 among = part[..., prefix:]
-                among = among / among.sum(dim=-1, keepdim=True)
+                among = groups.repeat(groups.spread(among / among.sum(dim=-1, keepdim=True)))
                 means.append((among * far).sum(dim=-1).mean(dim=(0, 2)))
             layers.append(torch.cat(means))
-        return fused(query, key, value, scale)
+        return fused(query, key, value, mask, scale)
 
     with torch.inference_mode():
-        run(model, images, mix, all_queries=True)
+        run(model, images, mix, watch=groups.watch, all_queries=True)
     return torch.stack(layers).float().cpu()
 
 

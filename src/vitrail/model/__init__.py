@@ -1,6 +1,6 @@
 """The Vision Transformer, in the order in which a picture passes through it.
 
-    config → embed (stem, patches, [cls], positions) → block (attention, MLP) × depth → pool → head
+    config → embed (stem, patches, [cls], positions) → block (attention, merging, MLP) × depth → pool → head
 
 Shapes are noted beside the code with these letters:
 
@@ -10,6 +10,7 @@ Shapes are noted beside the code with these letters:
 
 from vitrail.model.attention import AttentionQuery
 from vitrail.model.config import BlockConfig, ConvStem, PatchStem, PositionConfig, Rates, ResNetStem, ViTConfig
+from vitrail.model.merging import merge_schedule, with_merging
 from vitrail.model.summary import Summary, summarize
 from vitrail.model.variants import create, variant, variants
 from vitrail.model.vit import Trace, ViT
@@ -27,7 +28,9 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "create",
+    "merge_schedule",
     "summarize",
     "variant",
     "variants",
+    "with_merging",
 ]

@@ -77,7 +77,7 @@ class Attention(nn.Module):
     ) -> Tensor:  # (B, N, D)
         """Attend; `keep` computes the first few tokens only.
 
-        `mask` is boolean, True where a query may look at a key, and broadcasts to (B, H, N, N).
+        `mask` broadcasts to (B, H, N, N): True where a query may look at a key, or numbers to add to the scores.
         """
         query, key, value = self.split(tokens)  # each (B, H, N, K)
         dropout = self.dropout_rate if self.training else 0.0
@@ -115,8 +115,19 @@ def probabilities(
         mask = mask[:, :, rows] if mask is not None and mask.shape[2] > 1 else mask
     scores = query @ key.transpose(-2, -1) * scale
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))  # exact under autocast
+
+
+def attention_mask(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """What attention takes for a mask over the tokens: (B, N) → (B, 1, 1, N), for all heads and queries.
+
+    Nobody looks at padding (False). Where the mask is the tokens' sizes, a token of size s counts s times, because
+    s · exp(score) = exp(score + log s).
+    """
+    if mask is None:
+        return None
+    return (mask if mask.dtype == torch.bool else mask.log().to(like.dtype))[:, None, None, :]
 
 
 def _index(what: str, index: int, count: int) -> int:

@@ -1,5 +1,7 @@
 """One encoder block, the paper's equations 2 and 3: attention and MLP, each behind a LayerNorm and added back."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,10 +24,20 @@ class Block(nn.Module):
         self.branch2 = Branch(config.width, config.rates.dropout, path_rate, scale)
 
     def forward(
-        self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None, mix: Mix = fused
-    ) -> Tensor:  # (B, N, D)
-        """All tokens, or only the first `keep`, which is all that the last block needs where [cls] is pooled."""
+        self,
+        tokens: Tensor,  # (B, N, D)
+        mask: Tensor | None = None,
+        keep: int | None = None,
+        mix: Mix = fused,
+        merge: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """All tokens, or only the first `keep`, which is all that the last block needs where [cls] is pooled.
+
+        `merge` makes fewer tokens of those that attention gives, before the MLP.
+        """
         tokens = self.branch1(self.attention(self.norm1(tokens), mask, keep, mix), tokens[:, :keep])
+        if merge is not None:
+            tokens = merge(tokens)
         return self.branch2(self.mlp(self.norm2(tokens)), tokens)
 
 

@@ -8,7 +8,7 @@ from math import inf, prod
 from typing import Literal
 
 from vitrail.errors import ConfigError
-from vitrail.schema import validate
+from vitrail.schema import IF_USED, validate
 
 Pair = tuple[int, int]  # (height, width), always in this order
 
@@ -180,6 +180,7 @@ class ViTConfig:
     positions: PositionConfig = field(default_factory=PositionConfig)
     stem: Stem = field(default_factory=PatchStem)
     rates: Rates = field(default_factory=Rates)
+    merge: tuple[int, ...] = field(default=(), metadata=IF_USED)  # patches that each block merges away; (): none
 
     def __post_init__(self) -> None:
         validate(self)
@@ -206,6 +207,7 @@ class ViTConfig:
             )
         self.grid_of(self.image_size)
         self._check_tokens()
+        self._check_merge()
         self._settle_equals()
 
     def _check_tokens(self) -> None:
@@ -218,6 +220,14 @@ class ViTConfig:
         if self.positions.kind == "sincos" and self.width % 4:
             raise ConfigError(f"sincos positions need a width that is a multiple of 4; got {self.width}.")
 
+    def _check_merge(self) -> None:
+        if self.merge and len(self.merge) != self.depth:
+            raise ConfigError(f"merge must have one number for each of the {self.depth} blocks; got {len(self.merge)}.")
+        for block, (count, tokens) in enumerate(zip(self.merge, self.block_tokens, strict=False)):
+            most = (tokens - self.prefix) // 2
+            if not 0 <= count <= most:
+                raise ConfigError(f"merge[{block}] must be between 0 and {most}, half of its patches; got {count}.")
+
     def _settle_equals(self) -> None:
         """Of several spellings of the same model keep one, so that equal models have equal configs."""
         covers = self.positions.covers
@@ -228,6 +238,9 @@ class ViTConfig:
         object.__setattr__(self, "positions", replace(self.positions, covers=covers))
         if self.pooling == "cls":  # the norm works token by token: before and after are the same
             object.__setattr__(self, "pool_norm", "before")
+            object.__setattr__(self, "merge", (*self.merge[:-1], 0))  # nobody reads what the last block would merge
+        if not any(self.merge):
+            object.__setattr__(self, "merge", ())
 
     @property
     def stride(self) -> Pair:
@@ -257,8 +270,13 @@ class ViTConfig:
 
     @property
     def tokens(self) -> int:
-        """N: all tokens at the config's own picture size."""
+        """N: all tokens at the config's own picture size, before any are merged."""
         return self.prefix + prod(self.grid)
+
+    @property
+    def block_tokens(self) -> tuple[int, ...]:
+        """Tokens that enter each block, and at the end those that leave the last."""
+        return tuple(self.tokens - sum(self.merge[:block]) for block in range(self.depth + 1))
 
     @property
     def head_size(self) -> int:

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.attention import Mix, fused
+from vitrail.model.attention import Mix, attention_mask, fused
 from vitrail.model.block import build_mlp
 from vitrail.model.config import ViTConfig
 
 
 class Pool(nn.Module):
-    """The [cls] token, or the mean of the patches."""
+    """The [cls] token, or the mean of the patches; with sizes for a mask, a token counts for all patches in it."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -40,7 +40,8 @@ class AttentionPool(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, mix: Mix = fused) -> Tensor:  # (B, N, D) → (B, D)
         query, key, value = self.split(tokens)
-        mixed = mix(query, key, value, self.key_mask(mask), 0.0, scale=self.scale)  # (B, H, 1, K)
+        patches = None if mask is None else mask[:, self.prefix :]
+        mixed = mix(query, key, value, attention_mask(patches, query), 0.0, scale=self.scale)  # (B, H, 1, K)
         pooled = self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1, D)
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
 
@@ -50,6 +51,3 @@ class AttentionPool(nn.Module):
         query = self.query(self.probe).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         key, value = self.key_value(patches).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return query.expand(tokens.shape[0], -1, -1, -1), key, value
-
-    def key_mask(self, mask: Tensor | None) -> Tensor | None:
-        return None if mask is None else mask[:, None, None, self.prefix :]

@@ -1,7 +1,6 @@
 """A model step by step: the shape after each step, its parameters and its multiply-adds (MACs) for one picture."""
 
 from dataclasses import dataclass
-from math import prod
 from typing import cast
 
 import torch
@@ -102,6 +101,7 @@ def _embedding_steps(model: ViT) -> list[Step]:
 def _encoder_steps(model: ViT) -> list[Step]:
     config, depth = model.config, model.config.depth
     tokens, width = config.tokens, config.width
+    entering, leaving = config.block_tokens[:-1], config.block_tokens[1:]
     mlp = cast("Block", model.blocks[0]).mlp
     heads = (config.heads, tokens, config.head_size)
 
@@ -111,7 +111,8 @@ def _encoder_steps(model: ViT) -> list[Step]:
     norms = count("norm1"), count("norm2")
     scales = count("branch1") + count("branch2")
     attention = count("attention") - count("attention.qkv") - count("attention.proj")
-    matrices = depth * tokens * width * width
+    matrices = sum(entering) * width * width
+    merging = [_merging_step(config)] if config.merge else []
     return [
         Step(name=f"encoder, {counted(depth, 'block')}", shape=(tokens, width), note="in each:", parameters=scales),
         Step(name="  LayerNorm", shape=(tokens, width), parameters=norms[0]),
@@ -121,23 +122,35 @@ def _encoder_steps(model: ViT) -> list[Step]:
             shape=(config.heads, tokens, tokens),
             note="who looks at whom",
             parameters=attention,
-            macs=2 * depth * tokens * tokens * width,
+            macs=2 * sum(count * count for count in entering) * width,
         ),
         Step(name="  projection, added", shape=(tokens, width), parameters=count("attention.proj"), macs=matrices),
-        Step(name="  LayerNorm", shape=(tokens, width), parameters=norms[1]),
+        *merging,
+        Step(name="  LayerNorm", shape=(leaving[0], width), parameters=norms[1]),
         Step(
             name="  MLP, added",
-            shape=(tokens, width),
+            shape=(leaving[0], width),
             note=f"through {config.hidden_width}, {mlp.description}",
             parameters=count("mlp"),
-            macs=depth * tokens * _matrix_weights(mlp),
+            macs=sum(leaving) * _matrix_weights(mlp),
         ),
     ]
 
 
+def _merging_step(config: ViTConfig) -> Step:
+    """The shapes of the encoder are those of the first block; this line says how they shrink."""
+    macs = 0
+    for tokens, count in zip(config.block_tokens, config.merge, strict=False):
+        patches = tokens - config.prefix
+        scores = (patches - patches // 2) * (patches // 2) * config.head_size
+        macs += (scores + patches // 2 * count * config.width) if count else 0
+    note = f"from {config.tokens} tokens to {config.block_tokens[-1]} after the last block"
+    return Step(name="  token merging", shape=(config.block_tokens[1], config.width), note=note, macs=macs)
+
+
 def _head_steps(model: ViT) -> list[Step]:
     config = model.config
-    norm = Step(name="LayerNorm", shape=(config.tokens, config.width), parameters=_count(model.norm))
+    norm = Step(name="LayerNorm", shape=(config.block_tokens[-1], config.width), parameters=_count(model.norm))
     note = {"cls": "the [cls] token", "mean": "mean of the patches", "map": "attention pooling"}
     macs = _map_macs(config, model.pool) if isinstance(model.pool, AttentionPool) else 0
     pool = Step(
@@ -157,7 +170,7 @@ def _head_steps(model: ViT) -> list[Step]:
 
 
 def _map_macs(config: ViTConfig, pool: AttentionPool) -> int:
-    patches, square = prod(config.grid), config.width * config.width
+    patches, square = config.block_tokens[-1] - config.prefix, config.width * config.width
     # keys and values of all patches, the probe's query and projection, its attention, its MLP
     return 2 * patches * square + 2 * square + 2 * patches * config.width + _matrix_weights(pool.mlp)
 
@@ -167,9 +180,9 @@ def _unread_macs(model: ViT) -> int:
     config = model.config
     if config.pooling != "cls":
         return 0
-    unread, width = config.tokens - 1, config.width
+    tokens, width = config.block_tokens[-1], config.width  # nothing merges in the last block
     mlp = _matrix_weights(cast("Block", model.blocks[0]).mlp)
-    return unread * (width * width + mlp + 2 * config.tokens * width)
+    return (tokens - 1) * (width * width + mlp + 2 * tokens * width)
 
 
 def _matrix_weights(module: nn.Module) -> int:

@@ -1,20 +1,21 @@
 """The Vision Transformer: "An Image is Worth 16x16 Words" (Dosovitskiy et al., 2021)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import InputError
-from vitrail.model.attention import AttentionQuery, LayerMix, Mix, fused, probabilities
+from vitrail.model.attention import AttentionQuery, LayerMix, Mix, attention_mask, fused, probabilities
 from vitrail.model.block import Block
 from vitrail.model.config import ViTConfig
 from vitrail.model.embed import Embed
 from vitrail.model.init import initialize
+from vitrail.model.merging import Merging, own_groups
 from vitrail.model.pool import AttentionPool, Pool
 
 
@@ -27,6 +28,14 @@ class Trace:
     tokens: Tensor  # (B, N, D), after the last block (and the last LayerNorm where it precedes the pooling)
     hidden: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # layer → (B, N, D), its output
     attention: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # layer → (B, heads, queries, N)
+    # Where tokens are merged: layer → (B, patches), the token of its output that each patch is part of
+    groups: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+
+class Watch(Protocol):
+    """Sees each block's number and output, and the token of it that each patch is part of: None if none are merged."""
+
+    def __call__(self, layer: int, tokens: Tensor, groups: Tensor | None, /) -> None: ...
 
 
 class ViT(nn.Module):
@@ -63,12 +72,15 @@ class ViT(nn.Module):
         """What the head sees (B, D): pooled tokens, through the representation layer where there is one."""
         tokens, mask = self.embed_images(images, mask)
         keep = 1 if self.config.pooling == "cls" else None  # nobody reads the other tokens of the last block
-        return self.summarize(self.encode(tokens, mask, keep), mask)
+        return self.summarize(*self.encode(tokens, mask, keep))
 
     def tokens(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-        """All tokens (B, N, D) after the encoder: [cls] and registers first, then the patches row by row."""
+        """All tokens (B, N, D) after the encoder: [cls] and registers first, then the patches row by row.
+
+        Where the config merges tokens there are fewer, in another order: `trace` says which patches are in which.
+        """
         tokens, mask = self.embed_images(images, mask)
-        return self.finish(self.encode(tokens, mask))
+        return self.finish(self.encode(tokens, mask)[0])
 
     def trace(
         self,
@@ -87,15 +99,25 @@ class ViT(nn.Module):
         tokens, mask = self.embed_images(images, mask)
         seen: dict[int, Tensor] = {}
         maps: dict[int, Tensor] = {}
+        merged: dict[int, Tensor] = {}
 
-        def watch(layer: int, tokens: Tensor) -> None:
+        def watch(layer: int, tokens: Tensor, groups: Tensor | None) -> None:
             if layer in wanted:
                 seen[layer] = tokens
+            if groups is not None:
+                merged[layer] = groups
 
-        tokens = self.encode(tokens, mask, mix=None if attention is None else self._look(attention, maps), watch=watch)
+        mix = None if attention is None else self._look(attention, maps)
+        tokens, mask = self.encode(tokens, mask, mix=mix, watch=watch)
         features = self.summarize(tokens, mask)
-        logits = self.classify(features)
-        return Trace(logits=logits, features=features, tokens=self.finish(tokens), hidden=seen, attention=maps)
+        return Trace(
+            logits=self.classify(features),
+            features=features,
+            tokens=self.finish(tokens),
+            hidden=seen,
+            attention=maps,
+            groups=merged,
+        )
 
     def embed_images(self, images: Tensor | Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens (B, N, D) and the mask over them; pictures of a list are embedded one by one and padded."""
@@ -119,22 +141,37 @@ class ViT(nn.Module):
         mask: Tensor | None = None,
         keep: int | None = None,
         mix: LayerMix | None = None,
-        watch: Callable[[int, Tensor], None] | None = None,
-    ) -> Tensor:
-        """All encoder blocks.
+        watch: Watch | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """All encoder blocks: tokens, and the mask over them, which is their sizes where tokens were merged.
 
         Args:
             keep: the last block computes only its first `keep` tokens.
             mix: what attends instead of the fused kernel.
-            watch: called with the number and the output of each block.
+            watch: called after each block.
         """
-        keys = attention_mask(mask)
+        config = self.config
+        if config.merge and mask is not None:
+            raise InputError(
+                "a model that merges tokens needs pictures of one size, as one tensor and without a mask; run them "
+                "size by size, or with merging off."
+            )
         run = _run_again_in_backward if self.gradient_checkpointing and torch.is_grad_enabled() else _run
+        groups = own_groups(tokens, config.prefix) if config.merge and watch is not None else None
+        keys = attention_mask(mask, tokens)
         for index, block in enumerate(self.blocks):
-            tokens = run(block, tokens, keys, keep if index == self.config.depth - 1 else None, at_layer(mix, index))
+            attend, merging = at_layer(mix, index), None
+            # A picture smaller than the config's may have too few patches.
+            if config.merge and (count := min(config.merge[index], (tokens.shape[1] - config.prefix) // 2)):
+                attend = merging = Merging(attend, count, config.prefix, mask)
+            tokens = run(block, tokens, keys, keep if index == config.depth - 1 else None, attend, merging)
+            if merging is not None:
+                mask = merging.sizes
+                keys = attention_mask(mask, tokens)
+                groups = None if groups is None else merging.regroup(groups)
             if watch is not None:
-                watch(index, tokens)
-        return tokens
+                watch(index, tokens, groups)
+        return tokens, mask
 
     def finish(self, tokens: Tensor) -> Tensor:
         """The last LayerNorm, unless it stands after the pooling."""
@@ -191,19 +228,18 @@ class ViT(nn.Module):
         return mix
 
 
-def _run(block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None, mix: Mix) -> Tensor:
-    return block(tokens, keys, keep, mix)
+def _run(
+    block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None, mix: Mix, merging: Merging | None
+) -> Tensor:
+    return block(tokens, keys, keep, mix, merging and merging.merge)
 
 
-def _run_again_in_backward(block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None, mix: Mix) -> Tensor:
-    return cast("Tensor", checkpoint(block, tokens, keys, keep, mix, use_reentrant=False))
+def _run_again_in_backward(
+    block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None, mix: Mix, merging: Merging | None
+) -> Tensor:
+    return cast("Tensor", checkpoint(_run, block, tokens, keys, keep, mix, merging, use_reentrant=False))
 
 
 def at_layer(mix: LayerMix | None, layer: int) -> Mix:
     """The mix of one layer; the fused kernel where there is none."""
     return fused if mix is None else cast("Mix", partial(mix, layer))
-
-
-def attention_mask(mask: Tensor | None) -> Tensor | None:
-    """Nobody looks at padding: (B, N) → (B, 1, 1, N), which broadcasts over heads and queries."""
-    return None if mask is None else mask[:, None, None, :]

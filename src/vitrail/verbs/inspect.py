@@ -129,7 +129,8 @@ def _block(config: ViTConfig) -> str:
 def _tokens(config: ViTConfig) -> str:
     extras = [("[cls]", config.class_token), (counted(config.registers, "register"), config.registers > 0)]
     names = " + ".join([*(name for name, there in extras if there), "patches"])
-    return f"{config.tokens}: {names}; positions {config.positions.kind}"
+    merged = f", merged to {config.block_tokens[-1]} after the last block" if config.merge else ""
+    return f"{config.tokens}: {names}{merged}; positions {config.positions.kind}"
 
 
 def _classes(config: ViTConfig, classes: tuple[str, ...] | None) -> str:

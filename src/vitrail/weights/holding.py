@@ -20,6 +20,7 @@ PLAIN = {
     "block.qk_norm": "it has no qk-norm",
     "block.qkv_bias": "its queries, keys and values have biases",
     "class_token": "it always has a [cls] token",
+    "merge": "it has no token merging",
     "pool_norm": "its last LayerNorm stands before the pooling",
     "pooling": "it pools the [cls] token",
     "registers": "it has no registers",
