@@ -6,13 +6,16 @@ timm's without a `config.json`) is the model built as we understood it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.transform import prepare
 from vitrail.errors import MissingExtraError, WeightsError
@@ -66,19 +69,25 @@ def witness(
 def _run(
     checkpoint: Checkpoint, path: Path, images: Tensor, photographs: Sequence[Path]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Logits or features, and the photographs as the model would see them, if the files say how."""
+    """Logits or features, and the photographs as the model would see them where the files say how."""
+    answers = build_peer(checkpoint, path)(images)
     if checkpoint.file_format == "hf":
-        answers = _run_transformers(checkpoint.config, path, images)
         return answers, _prepare_transformers(path, photographs)
     if checkpoint.file_format == "timm":
-        return _run_timm(checkpoint.config, path, images, photographs)
-    return _run_torchvision(checkpoint.config, path, images), []
+        return answers, _prepare_timm(path, photographs)
+    return answers, []
 
 
-def _import(name: str) -> Any:
-    from importlib import import_module
+def build_peer(checkpoint: Checkpoint, path: Path) -> nn.Module:
+    """The model of the files at `path` in their own library, in eval mode: pictures in, logits or features out."""
+    build = {"hf": _build_transformers, "timm": _build_timm, "torchvision": _build_torchvision}
+    return build[checkpoint.file_format](checkpoint.config, path).eval()
 
+
+def import_peer(name: str) -> Any:
+    """One of the libraries; it is an error that says what to do where it is not there or does not load."""
     try:
+        _import_torchvision()  # which the two others import where it is installed
         return import_module(name)
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"checking with {name}", "peers") from error
@@ -86,29 +95,68 @@ def _import(name: str) -> Any:
         raise WeightsError(f"{name} is installed but cannot be imported here: {error}") from error
 
 
-def _run_transformers(config: ViTConfig, path: Path, images: Tensor) -> Tensor:
-    """The class follows from the weights; everything else from the folder's `config.json`."""
-    transformers = _import("transformers")
+def _import_torchvision() -> None:
+    """torchvision, also where its compiled operators do not load.
+
+    Its wheel may not load them beside a CPU build of torch. It then fails at import while it registers fakes for them,
+    and with it transformers and timm. ViTs need none of those operators, so those fakes are left out in a second try.
+    """
+    if "torchvision" in sys.modules or find_spec("torchvision") is None:
+        return
+    try:
+        import_module("torchvision")
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library: Any = torch.library
+        register = library.register_fake
+
+        def skip_torchvision(op: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            if isinstance(op, str) and op.startswith("torchvision::"):
+                return _same
+            return register(op, *args, **kwargs)
+
+        library.register_fake = skip_torchvision
+        try:
+            import_module("torchvision")
+        finally:
+            library.register_fake = register
+
+
+def _same(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+class _Answers(nn.Module):
+    """A model of transformers, which returns an object, as one that returns a tensor."""
+
+    def __init__(self, model: nn.Module, pick: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.model, self.pick = model, pick
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.pick(self.model(images))
+
+
+def _build_transformers(config: ViTConfig, path: Path) -> nn.Module:
+    """The class follows from which weights there are; everything else from the folder's `config.json`."""
+    transformers = import_peer("transformers")
     if is_dinov2(config):
         name = "Dinov2WithRegistersModel" if config.registers else "Dinov2Model"
-        return (
-            getattr(transformers, name)
-            .from_pretrained(path, dtype=torch.float32)
-            .eval()(images)
-            .last_hidden_state[:, 0]
-        )
+        model = getattr(transformers, name).from_pretrained(path, dtype=torch.float32)
+        return _Answers(model, lambda output: output.last_hidden_state[:, 0])
     if config.num_classes:
-        return transformers.ViTForImageClassification.from_pretrained(path, dtype=torch.float32).eval()(images).logits
+        model = transformers.ViTForImageClassification.from_pretrained(path, dtype=torch.float32)
+        return _Answers(model, lambda output: output.logits)
     pooler = config.representation is not None
-    model = transformers.ViTModel.from_pretrained(path, add_pooling_layer=pooler, dtype=torch.float32).eval()
-    output = model(images)
-    return output.pooler_output if config.representation else output.last_hidden_state[:, 0]
+    model = transformers.ViTModel.from_pretrained(path, add_pooling_layer=pooler, dtype=torch.float32)
+    return _Answers(model, lambda output: output.pooler_output if pooler else output.last_hidden_state[:, 0])
 
 
 def _prepare_transformers(path: Path, photographs: Sequence[Path]) -> list[Tensor]:
     if not any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
         return []
-    processor = _import("transformers").AutoImageProcessor.from_pretrained(path)
+    processor = import_peer("transformers").AutoImageProcessor.from_pretrained(path)
     return [processor(_open(photograph), return_tensors="pt")["pixel_values"][0] for photograph in photographs]
 
 
@@ -118,27 +166,36 @@ def _open(photograph: Path) -> Image.Image:
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
-def _run_timm(
-    config: ViTConfig, path: Path, images: Tensor, photographs: Sequence[Path]
-) -> tuple[Tensor, list[Tensor]]:
-    timm = _import("timm")
-    weights = path / "model.safetensors" if path.is_dir() else path
+def _build_timm(config: ViTConfig, path: Path) -> nn.Module:
+    timm = import_peer("timm")
+    weights = _timm_weights(path)
     if not (weights.parent / "config.json").is_file():
         name, arguments = architecture(config)
-        model = timm.create_model(name, num_classes=config.num_classes, checkpoint_path=str(weights), **arguments)
-        return model.eval()(images), []
+        return timm.create_model(name, num_classes=config.num_classes, checkpoint_path=str(weights), **arguments)
     model = timm.create_model(f"local-dir:{weights.parent}")  # its architecture and model_args, not ours
     model.load_state_dict(read_contents(weights, allow_pickle=True).tensors)
-    answers = model.eval()(images)
-    facts = json.loads((weights.parent / "config.json").read_text(encoding="utf-8"))
+    return model
+
+
+def _timm_weights(path: Path) -> Path:
+    return path / "model.safetensors" if path.is_dir() else path
+
+
+def _prepare_timm(path: Path, photographs: Sequence[Path]) -> list[Tensor]:
+    folder = _timm_weights(path).parent
+    if not (folder / "config.json").is_file():
+        return []
+    facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "pretrained_cfg" not in facts:
-        return answers, []
+        return []
+    timm = import_peer("timm")
+    model = timm.create_model(f"local-dir:{folder}")
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
-    return answers, [transform(_open(photograph)) for photograph in photographs]
+    return [transform(_open(photograph)) for photograph in photographs]
 
 
-def _run_torchvision(config: ViTConfig, path: Path, images: Tensor) -> Tensor:
-    torchvision = _import("torchvision")
+def _build_torchvision(config: ViTConfig, path: Path) -> nn.Module:
+    torchvision = import_peer("torchvision")
     model = torchvision.models.VisionTransformer(
         image_size=config.image_size[0],
         patch_size=config.patch_size[0],
@@ -150,4 +207,4 @@ def _run_torchvision(config: ViTConfig, path: Path, images: Tensor) -> Tensor:
         representation_size=config.representation,
     )
     model.load_state_dict(read_pickle(path))
-    return model.eval()(images)
+    return model
