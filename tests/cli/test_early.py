@@ -9,7 +9,7 @@ from tests.prediction.conftest import checkpoint_file, photos, write_tiny  # noq
 from vitrail.cli.main import main
 from vitrail.data import opening
 from vitrail.prediction import pictures as predict_pictures
-from vitrail.weights import formats
+from vitrail.weights import reader
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: list[Path], 
     monkeypatch.setattr(opening, "_open", scan)
     monkeypatch.setattr(opening, "_open_path", scan)
     monkeypatch.setattr(predict_pictures, "_stream", scan)
-    monkeypatch.setattr(formats, "read_files", scan)
+    monkeypatch.setattr(reader, "read_files", scan)
     return tmp_path
 
 

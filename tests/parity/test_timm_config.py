@@ -223,8 +223,8 @@ def test_any_model_arguments_agree_or_are_refused() -> None:
         results[one_model(base, arguments, omitted)] += 1
 
     run()
-    assert results["agreed"] > 20
-    assert results["refused"] > 20
+    assert results["agreed"] >= 10
+    assert results["refused"] >= 10
 
 
 DATA: dict[str, st.SearchStrategy[Any]] = {

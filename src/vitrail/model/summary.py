@@ -134,7 +134,7 @@ def _encoder_steps(model: ViT) -> list[Step]:
         Step(
             name="  attention",
             shape=(config.heads, tokens, tokens),
-            note="which token attends to which",
+            note="who attends to whom",
             parameters=attention,
             macs=2 * sum(count * count for count in entering) * width,
         ),
