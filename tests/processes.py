@@ -47,15 +47,20 @@ def _work(work: Callable[..., None], arguments: tuple[Any, ...], threads: int, e
 
 
 def _end_all(processes: list[BaseProcess]) -> list[int]:
+    """Wait until all have ended, or one of them has failed, which ends the others."""
     running = list(processes)
-    while running and all(process.exitcode in (None, 0) for process in processes):
-        ended = wait([process.sentinel for process in running], timeout=SECONDS)
-        assert ended, f"nothing has ended in {SECONDS} seconds"
-        running = [process for process in running if process.sentinel not in ended]
-        for process in processes:
-            if process not in running:
+    try:
+        while running and all(process.exitcode in (None, 0) for process in processes):
+            ended = wait([process.sentinel for process in running], timeout=SECONDS)
+            assert ended, f"no process has ended in {SECONDS} seconds"
+            for process in [process for process in running if process.sentinel in ended]:
                 process.join()
-    for process in running:
-        process.terminate()
-        process.join(SECONDS)
-    return [process.exitcode if process.exitcode is not None else 1 for process in processes]
+                running.remove(process)
+        for process in running:
+            process.terminate()
+            process.join(SECONDS)
+    finally:
+        for process in running:
+            process.kill()
+            process.join()
+    return [1 if process.exitcode is None else process.exitcode for process in processes]
