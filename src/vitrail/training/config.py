@@ -126,7 +126,7 @@ class Machine:
     device: str = "auto"
     """cpu, cuda, mps, or auto."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Numbers in the forward pass; auto: bf16 where a GPU has it."""
+    """Numbers in the forward pass; auto: bf16 on GPUs that have it, and on processors where it is measured faster."""
     compile: Literal["auto", "on", "off"] = "off"
     """torch.compile; auto: kept only if measured to be faster."""
     recompute: bool = False
