@@ -152,7 +152,7 @@ class Machine:
     device: str = "auto"
     """cpu, cuda, mps, or auto."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Number type of the forward pass; auto uses bf16 on GPUs that support it."""
+    """Number type of the forward pass; auto: bf16 on GPUs that have it, and on CPUs where it is measured faster."""
     compile: Literal["auto", "on", "off"] = "off"
     """Whether to use torch.compile; auto tries it and keeps it only if it is faster."""
     recompute: bool = False

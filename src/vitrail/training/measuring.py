@@ -23,6 +23,7 @@ from vitrail.training.listener import Listener, Plan
 from vitrail.training.memory import peak_memory, total_memory
 from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, start_state
+from vitrail.training.precision import settle_precision
 from vitrail.training.recipes import RECIPES
 
 WARM, TIMED = 1, 3  # batches
@@ -52,7 +53,7 @@ class Measured:
 
 
 def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listener) -> tuple[Setup, Measured]:
-    """Decide what is decided by measuring: batch size, torch.compile, the epochs of a time budget."""
+    """Decide what is decided by measuring: batch size, bf16, torch.compile, the epochs of a time budget."""
     check_strategy(config, ranks.world_size)
     setup = prepare_run(config, dataset)
     if config.schedule.patience is not None and not setup.has_validation:
@@ -72,6 +73,7 @@ def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listen
 
     if config.machine.batch_size == "auto":
         decide(lambda: find_batch_size(setup, ranks, listener.said))
+    decide(lambda: settle_precision(setup, ranks, listener.said))
     decide(lambda: settle_compile(setup, ranks, listener.said))
     measured = ranks.from_first(lambda: measure(setup, ranks))
     decide(lambda: fit_minutes(setup, measured, ranks, listener.said))

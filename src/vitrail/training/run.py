@@ -150,7 +150,8 @@ def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfi
     allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
     config = replace(config, data=allowed.pop("data", config.data))
     for name, value in changes.items():
-        if name in CHANGEABLE or (name in SETTLED and isinstance(value, str)):
+        settled = (name in SETTLED and isinstance(value, str)) or (name, value) == ("precision", "auto")
+        if name in CHANGEABLE or settled:
             continue
         if name == "epochs" and config.schedule.minutes is not None:
             raise ConfigError(

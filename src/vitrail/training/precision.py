@@ -1,0 +1,79 @@
+"""Whether a run on a processor computes in bf16: measured on its own model and pictures before it begins.
+
+Processors differ: one multiplies in bf16 at twice the speed of float32, another at a quarter; and small models, which
+`Lanes` compute in float32, gain nothing. What is decided goes into the run's config, so that a resumed run computes the
+same bits.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vitrail.processor import computes_bf16
+from vitrail.ranks import Ranks
+from vitrail.training.building import Setup, training_loader
+from vitrail.training.config import TrainConfig
+from vitrail.training.engines import make_engine
+from vitrail.training.gradients import Lanes, Plain
+from vitrail.training.objectives import make_objective
+
+WORTH = 1.1  # bf16 rounds: it must be this much faster
+MOST_TIMED = 256  # pictures of a batch that are timed
+PATIENCE = 5.0  # seconds after which no further round is timed
+ROUNDS = 3
+
+Clock = Callable[[], float]
+
+
+def settle_precision(setup: Setup, ranks: Ranks, say: Callable[[str], None]) -> TrainConfig:
+    """Decide what `auto` means on a processor that computes in bf16; elsewhere, the device decides."""
+    config = setup.config
+    if config.machine.precision != "auto" or ranks.device.type != "cpu" or not computes_bf16():
+        return config
+    plain, rounded = time_gradients(setup, [_engine(setup, ranks, name) for name in ("float32", "bf16")])
+    gain = plain / rounded
+    if gain < WORTH:
+        say(f"bf16 gives {gain:.2f}× here; computing in float32")
+    else:
+        say(f"computing in bf16, {gain:.2f}× float32 here")
+    return replace(config, machine=replace(config.machine, precision="float32" if gain < WORTH else "bf16"))
+
+
+def time_gradients(setup: Setup, engines: list[Plain | Lanes], clock: Clock = time.perf_counter) -> list[float]:
+    """The best time of each engine for the gradient of the same pictures, taken in turns; nothing else changes."""
+    setup.model.train()
+    states = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
+    images, targets = _some_pictures(setup, engines)
+    times: list[list[float]] = [[] for _ in engines]
+    began = clock()
+    try:
+        for _ in range(ROUNDS):
+            for engine, own in zip(engines, times, strict=True):
+                start = clock()
+                engine.accumulate(images, targets)
+                own.append(clock() - start)
+            if clock() - began > PATIENCE:
+                break
+    finally:
+        setup.model.zero_grad(set_to_none=True)
+        for name, buffer in setup.model.named_buffers():
+            buffer.copy_(states[name])
+    return [min(own[1:] or own) for own in times]
+
+
+def _some_pictures(setup: Setup, engines: list[Plain | Lanes]) -> tuple[Tensor, Tensor]:
+    """A batch, or of a large model as many pictures as it takes at once."""
+    batch = next(iter(training_loader(setup, Ranks(device=torch.device("cpu")))))
+    count = MOST_TIMED
+    if not any(isinstance(engine, Lanes) for engine in engines):
+        count = min(engine.micro_batch or MOST_TIMED for engine in engines)
+    return batch.images[:count], batch.targets[:count]
+
+
+def _engine(setup: Setup, ranks: Ranks, precision: str) -> Plain | Lanes:
+    machine = replace(setup.config.machine, precision=precision, compile="off")
+    asked = replace(setup, config=replace(setup.config, machine=machine))
+    return make_engine(asked, setup.model, make_objective(asked), ranks)
