@@ -113,7 +113,9 @@ def test_mistakes_are_named(predictor: Predictor, photos: list[Path]) -> None:
     headless = replace(make_predictor(num_classes=0), classes=None)
     with pytest.raises(WeightsError, match="no classes to predict; use embed"):
         headless.predict(photos[0])
-    assert headless.embed(photos[0]).vector is not None
+    vector = headless.embed(photos[0]).vector
+    assert vector is not None
+    assert vector.shape == (headless.model.config.width,)
 
 
 def test_an_answer_that_is_not_finite_is_an_error(predictor: Predictor, photos: list[Path]) -> None:

@@ -12,7 +12,16 @@ from vitrail.ranks import Ranks
 from vitrail.training import measuring
 from vitrail.training.building import Setup
 from vitrail.training.gradients import Plain
-from vitrail.training.measuring import Measured, epoch_seconds, find_batch_size, fit_minutes, measure, settle_compile
+from vitrail.training.measuring import (
+    SAVE_SECONDS,
+    Measured,
+    epoch_seconds,
+    find_batch_size,
+    fit_minutes,
+    measure,
+    run_seconds,
+    settle_compile,
+)
 from vitrail.training.objectives import make_objective
 
 ALONE = Ranks()
@@ -21,10 +30,11 @@ ALONE = Ranks()
 def test_measuring_changes_nothing(make_setup: Callable[..., Setup]) -> None:
     setup = make_setup()
     before = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}
+    began = time.perf_counter()
     measured = measure(setup, ALONE)
     assert measured.images == 64
-    assert measured.seconds > 0
-    assert measured.epoch_overhead > 0
+    assert 0 < measured.seconds < time.perf_counter() - began
+    assert measured.epoch_overhead > SAVE_SECONDS
     assert measured.peak_bytes > 50 * 2**20
     assert all(torch.equal(tensor, before[name]) for name, tensor in setup.model.state_dict().items())
     assert all(parameter.grad is None for parameter in setup.model.parameters())
@@ -44,6 +54,17 @@ def test_time_to_compile_is_not_the_time_of_a_step(make_setup: Callable[..., Set
     measured = measure(setup, ALONE, Compiled(setup.model, setup.model, make_objective(setup), None, "float32"))
     assert len(calls) > 1
     assert 0.02 <= measured.seconds < 0.2
+
+
+def test_a_run_takes_its_epochs_or_its_features(make_setup: Callable[..., Setup]) -> None:
+    setup = make_setup(epochs=3)
+    pictures = {name: len(source) for name, source in setup.dataset.splits.items()}
+    measured = Measured(seconds=0.5, images=50, peak_bytes=0, epoch_overhead=2.0)
+    epoch = (pictures["train"] + pictures["val"] / 3) / 100 / 2 + 2.0
+    assert run_seconds(setup, measured, 2) == pytest.approx(3 * epoch)
+    start = replace(setup.config.start, train="head", model=None, weights="x")
+    on_features = replace(setup, config=replace(setup.config, start=start))
+    assert run_seconds(on_features, measured, 2) == pytest.approx((pictures["train"] + pictures["val"]) / 100 / 2)
 
 
 def test_minutes_become_epochs(make_setup: Callable[..., Setup]) -> None:

@@ -92,7 +92,9 @@ def test_the_result_shows_itself(flat: Path) -> None:
     assert evaluation.folder is None
     assert not Path("runs").exists()
     page = Page(evaluation._repr_html_())
-    assert len(page.all("img")) == 1
+    (drawn,) = page.all("img")
+    assert drawn["alt"] == "Which of 7 classes are taken for which"  # the confusion matrix
+    assert "macro F1" in " ".join(page.text)
     assert f"{evaluation.metrics.top1.value:.2%}" in " ".join(page.text)
     assert sum(row["correct"] for row in evaluation.predictions) == evaluation.metrics.top1.correct
     assert check_page(evaluation.report("new/report.html").read_text(encoding="utf-8")).all("img")

@@ -132,7 +132,8 @@ def test_saving_where_nothing_can_be_saved(save_model, photos) -> None:
 
 def test_a_loaded_model_stays_where_it_is(save_model, photos) -> None:
     predictor = load(save_model())
-    assert explain(predictor, photos[0], method="rollout", device="cpu").map is not None
+    there = explain(predictor, photos[0], method="rollout", device="cpu")
+    np.testing.assert_array_equal(there.map, explain(predictor, photos[0], method="rollout").map)
     with pytest.raises(ConfigError, match="device= cannot change a loaded model"):
         explain(predictor, photos[0], device=DEVICE)
 

@@ -102,7 +102,7 @@ def _print_plan(plan: "Plan", display: "Display", as_json: bool) -> None:
     if not is_first_rank():
         return
     if as_json:
-        print_json({**vars(plan), "minutes": round(plan.minutes, 1)})
+        print_json(vars(plan))
         return
     text = yaml.safe_dump(plan.config, sort_keys=False, allow_unicode=True)
     display.console.print(text, end="", markup=False)
