@@ -108,7 +108,7 @@ def evaluate(
         with working(f"loading {source}", speaks=shows and not isinstance(model, Predictor)):
             predictor = model if isinstance(model, Predictor) else load(model, class_names=classes, device=device)
         with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
-            dataset, split_from = _open(data, where, config, run_of(source))
+            dataset, split_from = open_with_splits(data, where, config, run_of(source))
         name = split or default_split(dataset)
         about = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None, "tta": tta}
         results = _Results(out=out if ranks.is_first else None, facts=dict(about))
@@ -265,7 +265,7 @@ def _names(
     return source, where
 
 
-def _open(data: Dataset | str | Path, where: str, config: DataConfig, run: Path) -> tuple[Dataset, str]:
+def open_with_splits(data: Dataset | str | Path, where: str, config: DataConfig, run: Path) -> tuple[Dataset, str]:
     """The data, and where their splits are from if they have none: those of the run, if it wrote them, or new ones."""
     dataset = data if isinstance(data, Dataset) else open_data(where, config)
     if not dataset.made_split:
