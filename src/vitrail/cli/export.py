@@ -3,13 +3,19 @@
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
+from rich.table import Table
 
 from vitrail.cli.options import Json, Merge, read_merge
 from vitrail.cli.printing import SteadyConsole, print_end, print_json
 from vitrail.wording import counted
+
+if TYPE_CHECKING:
+    from vitrail.verbs.export import Export
+
+INT8 = Group("Eight bits", sort_key=1)
 
 
 def export(
@@ -21,6 +27,10 @@ def export(
     dynamic_size: Annotated[bool, Parameter(negative=())] = False,
     attention: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())] = (),
     merge: Merge = None,
+    precision: Annotated[Literal["float32", "int8"], Parameter(group=INT8)] = "float32",
+    calibrate: Annotated[str | None, Parameter(group=INT8)] = None,
+    agreement: Annotated[float | None, Parameter(group=INT8)] = None,
+    max_loss: Annotated[float | None, Parameter(group=INT8)] = None,
     pictures: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative=())] = (),
     overwrite: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
@@ -45,8 +55,17 @@ def export(
         Take prepared pictures of any size into which whole patches fit.
     attention
         Also give the attention of these layers; negative numbers count from the last.
+    precision
+        int8 computes in 8 bits where that is faster, which changes the answers a little.
+    calibrate
+        For int8: pictures like those that the model will see, as data with labels (what `vitrail eval` takes) or a
+        folder of pictures. Up to 300 training pictures set the ranges, up to 1,000 held-out ones choose and judge.
+    agreement
+        For int8: the share of held-out pictures that must get the same class as in float32 [default: 0.99].
+    max_loss
+        For int8: accept it too if it loses at most so many percentage points of accuracy; needs labels.
     pictures
-        Pictures on which both must agree [default: two photographs].
+        Pictures on which the float32 graph and torch must agree [default: two photographs].
     overwrite
         Replace what is at PATH.
     """
@@ -60,22 +79,43 @@ def export(
         dynamic_size=dynamic_size,
         attention=attention,
         merge=read_merge(merge),
+        precision=precision,
+        calibrate=calibrate,
+        agreement=agreement,
+        max_loss=max_loss,
         pictures=pictures,
         overwrite=overwrite,
         progress=True,
     )
-    agreement = result.agreement
+    proof = result.agreement
     if as_json:
         facts = {"path": str(path), "target": result.target, "outputs": result.outputs, "megabytes": result.megabytes}
-        print_json({**facts, "agreement": dataclasses.asdict(agreement)})
+        trials = [dataclasses.asdict(trial) for trial in result.trials]
+        print_json({**facts, "precision": precision, "agreement": dataclasses.asdict(proof), "trials": trials})
         return
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{model} → {path} ({result.target}, {result.megabytes:.1f} MB), gives {', '.join(result.outputs)}")
+    if result.trials:
+        print_trials(console, result)
+    reference, digits = ("float32", 2) if result.trials else ("torch", 0)
     console.print(
-        f"beside torch: largest difference {agreement.difference:.2e} of {agreement.what} up to {agreement.scale:.3g} "
-        f"({agreement.relative:.1e}), same largest one for {agreement.top1:.0%} of "
-        f"{counted(agreement.pictures, 'picture')}"
+        f"beside {reference}: largest difference {proof.difference:.2e} of {proof.what} "
+        f"up to {proof.scale:.3g} ({proof.relative:.1e}), same largest one for {proof.top1:.{digits}%} "
+        f"of {counted(proof.pictures, 'picture')}"
     )
     usable = result.target != "torch" and not with_preprocess
     following = ["vitrail", "predict", str(path)] if usable else ["vitrail", "inspect", model]
     print_end([path], shlex.join(following) + (" PICTURES…" if usable else ""))
+
+
+def print_trials(console: SteadyConsole, result: "Export") -> None:
+    """What was tried on the way to int8."""
+    from vitrail.runtimes.trials import HEAD
+
+    table = Table(box=None, pad_edge=False)
+    for index, name in enumerate(HEAD):
+        table.add_column(name, justify="left" if index < 2 else "right", no_wrap=True)
+    for trial in result.trials:
+        table.add_row(*trial.cells)
+    console.print(result.calibration)
+    console.print(table)

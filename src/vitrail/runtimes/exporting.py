@@ -26,6 +26,7 @@ from vitrail.weights.layout import EXPORT_IN_FOLDER
 from vitrail.weights.native import fingerprint
 
 Target = Literal["onnx", "openvino", "torch"]
+Precision = Literal["float32", "int8"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "openvino": "", "torch": ".pt2"}
 OPSET = 20  # the first with Gelu as one operation; later ones run slower or not at all in today's runtimes
 LARGEST_ONNX = 2_000_000_000  # bytes in one file, which protobuf limits to 2 GiB
@@ -57,10 +58,12 @@ def choose_target(path: Path, to: str | None) -> Target:
     raise ConfigError(f'an export ends in .onnx or .pt2, or is a folder with to="openvino"; got {path}.')
 
 
-def check_exportable(target: Target) -> None:
+def check_exportable(target: Target, precision: Precision = "float32") -> None:
     """Raise unless the packages are there that write and run it."""
-    if any(find_spec(name) is None for name in NEEDS[target]):
-        raise MissingExtraError(f"exporting to {target}", "export")
+    needs = (*NEEDS[target], "nncf") if precision == "int8" else NEEDS[target]
+    if any(find_spec(name) is None for name in needs):
+        what = f"exporting to {target} in int8" if precision == "int8" else f"exporting to {target}"
+        raise MissingExtraError(what, "export")
 
 
 def prepare_export(checkpoint: Checkpoint, options: GraphOptions) -> Exported:
@@ -107,8 +110,6 @@ def write_export(exported: Exported, draft: Path, target: Target) -> None:
 
 def write_onnx(exported: Exported, path: Path) -> None:
     """An ONNX file; one that would be too large keeps its weights in a file beside it."""
-    import onnx
-
     graph = exported.graph
     with _quiet():
         program: Any = torch.onnx.export(
@@ -124,9 +125,20 @@ def write_onnx(exported: Exported, path: Path) -> None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
     external = size > LARGEST_ONNX
     program.save(str(path), external_data=external)
-    manifest = replace(exported.manifest, graph_crc32=read_onnx_facts(path).crc32)
+    seal_onnx(path, exported.manifest)
+
+
+def seal_onnx(path: Path, manifest: Manifest) -> None:
+    """Put the manifest into an ONNX file, with the checksum of its weights, all of which are stored as raw bytes."""
+    import onnx
+
     model = onnx.load(str(path), load_external_data=False)
-    onnx.helper.set_model_props(model, {KEY: manifest.to_json()})
+    for tensor in model.graph.initializer:
+        if not tensor.HasField("raw_data") and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
+    path.write_bytes(model.SerializeToString())
+    sealed = replace(manifest, graph_crc32=read_onnx_facts(path).crc32)
+    onnx.helper.set_model_props(model, {KEY: sealed.to_json()})
     path.write_bytes(model.SerializeToString())
 
 

@@ -16,8 +16,7 @@ from vitrail.processor import computes_bf16
 from vitrail.ranks import Ranks
 from vitrail.training.building import Setup, training_loader
 from vitrail.training.config import TrainConfig
-from vitrail.training.engines import make_engine
-from vitrail.training.gradients import Lanes, Plain
+from vitrail.training.gradients import Lanes, Plain, make_engine
 from vitrail.training.objectives import make_objective
 
 WORTH = 1.1  # bf16 rounds: it must be this much faster

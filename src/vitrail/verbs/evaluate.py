@@ -120,7 +120,7 @@ def evaluate(
         show = pick_progress(progress) if shows else silent
         predictor = open_model(model, device, classes, wanted=wanted, progress=shows)
         with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
-            dataset, split_from = _open(data, where, config, run_of(source))
+            dataset, split_from = open_with_splits(data, where, config, run_of(source))
         name = split or default_split(dataset)
         fast = predictor
         if not isinstance(model, Predictor):
@@ -294,7 +294,7 @@ def _names(
     return source, where
 
 
-def _open(data: Dataset | str | Path, where: str, config: DataConfig, run: Path) -> tuple[Dataset, str]:
+def open_with_splits(data: Dataset | str | Path, where: str, config: DataConfig, run: Path) -> tuple[Dataset, str]:
     """The data, and the origin of their splits if they have none of their own: the run's, or new ones."""
     dataset = data if isinstance(data, Dataset) else open_data(where, config)
     if not dataset.made_split:

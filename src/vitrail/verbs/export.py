@@ -4,14 +4,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitrail.errors import WeightsError
+from vitrail.data.source import Dataset
+from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.merging import with_merging
 from vitrail.prediction import Predictor
 from vitrail.progress import working
-from vitrail.runtimes.exporting import Target, check_exportable, choose_target, draft_of, prepare_export, write_export
+from vitrail.runtimes.exporting import (
+    SUFFIXES,
+    Precision,
+    Target,
+    check_exportable,
+    choose_target,
+    draft_of,
+    prepare_export,
+    write_export,
+)
 from vitrail.runtimes.graph import GraphOptions
 from vitrail.runtimes.manifest import Manifest
 from vitrail.runtimes.proving import prove
+from vitrail.runtimes.quantizing import quantize
+from vitrail.runtimes.trials import AGREEMENT, Goal, Trial, size_of
+from vitrail.verbs.calibration import check_calibration, read_calibration
 from vitrail.verbs.loading import name_of
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.locate import locate
@@ -21,13 +34,19 @@ from vitrail.weights.proof import Agreement
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What was written, and how far it is from the model in torch."""
+    """What was written, and how far it is from the model in torch, or, in int8, from float32.
+
+    Attributes:
+        trials: for int8, what was tried on the way, and on which pictures.
+    """
 
     path: Path
     target: Target
     manifest: Manifest
     agreement: Agreement
     megabytes: float
+    trials: tuple[Trial, ...] = ()
+    calibration: str = ""  # how many pictures served for what
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -44,6 +63,10 @@ def export(
     dynamic_size: bool = False,
     attention: Sequence[int] = (),
     merge: int | Sequence[int] | None = None,
+    precision: Precision = "float32",
+    calibrate: Dataset | str | Path | None = None,
+    agreement: float | None = None,
+    max_loss: float | None = None,
     pictures: Sequence[str | Path] = (),
     overwrite: bool = False,
     progress: bool = False,
@@ -62,31 +85,79 @@ def export(
         dynamic_size: take prepared pictures of any size into which whole patches fit.
         attention: also give the attention of these layers; negative numbers count from the last.
         merge: merge about this many patches away in each block, or these numbers, one for each block; 0 for none.
-        pictures: pictures on which both must agree; by default, two photographs.
+        precision: "int8" computes in 8 bits where that is faster, which changes the answers a little.
+        calibrate: for int8, data that show what the model will see: what `vitrail.open_data` takes, an open data set,
+            or a folder of pictures without labels. Up to 300 training pictures set the ranges; up to 1,000 held-out
+            ones choose among several ways to 8 bits and decide whether the best is good enough.
+        agreement: for int8, the share of held-out pictures that must get the same class as in float32 (0.99) …
+        max_loss: … or the accuracy, in percentage points, that may be lost on them; needs labels.
+        pictures: pictures on which the float32 graph and torch must agree; by default, two photographs.
         overwrite: replace what is at `path`.
         progress: show a sign of life on the error stream.
     """
     target_path = Path(path)
     target = choose_target(target_path, to)
     options = GraphOptions(attention=tuple(attention), with_preprocess=with_preprocess, dynamic_size=dynamic_size)
+    goal = check_precision(precision, target, options, calibrate, agreement, max_loss)
     if target_path.exists() and not overwrite:
         raise WeightsError(f"{target_path} exists already; pass overwrite=True to replace it.")
-    check_exportable(target)
+    check_exportable(target, precision)
     with working(f"exporting {name_of(model)}", speaks=progress):
         checkpoint = checkpoint_of(model)
         if merge is not None:
             checkpoint = replace(checkpoint, config=with_merging(checkpoint.config, merge))
+        calibration = None
+        if goal is not None and calibrate is not None:
+            calibration = read_calibration(calibrate, checkpoint, model, goal)
         exported = prepare_export(checkpoint, options)
         with draft_of(target_path, target) as draft:
-            write_export(exported, draft, target)
-            agreement = prove(exported, draft, target, checkpoint, [Path(picture) for picture in pictures])
+            plain = draft if calibration is None else draft.with_name(f"float32{SUFFIXES[target]}")
+            write_export(exported, plain, target)
+            proof = prove(exported, plain, target, checkpoint, [Path(picture) for picture in pictures])
+            if calibration is None or goal is None:
+                manifest, trials = exported.manifest, ()
+            else:
+                result = quantize(exported.manifest, plain, draft, target, calibration, goal, speaks=progress)
+                manifest, proof, trials = result.manifest, result.agreement, result.trials
     return Export(
         path=target_path,
         target=target,
-        manifest=exported.manifest,
-        agreement=agreement,
+        manifest=manifest,
+        agreement=proof,
         megabytes=size_of(target_path) / 1e6,
+        trials=trials,
+        calibration="" if calibration is None else calibration.describe(),
     )
+
+
+def check_precision(
+    precision: str,
+    target: Target,
+    options: GraphOptions,
+    calibrate: Dataset | str | Path | None,
+    agreement: float | None,
+    max_loss: float | None,
+) -> Goal | None:
+    """What int8 must reach, or None for float32; what does not go together is an error."""
+    if precision not in ("float32", "int8"):
+        raise ConfigError(f"precision= must be float32 or int8; got {precision!r}.")
+    given = {"calibrate=": calibrate, "agreement=": agreement, "max_loss=": max_loss}
+    names = [name for name, value in given.items() if value is not None]
+    if precision == "float32":
+        if names:
+            raise ConfigError(f'{" and ".join(names)} goes with precision="int8"; add that, or omit {names[0]}')
+        return None
+    if target == "torch":
+        raise ConfigError('precision="int8" is for to="onnx" and to="openvino"; programs of torch.export are float32.')
+    for name, wanted in (("with_preprocess=", options.with_preprocess), ("dynamic_size=", options.dynamic_size)):
+        if wanted:
+            raise ConfigError(f'{name} cannot be used with precision="int8", which is measured on prepared pictures.')
+    if calibrate is None:
+        raise ConfigError(
+            'precision="int8" needs pictures to calibrate with: pass calibrate= and a data set or folder.'
+        )
+    check_calibration(calibrate)
+    return Goal(agreement=AGREEMENT if agreement is None else agreement, max_loss=max_loss)
 
 
 def checkpoint_of(model: Predictor | str | Path) -> Checkpoint:
@@ -96,9 +167,3 @@ def checkpoint_of(model: Predictor | str | Path) -> Checkpoint:
     checkpoint = open_checkpoint(locate(model))
     origin = checkpoint.origin
     return checkpoint if origin.source else replace(checkpoint, origin=replace(origin, source=str(model)))
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, with what lies beside an ONNX file that is too large for one, or of a folder."""
-    files = path.iterdir() if path.is_dir() else path.parent.glob(f"{path.name}*")
-    return sum(file.stat().st_size for file in files)

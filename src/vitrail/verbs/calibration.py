@@ -1,0 +1,131 @@
+"""Which pictures an int8 export is calibrated, chosen and accepted with: three sets that share none."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitrail.data.chunks import ChunkMaker
+from vitrail.data.config import DataConfig
+from vitrail.data.opening import check_where
+from vitrail.data.picture import EXTENSIONS
+from vitrail.data.source import Dataset, FileSource, Source
+from vitrail.data.sources.folder import subfolders
+from vitrail.draws import Draws, Integers
+from vitrail.errors import DataError, WeightsError
+from vitrail.evaluation.measurement import MAX_BROKEN_RATE, choose, raise_broken
+from vitrail.prediction import Predictor
+from vitrail.report.runs import run_of
+from vitrail.runtimes.trials import Calibration, Goal, Pictures
+from vitrail.threads import map_in_order, num_cores
+from vitrail.verbs.evaluate import open_with_splits
+from vitrail.weights.checkpoint import Checkpoint
+
+RANGES = 300
+HELD_OUT = 1000  # at most: one half chooses, the other accepts
+CHUNK = 32
+
+Part = tuple[Source, Integers]
+
+
+def check_calibration(calibrate: Dataset | str | Path) -> None:
+    """Raise for data that do not exist, before anything is opened."""
+    if not isinstance(calibrate, Dataset):
+        check_where(calibrate)
+
+
+def read_calibration(
+    calibrate: Dataset | str | Path, checkpoint: Checkpoint, model: Predictor | str | Path, goal: Goal
+) -> Calibration:
+    """The pictures, prepared as the checkpoint wants them; those of a run keep the splits of that run."""
+    if not checkpoint.config.num_classes:
+        raise WeightsError("int8 is accepted by the classes that pictures get, and this checkpoint has no classes.")
+    classes: tuple[str, ...] | None = None
+    if not isinstance(calibrate, Dataset) and is_unlabelled(Path(calibrate)):
+        parts = _parts_of_files(Path(calibrate))
+    else:
+        run = run_of(model.source if isinstance(model, Predictor) else str(model))
+        where = calibrate.name if isinstance(calibrate, Dataset) else str(calibrate)
+        dataset, _ = open_with_splits(calibrate, where, DataConfig(), run)
+        parts = _parts_of(dataset)
+        if checkpoint.classes is not None and set(dataset.classes) <= set(checkpoint.classes):
+            classes = dataset.classes
+    if classes is None and goal.max_loss is not None:
+        raise DataError(
+            "max_loss= needs pictures with labels, named as the classes of the model are; without them there is "
+            "agreement= only."
+        )
+    places = None if classes is None else [(checkpoint.classes or ()).index(name) for name in classes]
+    ranges, choosing, accepting = (_prepare(part, checkpoint, places) for part in parts)
+    return Calibration(ranges=ranges, choosing=choosing, accepting=accepting)
+
+
+def is_unlabelled(path: Path) -> bool:
+    """Whether a path is a folder with pictures and no folders in it, which could be classes."""
+    if not path.is_dir() or subfolders(path):
+        return False
+    return any(file.suffix.lower() in EXTENSIONS for file in path.iterdir())
+
+
+def _parts_of_files(folder: Path) -> Iterator[Part]:
+    """Of pictures without labels: some for the ranges, at most half, and the others held out."""
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS)
+    source = FileSource(files, np.zeros(len(files), dtype=np.int64), folder)
+    ranges = choose(len(files), max(1, min(RANGES, len(files) // 2)))
+    rest = np.setdiff1d(np.arange(len(files)), ranges)
+    yield source, ranges
+    yield from _halves(source, rest)
+
+
+def _parts_of(dataset: Dataset) -> Iterator[Part]:
+    """Of a data set: training pictures for the ranges; validation chooses and test accepts, or the halves of one."""
+    held_out = [dataset.splits[name] for name in ("val", "test") if name in dataset.splits]
+    if not held_out:
+        dataset = dataset.with_validation()
+        held_out = [dataset.splits["val"]] if "val" in dataset.splits else []
+    train = dataset.split("train")
+    yield train, choose(len(train), RANGES)
+    if len(held_out) == 2:
+        for source in held_out:
+            yield source, choose(len(source), HELD_OUT // 2)
+    else:
+        source = held_out[0] if held_out else train.select([])
+        yield from _halves(source, np.arange(len(source)))
+
+
+def _halves(source: Source, samples: Integers) -> Iterator[Part]:
+    """Every other one of up to `HELD_OUT` samples."""
+    if len(samples) < 2:
+        raise DataError(
+            f"int8 needs at least two pictures that are not calibrated with, one to choose by and one to accept by; "
+            f"there {'is 1' if len(samples) else 'are none'}."
+        )
+    some = samples[choose(len(samples), HELD_OUT)]
+    yield source, some[::2]
+    yield source, some[1::2]
+
+
+def _prepare(part: Part, checkpoint: Checkpoint, places: list[int] | None) -> Pictures:
+    """Decode and resize on all cores; what cannot be read is left out, if it is little."""
+    source, samples = part
+    maker = ChunkMaker(source, checkpoint.preprocess, None, 0)
+    pixels = torch.empty(len(samples), checkpoint.preprocess.channels, *checkpoint.preprocess.size, dtype=torch.uint8)
+
+    def work(start: int) -> tuple[int, Integers, list[tuple[str, str]]]:
+        chosen = samples[start : start + CHUNK]
+        chunk = maker.make(chosen, Draws(0, 0, chosen), pixels[start : start + CHUNK], substitute=False)
+        return start, chunk.indices, chunk.broken
+
+    kept: list[Integers] = []
+    rows: list[Integers] = []
+    broken: dict[str, str] = {}
+    for start, indices, wrong in map_in_order(work, range(0, len(samples), CHUNK), num_cores()):
+        kept.append(indices)
+        rows.append(np.arange(start, start + len(indices)))
+        broken |= dict(wrong)
+    if len(broken) > MAX_BROKEN_RATE * len(samples):
+        raise_broken(broken, len(samples))
+    labels = source.labels[np.concatenate(kept)]
+    targets = None if places is None else np.asarray(places, dtype=np.int64)[labels]
+    return Pictures(pixels=pixels.numpy()[np.concatenate(rows)], spec=checkpoint.preprocess, targets=targets)
