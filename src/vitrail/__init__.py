@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitrail.training.config import TrainConfig
     from vitrail.training.recipes import recipe
     from vitrail.training.run import Run
+    from vitrail.verbs.benchmark import benchmark
     from vitrail.verbs.convert import convert
     from vitrail.verbs.data import check_data, open_data, shard_data, show_data
     from vitrail.verbs.embed import embed
@@ -40,6 +41,7 @@ _HOME = {
     "ViT": "vitrail.model",
     "ViTConfig": "vitrail.model",
     "VitrailError": "vitrail.errors",
+    "benchmark": "vitrail.verbs.benchmark",
     "check_data": "vitrail.verbs.data",
     "convert": "vitrail.verbs.convert",
     "create": "vitrail.model",
@@ -73,6 +75,7 @@ __all__ = [
     "ViTConfig",
     "VitrailError",
     "__version__",
+    "benchmark",
     "check_data",
     "convert",
     "create",

@@ -85,9 +85,11 @@ def _guarded(title: str, name: str, examine: Callable[[str], Section]) -> Sectio
 def _machine() -> Section:
     import torch
 
+    from vitrail.runtimes.processor import processor_name
+
     facts = [
         ("system", platform.platform()),
-        ("processor", f"{_processor()}, {_cores()}, {torch.backends.cpu.get_cpu_capability()}"),
+        ("processor", f"{processor_name()}, {_cores()}, {torch.backends.cpu.get_cpu_capability()}"),
         ("memory", _memory()),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
     ]
@@ -97,16 +99,6 @@ def _machine() -> Section:
     if len(facts) == 4:
         facts.append(("GPU", "none that torch can use"))
     return Section(title="Machine", facts=tuple(facts))
-
-
-def _processor() -> str:
-    """The name that its maker gave it, where the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _cores() -> str:
