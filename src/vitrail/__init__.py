@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitrail.training.config import TrainConfig
     from vitrail.training.recipes import recipe
     from vitrail.training.run import Run
+    from vitrail.verbs.benchmark import benchmark
     from vitrail.verbs.convert import convert
     from vitrail.verbs.data import check_data, open_data, shard_data, show_data
     from vitrail.verbs.embed import embed
@@ -42,6 +43,7 @@ _HOMES = {
     "training.config": ("TrainConfig",),
     "training.recipes": ("recipe",),
     "training.run": ("Run",),
+    "verbs.benchmark": ("benchmark",),
     "verbs.convert": ("convert",),
     "verbs.data": ("check_data", "open_data", "shard_data", "show_data"),
     "verbs.embed": ("embed",),
@@ -69,6 +71,7 @@ __all__ = [
     "ViTConfig",
     "VitrailError",
     "__version__",
+    "benchmark",
     "check_data",
     "convert",
     "create",

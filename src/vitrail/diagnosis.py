@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from vitrail import __version__
 from vitrail.cache import cache_folder, size_on_disk
 from vitrail.errors import VitrailError
-from vitrail.processor import processor_name
 
 if TYPE_CHECKING:
     from vitrail.data import Dataset
@@ -86,6 +85,8 @@ def _guarded(title: str, name: str, examine: Callable[[str], Section]) -> Sectio
 
 def _machine() -> Section:
     import torch
+
+    from vitrail.runtimes.processor import processor_name
 
     facts = [
         ("system", platform.platform()),

@@ -116,6 +116,15 @@ VERBS = {
         line="Export a model to ONNX, OpenVINO or torch.export, and prove that it answers the same.",
         examples=("vitrail export runs/train-1 model.onnx", "vitrail export runs/train-1 folder --to openvino"),
     ),
+    "benchmark": Verb(
+        group="Ship it",
+        line="Measure a model on every runtime, beside other libraries: speed, size, agreement, accuracy.",
+        examples=(
+            "vitrail benchmark runs/train-1",
+            "vitrail benchmark runs/train-1 --merge 0,2,4,8 --data photos --out speed",
+            "vitrail benchmark runs/train-1 --with model-int8 --compare timm,transformers",
+        ),
+    ),
     "models": Verb(
         group="Reference",
         line="List the model variants: patch, layers, width, heads, parameters, GMACs.",

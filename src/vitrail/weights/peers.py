@@ -141,6 +141,17 @@ class _Answers(nn.Module):
 def _build_transformers(config: ViTConfig, path: Path) -> nn.Module:
     """The class follows from which weights there are; everything else from the folder's `config.json`."""
     transformers = import_peer("transformers")
+    logging = transformers.utils.logging
+    showed = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # we show our own
+    try:
+        return _pick_transformers(transformers, config, path)
+    finally:
+        if showed:
+            logging.enable_progress_bar()
+
+
+def _pick_transformers(transformers: Any, config: ViTConfig, path: Path) -> nn.Module:
     if is_dinov2(config):
         name = "Dinov2WithRegistersModel" if config.registers else "Dinov2Model"
         model = getattr(transformers, name).from_pretrained(path, dtype=torch.float32)

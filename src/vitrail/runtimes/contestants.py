@@ -1,0 +1,237 @@
+"""Who takes part in a benchmark: one model on several runtimes, in several precisions, and in other libraries."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitrail.data.preprocess import preset
+from vitrail.errors import ConfigError, WeightsError, suggest
+from vitrail.model import ViTConfig, summarize
+from vitrail.model.merging import with_merging
+from vitrail.runtimes import onnx_runtime, openvino_runtime
+from vitrail.runtimes.exported import ExportedRuntime
+from vitrail.runtimes.exporting import Exported, prepare_export, write_onnx
+from vitrail.runtimes.graph import GraphOptions
+from vitrail.runtimes.opening import LoadOptions, Precision, open_runtime
+from vitrail.runtimes.processor import has_bf16, processor_name
+from vitrail.runtimes.runtime import Floats
+from vitrail.schema import from_dict
+from vitrail.weights.catalogue import FormatName
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.locate import locate
+from vitrail.weights.native import fingerprint
+from vitrail.weights.peers import build_peer
+from vitrail.weights.writer import check_writable, write_checkpoint
+
+# Runtime of ours → the packages that it takes to make a graph for it and to run that.
+PACKAGES = {"torch": (), "onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+# Library → the format that it reads, and the suffix of that.
+PEERS: dict[str, tuple[FormatName, str]] = {
+    "timm": ("timm", ""),
+    "transformers": ("hf", ""),
+    "torchvision": ("torchvision", ".pth"),
+}
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+Compute = Callable[[Floats], Floats]  # prepared pictures → logits, or features where there is no head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """What is measured."""
+
+    runtime: str  # torch, onnx, openvino, or a library of PEERS
+    precision: str = "float32"
+    merge: int = 0  # patches that each block merges away
+    compiled: bool = False  # by torch.compile
+    export: str = ""  # the file or folder, where it was exported before
+
+    @property
+    def is_peer(self) -> bool:
+        return self.runtime in PEERS
+
+    @property
+    def label(self) -> str:
+        """For a table or a figure, without the precision: "onnx, merge 8"."""
+        parts = [self.runtime, "compiled" if self.compiled else "", f"merge {self.merge}" if self.merge else ""]
+        return ", ".join(part for part in (*parts, Path(self.export).name) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrant:
+    """A contestant, ready to compute."""
+
+    contestant: Contestant
+    compute: Compute
+    megabytes: float
+    macs: int  # that it really computes for one picture; 0 where nobody knows
+
+
+def check_runtimes(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The runtimes to measure: those named, or all that are installed; and the names of the others."""
+    for name in names or ():
+        if name not in PACKAGES:
+            raise ConfigError(f"unknown runtime {name!r}; {suggest(name, PACKAGES)}")
+    missing = [name for name, needs in PACKAGES.items() if any(find_spec(package) is None for package in needs)]
+    if names is None:
+        return [name for name in PACKAGES if name not in missing], missing
+    if absent := [name for name in names if name in missing]:
+        raise ConfigError(f'{", ".join(absent)}: not installed; run: pip install "vitrail[export]"')
+    return list(dict.fromkeys(names)), []
+
+
+def check_precisions(names: Sequence[str] | None) -> list[str]:
+    """The precisions to measure: those named, or all that this processor computes in by itself."""
+    for name in names or ():
+        if name not in PRECISIONS:
+            raise ConfigError(
+                f"unknown precision {name!r}; {suggest(name, PRECISIONS)} For int8, export the model and pass exports="
+            )
+    if names is None:
+        return ["float32", *(["bf16"] if has_bf16() else [])]
+    if "bf16" in names and not has_bf16():
+        raise ConfigError(f"this processor ({processor_name()}) does not compute in bf16; omit that precision.")
+    return list(dict.fromkeys(names))
+
+
+def check_peers(names: Sequence[str], checkpoint: Checkpoint) -> list[str]:
+    """The libraries to compare with, each of which must be there and able to hold the model."""
+    for name in dict.fromkeys(names):
+        if name not in PEERS:
+            raise ConfigError(f"unknown library {name!r} in compare=; {suggest(name, PEERS)}")
+        if find_spec(name) is None:
+            raise ConfigError(f'{name} is not installed; run: pip install "vitrail[peers]"')
+        kind, suffix = PEERS[name]
+        check_writable(as_peer(checkpoint, kind).config, Path(f"model{suffix}"), kind)
+    return list(dict.fromkeys(names))
+
+
+def as_peer(checkpoint: Checkpoint, kind: FormatName) -> Checkpoint:
+    """With the resampling and the preprocessing that the library has, which pictures of the model's own size skip."""
+    positions = replace(checkpoint.config.positions, resample=cast("Any", kind))
+    config = replace(checkpoint.config, positions=positions)
+    spec = preset(kind, config.image_size, config.channels)
+    return replace(checkpoint, config=config, preprocess=spec, file_format=kind)
+
+
+def merged(checkpoint: Checkpoint, merge: int) -> Checkpoint:
+    """The same weights, merging so many patches in each block."""
+    return replace(checkpoint, config=with_merging(checkpoint.config, merge)) if merge else checkpoint
+
+
+class Workshop:
+    """Builds the contestants of one checkpoint; a graph is exported once for all runtimes and precisions."""
+
+    def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
+        self.checkpoint, self.folder = checkpoint, folder
+        self._graphs: dict[int, tuple[Exported, Path]] = {}
+
+    def build(self, contestant: Contestant) -> Entrant:
+        """A contestant, ready to compute; compiling by torch happens at the first call."""
+        if contestant.is_peer:
+            return self._build_peer(contestant)
+        if contestant.runtime == "torch":
+            checkpoint = merged(self.checkpoint, contestant.merge)
+            model = checkpoint.build(DTYPES[contestant.precision])
+            return _torch_entrant(contestant, model, summarize(checkpoint.config).forward_macs)
+        exported, path = self._graph(contestant.merge)
+        macs = summarize(exported.graph.model.config).forward_macs
+        megabytes = path.stat().st_size / 1e6
+        if contestant.runtime == "onnx":
+            runtime = onnx_runtime.make_runtime(path, exported.manifest)
+        else:
+            precision = cast("Precision", contestant.precision)
+            runtime = openvino_runtime.make_runtime(
+                openvino_runtime.read_model(path), exported.manifest, precision, "the model"
+            )
+        return Entrant(contestant=contestant, compute=answers_of(runtime), megabytes=megabytes, macs=macs)
+
+    def _graph(self, merge: int) -> tuple[Exported, Path]:
+        if merge not in self._graphs:
+            path = self.folder / f"merge-{merge}.onnx"
+            exported = prepare_export(merged(self.checkpoint, merge), GraphOptions())
+            write_onnx(exported, path)
+            self._graphs[merge] = exported, path
+        return self._graphs[merge]
+
+    def _build_peer(self, contestant: Contestant) -> Entrant:
+        kind, suffix = PEERS[contestant.runtime]
+        path = self.folder / f"{contestant.runtime}{suffix}"
+        checkpoint = as_peer(self.checkpoint, kind)
+        if not path.exists():
+            write_checkpoint(checkpoint, path, kind)
+        return _torch_entrant(contestant, build_peer(checkpoint, path), summarize(checkpoint.config).macs)
+
+
+def _torch_entrant(contestant: Contestant, model: nn.Module, macs: int) -> Entrant:
+    megabytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()) / 1e6
+    dtype = DTYPES[contestant.precision]
+    run = cast("nn.Module", torch.compile(model, dynamic=False)) if contestant.compiled else model
+
+    @torch.inference_mode()
+    def compute(images: Floats) -> Floats:
+        return run(torch.from_numpy(images).to(dtype)).float().numpy()
+
+    return Entrant(contestant=contestant, compute=compute, megabytes=megabytes, macs=macs)
+
+
+def answers_of(runtime: ExportedRuntime[Any]) -> Compute:
+    """Logits, or features where there is no head."""
+    return runtime.logits if runtime.num_classes else runtime.features
+
+
+def open_exports(paths: Sequence[str | Path], weights_sha256: str) -> list[Entrant]:
+    """Exports that were made before, each of which must be of the same weights."""
+    entrants: list[Entrant] = []
+    for path in paths:
+        runtime, _ = open_runtime(locate(path, allow_export=True), LoadOptions())
+        if not isinstance(runtime, ExportedRuntime):
+            raise WeightsError(f"exports= takes what `vitrail export` wrote, to run beside the model; {path} is none.")
+        export = cast("ExportedRuntime[Any]", runtime)
+        if export.manifest.weights_sha256 != weights_sha256:
+            raise WeightsError(f"{path} is not an export of this model: it was made from other weights.")
+        entrants.append(export_entrant(export, path))
+    return entrants
+
+
+def export_entrant(runtime: ExportedRuntime[Any], path: str | Path) -> Entrant:
+    """An export as it was loaded."""
+    manifest = runtime.manifest
+    merge, macs = _of_config(manifest.config)
+    kind = {"ONNX Runtime": "onnx", "OpenVINO": "openvino"}[runtime.name]
+    contestant = Contestant(runtime=kind, precision=manifest.precision, merge=merge, export=str(path))
+    source = Path(path)
+    files = list(source.iterdir()) if source.is_dir() else [source, source.with_suffix(".bin")]  # of OpenVINO
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    return Entrant(contestant=contestant, compute=answers_of(runtime), megabytes=size / 1e6, macs=macs)
+
+
+def _of_config(text: str) -> tuple[int, int]:
+    """How many patches each block merges, and the MACs, as an export's own config says; zeros where it has none."""
+    facts = json.loads(text)
+    if not facts:
+        return 0, 0
+    config = from_dict(ViTConfig, facts, "config")
+    return max(config.merge, default=0), summarize(config).forward_macs
+
+
+def weights_of(checkpoint: Checkpoint) -> str:
+    """What exports of this checkpoint say about their weights."""
+    return fingerprint(checkpoint.tensors)
+
+
+def answer_all(compute: Compute, images: Floats, batch: int) -> Floats:
+    """The answers to all pictures, in batches of one size, for torch.compile compiles for each size anew."""
+    rows: list[Floats] = []
+    for start in range(0, len(images), batch):
+        piece = images[start : start + batch]
+        filled = np.resize(piece, (batch, *piece.shape[1:])) if len(piece) < batch else piece
+        rows.append(compute(np.ascontiguousarray(filled))[: len(piece)])
+    return np.concatenate(rows)
