@@ -84,14 +84,11 @@ def write_controlled(job: Job, method: Method) -> Path:
     by_accuracy = max_loss is not None and choosing.targets is not None
     answers: list[int] = choosing.targets.tolist() if by_accuracy and choosing.targets is not None else []
 
-    def picture(index: int) -> tuple[int, Floats]:
-        return index, choosing.one(index)
-
-    def validate(compiled: Any, items: Iterable[tuple[int, Floats]]) -> tuple[float, list[list[Floats]]]:
+    def validate(compiled: Any, indices: Iterable[int]) -> tuple[float, list[list[Floats]]]:
         rows: list[list[Floats]] = []
         hits: list[bool] = []
-        for index, image in items:
-            logits: Floats = compiled([image])[scores][0]
+        for index in indices:
+            logits: Floats = compiled([choosing.one(index)])[scores][0]
             if len(answers) <= index:  # the first pass is that of float32
                 answers.append(int(logits.argmax()))
             rows.append([logits])
@@ -102,7 +99,7 @@ def write_controlled(job: Job, method: Method) -> Path:
     with _quiet():
         model = nncf.quantize_with_accuracy_control(
             read_model(job.plain / EXPORT_IN_FOLDER),
-            validation_dataset=nncf.Dataset(range(len(choosing)), picture),
+            validation_dataset=nncf.Dataset(range(len(choosing)), choosing.one),
             validation_fn=validate,
             max_drop=max_loss / 100 if by_accuracy and max_loss is not None else 1 - job.goal.agreement,
             advanced_quantization_parameters=settings.pop("advanced_parameters"),

@@ -145,7 +145,8 @@ def check_precision(
     names = [name for name, value in given.items() if value is not None]
     if precision == "float32":
         if names:
-            raise ConfigError(f'{" and ".join(names)} goes with precision="int8"; add that, or omit {names[0]}')
+            goes, all_of = ("goes", "it") if len(names) == 1 else ("go", "them")
+            raise ConfigError(f'{" and ".join(names)} {goes} with precision="int8"; add that, or omit {all_of}.')
         return None
     if target == "torch":
         raise ConfigError('precision="int8" is for to="onnx" and to="openvino"; programs of torch.export are float32.')
@@ -153,9 +154,7 @@ def check_precision(
         if wanted:
             raise ConfigError(f'{name} cannot be used with precision="int8", which is measured on prepared pictures.')
     if calibrate is None:
-        raise ConfigError(
-            'precision="int8" needs pictures to calibrate with: pass calibrate= and a data set or folder.'
-        )
+        raise ConfigError('precision="int8" needs pictures to calibrate with: a data set or a folder in calibrate=')
     check_calibration(calibrate)
     return Goal(agreement=AGREEMENT if agreement is None else agreement, max_loss=max_loss)
 
