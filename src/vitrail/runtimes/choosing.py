@@ -108,7 +108,10 @@ def _decide(
     seconds = time_picture(converter.own, images)
     if GAIN * count * seconds / converter.own.threads < cost:
         return None, False
-    decision = Decision(key=key, outcomes=measure(converter, ways, images, seconds))
+    try:
+        decision = Decision(key=key, outcomes=measure(converter, ways, images, seconds))
+    except (OSError, MemoryError):  # a full disk or memory says nothing about the runtimes
+        return None, False
     if decision.outcomes[0].problem:
         return None, False
     write_decision(decision)

@@ -74,6 +74,8 @@ def measure(converter: Converter, ways: Sequence[Way], images: Floats, picture_s
                 answers = _run_all(pool, _call(runtimes[way]), parts)
                 found = pool.submit(runtimes[way].features, parts[0][:1]).result()
                 outcomes[way] = _judge(outcome, [_agree(expected, answers), _agree(features, found)])
+            except (OSError, MemoryError):  # of this moment, not of the model
+                raise
             except Exception as error:  # a runtime may fail in any way, and torch is there
                 outcomes[way] = replace(outcome, problem=f"does not run this model ({reason(error)[:200]})")
         usable = [way for way in ways if not outcomes[way].problem]
