@@ -110,9 +110,9 @@ def benchmark(
         workshop = None if entered.checkpoint is None else Workshop(entered.checkpoint, Path(folder))
         entrants = list(_build(entered, workshop, show))
         expected, answers = _answer(entrants, workshop, sample, max(plan.batches), show)
-        before = {count: measure_gemm_peak(count) for count in plan.threads}
+        before = {count: measure_gemm_peak(count, min(1.0, seconds)) for count in plan.threads}
         timings = _time(entrants, plan, sample.images, seconds, show)
-        peaks = {count: max(peak, measure_gemm_peak(count)) for count, peak in before.items()}
+        peaks = {count: max(peak, measure_gemm_peak(count, min(1.0, seconds))) for count, peak in before.items()}
     rows = [
         _row(entrant, key, timings[key], expected, answers[entrant.contestant], sample, peaks)
         for entrant in entrants

@@ -209,4 +209,4 @@ def _draw_curve(axes: Axes, rows: Sequence[Row], theme: Theme) -> None:
     axes.grid(color=theme.line, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.margins(0.15)
-    axes.legend(fontsize=6.5, frameon=False, labelcolor=theme.ink)
+    axes.legend(fontsize=6.5, frameon=False)

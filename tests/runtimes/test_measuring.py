@@ -1,0 +1,65 @@
+"""Turns, quantiles and the best matrix product; a processor's flags as Linux writes them."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitrail.runtimes import processor
+from vitrail.runtimes.measuring import Turn, cores, measure_gemm_peak, time_in_turns
+
+
+def test_calls_take_turns_on_their_own_number_of_cores() -> None:
+    order: list[tuple[str, int]] = []
+
+    def call(name: str, seconds: float) -> None:
+        order.append((name, torch.get_num_threads()))
+        time.sleep(seconds)
+
+    turns = {
+        "fast": Turn(call=lambda: call("fast", 0.001), cores=1),
+        "slow": Turn(call=lambda: call("slow", 0.02), cores=2),
+    }
+    done: list[int] = []
+    before = torch.get_num_threads()
+    timings = time_in_turns(turns, 0.03, done.append, rounds=3)
+    assert torch.get_num_threads() == before
+    assert set(order) == {("fast", 1), ("slow", 2)}
+    assert len(done) == 6
+    first_slow = order.index(("slow", 2))
+    assert ("fast", 1) in order[first_slow:], "nobody has all turns in a row"
+    assert order.count(("slow", 2)) == 2, "whoever needs longer than its time has two turns"
+    assert 0.001 <= timings["fast"].p50 <= timings["fast"].p95
+    assert timings["slow"].p50 >= 0.02
+    assert timings["slow"].rate == pytest.approx(1 / timings["slow"].p50, rel=0.5)
+    assert timings["fast"].rate > timings["slow"].rate
+
+
+def test_the_best_matrix_product_is_that_of_this_machine() -> None:
+    before = torch.get_num_threads()
+    peak = measure_gemm_peak(1, seconds=0.05)
+    assert 1e8 < peak < 1e13
+    with cores(2):
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "bf16"),
+    [
+        ("processor\t: 0\nmodel name\t: Xeon 1\nflags\t\t: fpu avx512f avx512_bf16\n", "Xeon 1", True),
+        ("model name\t: Xeon 2\nflags\t\t: fpu avx512f avx512_vnni\n\nmodel name\t: Xeon 2\n", "Xeon 2", False),
+        ("processor\t: 0\nFeatures\t: fp asimd i8mm bf16\n", None, True),
+        ("", None, False),
+    ],
+)
+def test_what_linux_says_about_the_processor(
+    text: str, name: str | None, bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / ("cpuinfo" if text else "missing"))
+    processor._line.cache_clear()
+    assert processor.has_bf16() is bf16
+    assert processor.processor_name() == name or (name is None and processor.processor_name())
+    processor._line.cache_clear()
