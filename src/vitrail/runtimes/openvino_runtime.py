@@ -5,8 +5,10 @@ import zlib
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from threading import local
+from threading import Lock, local
 from typing import Any
+
+import numpy as np
 
 from vitrail.errors import ConfigError, MissingExtraError, WeightsError
 from vitrail.runtimes.exported import ExportedRuntime, check_graph
@@ -16,6 +18,7 @@ from vitrail.runtimes.runtime import Floats, Runtime
 from vitrail.weights.facts import Facts
 from vitrail.weights.locate import Located
 
+_FIRST_USE = Lock()
 NAMES = {"float32": "f32", "bf16": "bf16"}  # OpenVINO's names for the numbers to compute in
 
 
@@ -69,6 +72,8 @@ def load_openvino() -> Any:
     silence_telemetry()
     import openvino
 
+    with _FIRST_USE:  # of NumPy: two threads at once in OpenVINO's would wait for each other for ever
+        openvino.Tensor(np.zeros(1, dtype=np.float32))
     return openvino
 
 
