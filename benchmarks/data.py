@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -197,7 +198,8 @@ def main() -> None:
     parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
     options = parser.parse_args()
     if options.cifar:
-        small = open_data(options.cifar).split("train").images
+        train: Any = open_data(options.cifar).split("train")
+        small = train.images
     else:
         small = torch.randint(0, 256, (20 * options.pictures, 3, 32, 32), dtype=torch.uint8)
     table = Table(title=f"images per second, {options.workers} workers, best of {options.repeats} interleaved runs")

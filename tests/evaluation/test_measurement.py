@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from tests.evaluation.conftest import make_class_folders
 from tests.prediction.conftest import CLASSES, make_predictor
+from torch.multiprocessing.spawn import start_processes
 
 from vitrail.data import Dataset, open_data, prepare
 from vitrail.errors import ConfigError, DataError
@@ -147,7 +147,7 @@ def _evaluate_on_a_rank(rank: int, world_size: int, folder: str) -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_together_give_the_same_bits_as_one(tmp_path: Path, folder: Dataset, world_size: int) -> None:
     alone = measure_split(make_predictor(), folder)
-    mp.start_processes(_evaluate_on_a_rank, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn")
+    start_processes(_evaluate_on_a_rank, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn")
     for rank in range(world_size):
         found = np.load(tmp_path / f"rank-{rank}.npz")
         for name in ("logits", "targets", "samples"):
