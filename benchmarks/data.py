@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -150,7 +151,7 @@ def jpeg_rows(count: int, width: int, height: int, workers: int, repeats: int) -
         folder = Path(name) / "train"
         write_photographs(folder, count, width, height)
         data, folders = open_data(Path(name)), torchvision.datasets.ImageFolder
-        torchvision_eval = torchvision.transforms._presets.ImageClassification(crop_size=224)
+        torchvision_eval = torchvision.transforms._presets.ImageClassification(crop_size=224)  # pyright: ignore[reportAttributeAccessIssue]
         bilinear = Preprocess(size=(224, 224))
         ours = vitrail_run(data, bilinear, workers, Augment(crop="resized"), BATCH)
         theirs = torchvision_run(folders(folder, train_transform()), BATCH, workers)
@@ -197,7 +198,8 @@ def main() -> None:
     parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
     options = parser.parse_args()
     if options.cifar:
-        small = open_data(options.cifar).split("train").images
+        train: Any = open_data(options.cifar).split("train")
+        small = train.images
     else:
         small = torch.randint(0, 256, (20 * options.pictures, 3, 32, 32), dtype=torch.uint8)
     table = Table(title=f"images per second, {options.workers} workers, best of {options.repeats} interleaved runs")

@@ -132,10 +132,11 @@ def compare_methods(source: str, data: str, pictures: int, steps: int) -> None:
     table = Table("method", "deletion ↓", "insertion ↑", "score", "failed", title=title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
+    failed = {str(name): number for name, number in failures.items()}
     means = {name: mean_of(found) for name, found in results.items() if found}
     for name, mean in sorted(means.items(), key=lambda item: -item[1].score):
         numbers = (f"{mean.deletion:.4f}", f"{mean.insertion:.4f}", f"{mean.score:.4f}")
-        table.add_row(name, *numbers, str(failures.get(name, 0)))
+        table.add_row(name, *numbers, str(failed.get(name, 0)))
     Console(highlight=False, width=120).print(table)
 
 

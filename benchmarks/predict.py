@@ -56,6 +56,7 @@ def make_checkpoint(name: str) -> Checkpoint:
     torch.manual_seed(0)
     config = variant(name, num_classes=1000, positions=PositionConfig(resample="timm"))
     model = ViT(config)
+    assert model.head is not None
     torch.nn.init.normal_(model.head.weight, std=0.5)
     return Checkpoint(config=config, tensors=model.state_dict(), preprocess=preset("timm", config.image_size))
 

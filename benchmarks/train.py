@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class HeadByHead(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         answers: list[Tensor] = []
         for head in self.heads:
-            query, key, value = (layer(tokens) for layer in head)
+            query, key, value = (layer(tokens) for layer in cast("nn.ModuleList", head))
             weights = torch.softmax(query @ key.transpose(-1, -2) * self.scale, dim=-1)
             answers.append(weights @ value)
         return self.out(torch.cat(answers, dim=-1))
@@ -133,7 +133,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.transform(self.images[index]), self.labels[index]
+        return self.transform(self.images[index]), self.labels[index]  # pyright: ignore[reportReturnType]
 
 
 def plain_loop(model: nn.Module, batches: Iterator[Any], count: int) -> Callable[[], None]:

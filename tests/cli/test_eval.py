@@ -17,7 +17,7 @@ from tests.prediction.conftest import CLASSES, write_tiny
 
 import vitrail
 from vitrail.cli.main import main
-from vitrail.data import open_data, write_split_file
+from vitrail.data import DataConfig, open_data, write_split_file
 from vitrail.errors import DataError
 from vitrail.evaluation.measurement import measure_split
 from vitrail.weights import bundled
@@ -122,7 +122,7 @@ def test_the_split_of_the_run_is_used(inside: Path, capsys: pytest.CaptureFixtur
     write_tiny(inside / "run" / "weights" / "best.safetensors", CLASSES)
     flat = make_class_folders(inside / "animals").joinpath("test").rename(inside / "flat")
     (flat / "cat" / "007.png").unlink()
-    data = open_data(flat, vitrail.data.DataConfig(split_seed=5, test_rate=0.3))
+    data = open_data(flat, DataConfig(split_seed=5, test_rate=0.3))
     write_split_file(data, inside / "run" / "split.csv")
     for source, out in (("run", "a"), ("run/weights/best.safetensors", "c")):
         assert main(["eval", source, "flat", "--out", out]) == 0

@@ -15,6 +15,7 @@ from tests.prediction.conftest import CLASSES, checkpoint_file, photos, write_ti
 
 import vitrail
 from vitrail.cli.main import main
+from vitrail.data import open_data
 from vitrail.weights import bundled
 
 
@@ -198,6 +199,7 @@ def test_embed_writes_features_and_a_map(inside: Path, capsys: pytest.CaptureFix
     assert sorted(stored.files) == ["features", "picture"]
     one = vitrail.load("tiny.safetensors").embed("photos/04.jpg")
     assert stored["picture"][3] == "photos/04.jpg"
+    assert one.vector is not None
     np.testing.assert_allclose(stored["features"][3], one.vector, rtol=1e-4, atol=1e-4)
     with Image.open("runs/embed-1/map_pca.png") as image:
         assert image.width > 500
@@ -207,7 +209,7 @@ def test_embed_a_data_set_with_its_labels(inside: Path, capsys: pytest.CaptureFi
     arguments = ["embed", "tiny.safetensors", "--data", "digits", "--split", "val", "test", "--format", "parquet"]
     assert main([*arguments, "--map", "none", "--out", "here"]) == 0
     table = pq.read_table("here/features.parquet")
-    digits = vitrail.data.open_data("digits")
+    digits = open_data("digits")
     assert table.num_rows == len(digits.split("val")) + len(digits.split("test"))
     assert table["label"].to_pylist()[:9] == [digits.classes[label] for label in digits.split("val").labels[:9]]
     assert set(table["split"].to_pylist()) == {"val", "test"}

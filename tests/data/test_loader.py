@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from vitrail.data import (
+    ArraySource,
     Augment,
     Batch,
     DataConfig,
@@ -174,7 +175,9 @@ def test_evaluation_is_the_preprocessing_and_nothing_else(folder: Dataset) -> No
 def test_bytes_output(arrays: Dataset) -> None:
     batch = collect(Loader(arrays, "val", SPEC, LoaderConfig(output="bytes")))[0]
     assert batch.images.dtype == torch.uint8
-    assert torch.equal(batch.images, arrays.split("val").images)
+    source = arrays.split("val")
+    assert isinstance(source, ArraySource)
+    assert torch.equal(batch.images, source.images)
 
 
 def test_batches_stay_as_they_were(arrays: Dataset) -> None:

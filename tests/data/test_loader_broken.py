@@ -16,7 +16,7 @@ SPEC = Preprocess(size=(16, 16))
 
 def break_pictures(data: Dataset, split: str, count: int) -> None:
     for index in range(count):
-        path = data.split(split).picture(index)
+        path = Path(str(data.split(split).picture(index)))
         path.write_bytes(path.read_bytes()[:-100])
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.patches import Rectangle
+from matplotlib.text import Annotation, Text
 from PIL import Image
 
 from vitrail import drawing
@@ -26,6 +28,10 @@ from vitrail.explanation.figures import Filters
 from vitrail.explanation.plots import plot_distance, plot_filters, plot_positions
 from vitrail.prediction import Predictor
 from vitrail.report.pictures import encode_figure
+
+
+def bars(axes: Axes) -> list[Rectangle]:
+    return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
 
 
 def confusion(matrix: np.ndarray) -> Confusion:
@@ -57,7 +63,7 @@ def test_of_very_many_classes_the_most_frequent_mistakes_are_shown(tmp_path: Pat
     plots.save_figure(figure, tmp_path / "a.png")
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["class 7 → class 8", "class 8 → class 7"]
-    assert [bar.get_width() for bar in axes.patches] == [5, 2]
+    assert [bar.get_width() for bar in bars(axes)] == [5, 2]
     assert [text.get_text() for text in axes.texts] == [" 33%", " 17%"]
     assert "2 most frequent mistakes" in axes.get_title(loc="left")
     perfect = plots.confusion_figure(confusion(np.diag(np.full(101, 1))), [str(label) for label in range(101)], "t")
@@ -116,9 +122,9 @@ def test_reliability_bars_are_the_accuracy(tmp_path: Path) -> None:
     calibration = calibrate(np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]]), [0, 1, 0])
     figure = plots.reliability_figure(calibration, "a title")
     plots.save_figure(figure, tmp_path / "a.png")
-    heights = sorted(bar.get_height() for bar in figure.axes[0].patches)
+    heights = sorted(bar.get_height() for bar in bars(figure.axes[0]))
     assert heights == [0.5, 1.0]
-    assert sum(bar.get_height() for bar in figure.axes[1].patches) == pytest.approx(1)
+    assert sum(bar.get_height() for bar in bars(figure.axes[1])) == pytest.approx(1)
     assert "calibration error" in figure.axes[0].get_title(loc="left")
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()
@@ -131,7 +137,7 @@ def test_robustness_curves(tmp_path: Path) -> None:
     plots.save_figure(figure, tmp_path / "a.png")
     lines = [list(line.get_ydata()) for line in figure.axes[0].lines]
     assert lines[0] == [0.95, 0.9, 0.8, 0.7, 0.6, 0.5]
-    places = {text.get_text(): text.xy[1] for text in figure.axes[0].texts}
+    places = {text.get_text(): text.xy[1] for text in figure.axes[0].texts if isinstance(text, Annotation)}
     assert abs(places["blur"] - places["jpeg"]) > 0.05  # both end at 50 %, and the names do not overlap
 
 
@@ -177,6 +183,7 @@ def test_the_sheet_shows_the_pictures_of_the_mistakes(predictor: Predictor, arra
     found = measure_split(predictor, arrays)
     sheet = np.array(mistakes_sheet(found, arrays).convert("RGB"))
     worst = arrays.split("test").picture(int(found.samples[top_losses(found, 1)[0]]))
+    assert isinstance(worst, np.ndarray | torch.Tensor)
     # The first tile, 20×24 enlarged to a width of 112, begins at the margin, below the heading.
     tile = sheet[50:143, 16:128]
     rows = {tuple(pixel) for line in (9, 10) for pixel in worst[:, line].T.tolist()}  # the middle of the picture

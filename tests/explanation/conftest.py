@@ -63,7 +63,7 @@ def images_for(model: ViT, batch: int = 2) -> Tensor:
     return torch.randn(batch, model.config.channels, *model.config.image_size)
 
 
-def eager(model: Any, images: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
+def eager(model: Any, images: Tensor) -> tuple[Tensor, list[list[Tensor]], list[Tensor] | None]:
     """Logits, the probabilities of each layer (B, H, N, N) and those of attention pooling, written out step by step."""
     config = model.config
     tokens, _ = model.embed(images)

@@ -33,7 +33,7 @@ def textbook(model: Any, images: Tensor, matrices: list[Tensor], pool: Tensor | 
 
 def weighted(probabilities: list[Tensor]) -> Tensor:
     """E_h[(∇A ⊙ A)⁺]."""
-    return torch.stack([(a.grad * a.detach()).clamp(min=0) for a in probabilities]).mean(dim=0)
+    return torch.stack([(torch.as_tensor(a.grad) * a.detach()).clamp(min=0) for a in probabilities]).mean(dim=0)
 
 
 def backward_from(model: Any, images: Tensor, targets: Tensor) -> tuple[list[Tensor], Tensor | None]:

@@ -86,7 +86,7 @@ def test_rollout_multiplies_what_merging_does(fields: dict[str, Any], make_model
         else:
             reads = torch.full((16,), 1 / 16) if config.pooling == "mean" else probe[picture]
             row = sum(share * total[token] for share, token in zip(reads, before, strict=True))
-        torch.testing.assert_close(maps[picture].flatten(), row[config.prefix :], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(maps[picture].flatten(), row[config.prefix :], rtol=1e-4, atol=1e-6)  # pyright: ignore[reportIndexIssue]
         assert len(set(before.tolist())) == config.block_tokens[-1] - config.prefix
 
 

@@ -50,7 +50,9 @@ def test_layer_scale_starts_at_its_value(tiny: ViTConfig) -> None:
     tokens = torch.randn(1, 17, 32)
     torch.testing.assert_close(block(tokens), tokens)  # a scale of 0 closes both branches
     fresh = ViT(replace(tiny, block=BlockConfig(layer_scale=1e-5)))
-    assert all((block.branch1.scale == 1e-5).all() for block in fresh.blocks)
+    scales = [weight for name, weight in fresh.named_parameters() if name.endswith("branch1.scale")]
+    assert len(scales) == tiny.depth
+    assert all((scale == 1e-5).all() for scale in scales)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

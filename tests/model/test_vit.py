@@ -18,6 +18,7 @@ from vitrail.model import (
     ViT,
     ViTConfig,
 )
+from vitrail.model.block import Block
 
 POOLINGS: list[dict[str, Any]] = [
     {"pooling": "cls"},
@@ -119,6 +120,7 @@ def test_captured_attention_is_what_the_layers_used(make_model: Callable[..., Vi
     trace = model.trace(images, hidden=range(3), attention=AttentionQuery())
     inputs = [model.embed(images)[0], trace.hidden[0], trace.hidden[1]]
     for layer, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
         normed = block.norm1(inputs[layer])
         q, k, v = block.attention.qkv(normed).view(2, 17, 3, 4, 8).unbind(2)
         expected = torch.softmax(torch.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5, dim=-1)

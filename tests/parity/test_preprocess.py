@@ -51,7 +51,7 @@ def test_timm_other_shapes_and_modes(picture: Image.Image, crop_mode: str) -> No
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: str(picture.size))
 @pytest.mark.parametrize(("size", "resize"), [(224, 256), (224, 242), (384, 384)])
 def test_torchvision(picture: Image.Image, size: int, resize: int) -> None:
-    theirs = torchvision.transforms._presets.ImageClassification(crop_size=size, resize_size=resize)
+    theirs = torchvision.transforms._presets.ImageClassification(crop_size=size, resize_size=resize)  # pyright: ignore[reportAttributeAccessIssue]
     spec = Preprocess(
         size=(size, size),
         resize="shortest",

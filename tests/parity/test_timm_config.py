@@ -119,7 +119,8 @@ def test_every_registered_name_agrees_or_is_refused(tmp_path: Path, name: str) -
         if told["resnet"] is not None and name.endswith("_384"):  # as large as a whole ResNet
             assert told == named_arguments(name.replace("_384", "_224"))
             return
-        stride = {(): 32, (2, 2, 2, 2): 32, (3, 4, 9): 16, (3, 4, 6, 3): 32}.get(told["resnet"], told["patch_size"])
+        strides: dict[Any, int] = {(): 32, (2, 2, 2, 2): 32, (3, 4, 9): 16, (3, 4, 6, 3): 32}
+        stride = strides.get(told["resnet"]) or told["patch_size"]
         arguments |= {"embed_dim": 4 * told["num_heads"], "img_size": 2 * stride}
     else:
         arguments |= {"img_size": 64 if "patch" not in name else 4 * int(name.split("patch")[1].split("_")[0])}

@@ -115,7 +115,7 @@ def test_a_written_timm_file_loads_with_create_model(tmp_path: Path) -> None:
     assert again.config == checkpoint.config
 
 
-def hf_vit(model: str = "ViTForImageClassification", **changes: Any) -> nn.Module:
+def hf_vit(model: str = "ViTForImageClassification", **changes: Any) -> Any:
     fields = {
         "image_size": 32,
         "patch_size": 8,
@@ -159,7 +159,7 @@ DINO: dict[str, Any] = {
 @pytest.mark.parametrize("case", HF_CASES)
 def test_huggingface(tmp_path: Path, case: str) -> None:
     make, shape = HF_CASES[case]
-    peer = make()
+    peer: Any = make()
     peer.save_pretrained(tmp_path / "saved")
     checkpoint = read_checkpoint(tmp_path / "saved")
     images = torch.randn(2, *shape)

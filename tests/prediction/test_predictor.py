@@ -1,11 +1,14 @@
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tests.prediction.conftest import CLASSES, make_predictor
+from torch import nn
 
 import vitrail
 from vitrail.data.transform import prepare
@@ -74,12 +77,15 @@ def test_the_stream_reads_no_further_than_it_must(
     first = [next(stream) for _ in range(5)]
     assert [item.picture for item in first] == [str(photos[place % 3]) for place in range(1, 6)]
     assert taken < 30
+    assert isinstance(stream, Generator)
     stream.close()
 
 
 def test_a_batch_is_several_pictures(predictor: Predictor) -> None:
     batch = np.random.default_rng(0).integers(0, 256, (3, 20, 20, 3), dtype=np.uint8)
-    found = list(predictor.predict(batch))
+    found = list(predictor.predict(iter(batch)))
+    stacked: Any = predictor.predict(batch)  # typed as one picture, which an array of three dimensions is
+    assert list(stacked) == found
     assert [item.picture for item in found] == ["picture 0", "picture 1", "picture 2"]
     assert found[1].scores == pytest.approx(predictor.predict(batch[1]).scores, rel=1e-4)
 
@@ -95,6 +101,7 @@ def test_embeddings_are_what_the_head_sees(predictor: Predictor, photos: list[Pa
             np.testing.assert_allclose(item.vector, features, rtol=1e-4, atol=1e-5)
     one = predictor.embed(photos[0])
     assert one.vector is not None
+    assert found[0].vector is not None
     np.testing.assert_allclose(one.vector, found[0].vector, rtol=1e-4, atol=1e-5)
 
 
@@ -120,7 +127,7 @@ def test_mistakes_are_named(predictor: Predictor, photos: list[Path]) -> None:
 
 def test_an_answer_that_is_not_finite_is_an_error(predictor: Predictor, photos: list[Path]) -> None:
     with torch.no_grad():
-        predictor.model.head.bias[2] = torch.nan
+        cast("nn.Linear", predictor.model.head).bias[2] = torch.nan
     assert "not finite" in str(next(iter(predictor.predict(photos[:1]))).error)
 
 

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from tests.prediction.conftest import CLASSES
 from tests.prediction.test_predictor import Upside
+from torch import nn
 
 import vitrail
 from vitrail.errors import InputError, WeightsError
@@ -23,7 +25,7 @@ def test_a_file_of_ours_is_written_again_byte_for_byte(checkpoint_file: Path, tm
 
 def test_changed_weights_are_what_is_saved(predictor: Predictor, photos: list[Path], tmp_path: Path) -> None:
     with torch.no_grad():
-        predictor.model.head.bias[2] += 100
+        cast("nn.Linear", predictor.model.head).bias[2] += 100
     predictor.save(str(tmp_path / "new.safetensors"))
     again = vitrail.load(tmp_path / "new.safetensors")
     assert again.predict(photos[0]).scores == pytest.approx(predictor.predict(photos[0]).scores)

@@ -24,7 +24,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def onnx_file(exports: Path, tmp_path: Path) -> Path:
     """An export of one's own, to do anything with."""
-    return shutil.copy(exports / "tiny.onnx", tmp_path / "model.onnx")
+    return shutil.copy(exports / "tiny.onnx", tmp_path / "model.onnx")  # pyright: ignore[reportReturnType]
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def test_another_model_machine_or_number_of_threads_is_measured_again(
     assert key == choosing.decision_key(converter_of(make_predictor()), ways)
     other = make_predictor()
     with torch.no_grad():
-        other.model.norm.bias += 1
+        other.model.norm.bias += 1  # pyright: ignore[reportAttributeAccessIssue]
     keys = {key, choosing.decision_key(converter_of(other), ways), choosing.decision_key(converter_of(other), ways[:1])}
     monkeypatch.setattr(choosing, "processor_name", lambda: "another")
     keys.add(choosing.decision_key(converter_of(predictor), ways))

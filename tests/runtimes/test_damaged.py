@@ -141,7 +141,7 @@ def point_elsewhere(path: Path, location: str) -> Path:
 
     def change(model: Any) -> None:
         tensor = model.graph.initializer[0]
-        onnx.external_data_helper.set_external_data(tensor, location)
+        onnx.external_data_helper.set_external_data(tensor, location)  # pyright: ignore[reportAttributeAccessIssue]
         tensor.ClearField("raw_data")
 
     return edit(path, change)

@@ -51,7 +51,7 @@ class Watch(Listener):
                 raise KeyboardInterrupt
             return result
 
-        trainer.step = slow
+        vars(trainer)["step"] = slow
         trainer.listener = self
 
     def said(self, message: str) -> None:

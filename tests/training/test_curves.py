@@ -9,6 +9,7 @@ from PIL import Image
 from vitrail.errors import DataError
 from vitrail.model import ViT, variant
 from vitrail.report.learning import training_section
+from vitrail.report.page import Paragraph, Plots
 from vitrail.training.config import Optim, Start, TrainConfig
 from vitrail.training.curves import Row, append_row, best_row, draw_curves, keep_rows, learning_rates, read_rows
 from vitrail.training.optim import group_parameters
@@ -88,13 +89,16 @@ def test_each_group_of_weights_has_its_learning_rate(optim: Optim, start: Start,
         groups = [group.lr for group in group_parameters(model, optim, model.config.depth)]
         assert {max(groups), min(groups)} <= set(rates.values())
     section = training_section([row(1), row(2)], rates, "2 epochs")
-    plot = section.blocks[1].plots[-1]
+    plots = section.blocks[1]
+    assert isinstance(plots, Plots)
+    plot = plots.plots[-1]
     assert [curve.name for curve in plot.curves] == names
     assert plot.curves[0].points == [(1, 0.1), (2, 0.05)]  # what a row holds is the highest
     assert plot.curves[-1].points[0][1] == pytest.approx(0.1 * min(rates.values()) / max(rates.values()))
 
 
 def test_the_section_says_that_val_chose_the_epoch() -> None:
-    one, two = (training_section(rows, {"all": 1.0}, "done").blocks[0].text for rows in ([row(1)], [row(1), row(2)]))
+    blocks = [training_section(rows, {"all": 1.0}, "done").blocks[0] for rows in ([row(1)], [row(1), row(2)])]
+    one, two = (block.text for block in blocks if isinstance(block, Paragraph))
     assert "val chose the epoch" in two
     assert "chose" not in one

@@ -9,10 +9,12 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from processes import run
 from vitrail.errors import VitrailError
@@ -127,7 +129,7 @@ def test_of_equally_good_epochs_the_last_is_kept_and_patience_still_ends(make_tr
         accuracy, loss = next(answers)
         return Judgement(loss=loss, accuracy=accuracy, count=10)
 
-    trainer.judge = judge
+    vars(trainer)["judge"] = judge
     trainer.listener = notes = Notes()
     progress = trainer.run()
     assert (progress.best_epoch, progress.best_accuracy, progress.best_loss) == (7, 0.8, 0.404)
@@ -286,7 +288,7 @@ def test_weights_that_are_not_finite_are_never_kept(make_trainer: Callable[..., 
         result = step(*arguments)
         if calls == 8:  # the last step of the second epoch
             with torch.no_grad():
-                trainer.model.head.bias[0] = float("inf")
+                cast("nn.Linear", trainer.model.head).bias[0] = float("inf")
         return result
 
     monkeypatch.setattr(trainer, "step", poisoned)
@@ -304,7 +306,7 @@ def test_a_checkpoint_that_leads_nowhere_is_not_tried_again(make_trainer: Callab
         def stepped(self, step: int, loss: float, images_per_second: float) -> None:
             if step == 6 and not self.notes:  # once: spoil the weights, and keep that
                 with torch.no_grad():
-                    trainer.model.head.bias[0] = float("nan")
+                    cast("nn.Linear", trainer.model.head).bias[0] = float("nan")
                 trainer.save()
 
     trainer.listener = notes = Saboteur()

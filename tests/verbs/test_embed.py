@@ -62,7 +62,8 @@ def test_any_kind_of_picture() -> None:
     with Image.open("photos/2.png") as image:
         embeddings = embed(model, [*paths, image])
     assert embeddings.pictures == ("photos/0.png", "photos/1.png", "picture 2")
-    expected = np.stack([model.embed(f"photos/{number}.png").vector for number in range(3)])
+    vectors = [model.embed(f"photos/{number}.png").vector for number in range(3)]
+    expected = np.stack([vector for vector in vectors if vector is not None])
     np.testing.assert_allclose(embeddings.features, expected, atol=1e-5)
     assert len(embed(model, (path for path in paths))) == 2
     with pytest.raises(InputError, match="no picture could be read"):

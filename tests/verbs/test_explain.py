@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,12 @@ from vitrail.errors import ConfigError, InputError
 from vitrail.explanation import METHODS
 from vitrail.explanation.explained import Explained, Explanations
 from vitrail.verbs.explain import explain
+
+
+def explain_one(model: Any, picture: Any, **options: Any) -> Explained:
+    explained = explain(model, picture, method="rollout", **options)
+    assert isinstance(explained, Explained)
+    return explained
 
 
 def files_of(folder: str) -> dict[str, object]:
@@ -84,16 +91,19 @@ def test_pictures_of_any_kind(save_model, photos) -> None:
     with Image.open(photos[0]) as image:
         opened = image.convert("RGB")
     array = np.asarray(opened)
-    maps = [explain(predictor, kind, method="rollout").map for kind in (photos[0], Path(photos[0]), opened, array)]
+    maps = [explain_one(predictor, kind).map for kind in (photos[0], Path(photos[0]), opened, array)]
     assert all(torch.equal(maps[0], other) for other in maps)
     several = explain(predictor, [opened, photos[1], array], method="rollout")
+    assert isinstance(several, Explanations)
     assert [explained.stem for explained in several] == ["picture 0", "three", "picture 2"]
-    assert len(explain(predictor, np.stack([array, array]), method="rollout")) == 2
+    stacked = explain(predictor, np.stack([array, array]), method="rollout")
+    assert isinstance(stacked, Explanations)
+    assert len(stacked) == 2
 
 
 def test_a_large_overlay_is_small_in_a_notebook(save_model, inside) -> None:
     Image.new("RGB", (2000, 1000), "red").save("large.png")
-    explained = explain(save_model(), "large.png", method="rollout")
+    explained = explain_one(save_model(), "large.png")
     with Image.open(io.BytesIO(explained._repr_png_())) as shown:
         assert shown.size == (640, 320)
     assert explained.overlay.size == (2000, 1000)
@@ -132,8 +142,8 @@ def test_saving_where_nothing_can_be_saved(save_model, photos) -> None:
 
 def test_a_loaded_model_stays_where_it_is(save_model, photos) -> None:
     predictor = load(save_model())
-    there = explain(predictor, photos[0], method="rollout", device="cpu")
-    np.testing.assert_array_equal(there.map, explain(predictor, photos[0], method="rollout").map)
+    there = explain_one(predictor, photos[0], device="cpu")
+    np.testing.assert_array_equal(there.map, explain_one(predictor, photos[0]).map)
     with pytest.raises(ConfigError, match="device= cannot change a loaded model"):
         explain(predictor, photos[0], device=DEVICE)
 

@@ -165,7 +165,8 @@ def test_refusals_never_advise_to_run_a_file(tmp_path: Path, kind: str) -> None:
     if kind == "traced":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its end, in newer versions
-            torch.jit.trace(model, torch.zeros(1, 2)).save(str(path))
+            traced: Any = torch.jit.trace(model, torch.zeros(1, 2))
+            traced.save(str(path))
     elif kind == "whole":
         torch.save(model, path)
     else:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.data import DataConfig, open_data
+from vitrail.data import ArraySource, DataConfig, Dataset, open_data
 from vitrail.data.sources.cifar import CIFAR10_CLASSES
 from vitrail.data.sources.inert import load_inert
 from vitrail.errors import DataError
@@ -20,6 +20,13 @@ from vitrail.errors import DataError
 RANDOM = np.random.default_rng(0)
 PICTURES = RANDOM.integers(0, 256, (20, 3072), dtype=np.uint8)
 LABELS = [number % 10 for number in range(20)]
+
+
+def images_of(data: Dataset, split: str) -> torch.Tensor:
+    """The pictures of a split that lies in memory."""
+    source = data.split(split)
+    assert isinstance(source, ArraySource)
+    return source.images
 
 
 def write_binary(folder: Path, fine: bool = False) -> Path:
@@ -51,7 +58,7 @@ def test_cifar10_binary(tmp_path: Path) -> None:
     data = open_data(write_binary(tmp_path / "cifar-10-batches-bin"))
     assert data.classes == CIFAR10_CLASSES
     assert {name: len(source) for name, source in data.splits.items()} == {"train": 100, "test": 20}
-    assert torch.equal(data.splits["test"].images[3].flatten(), torch.from_numpy(PICTURES[3]))
+    assert torch.equal(images_of(data, "test")[3].flatten(), torch.from_numpy(PICTURES[3]))
     assert data.splits["test"].labels.tolist() == LABELS
     assert open_data(tmp_path).name == "cifar10"  # the folder above it
     assert open_data("cifar10", DataConfig(data_dir=tmp_path)).name == "cifar10"
@@ -67,7 +74,7 @@ def test_cifar10_pickled_equals_binary(tmp_path: Path) -> None:
     pickled = open_data(write_pickled(tmp_path / "cifar-10-batches-py", batch))
     binary = open_data(write_binary(tmp_path / "bin"))
     for split in ("train", "test"):
-        assert torch.equal(pickled.splits[split].images, binary.splits[split].images)
+        assert torch.equal(images_of(pickled, split), images_of(binary, split))
         assert np.array_equal(pickled.splits[split].labels, binary.splits[split].labels)
 
 
@@ -174,7 +181,7 @@ def write_idx(folder: Path, zipped: bool = False) -> Path:
 def test_idx(tmp_path: Path, zipped: bool) -> None:
     data = open_data(write_idx(tmp_path / "x", zipped))
     assert data.classes == tuple("0123456789")
-    assert data.splits["train"].images.shape == (10, 1, 28, 28)
+    assert images_of(data, "train").shape == (10, 1, 28, 28)
     assert data.splits["test"].key(4) == "x/test/4"
 
 
@@ -215,7 +222,7 @@ def test_other_bad_idx(tmp_path: Path) -> None:
 def test_digits() -> None:
     data = open_data("digits")
     assert {name: len(source) for name, source in data.splits.items()} == {"train": 1259, "val": 269, "test": 269}
-    images = data.splits["train"].images
+    images = images_of(data, "train")
     assert images.shape[1:] == (1, 8, 8)
     assert (int(images.min()), int(images.max()), len(images.unique())) == (0, 255, 17)
     counts = np.bincount(data.splits["test"].labels)
@@ -231,11 +238,13 @@ def test_digits_match_scikit_learn(moved: bool, monkeypatch: pytest.MonkeyPatch)
     bunch = load_digits()
     if moved:
         monkeypatch.setattr("vitrail.data.sources.digits.find_spec", lambda _: None)
-    for source in open_data("digits").splits.values():
+    digits = open_data("digits")
+    for name, source in digits.splits.items():
+        images = images_of(digits, name)
         for index in range(0, len(source), 37):
             row = int(source.key(index).split("/")[1])
             assert source.labels[index] == bunch.target[row]
-            assert np.array_equal(np.round(source.images[index, 0].numpy() * (16 / 255)), bunch.images[row])
+            assert np.array_equal(np.round(images[index, 0].numpy() * (16 / 255)), bunch.images[row])
 
 
 def test_unknown_names_and_files(tmp_path: Path) -> None:

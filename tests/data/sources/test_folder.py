@@ -74,7 +74,7 @@ def test_spaces_and_other_scripts(make_folder) -> None:
     names = ("a cat", "Größe", "猫 犬", 'it\'s; "odd", [really]')
     data = open_data(make_folder(*(f"train/{name}" for name in names), *(f"val/{name}" for name in names)))
     assert set(data.classes) == set(names)
-    assert data.splits["train"].picture(0).is_file()
+    assert Path(str(data.splits["train"].picture(0))).is_file()
 
 
 def test_unicode_forms_are_one_name(make_folder) -> None:

@@ -18,12 +18,14 @@ def make(labels: list[int], names: list[str]) -> datasets.Dataset:
 
 def test_splits_and_names_are_kept(tmp_path: Path) -> None:
     parts = {"train": make([0, 1, 0, 1], ["wolf", "cat"]), "validation": make([1, 0], ["cat", "wolf"])}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict(**parts).save_to_disk(tmp_path / "saved")
     data = open_data(f"hf:{tmp_path / 'saved'}")
     assert data.classes == ("cat", "wolf")
     assert data.splits["train"].labels.tolist() == [1, 0, 1, 0]
     assert data.splits["val"].labels.tolist() == [1, 0]  # by name, though the numbers were the other way round
-    assert data.splits["train"].picture(0).startswith(b"\x89PNG")
+    first = data.splits["train"].picture(0)
+    assert isinstance(first, bytes)
+    assert first.startswith(b"\x89PNG")
 
 
 def test_one_split_is_divided_and_keeps_its_keys(tmp_path: Path) -> None:
@@ -52,9 +54,9 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pictures_without_a_label(tmp_path: Path) -> None:
     """The Hub's test splits often hide theirs as -1, which must not count as the last class."""
     parts = {"train": make([0, 1] * 10, ["a", "b"]), "test": make([-1, -1], ["a", "b"])}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "hidden")
+    datasets.DatasetDict(**parts).save_to_disk(tmp_path / "hidden")
     assert list(open_data(f"hf:{tmp_path / 'hidden'}").splits) == ["train", "val", "test"]  # made of the training rows
     parts["validation"] = make([0, -1], ["a", "b"])
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "partly")
+    datasets.DatasetDict(**parts).save_to_disk(tmp_path / "partly")
     with pytest.raises(DataError, match="partly/validation: row 1 has no label"):
         open_data(f"hf:{tmp_path / 'partly'}")

@@ -5,6 +5,7 @@ import struct
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ BATCH = {b"data": PICTURES, b"labels": [n % 10 for n in range(20)], b"filenames"
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_every_protocol_gives_the_same(protocol: int, order: str) -> None:
+def test_every_protocol_gives_the_same(protocol: int, order: Literal["C", "F"]) -> None:
     batch = {**BATCH, b"data": np.array(PICTURES, order=order), b"n": [None, True, 300, -5, 2**40, (1, 2)]}
     read = load_inert(pickle.dumps(batch, protocol=protocol), "batch")
     assert np.array_equal(read["data"].array(), PICTURES)

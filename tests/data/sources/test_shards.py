@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import webdataset
 from tests.data.conftest import picture
 from webdataset import tariterators
 
-from vitrail.data import Augment, DataConfig, Dataset, Loader, LoaderConfig, Preprocess, open_data
+from vitrail.data import ArraySource, Augment, DataConfig, Dataset, Loader, LoaderConfig, Preprocess, open_data
 from vitrail.data.download import Remote
 from vitrail.data.sharding import write_shards
 from vitrail.data.sources.shards import expand_braces
@@ -58,7 +59,8 @@ def contents(data: Dataset, split: str) -> list[tuple[bytes, str]]:
     found = []
     for index in range(len(source)):
         value = source.picture(index)
-        found.append((value if isinstance(value, bytes) else value.read_bytes(), data.classes[source.labels[index]]))
+        content = value if isinstance(value, bytes) else Path(str(value)).read_bytes()
+        found.append((content, data.classes[source.labels[index]]))
     return sorted(found)
 
 
@@ -84,7 +86,7 @@ def test_webdataset_reads_what_we_write(folder: Dataset, shards: Path) -> None:
 
 def test_we_read_what_webdataset_writes(folder: Dataset, tmp_path: Path) -> None:
     for split in ("train", "val"):
-        with webdataset.ShardWriter(str(tmp_path / f"{split}-%03d.tar"), maxcount=8, verbose=0) as writer:
+        with webdataset.writer.ShardWriter(str(tmp_path / f"{split}-%03d.tar"), maxcount=8, verbose=0) as writer:
             for number, (data, name) in enumerate(contents(folder, split)):
                 writer.write({"__key__": f"{number:04d}", "jpg": data, "cls": name})
     (tmp_path / "all").mkdir()
@@ -146,7 +148,7 @@ def test_truncated_shards(folder: Dataset, tmp_path: Path, cut: int) -> None:
         open_data(tmp_path / "s")
 
 
-def write_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
+def write_tar(path: Path, members: dict[str, bytes], mode: Any = "w") -> Path:
     with tarfile.open(path, mode) as archive:
         for name, data in members.items():
             entry = tarfile.TarInfo(name)
@@ -187,10 +189,11 @@ def test_arrays_and_broken_pictures(folder: Dataset, tmp_path: Path) -> None:
     data = open_data(tmp_path / "digits")
     batch = next(iter(Loader(data, "test", Preprocess(size=(8, 8)), LoaderConfig(batch_size=269))))
     source = open_data("digits").split("test")
+    assert isinstance(source, ArraySource)
     assert sorted(batch.images[:, 0].flatten(1).sum(1).tolist()) == pytest.approx(
         sorted((source.images.flatten(1) / 127.5 - 1).sum(1).tolist()), abs=1e-3
     )
-    folder.split("train").picture(4).write_bytes(b"broken")
+    Path(str(folder.split("train").picture(4))).write_bytes(b"broken")
     written = write_shards(folder, tmp_path / "s")
     assert list(written.skipped) == ["train/cat/004.jpg"]
     assert written.num_samples == 59

@@ -46,7 +46,7 @@ def test_csv_with_splits(table) -> None:
     data = open_data(table(rows()))
     assert {name: len(source) for name, source in data.splits.items()} == {"train": 12, "val": 4, "test": 4}
     assert data.splits["test"].key(0) == "pictures/x/008.jpg"
-    assert data.splits["test"].picture(0).is_file()
+    assert Path(str(data.splits["test"].picture(0))).is_file()
     assert data.classes == ("x", "y")
 
 
@@ -117,7 +117,7 @@ def test_parquet_of_paths_and_unknown_labels(table, tmp_path: Path) -> None:
     table("")
     paths = [f"pictures/{name}/{index:03d}.jpg" for name in "xy" for index in range(10)]
     pq.write_table(pa.table({"path": paths, "label": ["x"] * 10 + ["y"] * 10}), tmp_path / "p.parquet")
-    assert open_data(tmp_path / "p.parquet").splits["train"].picture(0).is_file()
+    assert Path(str(open_data(tmp_path / "p.parquet").splits["train"].picture(0))).is_file()
     info = {"info": {"features": {"label": {"names": ["a", "b"]}}}}
     wrong = pa.table({"path": paths, "label": [5] * 20}).replace_schema_metadata(
         {b"huggingface": json.dumps(info).encode()}
