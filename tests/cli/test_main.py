@@ -84,7 +84,7 @@ def test_sigterm_cleans_up_and_exits_143(tmp_path: Path) -> None:
     code = (
         "import os, signal, vitrail.cli.main as m\n"
         "def verb(argv=None):\n"
-        "    try: os.kill(os.getpid(), signal.SIGTERM); signal.pause()\n"
+        "    try: signal.raise_signal(signal.SIGTERM); signal.pause()\n"
         f"    finally: open({str(tmp_path / 'clean')!r}, 'w').close()\n"
         "m.main = verb; m.entry()"
     )

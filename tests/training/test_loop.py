@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -76,7 +75,7 @@ def test_killed_while_writing_a_checkpoint(make_trainer: Callable[..., Trainer],
     """Whatever is half-written is not taken for a checkpoint, and swept away by the next one."""
     trainer = make_trainer()
     trainer.save()
-    monkeypatch.setattr(snapshots, "_finish", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(snapshots, "_finish", lambda *_: signal.raise_signal(signal.SIGINT))
     trainer.progress.step = 9
     with pytest.raises(KeyboardInterrupt):
         trainer.save()

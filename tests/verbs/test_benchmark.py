@@ -133,7 +133,7 @@ def test_what_does_not_fit_together(
     save_model: Callable[..., str], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contestants.Workshop, "build", lambda *_: pytest.fail("nothing may be built"))
-    with pytest.raises(DataError, match="the classes of model and data must be the same"):
+    with pytest.raises(DataError, match="the model and the data must have the same classes"):
         vitrail.benchmark(save_model(num_classes=5), **QUICK, data=data)
     odd = save_model("odd.safetensors", stem=ConvStem(widths=(8,), strides=(2,)), patch_size=(4, 4))
     with pytest.raises(WeightsError, match="timm cannot hold this model"):
