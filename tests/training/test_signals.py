@@ -1,6 +1,5 @@
 """A closed terminal asks a run to stop, as Ctrl-C does."""
 
-import os
 import signal
 
 from vitrail.training.signals import Signals
@@ -8,12 +7,12 @@ from vitrail.training.signals import Signals
 
 def test_a_hangup_is_a_wish_like_others_unless_nohup_ignores_it() -> None:
     with Signals() as signals:
-        os.kill(os.getpid(), signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
         assert signals.received == signal.SIGHUP
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
             assert not signals.received
     finally:
         signal.signal(signal.SIGHUP, before)
