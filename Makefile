@@ -23,6 +23,7 @@ bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.data
 	$(BIN)/python -m benchmarks.train
 	$(BIN)/python -m benchmarks.predict
+	$(BIN)/python -m benchmarks.runtimes
 
 lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock
 	echo '# Written by `make lock`; the Makefile installs with this file as a constraint.' > requirements.lock
@@ -41,5 +42,5 @@ clean:
 
 # torch comes first and alone: a peer asked for together with it could pull another build.
 .venv/dev.stamp: .venv/core.stamp
-	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,track]'
+	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,track,export]'
 	touch $@
