@@ -1,14 +1,18 @@
 """Pictures per second from files to labels, against transformers' pipeline and a timm + DataLoader loop, same weights.
 
     python -m benchmarks.predict [--pictures 2000] [--models vit-ti16 vit-b16] [--repeats 3] [--batch-size 16]
+                                 [--folder JPEGS]
 
-JPEGs of 500×375 are crops of scikit-learn's two photographs. Each contestant reads the same files, prepares them as
-its family does, and gives the best five classes of each; ours runs once with transformers' preprocessing and once with
-timm's, so that both comparisons are fair. Contestants take turns, and the best turn of each counts. `busy` is CPU
-time (with child processes) over wall time and cores, in that best turn. The labels of all must agree.
+JPEGs of 500×375 are crops of scikit-learn's two photographs, or those of a folder. Each contestant reads the same
+files, prepares them as its family does, and gives the best five classes of each; ours runs with transformers'
+preprocessing and with timm's, so that both compare like with like: in torch, and with timm's also exported to OpenVINO,
+in what `auto` chooses and in int8, where this version has them. Contestants take turns, and the best turn of each
+counts. `busy` is CPU time (with child processes) over wall time and cores, in that best turn. `ours / theirs` divides
+by the fastest other library with the same preprocessing; labels are compared with ours in torch.
 """
 
 import argparse
+import inspect
 import os
 import resource
 import tempfile
@@ -16,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -28,6 +33,7 @@ from benchmarks.data import write_photographs
 from benchmarks.peers import timm, transformers
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViT, variant
+from vitrail.processor import processor_name
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.writer import write_checkpoint
 
@@ -62,10 +68,38 @@ def make_checkpoint(name: str) -> Checkpoint:
 
 
 def our_run(checkpoint: Checkpoint, family: str, folder: Path) -> Run:
+    return run_of(vitrail.load(our_file(checkpoint, family, folder)))
+
+
+def our_file(checkpoint: Checkpoint, family: str, folder: Path) -> Path:
     file = folder / f"{family}.safetensors"
-    write_checkpoint(replace(checkpoint, preprocess=preset(family, checkpoint.config.image_size)), file)
-    predictor = vitrail.load(file)
+    if not file.exists():
+        write_checkpoint(replace(checkpoint, preprocess=preset(family, checkpoint.config.image_size)), file)
+    return file
+
+
+def run_of(predictor: vitrail.Predictor) -> Run:
     return lambda paths: [row.indices[0] for row in predictor.predict(paths, top_k=TOP_K)]
+
+
+def exported_runs(checkpoint: Checkpoint, folder: Path, paths: list[Path]) -> dict[str, Run]:
+    """What else `vitrail predict` can run on, with timm's preprocessing."""
+    file = our_file(checkpoint, "timm", folder)
+    vitrail.export(file, folder / "openvino", to="openvino")
+    runs = {"vitrail on OpenVINO, as timm": run_of(vitrail.load(folder / "openvino"))}
+    if hasattr(vitrail.Predictor, "on"):
+        model: Any = vitrail.load(file)
+        runs["vitrail auto, as timm"] = run_of(model.on("auto", count=len(paths), pictures=paths[:WARM], say=print))
+    if "precision" not in inspect.signature(vitrail.export).parameters:
+        print("int8 is left out: this vitrail does not export it")
+        return runs
+    options: dict[str, Any] = {"precision": "int8", "calibrate": paths[0].parent.parent, "agreement": 0.5}
+    try:
+        vitrail.export(file, folder / "int8", to="openvino", **options)  # random weights agree less than trained ones
+        runs["vitrail int8, as timm"] = run_of(vitrail.load(folder / "int8"))
+    except vitrail.VitrailError as error:
+        print(f"int8 is left out: {error}")
+    return runs
 
 
 def pipeline_run(checkpoint: Checkpoint, folder: Path, batch_size: int) -> Run:
@@ -133,6 +167,7 @@ def compare(name: str, paths: list[Path], repeats: int, batch_size: int) -> dict
             "transformers pipeline": pipeline_run(checkpoint, place, 1),
             f"transformers pipeline, batch {batch_size}": pipeline_run(checkpoint, place, batch_size),
             "vitrail, as timm": our_run(checkpoint, "timm", place),
+            **exported_runs(checkpoint, place, paths),
             f"timm + DataLoader, batch {batch_size}": timm_run(checkpoint, place, batch_size),
         }
         for run in runs.values():
@@ -144,30 +179,39 @@ def agreement(first: list[int], second: list[int]) -> float:
     return sum(one == other for one, other in zip(first, second, strict=True)) / len(first)
 
 
+def rows_of(results: dict[str, tuple[float, float, list[int]]]) -> list[tuple[str, ...]]:
+    """Each of ours over the fastest other library with the same preprocessing; labels beside ours in torch."""
+    rows: list[tuple[str, ...]] = []
+    for contestant, (speed, busy, answers) in results.items():
+        family = "timm" if "timm" in contestant else "transformers"
+        others = [each for name, (each, _, _) in results.items() if name.startswith(family)]
+        ratio = f"{speed / max(others):.2f}×" if contestant.startswith("vitrail") else ""
+        same = f"{agreement(results[f'vitrail, as {family}'][2], answers):.1%}"
+        rows.append((contestant, f"{speed:,.1f}", f"{busy:.0%}", ratio, same))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=2000)
     parser.add_argument("--models", nargs="+", default=["vit-ti16", "vit-s16", "vit-b16"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--folder", type=Path, help="JPEGs in class folders, instead of parts of two photographs")
     options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
-    title = f"{options.pictures} JPEGs of 500×375 → labels, best of {options.repeats} interleaved turns"
-    table = Table("model", "contestant", "pictures/s", "busy", "ours / theirs", "same label", title=title)
-    for column in table.columns[2:]:
-        column.justify = "right"
     with tempfile.TemporaryDirectory() as folder:
-        write_photographs(Path(folder), options.pictures, 500, 375)
-        paths = sorted(Path(folder).rglob("*.jpg"))
+        if options.folder is None:
+            write_photographs(Path(folder), options.pictures, 500, 375)
+        paths = sorted((options.folder or Path(folder)).rglob("*.[jJ]*[gG]"))[: options.pictures]
+        kind = "JPEGs of 500×375" if options.folder is None else "JPEGs"
+        title = f"{len(paths)} {kind} → labels, best of {options.repeats} interleaved turns, {processor_name()}"
+        table = Table("model", "contestant", "pictures/s", "busy", "ours / theirs", "same label", title=title)
+        for column in table.columns[2:]:
+            column.justify = "right"
         for name in options.models:
-            ours: tuple[float, float, list[int]] = (0.0, 0.0, [])
-            for contestant, found in compare(name, paths, options.repeats, options.batch_size).items():
-                if contestant.startswith("vitrail"):
-                    ours = found
-                    ratio = same = ""
-                else:
-                    ratio, same = f"{ours[0] / found[0]:.2f}×", f"{agreement(ours[2], found[2]):.1%}"
-                table.add_row(name, contestant, f"{found[0]:,.1f}", f"{found[1]:.0%}", ratio, same)
+            for row in rows_of(compare(name, paths, options.repeats, options.batch_size)):
+                table.add_row(name, *row)
             table.add_section()
     Console(highlight=False, width=120).print(table)
 

@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.model import model_makers
 from benchmarks.peers import torchvision
+from benchmarks.processes import Child, serve_turns
 from benchmarks.timing import best_seconds, ratio_table
 from vitrail.data import Augment, DataConfig, Loader, LoaderConfig
 from vitrail.data.source import ArraySource
@@ -193,40 +195,17 @@ def our_loop(trainer: Trainer, batches: Iterator[Any], count: int) -> Callable[[
     return run
 
 
-def take_turns(run: Callable[[], object]) -> None:
-    """The child's side: one turn for each line that arrives, answered when it is over."""
-    for _ in sys.stdin:
-        run()
-        print("done", flush=True)
-
-
-def turn_of(child: subprocess.Popen[str]) -> Callable[[], None]:
-    """The parent's side of a turn."""
-    assert child.stdin
-    assert child.stdout
-    questions, answers = child.stdin, child.stdout
-
-    def run() -> None:
-        questions.write("go\n")
-        questions.flush()
-        if answers.readline() != "done\n":
-            raise RuntimeError(f"a contestant ended with exit code {child.wait()}")
-
-    return run
-
-
 def compare_epochs(cifar: Path | None, count: int, rounds: int) -> None:
     """Each contestant in a process of its own, so that their threads do not interfere."""
     data = ["--cifar", str(cifar)] if cifar else []
-    children: dict[str, subprocess.Popen[str]] = {}
-    for name in CONTESTANTS:
-        command = [sys.executable, "-m", "benchmarks.train", *data, "--batches", str(count), "--contestant", name]
-        children[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    children = {
+        name: Child("benchmarks.train", *data, "--batches", str(count), "--contestant", name) for name in CONTESTANTS
+    }
     try:
-        seconds = best_seconds({name: turn_of(child) for name, child in children.items()}, rounds, rest=REST)
+        seconds = best_seconds({name: partial(child.ask, "go") for name, child in children.items()}, rounds, rest=REST)
     finally:
         for child in children.values():
-            child.communicate()
+            child.end()
     rates = {name: count * BATCH / time for name, time in seconds.items()}
     ratio_table("whole training epoch, 119 k parameters, batch 256, images/s", {"all": rates})
     line = ", ".join(f"{rates['vitrail'] / rate:.2f}× {name}" for name, rate in rates.items() if name != "vitrail")
@@ -286,7 +265,8 @@ def main() -> None:
         one_step(options.one_step[0], int(options.one_step[1]))
         return
     if options.contestant:
-        take_turns(build(options.contestant, options.cifar, options.batches))
+        run = build(options.contestant, options.cifar, options.batches)
+        serve_turns(lambda _: f"done: {run()}")
         return
     compare_epochs(options.cifar, options.batches, options.rounds)
     if not options.no_memory:

@@ -86,7 +86,7 @@ def _guarded(title: str, name: str, examine: Callable[[str], Section]) -> Sectio
 def _machine() -> Section:
     import torch
 
-    from vitrail.runtimes.processor import processor_name
+    from vitrail.processor import processor_name
 
     facts = [
         ("system", platform.platform()),

@@ -15,12 +15,12 @@ from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError, suggest
 from vitrail.model import ViTConfig, summarize
 from vitrail.model.merging import with_merging
+from vitrail.processor import computes_bf16, processor_name
 from vitrail.runtimes import onnx_runtime, openvino_runtime
 from vitrail.runtimes.exported import ExportedRuntime
 from vitrail.runtimes.exporting import Exported, prepare_export, write_onnx
 from vitrail.runtimes.graph import GraphOptions
 from vitrail.runtimes.opening import LoadOptions, Precision, open_runtime
-from vitrail.runtimes.processor import has_bf16, processor_name
 from vitrail.runtimes.runtime import Floats
 from vitrail.schema import from_dict
 from vitrail.weights.catalogue import FormatName
@@ -95,8 +95,8 @@ def check_precisions(names: Sequence[str] | None) -> list[str]:
                 f"unknown precision {name!r}; {suggest(name, PRECISIONS)} For int8, export the model and pass exports="
             )
     if names is None:
-        return ["float32", *(["bf16"] if has_bf16() else [])]
-    if "bf16" in names and not has_bf16():
+        return ["float32", *(["bf16"] if computes_bf16() else [])]
+    if "bf16" in names and not computes_bf16():
         raise ConfigError(f"this processor ({processor_name()}) does not compute in bf16; omit that precision.")
     return list(dict.fromkeys(names))
 

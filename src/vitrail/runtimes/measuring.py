@@ -48,12 +48,12 @@ def time_in_turns(
             if number < 2 or spent < seconds:  # a call that takes longer than its time has two turns all the same
                 time.sleep(REST)
                 with cores(turns[key].cores):
-                    taken[key].append(_take_turn(turns[key].call, seconds / rounds))
+                    taken[key].append(take_turn(turns[key].call, seconds / rounds))
             advance(1)
-    return {key: _sum_up(taken[key]) for key in keys}
+    return {key: sum_up(taken[key]) for key in keys}
 
 
-def _take_turn(call: Callable[[], object], seconds: float) -> list[float]:
+def take_turn(call: Callable[[], object], seconds: float) -> list[float]:
     """The seconds of each call; the first one wakes the threads and counts only if it takes the whole turn."""
     first = _seconds(call)
     if first >= seconds:
@@ -70,7 +70,8 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _sum_up(turns: list[list[float]]) -> Timing:
+def sum_up(turns: list[list[float]]) -> Timing:
+    """What the seconds of all calls, turn by turn, come to."""
     ordered = sorted(turns, key=lambda turn: float(np.median(turn)))
     quiet = np.concatenate(ordered[: (len(ordered) + 1) // 2])
     rate = max(len(turn) / sum(turn) for turn in turns)

@@ -17,6 +17,7 @@ from vitrail.errors import ConfigError
 from vitrail.folders import check_run_folder
 from vitrail.prediction import Predictor, load
 from vitrail.prediction.predictor import torch_runtime_of
+from vitrail.processor import processor_name
 from vitrail.progress import Progress, pick_progress, working
 from vitrail.runtimes.contestants import (
     Contestant,
@@ -32,7 +33,6 @@ from vitrail.runtimes.contestants import (
 )
 from vitrail.runtimes.exported import ExportedRuntime
 from vitrail.runtimes.measuring import ROUNDS, Timing, Turn, cores, measure_gemm_peak, time_in_turns
-from vitrail.runtimes.processor import processor_name
 from vitrail.runtimes.runtime import Floats
 from vitrail.threads import num_cores
 from vitrail.verbs.comparison import Comparison, Row

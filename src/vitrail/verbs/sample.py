@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.data.pixels import Picture, prepare_array
+from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset
 from vitrail.evaluation.measurement import align_classes, choose, pick_split, raise_broken, run
 from vitrail.prediction import Predictor
@@ -43,7 +44,7 @@ def read_sample(
     """Some pictures of a data set, whose classes must be the model's; without one, parts of two photographs."""
     spec = predictor.preprocess
     if data is None:
-        return Sample(images=_photographs(predictor), has_head=predictor.num_classes > 0)
+        return Sample(images=photographs(predictor.preprocess), has_head=predictor.num_classes > 0)
     dataset = data if isinstance(data, Dataset) else open_data(data)
     name = split or default_split(dataset)
     order = align_classes(predictor, dataset.classes, by_position=by_position)
@@ -60,9 +61,8 @@ def read_sample(
     return Sample(images=images, has_head=True, targets=targets, order=order, data=dataset.name, split=name)
 
 
-def _photographs(predictor: Predictor) -> Floats:
+def photographs(spec: Preprocess) -> Floats:
     """Two photographs and their quarters, each mirrored too; noise for models that take no pictures of files."""
-    spec = predictor.preprocess
     shape = (spec.channels, *spec.size)
     if spec.channels not in (1, 3):
         return np.random.default_rng(0).standard_normal((20, *shape)).astype(np.float32)
