@@ -1,12 +1,10 @@
-"""Turns, quantiles and the best matrix product; a processor's flags as Linux writes them."""
+"""Turns, quantiles and the best matrix product."""
 
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
-from vitrail.runtimes import processor
 from vitrail.runtimes.measuring import Turn, cores, measure_gemm_peak, time_in_turns
 
 
@@ -43,23 +41,3 @@ def test_the_best_matrix_product_is_that_of_this_machine() -> None:
     with cores(2):
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == before
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "bf16"),
-    [
-        ("processor\t: 0\nmodel name\t: Xeon 1\nflags\t\t: fpu avx512f avx512_bf16\n", "Xeon 1", True),
-        ("model name\t: Xeon 2\nflags\t\t: fpu avx512f avx512_vnni\n\nmodel name\t: Xeon 2\n", "Xeon 2", False),
-        ("processor\t: 0\nFeatures\t: fp asimd i8mm bf16\n", None, True),
-        ("", None, False),
-    ],
-)
-def test_what_linux_says_about_the_processor(
-    text: str, name: str | None, bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / ("cpuinfo" if text else "missing"))
-    processor._line.cache_clear()
-    assert processor.has_bf16() is bf16
-    assert processor.processor_name() == name or (name is None and processor.processor_name())
-    processor._line.cache_clear()

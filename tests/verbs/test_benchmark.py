@@ -123,7 +123,7 @@ def test_mistakes_are_errors_before_anything_is_measured(
     save_model: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contestants, "has_bf16", lambda: False)
+    monkeypatch.setattr(contestants, "computes_bf16", lambda: False)
     monkeypatch.setattr(contestants.Workshop, "build", lambda *_: pytest.fail("nothing may be built"))
     with pytest.raises(error, match=message):
         vitrail.benchmark(save_model(), **{**QUICK, **arguments})
