@@ -75,7 +75,11 @@ def test_killed_while_writing_a_checkpoint(make_trainer: Callable[..., Trainer],
     """Whatever is half-written is not taken for a checkpoint, and swept away by the next one."""
     trainer = make_trainer()
     trainer.save()
-    monkeypatch.setattr(snapshots, "_finish", lambda *_: signal.raise_signal(signal.SIGINT))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(snapshots, "_finish", interrupt)
     trainer.progress.step = 9
     with pytest.raises(KeyboardInterrupt):
         trainer.save()
