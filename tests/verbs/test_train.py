@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, ResumableError
 from vitrail.training import Schedule, TrainConfig, recipe
-from vitrail.training.signals import InterruptedRunError
+from vitrail.training.signals import InterruptedRunError, Signals
 from vitrail.verbs import train as verbs
 from vitrail.verbs.train import demo, plan, resume, train
 from vitrail.weights.opening import open_checkpoint
@@ -120,13 +121,16 @@ def test_mistakes_name_the_argument(call: Any, message: str, here: Path) -> None
 
 
 @pytest.mark.usefixtures("no_report")
-def test_an_interrupted_run_says_how_to_go_on(here: Path) -> None:
+def test_an_interrupted_run_says_how_to_go_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal as the run remembers it; real ones are sent to processes of their own in the tests of the command."""
+    entered: list[Signals] = []
+    enter = Signals.__enter__
+    monkeypatch.setattr(Signals, "__enter__", lambda self: entered.append(self) or enter(self))
+
     class Stopper(verbs.Listener):
         def stepped(self, step: int, loss: float, images_per_second: float) -> None:
-            import signal
-
             if step == 3:
-                signal.raise_signal(signal.SIGINT)
+                entered[-1].received = signal.SIGINT
 
     with pytest.raises(InterruptedRunError, match=r'continue the run with vitrail\.resume\("stopped"\)'):
         train("digits", epochs=1, batch_size=256, check=False, out="stopped", progress=Stopper())
