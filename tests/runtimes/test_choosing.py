@@ -265,9 +265,17 @@ def test_the_race_is_short_and_in_turns() -> None:
 
     with racing.start_workers(1) as pool:
         images = [np.zeros((1, 1), dtype=np.float32)]
-        times = racing.race(pool, [run("slow", 0.75), run("fast", 0.5)], images, lambda: now)
-    assert times == [0.75, 0.5]
+        times = racing.race(pool, [run("slow", 0.75), run("fast", 0.5)], images, lambda: now, lambda: 2 * now)
+    assert times == [(0.75, 1.5), (0.5, 1.0)]
     assert order == ["slow", "fast"] * 2
+
+
+def test_on_a_busy_machine_work_counts_and_not_waiting() -> None:
+    quiet, busy = [racing.Lap(1.0, 1.9), racing.Lap(0.8, 1.0)], [racing.Lap(3.0, 1.9), racing.Lap(4.0, 1.5)]
+    assert racing.judge_laps(quiet, 2, True) == [1.0, 0.8]
+    assert racing.judge_laps(busy, 2, True) == [0.95, 0.75]
+    assert racing.judge_laps(busy, 2, False) == [3.0, 4.0]
+    assert racing.judge_laps([], 2, True) == []
 
 
 def test_exports_and_loaded_models_stay_where_they_are(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ TOLERANCE = 1e-4  # of the largest number, within which answers are the same
 SAMPLE = 16  # pictures to measure and compare with
 CALL_SECONDS = 0.15  # of one call that is measured: enough to tell, and short enough for several
 RACE_SECONDS, MOST_ROUNDS = 2.0, 8
+QUIET = 0.8  # of the time that its cores have, which a process gets where nobody else computes
 AGREE_SECONDS = 1.0  # for comparing classes in bf16
 
 Call = Callable[[Floats], Floats]
@@ -79,8 +81,8 @@ def measure(converter: Converter, ways: Sequence[Way], images: Floats, picture_s
             except Exception as error:  # a runtime may fail in any way, and torch is there
                 outcomes[way] = replace(outcome, problem=f"does not run this model ({reason(error)[:200]})")
         usable = [way for way in ways if not outcomes[way].problem]
-        times = race(pool, [_call(runtimes[way]) for way in usable], parts)
-        for way, seconds in zip(usable, times, strict=True):
+        laps = race(pool, [_call(runtimes[way]) for way in usable], parts)
+        for way, seconds in zip(usable, judge_laps(laps, len(parts), own.device.type == "cpu"), strict=True):
             outcomes[way] = replace(outcomes[way], seconds=seconds / (count * len(parts)))
             if way.precision == "bf16" and converter.own.num_classes:
                 some = images[: max(2, int(AGREE_SECONDS / picture_seconds))]
@@ -89,20 +91,40 @@ def measure(converter: Converter, ways: Sequence[Way], images: Floats, picture_s
     return tuple(outcomes[way] for way in ways)
 
 
+class Lap(NamedTuple):
+    """What one call in every thread at once took."""
+
+    wall: float  # seconds on the clock
+    work: float  # seconds of this process on all cores
+
+
 def race(
-    pool: ThreadPoolExecutor, calls: Sequence[Call], parts: Sequence[Floats], clock: Clock = time.perf_counter
-) -> list[float]:
-    """The best time of each for a call in every thread at once, taken in turns until the time is over."""
-    times: list[list[float]] = [[] for _ in calls]
+    pool: ThreadPoolExecutor,
+    calls: Sequence[Call],
+    parts: Sequence[Floats],
+    clock: Clock = time.perf_counter,
+    work_clock: Clock = time.process_time,
+) -> list[Lap]:
+    """The best of each, on the clock and in work, taken in turns until the time is over."""
+    laps: list[list[Lap]] = [[] for _ in calls]
     began = clock()
     for _ in range(MOST_ROUNDS):
-        for call, own in zip(calls, times, strict=True):
-            start = clock()
+        for call, own in zip(calls, laps, strict=True):
+            start, worked = clock(), work_clock()
             _run_all(pool, call, parts)
-            own.append(clock() - start)
+            own.append(Lap(clock() - start, work_clock() - worked))
         if clock() - began > RACE_SECONDS:
             break
-    return [min(own) for own in times]
+    return [Lap(min(lap.wall for lap in own), min(lap.work for lap in own)) for own in laps]
+
+
+def judge_laps(laps: Sequence[Lap], cores: int, on_processor: bool) -> list[float]:
+    """Seconds to compare by: on the clock, or, if others keep the machine busy, what the work takes on free cores.
+
+    The first one is torch, or another that keeps all its cores busy: what it waited for was other processes.
+    """
+    busy = on_processor and bool(laps) and laps[0].work < QUIET * cores * laps[0].wall
+    return [lap.work / cores if busy else lap.wall for lap in laps]
 
 
 def _run_all(pool: ThreadPoolExecutor, call: Call, parts: Sequence[Floats]) -> Floats:

@@ -8,7 +8,6 @@ import torch
 
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.config import DataConfig
-from vitrail.data.opening import check_where
 from vitrail.data.picture import EXTENSIONS
 from vitrail.data.source import Dataset, FileSource, Source
 from vitrail.data.sources.folder import subfolders
@@ -27,12 +26,6 @@ HELD_OUT = 1000  # at most: one half chooses, the other accepts
 CHUNK = 32
 
 Part = tuple[Source, Integers]
-
-
-def check_calibration(calibrate: Dataset | str | Path) -> None:
-    """Raise for data that do not exist, before anything is opened."""
-    if not isinstance(calibrate, Dataset):
-        check_where(calibrate)
 
 
 def read_calibration(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vitrail.data.opening import check_where
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.merging import with_merging
@@ -24,7 +25,6 @@ from vitrail.runtimes.manifest import Manifest
 from vitrail.runtimes.proving import prove
 from vitrail.runtimes.quantizing import quantize
 from vitrail.runtimes.trials import AGREEMENT, Goal, Trial, size_of
-from vitrail.verbs.calibration import check_calibration, read_calibration
 from vitrail.verbs.loading import name_of
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.locate import locate
@@ -108,6 +108,8 @@ def export(
             checkpoint = replace(checkpoint, config=with_merging(checkpoint.config, merge))
         calibration = None
         if goal is not None and calibrate is not None:
+            from vitrail.verbs.calibration import read_calibration  # a second of imports, which float32 does not need
+
             calibration = read_calibration(calibrate, checkpoint, model, goal)
         exported = prepare_export(checkpoint, options)
         with draft_of(target_path, target) as draft:
@@ -155,7 +157,8 @@ def check_precision(
             raise ConfigError(f'{name} cannot be used with precision="int8", which is measured on prepared pictures.')
     if calibrate is None:
         raise ConfigError('precision="int8" needs pictures to calibrate with: a data set or a folder in calibrate=')
-    check_calibration(calibrate)
+    if not isinstance(calibrate, Dataset):
+        check_where(calibrate)
     return Goal(agreement=AGREEMENT if agreement is None else agreement, max_loss=max_loss)
 
 
