@@ -34,6 +34,7 @@ from benchmarks.peers import timm, transformers
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViT, variant
 from vitrail.processor import processor_name
+from vitrail.verbs.sample import photographs
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.writer import write_checkpoint
 
@@ -58,13 +59,17 @@ class Pictures(Dataset):
 
 
 def make_checkpoint(name: str) -> Checkpoint:
-    """Random weights whose predictions differ from picture to picture."""
+    """Random weights whose predictions differ from picture to picture: the bias takes away what all have in common."""
     torch.manual_seed(0)
     config = variant(name, num_classes=1000, positions=PositionConfig(resample="timm"))
-    model = ViT(config)
+    spec = preset("timm", config.image_size)
+    model = ViT(config).eval()
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight, std=0.5)
-    return Checkpoint(config=config, tensors=model.state_dict(), preprocess=preset("timm", config.image_size))
+    with torch.inference_mode():
+        common = model.features(torch.from_numpy(photographs(spec))).mean(dim=0)
+        model.head.bias.copy_(-model.head.weight @ common)
+    return Checkpoint(config=config, tensors=model.state_dict(), preprocess=spec)
 
 
 def our_run(checkpoint: Checkpoint, family: str, folder: Path) -> Run:

@@ -19,6 +19,18 @@ class Fake:
     model: ViT
     preprocess: Preprocess
     classes: tuple[str, ...] | None
+    in_torch = True
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.model.config.grid_of(self.preprocess.size)
+
+    @property
+    def num_classes(self) -> int:
+        return self.model.config.num_classes
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return self.model(images)
 
 
 # Every way in which a model reads its tokens, on square and other grids.

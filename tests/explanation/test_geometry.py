@@ -42,7 +42,7 @@ def test_a_bright_spot_comes_back_where_it_was(spec: Preprocess, height: int, wi
     seen = fit_tensor(picture, spec)[0].float() / 255
     shares = seen.unflatten(0, (grid[0], 8)).unflatten(2, (grid[1], 8)).mean(dim=(1, 3))
     assert int(shares.argmax()) == row * grid[1] + column
-    assert shares.max() > 0.75
+    assert shares.max() > 0.65  # enlarging a small picture blurs the edges of the spot
     assert shares.sum() < 1.6
 
 

@@ -141,6 +141,9 @@ class Upside:
 
     name, threads, batch_size, num_classes = "Upside", 2, 3, 3
 
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        return size
+
     def logits(self, images: Floats) -> Floats:
         return images.mean(axis=(2, 3))
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,10 @@ from vitrail.runtimes import choosing, converting, decisions, kept_exports, raci
 from vitrail.runtimes.choosing import Choice
 from vitrail.runtimes.converting import PLAIN, Converter, Way
 from vitrail.runtimes.decisions import Decision, Outcome, read_decision, write_decision
+from vitrail.runtimes.exported import ExportedRuntime
+from vitrail.runtimes.exporting import seal_onnx
 from vitrail.runtimes.kept_exports import find_export, make_export
+from vitrail.runtimes.made_int8 import remember_int8
 
 MANY = 10**9
 
@@ -55,6 +59,49 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> list[dict[Way, float]]:
 
     monkeypatch.setattr(choosing, "measure", measure)
     return measured
+
+
+@pytest.fixture
+def int8(predictor: Predictor, kept: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What says that it is an int8 export of the tiny model; whether it really is does not matter here."""
+    shutil.copytree(kept, cache)
+    kept_export = find_export(predictor.checkpoint(), converter_of(predictor).sha256)
+    assert kept_export is not None
+    path = tmp_path / "model-int8.onnx"
+    shutil.copy(kept_export.path, path)
+    manifest = replace(kept_export.manifest, precision="int8", agreement=0.994)
+    seal_onnx(path, manifest)
+    remember_int8(path, manifest)
+    monkeypatch.setattr(racing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(decisions, "WORTH_OTHER", 1e-9)
+    return path
+
+
+def test_an_int8_export_that_was_made_takes_part(predictor: Predictor, int8: Path) -> None:
+    said: list[str] = []
+    chosen = predictor.on("auto", "auto", count=MANY, say=said.append)
+    assert isinstance(chosen.runtime, ExportedRuntime)
+    assert chosen.runtime.manifest.precision == "int8"
+    assert re.fullmatch(
+        rf"running on ONNX Runtime in int8, [\d.]+× torch here \(measured\); {re.escape(str(int8))} gave 99\.4% of "
+        "held-out pictures the same class as float32",
+        said[0],
+    )
+    assert predictor.on("openvino", "auto", count=MANY).runtime.name == "OpenVINO"
+    int8.unlink()
+    left = predictor.on("auto", "auto", count=MANY)
+    assert not isinstance(left.runtime, ExportedRuntime) or left.runtime.manifest.precision == "float32"
+
+
+def test_an_int8_export_of_other_weights_is_never_taken(predictor: Predictor, int8: Path) -> None:
+    with torch.no_grad():
+        predictor.model.norm.bias += 1  # pyright: ignore[reportAttributeAccessIssue]
+    assert converter_of(predictor).int8 is None
+    assert converter_of(make_predictor()).int8 is not None
+    manifest = find_export(make_predictor().checkpoint(), converter_of(make_predictor()).sha256)
+    assert manifest is not None
+    seal_onnx(int8, manifest.manifest)  # float32 now, at the same path
+    assert converter_of(make_predictor()).int8 is None
 
 
 def converter_of(predictor: Predictor) -> Converter:

@@ -12,7 +12,7 @@ from tests.prediction.conftest import write_tiny
 import vitrail
 from vitrail.data.preprocess import PRESETS, Preprocess, preset
 from vitrail.data.transform import prepare
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import ConfigError
 from vitrail.runtimes.onnx_runtime import make_session
 from vitrail.runtimes.openvino_runtime import Requests, compile_model, read_model
 from vitrail.runtimes.resizing import check_resizable, prepare_in_graph
@@ -69,5 +69,3 @@ def test_an_export_that_takes_files_as_they_are(tmp_path: Path) -> None:
             assert rows.shape == (2, 7)
             np.testing.assert_allclose(np.sort(rows[1])[::-1], expected.scores, atol=5e-3)
             assert int(rows[0].argmax()) == expected.indices[0]
-    with pytest.raises(WeightsError, match="prepares its pictures itself"):
-        vitrail.load(path)

@@ -171,17 +171,16 @@ def _draw(explained: Explained) -> Drawn:
 
 
 def _write(explained: Explained, subject: Subject, full: Image.Image, folder: Path) -> Iterator[Path]:
-    """The files of one picture."""
-    attention = attention_maps(explained.loaded.model, subject.image[None]).cpu()
-    shown = attention.select(explained.layers, explained.heads)
-    num_heads = attention.maps.shape[2]
-    heads = [head % num_heads for head in explained.heads or range(num_heads)]
-    title = f"{subject.name}: attention"
-    pictures = {
-        "overlay": full,
-        "heads": heads_sheet(f"{title}, head by head", subject, shown, heads),
-        "layers": layers_sheet(f"{title}, layer by layer", subject, attention),
-    }
+    """The files of one picture; an export gives no attention to draw."""
+    pictures, attention = {"overlay": full}, None
+    if explained.loaded.in_torch:
+        attention = attention_maps(explained.loaded.model, subject.image[None]).cpu()
+        shown = attention.select(explained.layers, explained.heads)
+        num_heads = attention.maps.shape[2]
+        heads = [head % num_heads for head in explained.heads or range(num_heads)]
+        title = f"{subject.name}: attention"
+        pictures["heads"] = heads_sheet(f"{title}, head by head", subject, shown, heads)
+        pictures["layers"] = layers_sheet(f"{title}, layer by layer", subject, attention)
     for kind, picture in pictures.items():
         path = folder / f"{explained.stem}-{kind}.png"
         picture.save(path)
@@ -189,18 +188,18 @@ def _write(explained: Explained, subject: Subject, full: Image.Image, folder: Pa
     yield _write_maps(folder / f"{explained.stem}.npz", explained.explanation, attention)
 
 
-def _write_maps(path: Path, explanation: Explanation, attention: AttentionMaps) -> Path:
+def _write_maps(path: Path, explanation: Explanation, attention: AttentionMaps | None) -> Path:
     """The raw numbers: `map` (h, w), `attention` (layers, heads, h, w), and where the map is in the picture."""
     view = explanation.view
-    np.savez_compressed(
-        path,
-        map=explanation.map.numpy(),
-        attention=attention.maps[0].numpy(),
-        layers=np.array(attention.names),
-        method=np.array(explanation.method),
-        target=np.array(-1 if explanation.target is None else explanation.target),
-        label=np.array(explanation.label),
-        picture=np.array(view.picture),
-        view=np.array([view.top, view.left, view.height, view.width]),
-    )
+    arrays = {
+        "map": explanation.map.numpy(),
+        "method": np.array(explanation.method),
+        "target": np.array(-1 if explanation.target is None else explanation.target),
+        "label": np.array(explanation.label),
+        "picture": np.array(view.picture),
+        "view": np.array([view.top, view.left, view.height, view.width]),
+    }
+    if attention is not None:
+        arrays |= {"attention": attention.maps[0].numpy(), "layers": np.array(attention.names)}
+    np.savez_compressed(path, allow_pickle=False, **arrays)
     return path

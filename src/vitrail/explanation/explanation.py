@@ -13,7 +13,7 @@ from vitrail.data.transform import fit_tensor, normalize, pixels
 from vitrail.errors import ConfigError, ExplanationError, suggest
 from vitrail.explanation.attention import attention_maps
 from vitrail.explanation.geometry import View, spread, view_of
-from vitrail.explanation.occlusion import occlusion
+from vitrail.explanation.occlusion import occlude
 from vitrail.explanation.relevance import gradient_rollout, relevance
 from vitrail.explanation.rollout import rollout
 from vitrail.model import ViT
@@ -23,19 +23,28 @@ Method = Literal["attention", "rollout", "gradient-rollout", "relevance", "occlu
 METHODS: tuple[Method, ...] = get_args(Method)
 ROUNDING = 1e-5  # of a map's largest value: differences below it are float noise
 
-Targeted = Callable[[ViT, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-TARGETED: dict[Method, Targeted] = {
+BY_GRADIENTS: dict[Method, Callable[[ViT, Tensor, Tensor | None], tuple[Tensor, Tensor]]] = {
     "gradient-rollout": gradient_rollout,
     "relevance": relevance,
-    "occlusion": occlusion,
 }
+TARGETED: tuple[Method, ...] = (*BY_GRADIENTS, "occlusion")  # explain one class; the others, all of them together
 
 
 class Loaded(Protocol):
-    """A model in eval mode with its preprocessing and classes: what `vitrail.load` returns."""
+    """A model in eval mode with its preprocessing and classes: what `vitrail.load` returns.
+
+    An export has no `model`; it can answer, and so be explained by occlusion.
+    """
 
     @property
+    def in_torch(self) -> bool: ...
+    @property
     def model(self) -> ViT: ...
+    @property
+    def grid(self) -> Pair: ...
+    @property
+    def num_classes(self) -> int: ...
+    def __call__(self, images: Tensor) -> Tensor: ...
     @property
     def preprocess(self) -> Preprocess: ...
     @property
@@ -96,19 +105,32 @@ def explain_by(
     heads: tuple[int, ...] | None = None,
 ) -> Explanation:
     """Explain one picture by one method; `layers` and `heads` choose what method "attention" averages."""
+    check_explainable(loaded, method)
     subject = open_subject(picture, loaded.preprocess)
     wanted = target_index(loaded, target)
     batch = subject.image[None]
+    targets = None if wanted is None else torch.tensor([wanted])
     if method == "attention":
         attention = attention_maps(loaded.model, batch)
         maps, logits = attention.select(layers, heads).maps.mean(dim=(1, 2)), attention.logits
     elif method == "rollout":
         maps, logits = rollout(loaded.model, batch)
-    elif method in TARGETED:
-        maps, logits = TARGETED[method](loaded.model, batch, None if wanted is None else torch.tensor([wanted]))
+    elif method in BY_GRADIENTS:
+        maps, logits = BY_GRADIENTS[method](loaded.model, batch, targets)
+    elif method == "occlusion":
+        maps, logits = occlude(loaded, loaded.num_classes, loaded.grid, batch, targets)
     else:
         raise ConfigError(f"unknown method {method!r}; {suggest(method, METHODS)}")
     return _describe(loaded, subject, method, wanted, maps[0].float().cpu(), logits[0].float().cpu())
+
+
+def check_explainable(loaded: Loaded, method: str) -> None:
+    """Refuse a method that looks into a model where there is none to look into."""
+    if not loaded.in_torch and method != "occlusion":
+        raise ConfigError(
+            f"method {method!r} needs the attention or the gradients of a model in torch, and an export has neither; "
+            'use method="occlusion", or the checkpoint that was exported.'
+        )
 
 
 def _describe(
@@ -119,7 +141,7 @@ def _describe(
             f"{subject.name}: the model's own output is not a number, so nothing can be explained; its weights are "
             "damaged, or overflow in this precision: check them with `vitrail inspect`, or load the model in float32."
         )
-    if not loaded.model.config.num_classes:
+    if not loaded.num_classes:
         check_map(cells, subject.name, method, "the picture")
         return Explanation(map=cells, method=method, view=subject.view)
     shares = logits.softmax(dim=0)
@@ -163,7 +185,7 @@ def target_index(loaded: Loaded, target: int | str | None) -> int | None:
     """The number of the class that `target` names; numbers may be given as text."""
     if target is None:
         return None
-    count, names = loaded.model.config.num_classes, loaded.classes or ()
+    count, names = loaded.num_classes, loaded.classes or ()
     if not count:
         raise ConfigError("this model has no head, so there is no class to explain; omit target=.")
     if isinstance(target, str) and target in names:

@@ -4,41 +4,53 @@ A patch is covered with the picture's own mean colour. What counts is the target
 the probability of a confident model hardly moves.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.explanation.passes import grid_of, on_model
 from vitrail.model import ViT
+from vitrail.model.config import Pair
 
 PIXELS = 32 * 224 * 224  # of the pictures in one batch
+
+Answer = Callable[[Tensor], Tensor]  # prepared pictures (B, C, H, W) → logits
 
 
 def occlusion(model: ViT, images: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """How much of the target's log-odds each patch accounts for (B, h, w), and the logits; a pass per patch."""
-    if not model.config.num_classes:
-        raise ConfigError("this model has no head, so there is no class to explain; use method attention or rollout.")
     images = on_model(model, images)
-    rows, columns = grid_of(model, images)
+    return occlude(model, model.config.num_classes, grid_of(model, images), images, targets)
+
+
+def occlude(
+    answer: Answer, num_classes: int, grid: Pair, images: Tensor, targets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same for whatever answers, such as an export, on a grid of patches."""
+    if not num_classes:
+        raise ConfigError("this model has no head, so there is no class to explain; use method attention or rollout.")
+    rows, columns = grid
     with torch.inference_mode():
-        logits = model(images)
+        logits = answer(images)
         chosen = logits.argmax(dim=1) if targets is None else targets.to(logits.device)
         maps = torch.empty(len(images), rows * columns, device=images.device)
         for index, image in enumerate(images):
             hidden = ~torch.eye(rows * columns, dtype=torch.bool, device=images.device).view(-1, rows, columns)
-            covered = log_odds(answer_in_batches(model, image, mean_colour(image), hidden), chosen[index])
+            covered = log_odds(answer_in_batches(answer, image, mean_colour(image), hidden), chosen[index])
             maps[index] = log_odds(logits[index : index + 1], chosen[index]) - covered
     return maps.view(-1, rows, columns), logits
 
 
-def answer_in_batches(model: ViT, image: Tensor, baseline: Tensor, shown: Tensor) -> Tensor:
+def answer_in_batches(answer: Answer, image: Tensor, baseline: Tensor, shown: Tensor) -> Tensor:
     """Logits (n, classes) of one picture (C, H, W), where patches that are not `shown` (n, h, w) show the baseline."""
     step = max(1, PIXELS // (image.shape[-2] * image.shape[-1]))
     cell = (image.shape[-2] // shown.shape[-2], image.shape[-1] // shown.shape[-1])
     parts: list[Tensor] = []
     for some in shown.split(step):
         mask = some.repeat_interleave(cell[0], dim=-2).repeat_interleave(cell[1], dim=-1)[:, None]  # (n, 1, H, W)
-        parts.append(model(torch.where(mask, image, baseline)))
+        parts.append(answer(torch.where(mask, image, baseline)))
     return torch.cat(parts)
 
 

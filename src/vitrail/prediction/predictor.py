@@ -61,6 +61,16 @@ class Predictor(Facts):
         return self._torch().model
 
     @property
+    def in_torch(self) -> bool:
+        """Whether there is a model in torch; an export has none."""
+        return torch_runtime_of(self.runtime) is not None
+
+    @property
+    def grid(self) -> "Pair":
+        """Rows and columns of patches of a prepared picture."""
+        return self.runtime.grid_of(self.preprocess.size)
+
+    @property
     def num_classes(self) -> int:
         """How many classes the head has; 0 if there is no head."""
         return self.runtime.num_classes
@@ -198,7 +208,7 @@ class Predictor(Facts):
         """In a notebook: the model step by step."""
         classes = counted(self.num_classes, "class") if self.num_classes else "no classes"
         head = f"**{self.origin.source or 'model'}**: {classes}, pictures of {'×'.join(map(str, self.preprocess.size))}"
-        if torch_runtime_of(self.runtime) is None:
+        if not self.in_torch:
             return head
         from vitrail.model import summarize
 

@@ -68,7 +68,9 @@ def assemble(
         facts.append(Fact(name="training", value=took, note=epochs))
     if measurement is not None:
         sections += [result_section(measurement, robustness), *picture_sections(predictor, dataset, measurement)]
-    sections += [attention_section(predictor, dataset, measurement), *_last_sections(story)]
+    if predictor.in_torch:
+        sections.append(attention_section(predictor, dataset, measurement))
+    sections += _last_sections(story)
     unknown = f"No pictures of {dataset.name} were held out, so the accuracy of this model is unknown."
     return Report(
         title=f"{story.model} on {dataset.name}",
@@ -81,6 +83,9 @@ def assemble(
 @contextmanager
 def _in_main_memory(predictor: Predictor) -> Generator[None]:
     """The page runs the model on a few pictures, in main memory; then the model returns to its device."""
+    if not predictor.in_torch:
+        yield
+        return
     device = next(predictor.model.parameters()).device
     predictor.model.cpu()
     try:
@@ -90,8 +95,10 @@ def _in_main_memory(predictor: Predictor) -> Generator[None]:
 
 
 def _model_fact(predictor: Predictor) -> Fact:
-    parameters = sum(parameter.numel() for parameter in predictor.model.parameters())
     height, width = predictor.preprocess.size
+    if not predictor.in_torch:
+        return Fact(name="model", value=predictor.runtime.name, note=f"an export, pictures of {width}×{height}")
+    parameters = sum(parameter.numel() for parameter in predictor.model.parameters())
     return Fact(name="model", value=_short_count(parameters), note=f"parameters, pictures of {width}×{height}")
 
 

@@ -88,7 +88,12 @@ def explain_tiles(
 
 
 def _map_of(predictor: Predictor, subject: Subject, target: int) -> tuple[Tensor, str]:
-    """What counted for the predicted class, by a cheap class-specific method, or else by one that ignores the class."""
+    """What counted for the predicted class, by a cheap class-specific method, or else by one that ignores the class.
+
+    An export has no gradients and no attention; covering its patches one by one is what is left.
+    """
+    if not predictor.in_torch:
+        return explain_by(predictor, subject, "occlusion", target).map, "occlusion"
     try:
         return explain_by(predictor, subject, "relevance", target).map, "relevance"
     except ExplanationError:

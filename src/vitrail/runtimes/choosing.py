@@ -84,8 +84,11 @@ def list_ways(converter: Converter, runtime: RuntimeChoice, precision: Precision
     precisions: tuple[Precision, ...] = ("float32",) if precision == "auto" else (precision,)
     if precision == "auto" and _has_bf16(converter.own.device):
         precisions = ("float32", "bf16")
-    ways = [Way(name, number) for number in precisions for name in runtimes]
-    return [way for way in ways if way != ("onnx", "bf16")]
+    ways = [Way(name, number) for number in precisions for name in runtimes if (name, number) != ("onnx", "bf16")]
+    if precision == "auto" and converter.fits and converter.own.device.type == "cpu":
+        int8 = converter.int8
+        ways += [Way(int8.runtime_name, "int8")] if int8 is not None and int8.runtime_name in runtimes else []
+    return ways
 
 
 def _decide(
@@ -127,11 +130,19 @@ def decision_key(converter: Converter, ways: Sequence[Way]) -> str:
         "config": to_dict(converter.checkpoint.config),
         "batch": own.batch_size,
         "ways": [label_of(*way) for way in ways],
+        "int8": _int8_graph(converter, ways),
         "device": [own.device.type, device],
         "cores": [os.cpu_count(), own.threads],
         "versions": {name: _version(name) for name in ("torch", "onnxruntime", "openvino")} | {"vitrail": __version__},
     }
     return json.dumps(facts, sort_keys=True)
+
+
+def _int8_graph(converter: Converter, ways: Sequence[Way]) -> list[str | int]:
+    """Which int8 export takes part, if one does."""
+    if converter.int8 is None or all(way.precision != "int8" for way in ways):
+        return []
+    return [converter.int8.path, converter.int8.runtime.manifest.graph_crc32]
 
 
 def _rough_seconds(converter: Converter) -> float:

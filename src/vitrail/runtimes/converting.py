@@ -1,6 +1,7 @@
 """One model in torch, and the same model on the other runtimes."""
 
 import copy
+import json
 from functools import cached_property
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -10,9 +11,11 @@ import torch
 from vitrail.runtimes import onnx_runtime, openvino_runtime
 from vitrail.runtimes.exporting import NEEDS
 from vitrail.runtimes.kept_exports import MOST_BYTES, KeptExport, find_export, make_export
-from vitrail.runtimes.opening import Precision, RuntimeName
+from vitrail.runtimes.made_int8 import Int8Export, find_int8, has_int8
+from vitrail.runtimes.opening import Numbers, RuntimeName
 from vitrail.runtimes.runtime import Runtime
 from vitrail.runtimes.torch_runtime import TorchRuntime
+from vitrail.schema import to_dict
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import fingerprint
 
@@ -21,7 +24,7 @@ class Way(NamedTuple):
     """One way to compute."""
 
     runtime: RuntimeName
-    precision: Precision
+    precision: Numbers
 
 
 PLAIN = Way("torch", "float32")
@@ -41,6 +44,13 @@ class Converter:
     def kept(self) -> KeptExport | None:
         """The export that is in the cache already."""
         return find_export(self.checkpoint, self.sha256)
+
+    @cached_property
+    def int8(self) -> Int8Export | None:
+        """The int8 export that was made of this checkpoint, if it can still be run."""
+        if not has_int8():
+            return None
+        return find_int8(self.sha256, json.dumps(to_dict(self.checkpoint.config)))
 
     @cached_property
     def export(self) -> KeptExport:
@@ -67,6 +77,9 @@ class Converter:
         """The model on a runtime, in the numbers of that way."""
         if way == PLAIN:
             return self.own
+        if way.precision == "int8":
+            assert self.int8 is not None
+            return self.int8.runtime
         if way.runtime == "torch":
             return TorchRuntime(copy.deepcopy(self.own.model).to(torch.bfloat16), self.own.extras)
         path, manifest = self.export.path, self.export.manifest

@@ -10,14 +10,14 @@ from vitrail.cache import cache_folder, make_room
 from vitrail.errors import VitrailError
 from vitrail.files import atomic_path
 from vitrail.reading import parse_json, read_bytes
-from vitrail.runtimes.opening import Precision, RuntimeName, label_of
+from vitrail.runtimes.opening import Numbers, RuntimeName, label_of
 from vitrail.schema import from_dict, to_dict
 from vitrail.wording import counted
 
 MOST_DECISIONS = 500
 LARGEST = 64 * 1024  # bytes of one
 WORTH = 1.05  # another runtime must be this much faster to be taken
-WORTH_BF16 = 1.1  # and other numbers, which change the answers a little, this much
+WORTH_OTHER = 1.1  # and other numbers, which change the answers a little, this much
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,12 @@ class Outcome:
     """How one way to compute did."""
 
     runtime: RuntimeName
-    precision: Precision
+    precision: Numbers
     seconds: float = 0.0  # for one picture, when all cores are busy; 0 if there is a problem
     difference: float = 0.0  # the largest from float32 in torch, relative to the largest number
     top1: float = 1.0  # the share of `pictures` with the same class as in float32
     pictures: int = 0  # that were compared for `top1`
+    export: str = ""  # of int8: the path of the export; `top1` is then what was measured when it was made
     problem: str = ""  # why it is not to be taken
 
     @property
@@ -46,9 +47,9 @@ class Decision:
 
     @property
     def best(self) -> Outcome:
-        """The fastest whose answers are the same; bf16 only if it gains more."""
+        """The fastest whose answers are the same; bf16 and int8 only if they gain more."""
         best = self.outcomes[0]
-        for worth, precision in ((WORTH, best.precision), (WORTH_BF16, "bf16")):
+        for worth, precision in ((WORTH, best.precision), (WORTH_OTHER, "bf16"), (WORTH_OTHER, "int8")):
             usable = [each for each in self.outcomes if not each.problem and each.precision == precision]
             fastest = min(usable, key=lambda each: each.seconds, default=best)
             if worth * fastest.seconds <= best.seconds:
@@ -62,7 +63,9 @@ class Decision:
             others = [_compare(each, plain) for each in self.outcomes[1:]]
             return f"staying on {plain.label}; here {', '.join(others)} (measured)"
         text = f"running on {best.label}, {plain.seconds / best.seconds:.2f}× {plain.label} here (measured)"
-        if best.precision == "bf16" and plain.precision != "bf16":
+        if best.export:
+            text += f"; {best.export} gave {best.top1:.1%} of held-out pictures the same class as float32"
+        elif best.precision == "bf16" and plain.precision != "bf16":
             same = f"the same class as in float32 for {best.top1:.0%} of {counted(best.pictures, 'picture')}"
             text += f"; {same if best.pictures else f'differs by up to {best.difference:.1e} of the largest number'}"
         return text

@@ -1,17 +1,22 @@
 """What the runtimes of exports share: one compiled graph per number of cores, and rows by output name. No torch."""
 
+import json
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from vitrail.data.pixels import Array
+from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.runtimes.manifest import FEATURES, PROBABILITIES, Manifest
 from vitrail.runtimes.runtime import Floats, batch_for
+from vitrail.schema import from_dict
 from vitrail.threads import cores_of_this_thread, num_cores
 
 Compiled = TypeVar("Compiled")
+FOREIGN_PATCH = 16  # pixels
 
 
 class ExportedRuntime(Generic[Compiled]):
@@ -28,16 +33,11 @@ class ExportedRuntime(Generic[Compiled]):
         name: str,
         manifest: Manifest,
         compile_for: Callable[[int], Compiled],
-        call: Callable[[Compiled, Floats], Sequence[Floats]],
+        call: Callable[[Compiled, Array], Sequence[Floats]],
         fixed_batch: int | None = None,
     ) -> None:
         self.name = name
         self.manifest = manifest
-        if manifest.preprocesses:
-            raise WeightsError(
-                "this export prepares its pictures itself, for programs without vitrail; vitrail loads exports that "
-                "were made without the preprocessing."
-            )
         self._compile_for, self._call, self._fixed_batch = compile_for, call, fixed_batch
         self._compiled: dict[int, Compiled] = {}
         self._lock = Lock()
@@ -53,6 +53,14 @@ class ExportedRuntime(Generic[Compiled]):
     @property
     def num_classes(self) -> int:
         return self.manifest.num_classes
+
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        """By the model that was exported; somebody else's graph does not say, and gets cells of 16 pixels."""
+        if not (config := json.loads(self.manifest.config)):
+            return max(1, size[0] // FOREIGN_PATCH), max(1, size[1] // FOREIGN_PATCH)
+        from vitrail.model.config import ViTConfig  # with torch, which explanations need anyway
+
+        return from_dict(ViTConfig, config, "config").grid_of(size)
 
     def logits(self, images: Floats) -> Floats:
         """Logits; of a graph that gives probabilities, their logarithms, which say the same."""
@@ -82,6 +90,8 @@ class ExportedRuntime(Generic[Compiled]):
                 if cores not in self._compiled:
                     self._compiled[cores] = self._compile_for(cores)
         compiled = self._compiled[cores]
+        if self.manifest.preprocesses:
+            return self._call(compiled, frame_bytes(images, self.manifest.facts.preprocess))
         if self._fixed_batch is None or len(images) == self._fixed_batch:
             return self._call(compiled, images)
         return self._run_in_pieces(compiled, images, self._fixed_batch)
@@ -94,6 +104,21 @@ class ExportedRuntime(Generic[Compiled]):
             filled = np.resize(piece, (size, *piece.shape[1:])) if len(piece) < size else piece
             pieces.append([rows[: len(piece)] for rows in self._call(compiled, filled)])
         return [np.concatenate(rows) for rows in zip(*pieces, strict=True)]
+
+
+def frame_bytes(images: Floats, spec: Preprocess) -> Array:
+    """Prepared pictures (B, 3, H, W) as bytes (B, height, width, 3) for a graph that does the preprocessing itself.
+
+    They lie in the middle of a frame of the size to which the graph resizes, so that its resizing changes nothing and
+    its crop takes the frame away: all verbs work on such an export, and pictures of several sizes share a batch.
+    """
+    height, width = spec.resized(*spec.resized(*spec.size))
+    top, left = spec.corner(height, width)
+    std, mean = (np.asarray(values, dtype=np.float32).reshape(-1, 1, 1) for values in (spec.std, spec.mean))
+    pixels = np.rint((images * std + mean) * 255).clip(0, 255).astype(np.uint8)
+    frames = np.zeros((len(images), height, width, spec.channels), dtype=np.uint8)
+    frames[:, top : top + spec.size[0], left : left + spec.size[1]] = pixels.transpose(0, 2, 3, 1)
+    return frames
 
 
 def check_graph(path: str, inputs: Sequence[str], outputs: Sequence[str], manifest: Manifest) -> None:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.pixels import Array
 from vitrail.errors import ConfigError, MissingExtraError, WeightsError
 from vitrail.runtimes.exported import ExportedRuntime, check_graph
 from vitrail.runtimes.manifest import KEY, Manifest, foreign_manifest, read_manifest, settle
@@ -82,7 +83,7 @@ def make_session(path: Path, cores: int) -> Any:
         raise WeightsError(f"{path} cannot be run by ONNX Runtime: {reason[:300]}") from error
 
 
-def _call(session: Any, images: Floats) -> Sequence[Floats]:
+def _call(session: Any, images: Array) -> Sequence[Floats]:
     return session.run(None, {session.get_inputs()[0].name: images})
 
 

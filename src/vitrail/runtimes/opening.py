@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitrail.weights.infer import Hints
 
 Precision = Literal["float32", "bf16"]
+Numbers = Literal["float32", "bf16", "int8"]  # in which a runtime computes; int8 is made by an export
 PrecisionChoice = Literal["float32", "bf16", "auto"]
 RuntimeName = Literal["torch", "onnx", "openvino"]
 RuntimeChoice = Literal["auto", "torch", "onnx", "openvino"]
@@ -58,7 +59,7 @@ class LoadOptions:
 class RuntimeKind:
     """One way to compute: the sources that it runs, and what opens one: a function `open_source` in its module."""
 
-    key: str  # as users ask for it
+    key: RuntimeName  # as users ask for it
     name: str
     suffixes: frozenset[str]  # of files; "" is a folder or an address
     module: str
@@ -79,7 +80,7 @@ RUNTIMES = (
 )
 
 
-def label_of(runtime: RuntimeName, precision: Precision) -> str:
+def label_of(runtime: RuntimeName, precision: Numbers) -> str:
     """What people call one way to compute."""
     name = next(kind.name for kind in RUNTIMES if kind.key == runtime)
     return name if precision == "float32" else f"{name} in {precision}"

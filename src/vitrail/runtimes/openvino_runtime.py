@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.pixels import Array
 from vitrail.errors import ConfigError, MissingExtraError, WeightsError
 from vitrail.runtimes.exported import ExportedRuntime, check_graph
 from vitrail.runtimes.manifest import KEY, Manifest, read_manifest, settle
@@ -58,7 +59,7 @@ class Requests:
         self._compiled = compiled
         self._own = local()
 
-    def call(self, images: Floats) -> Sequence[Floats]:
+    def call(self, images: Array) -> Sequence[Floats]:
         if not hasattr(self._own, "request"):
             self._own.request = self._compiled.create_infer_request()
         results = self._own.request.infer([images], share_inputs=True, share_outputs=False)

@@ -84,7 +84,10 @@ def measure(converter: Converter, ways: Sequence[Way], images: Floats, picture_s
         laps = race(pool, [_call(runtimes[way]) for way in usable], parts)
         for way, seconds in zip(usable, judge_laps(laps, len(parts), own.device.type == "cpu"), strict=True):
             outcomes[way] = replace(outcomes[way], seconds=seconds / (count * len(parts)))
-            if way.precision == "bf16" and converter.own.num_classes:
+            if way.precision == "int8" and converter.int8 is not None:
+                agreement = converter.int8.runtime.manifest.agreement
+                outcomes[way] = replace(outcomes[way], top1=agreement, export=converter.int8.path)
+            elif way.precision == "bf16" and converter.own.num_classes:
                 some = images[: max(2, int(AGREE_SECONDS / picture_seconds))]
                 same = _agree(*(pool.submit(each.logits, some).result() for each in (own, runtimes[way])))
                 outcomes[way] = replace(outcomes[way], top1=same.top1, pictures=same.pictures)

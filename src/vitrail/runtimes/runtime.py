@@ -35,6 +35,10 @@ class Runtime(Protocol):
         """How many logits a picture gets; 0 for a model without a head."""
         ...
 
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of patches of a prepared picture of this height and width."""
+        ...
+
     def logits(self, images: Floats) -> Floats:
         """(B, C, H, W), as the preprocessing makes them → (B, classes)."""
         ...

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.model import ViT
+from vitrail.model.config import Pair
 from vitrail.runtimes.opening import label_of
 from vitrail.runtimes.runtime import Floats, batch_for
 
@@ -23,6 +24,9 @@ class TorchRuntime:
     @property
     def num_classes(self) -> int:
         return self.model.config.num_classes
+
+    def grid_of(self, size: Pair) -> Pair:
+        return self.model.config.grid_of(size)
 
     @property
     def device(self) -> torch.device:

@@ -13,7 +13,7 @@ from vitrail.explanation import METHODS, Choice, choose, explain_by, measure, op
 from vitrail.explanation.attention import check_choice
 from vitrail.explanation.choice import CANDIDATES, JUDGED
 from vitrail.explanation.explained import Explained, Explanations, unique_stems
-from vitrail.explanation.explanation import Method, Subject, target_index
+from vitrail.explanation.explanation import Method, Subject, check_explainable, target_index
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress
 from vitrail.verbs.loading import name_of, open_model
@@ -38,7 +38,7 @@ def explain(
     `method` is attention, rollout, gradient-rollout, relevance or occlusion; "auto" scores all but occlusion on up to
     four of the pictures and uses the best. `target` is the class to explain, by name or number; by default
     the predicted one. `layers` and `heads` choose what "attention" averages and what the sheet of heads shows.
-    `score` measures deletion and insertion on every picture.
+    `score` measures deletion and insertion on every picture. An export can be explained by occlusion only.
 
     A single picture that cannot be explained is an error; one of several is listed in `failures`. A folder and a
     pattern such as "photos/*.jpg" stand for several.
@@ -47,9 +47,12 @@ def explain(
         raise ConfigError(f"unknown method {method!r}; {suggest(str(method), ('auto', *METHODS))}")
     gathered = gather_pictures(pictures)
     predictor = open_model(model, device, progress=progress)
+    if not predictor.in_torch:
+        method = _for_export(predictor, method, layers, heads, score)
     work = _Work(predictor, target, _numbers(layers), _numbers(heads), score)
     target_index(predictor, target)
-    check_choice(predictor.model, work.layers, work.heads)
+    if predictor.in_torch:
+        check_choice(predictor.model, work.layers, work.heads)
     show = pick_progress(progress)
     choice = work.choose(gathered, show) if method == "auto" else None
     chosen: Method = choice.method if choice is not None else cast("Method", method)
@@ -122,6 +125,22 @@ class _Work:
 
     def open(self, source: str, picture: Picture) -> Subject:
         return open_subject(picture, self.predictor.preprocess, Path(source).name)
+
+
+def _for_export(
+    predictor: Predictor,
+    method: Method | Literal["auto"],
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    score: bool,
+) -> Method:
+    """Of the methods, an export has only occlusion; settings that need the model itself are refused."""
+    chosen: Method = "occlusion" if method == "auto" else method
+    check_explainable(predictor, chosen)
+    given = [name for name, value in (("layers=", layers), ("heads=", heads), ("score=", score or None)) if value]
+    if given:
+        raise ConfigError(f"{' and '.join(given)} cannot be used with an export; use the checkpoint it was made from.")
+    return chosen
 
 
 def _numbers(values: Sequence[int] | None) -> tuple[int, ...] | None:

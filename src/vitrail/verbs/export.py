@@ -21,6 +21,7 @@ from vitrail.runtimes.exporting import (
     write_export,
 )
 from vitrail.runtimes.graph import GraphOptions
+from vitrail.runtimes.made_int8 import remember_int8
 from vitrail.runtimes.manifest import Manifest
 from vitrail.runtimes.proving import prove
 from vitrail.runtimes.quantizing import quantize
@@ -121,6 +122,8 @@ def export(
             else:
                 result = quantize(exported.manifest, plain, draft, target, calibration, goal, speaks=progress)
                 manifest, proof, trials = result.manifest, result.agreement, result.trials
+    if manifest.precision == "int8":
+        remember_int8(target_path, manifest)
     return Export(
         path=target_path,
         target=target,
