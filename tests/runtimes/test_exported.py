@@ -14,8 +14,11 @@ import vitrail
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import ConfigError
 from vitrail.explanation.explained import Explained
-from vitrail.runtimes.exported import frame_bytes
+from vitrail.runtimes.exported import ExportedRuntime, frame_bytes
 from vitrail.runtimes.resizing import prepare_in_graph
+from vitrail.weights.adapt import Kernel
+from vitrail.weights.native import fingerprint, read_native
+from vitrail.weights.writer import write_checkpoint
 
 
 @pytest.fixture
@@ -100,3 +103,20 @@ def test_an_export_that_prepares_its_pictures_itself_is_loaded_too(target: str, 
     vectors = [np.asarray(each.embed(pictures[0]).vector) for each in (export, model)]
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-4)
     assert vitrail.evaluate(export, data, split="all").measurement is not None
+
+
+@pytest.mark.parametrize("resample", ["timm", "dinov2"])
+def test_a_model_that_takes_other_pictures_than_its_positions_are_for(resample: Kernel, tmp_path: Path) -> None:
+    checkpoint = read_native(write_tiny(tmp_path / "tiny.safetensors"))
+    config = replace(checkpoint.config, positions=replace(checkpoint.config.positions, resample=resample))
+    spec = replace(checkpoint.preprocess, size=(48, 40))
+    write_checkpoint(replace(checkpoint, config=config, preprocess=spec), tmp_path / "other.safetensors")
+    model = vitrail.load(tmp_path / "other.safetensors")
+    vitrail.export(tmp_path / "other.safetensors", tmp_path / "other.onnx")
+    export = vitrail.load(tmp_path / "other.onnx")
+    images = torch.randn(2, 3, 48, 40, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(export(images), model(images), rtol=1e-4, atol=1e-4)
+    assert isinstance(export.runtime, ExportedRuntime)
+    assert export.runtime.manifest.weights_sha256 == fingerprint(model.checkpoint().tensors)
+    assert export.grid == model.grid
+    torch.testing.assert_close(model.on("onnx")(images), model(images), rtol=1e-4, atol=1e-4)

@@ -14,7 +14,6 @@ import torch
 
 from vitrail import __version__
 from vitrail.data.pixels import Picture
-from vitrail.errors import ConfigError
 from vitrail.processor import computes_bf16, processor_name
 from vitrail.runtimes.converting import Converter, Way
 from vitrail.runtimes.decisions import Decision, has_decisions, read_decision, write_decision
@@ -76,16 +75,11 @@ def list_ways(converter: Converter, runtime: RuntimeChoice, precision: Precision
     runtimes: Sequence[RuntimeName] = get_args(RuntimeName) if runtime == "auto" else (runtime,)
     if runtime == "auto":
         runtimes = [name for name in runtimes if converter.can_convert(name)]
-    elif runtime != "torch" and not converter.fits:
-        raise ConfigError(
-            f"runtime={runtime!r} takes pictures of the model's own size, and this preprocessing makes others; use "
-            'runtime="torch".'
-        )
     precisions: tuple[Precision, ...] = ("float32",) if precision == "auto" else (precision,)
     if precision == "auto" and _has_bf16(converter.own.device):
         precisions = ("float32", "bf16")
     ways = [Way(name, number) for number in precisions for name in runtimes if (name, number) != ("onnx", "bf16")]
-    if precision == "auto" and converter.fits and converter.own.device.type == "cpu":
+    if precision == "auto" and converter.own.device.type == "cpu":
         int8 = converter.int8
         ways += [Way(int8.runtime_name, "int8")] if int8 is not None and int8.runtime_name in runtimes else []
     return ways

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from vitrail.runtimes import onnx_runtime, openvino_runtime
-from vitrail.runtimes.exporting import NEEDS
+from vitrail.runtimes.exporting import NEEDS, fit_to_pictures
 from vitrail.runtimes.kept_exports import MOST_BYTES, KeptExport, find_export, make_export
 from vitrail.runtimes.made_int8 import Int8Export, find_int8, has_int8
 from vitrail.runtimes.opening import Numbers, RuntimeName
@@ -34,11 +34,16 @@ class Converter:
     """Opens a model on any runtime; what that takes is done once, and when it is needed."""
 
     def __init__(self, own: TorchRuntime, checkpoint: Checkpoint) -> None:
-        self.own, self.checkpoint = own, checkpoint
+        self.own, self.loaded = own, checkpoint
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """At the size of the pictures that it takes, as exports have it."""
+        return fit_to_pictures(self.loaded)
 
     @cached_property
     def sha256(self) -> str:
-        return fingerprint(self.checkpoint.tensors)
+        return fingerprint(self.loaded.tensors)
 
     @cached_property
     def kept(self) -> KeptExport | None:
@@ -59,19 +64,14 @@ class Converter:
     @property
     def num_bytes(self) -> int:
         """Of the weights in float32."""
-        return sum(4 * tensor.numel() for tensor in self.checkpoint.tensors.values())
-
-    @property
-    def fits(self) -> bool:
-        """Whether an exported graph, which takes pictures of one size, takes those that the preprocessing makes."""
-        return self.checkpoint.preprocess.size == self.checkpoint.config.image_size
+        return sum(4 * tensor.numel() for tensor in self.loaded.tensors.values())
 
     def can_convert(self, runtime: RuntimeName) -> bool:
         """Whether it is worth thinking of this runtime: what it needs is installed, and the model suits it."""
         if runtime == "torch":
             return True
         installed = all(find_spec(name) is not None for name in NEEDS[runtime])
-        return installed and self.own.device.type == "cpu" and self.fits and self.num_bytes <= MOST_BYTES
+        return installed and self.own.device.type == "cpu" and self.num_bytes <= MOST_BYTES
 
     def open(self, way: Way) -> Runtime:
         """The model on a runtime, in the numbers of that way."""

@@ -20,6 +20,7 @@ from vitrail.runtimes.manifest import IMAGES, KEY, Manifest
 from vitrail.runtimes.onnx_file import read_onnx_facts
 from vitrail.runtimes.openvino_runtime import crc_of, load_openvino, read_model
 from vitrail.schema import to_dict
+from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.facts import Facts
 from vitrail.weights.layout import EXPORT_IN_FOLDER
@@ -43,6 +44,7 @@ class Exported:
 
     graph: Graph
     manifest: Manifest
+    checkpoint: Checkpoint  # what the graph was made of, at the size of the pictures that it takes
 
 
 def choose_target(path: Path, to: str | None) -> Target:
@@ -66,8 +68,22 @@ def check_exportable(target: Target, precision: Precision = "float32") -> None:
         raise MissingExtraError(what, "export")
 
 
-def prepare_export(checkpoint: Checkpoint, options: GraphOptions) -> Exported:
-    """The graph of a checkpoint, in float32, with its manifest."""
+def fit_to_pictures(checkpoint: Checkpoint) -> Checkpoint:
+    """With positions for the size that its preprocessing makes, as the model itself would resample them each time.
+
+    A checkpoint may have been trained at another size: DINOv2's has positions for 518 pixels and takes 224.
+    """
+    size = checkpoint.preprocess.size
+    if size == checkpoint.config.image_size:
+        return checkpoint
+    return replace(adapt(checkpoint, image_size=size), preprocess=checkpoint.preprocess)
+
+
+def prepare_export(checkpoint: Checkpoint, options: GraphOptions, weights_sha256: str | None = None) -> Exported:
+    """The graph of a checkpoint, in float32, with its manifest and the hash of the weights before they were fitted."""
+    sha256 = fingerprint(checkpoint.tensors) if weights_sha256 is None else weights_sha256
+    if not options.dynamic_size:
+        checkpoint = fit_to_pictures(checkpoint)
     graph = Graph(checkpoint.build(), checkpoint.preprocess, options).eval()
     manifest = Manifest(
         facts=Facts(**checkpoint.facts()),
@@ -76,9 +92,9 @@ def prepare_export(checkpoint: Checkpoint, options: GraphOptions) -> Exported:
         outputs=graph.outputs,
         preprocesses=options.with_preprocess,
         config=json.dumps(to_dict(checkpoint.config)),
-        weights_sha256=fingerprint(checkpoint.tensors),
+        weights_sha256=sha256,
     )
-    return Exported(graph=graph, manifest=manifest)
+    return Exported(graph=graph, manifest=manifest, checkpoint=checkpoint)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def find_export(checkpoint: Checkpoint, sha256: str) -> KeptExport | None:
 
 def make_export(checkpoint: Checkpoint, sha256: str) -> KeptExport:
     """Convert a checkpoint, and keep the result where the cache has room for it; elsewhere it lasts until the end."""
-    exported = prepare_export(checkpoint, GraphOptions())
+    exported = prepare_export(checkpoint, GraphOptions(), sha256)
     folder = exports_folder()
     size = sum(tensor.numel() * 4 for tensor in checkpoint.tensors.values())
     if not _has_room(folder, size):

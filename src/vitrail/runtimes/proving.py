@@ -14,7 +14,6 @@ from vitrail.runtimes.exporting import Exported, Target
 from vitrail.runtimes.onnx_runtime import make_session
 from vitrail.runtimes.openvino_runtime import Requests, compile_model, read_model
 from vitrail.threads import num_cores
-from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.layout import EXPORT_IN_FOLDER
 from vitrail.weights.proof import Agreement, agree, photograph_files, sample_images
 
@@ -25,15 +24,13 @@ LOOSE_TOLERANCE = 1e-2
 Run = Callable[[Tensor], Sequence[Tensor]]  # one batch → the outputs in their order
 
 
-def prove(
-    exported: Exported, draft: Path, target: Target, checkpoint: Checkpoint, pictures: Sequence[Path] = ()
-) -> Agreement:
+def prove(exported: Exported, draft: Path, target: Target, pictures: Sequence[Path] = ()) -> Agreement:
     """How far the written export is from the model in torch; too far is an error."""
     run, names = open_draft(draft, target), exported.manifest.outputs
-    loose = exported.manifest.preprocesses or any(checkpoint.config.merge)
+    loose = exported.manifest.preprocesses or any(exported.checkpoint.config.merge)
     tolerance = LOOSE_TOLERANCE if loose else TOLERANCE
     agreements: list[Agreement] = []
-    for batch in proof_batches(exported, checkpoint, pictures):
+    for batch in proof_batches(exported, pictures):
         with torch.inference_mode():
             ours = _by_name(names, exported.graph(batch))
         try:
@@ -57,9 +54,9 @@ def join_agreements(parts: Sequence[Agreement]) -> Agreement:
     )
 
 
-def proof_batches(exported: Exported, checkpoint: Checkpoint, pictures: Sequence[Path]) -> list[Tensor]:
+def proof_batches(exported: Exported, pictures: Sequence[Path]) -> list[Tensor]:
     """Real pictures as the graph takes them: several at once, one by itself, and other sizes where it takes them."""
-    options = exported.graph.options
+    options, checkpoint = exported.graph.options, exported.checkpoint
     if options.with_preprocess:
         files = photograph_files(checkpoint, pictures)
         whole = [pixels(file, checkpoint.preprocess).permute(1, 2, 0) for file in files]  # bytes (H, W, 3)

@@ -116,7 +116,7 @@ def export(
         with draft_of(target_path, target) as draft:
             plain = draft if calibration is None else draft.with_name(f"float32{SUFFIXES[target]}")
             write_export(exported, plain, target)
-            proof = prove(exported, plain, target, checkpoint, [Path(picture) for picture in pictures])
+            proof = prove(exported, plain, target, [Path(picture) for picture in pictures])
             if calibration is None or goal is None:
                 manifest, trials = exported.manifest, ()
             else:
