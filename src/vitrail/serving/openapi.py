@@ -56,14 +56,12 @@ def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
     attention = _post(
         "What each patch attends to", (model, layer, head), _pictures(settings, 1), "Attention", "cannot_explain"
     )
-    many = _pictures(settings, settings.max_pictures)
+    many, plain = (_pictures(settings, settings.max_pictures, fields) for fields in (("top_k",), ()))
     return {
         "/v1/models": {"get": _get("The models and what they are", (), "Models", "not_ready")},
         "/v1/labels": {"get": _get("The names of a model's classes", (model,), "Labels", "not_ready", "unknown_model")},
         "/v1/predict": {"post": _post("The most likely classes", (model, top_k), many, "Predictions")},
-        "/v1/embed": {
-            "post": _post("Embeddings", (model,), _pictures(settings, settings.max_pictures, ()), "Embeddings")
-        },
+        "/v1/embed": {"post": _post("Embeddings", (model,), plain, "Embeddings")},
         "/v1/explain": {"post": explained},
         "/v1/attention": {"post": attention},
     }

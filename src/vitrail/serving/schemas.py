@@ -6,6 +6,7 @@ Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
+_POSITIVE: Schema = {"type": "integer", "minimum": 1}
 _NUMBER: Schema = {"type": "number"}
 _TRUE: Schema = {"const": True}
 
