@@ -63,7 +63,7 @@ class Running:
 def collect(stream: Any, lines: list[str]) -> None:
     with stream:
         for line in stream:
-            lines.append(line)
+            lines.append(line)  # noqa: PERF402 - line by line
 
 
 def wait_for(holds: Callable[[], Any], seconds: float = 60) -> Any:
