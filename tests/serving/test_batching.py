@@ -16,6 +16,7 @@ class Cores:
     def __init__(self, threads: int = 2, max_batch: int = 4, max_wait: float = 0.0) -> None:
         self.free = self.threads = threads
         self.explaining, self.max_batch, self.max_wait = 0, max_batch, max_wait
+        self.always_waits = True
         self.batches: list[tuple[str, list[Any]]] = []
 
     def start(self, kind: str, items: Sequence[Item], alone: bool) -> None:
@@ -107,5 +108,24 @@ def test_waiting_for_company_ends_when_the_batch_is_full_or_the_time_is_up() -> 
         assert cores.sizes() == [2]  # full; and the third waits for company of its own
         await asyncio.sleep(0.05)
         assert cores.sizes() == [2, 1]
+
+    asyncio.run(work())
+
+
+def test_a_measured_wait_is_for_pictures_that_come_in_company() -> None:
+    async def work() -> None:
+        batcher, cores = Batcher(50), Cores(threads=2, max_batch=4, max_wait=10.0)
+        cores.always_waits = False
+        batcher.worker = cores
+        batcher.submit("logits", items(1))
+        assert cores.sizes() == [1]  # nobody else is in sight
+        batcher.submit("logits", items(1, 1))
+        assert cores.sizes() == [1]  # the other core is busy, so that more may come
+        batcher.submit("logits", items(3, 2))
+        assert cores.sizes() == [1, 4]
+        cores.free = 2
+        batcher.submit("logits", items(1, 5))
+        assert cores.sizes() == [1, 4]  # the last batch was in company
+        batcher._wake()
 
     asyncio.run(work())

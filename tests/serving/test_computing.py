@@ -24,7 +24,7 @@ def test_a_batch_of_everything(engine: Engine) -> None:
         encode("GIF"),
         encode("PNG", (101, 100)),
         tensor.tobytes(),
-        np.full_like(tensor, np.nan).tobytes(),
+        np.full_like(tensor, 3e38).tobytes(),
     ]
     items = [{"want": "top", "top_k": 2, "name": f"picture {index}"} for index in range(3)]
     items += [{"want": "scores", "tensor": True, "name": "t"}] * 2

@@ -39,7 +39,7 @@ def test_hostile_requests_achieve_nothing(running: Running, client: httpx.Client
         (b"GET /v2/health/live HTTP/1.1\r\n\r\n", 400, b"invalid_request"),
         (b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03", 400, b"invalid_request"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, b"invalid_request"),
-        (HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400, b"invalid_request"),
+        (HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400, b"unreadable_picture"),
         (HEAD + b"X: " + b"a" * 20_000 + b"\r\n\r\n", 431, b"headers_too_large"),
         (HEAD + b"X: a\r\n" * 100 + b"\r\n", 431, b"headers_too_large"),
         (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431, b"headers_too_large"),

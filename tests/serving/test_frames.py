@@ -8,7 +8,7 @@ from vitrail.serving.frames import Frame, pack, read_frame, receive_frame
 
 FRAMES = [
     Frame({"id": 1, "text": "ä\0\ud800", "list": [1.5, None]}, [b"", b"abc", bytes(300_000)]),
-    Frame({}),
+    Frame({}, []),
     Frame({"id": 2}, [b"x"] * 1000),
 ]
 

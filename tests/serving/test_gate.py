@@ -138,7 +138,7 @@ def test_the_log_has_one_line_for_each_request() -> None:
         app,
         lambda client: client.post("/v1/predict?model=second&top_k=1", content=data, headers={"x-request-id": "r1"}),
     )
-    ask(app, lambda client: client.get("/nothing\n\x1b[31m"))
+    ask(app, lambda client: client.get("/nothing%0a%1b%5b31m"))
     first, second = app.logged()
     assert set(first) == {"time", "id", "method", "path", "status", "ms", "pictures", "bytes", "client"}
     assert (first["id"], first["method"], first["path"], first["status"]) == ("r1", "POST", "/v1/predict", 200)

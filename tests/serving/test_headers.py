@@ -57,7 +57,7 @@ def png(width: int, height: int, extra: bytes = b"") -> bytes:
 
 
 def test_too_many_pixels_are_refused_by_the_header() -> None:
-    with pytest.raises(Problem, match="") as caught:
+    with pytest.raises(Problem) as caught:
         check_header(png(20_000, 20_000), 50_000_000, "it")
     assert caught.value.status == 413
     assert "20000×20000 pixels are over the limit of 50,000,000" in caught.value.message

@@ -1,7 +1,7 @@
 """The served description, tried out by schemathesis against the running service."""
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import schemathesis
@@ -39,8 +39,8 @@ LIMITS = settings(
 
 def test_the_service_keeps_what_it_describes(running: Running, client: httpx.Client) -> None:
     schema = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
-    operations = [result.ok() for result in schema.get_all_operations()]
-    assert len(operations) == 19
+    operations = [cast("Any", result).ok() for result in schema.get_all_operations()]
+    assert len(operations) == 16  # all but the description itself
     for operation in operations:
         for mode in GenerationMode:
             try_out(operation, mode)
