@@ -177,7 +177,7 @@ def decode_base64(text: Any, name: str) -> bytes:
 
 def read_multipart(body: bytes, boundary: bytes, limit: int) -> list[Picture]:
     """The file parts of a form."""
-    form = _Form(body, limit)
+    form = _Form(limit)
     try:
         parser = MultipartParser(boundary, cast("Any", form.callbacks()))
         parser.write(body)
@@ -192,7 +192,7 @@ def read_multipart(body: bytes, boundary: bytes, limit: int) -> list[Picture]:
 class _Form:
     """Collects the parts of a form while a parser finds them."""
 
-    def __init__(self, body: bytes, limit: int) -> None:
+    def __init__(self, limit: int) -> None:
         self.pictures: list[Picture] = []
         self.ended = False
         self._limit = limit

@@ -41,7 +41,6 @@ class Engine:
         else:
             self.explainer = load(source)
             self.predictor = self.explainer.on(runtime, precision, count=MANY, say=self.notes.append)
-        self.precision: str = precision
         self.max_pixels = max_pixels
 
     def describe(self) -> Facts:

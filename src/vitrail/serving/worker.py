@@ -36,8 +36,11 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
     lock = Lock()
 
     def send(frame: Frame) -> None:
-        with lock:
-            connection.sendall(pack(frame))
+        try:
+            with lock:
+                connection.sendall(pack(frame))
+        except OSError:
+            os._exit(0)  # the front has gone
 
     try:
         from vitrail.serving.computing import Engine
@@ -61,10 +64,7 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
         except Exception as error:  # our own mistake, or a runtime's: this batch has no answer, others may
             _log(f"{type(error).__name__}: {error}")
             answer = Frame({"id": frame.facts["id"], "error": {"code": "model_failed", "message": _short(error)}})
-        try:
-            send(answer)
-        except OSError:
-            os._exit(0)  # the front has gone
+        send(answer)
 
     while (frame := receive_frame(connection)) is not None:
         (wide if frame.facts.get("spread") else narrow).submit(work, frame)
