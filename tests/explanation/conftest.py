@@ -20,6 +20,10 @@ class Fake:
     preprocess: Preprocess
     classes: tuple[str, ...] | None
 
+    @property
+    def num_classes(self) -> int:
+        return self.model.config.num_classes
+
 
 # Every way in which a model reads its tokens, on square and other grids.
 SHAPES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from vitrail.data.transform import fit_tensor, normalize, pixels
 from vitrail.errors import ConfigError, ExplanationError, suggest
 from vitrail.explanation.attention import attention_maps
 from vitrail.explanation.geometry import View, spread, view_of
-from vitrail.explanation.occlusion import occlusion
+from vitrail.explanation.occlusion import occlude, occlusion
 from vitrail.explanation.relevance import gradient_rollout, relevance
 from vitrail.explanation.rollout import rollout
 from vitrail.model import ViT
@@ -31,15 +31,28 @@ TARGETED: dict[Method, Targeted] = {
 }
 
 
-class Loaded(Protocol):
+class Classified(Protocol):
+    """What has classes, with names or without."""
+
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def classes(self) -> tuple[str, ...] | None: ...
+
+
+class Answering(Classified, Protocol):
+    """What gives logits for prepared pictures, on any runtime."""
+
+    def __call__(self, images: Tensor, /) -> Tensor: ...
+
+
+class Loaded(Classified, Protocol):
     """A model in eval mode with its preprocessing and classes: what `vitrail.load` returns."""
 
     @property
     def model(self) -> ViT: ...
     @property
     def preprocess(self) -> Preprocess: ...
-    @property
-    def classes(self) -> tuple[str, ...] | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +124,26 @@ def explain_by(
     return _describe(loaded, subject, method, wanted, maps[0].float().cpu(), logits[0].float().cpu())
 
 
+def explain_by_occlusion(
+    answering: Answering, subject: Subject, grid: Pair, target: int | str | None = None
+) -> Explanation:
+    """Explain one picture by covering its patches, on any runtime: the only method that needs no model of torch."""
+    if not answering.num_classes:
+        raise ConfigError("this model has no head, so there is no class to explain.")
+    wanted = target_index(answering, target)
+    maps, logits = occlude(answering, subject.image[None], grid, None if wanted is None else torch.tensor([wanted]))
+    return _describe(answering, subject, "occlusion", wanted, maps[0], logits[0])
+
+
 def _describe(
-    loaded: Loaded, subject: Subject, method: Method, wanted: int | None, cells: Tensor, logits: Tensor
+    loaded: Classified, subject: Subject, method: Method, wanted: int | None, cells: Tensor, logits: Tensor
 ) -> Explanation:
     if not torch.isfinite(logits).all():
         raise ExplanationError(
             f"{subject.name}: the model's own output is not a number, so nothing can be explained; its weights are "
             "damaged, or overflow in this precision: check them with `vitrail inspect`, or load the model in float32."
         )
-    if not loaded.model.config.num_classes:
+    if not loaded.num_classes:
         check_map(cells, subject.name, method, "the picture")
         return Explanation(map=cells, method=method, view=subject.view)
     shares = logits.softmax(dim=0)
@@ -159,11 +183,11 @@ def check_map(cells: Tensor, name: str, method: str, what: str) -> None:
         raise ExplanationError(f"{name}: {method} gives every patch the same value, {high:.3g}: {why}.")
 
 
-def target_index(loaded: Loaded, target: int | str | None) -> int | None:
+def target_index(loaded: Classified, target: int | str | None) -> int | None:
     """The number of the class that `target` names; numbers may be given as text."""
     if target is None:
         return None
-    count, names = loaded.model.config.num_classes, loaded.classes or ()
+    count, names = loaded.num_classes, loaded.classes or ()
     if not count:
         raise ConfigError("this model has no head, so there is no class to explain; omit target=.")
     if isinstance(target, str) and target in names:
@@ -176,6 +200,6 @@ def target_index(loaded: Loaded, target: int | str | None) -> int | None:
     return int(target)
 
 
-def label_of(loaded: Loaded, index: int) -> str:
+def label_of(loaded: Classified, index: int) -> str:
     """A class's name, or its number if the checkpoint has no names."""
     return loaded.classes[index] if loaded.classes is not None else str(index)

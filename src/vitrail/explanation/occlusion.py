@@ -4,12 +4,17 @@ A patch is covered with the picture's own mean colour. What counts is the target
 the probability of a confident model hardly moves.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.explanation.passes import grid_of, on_model
 from vitrail.model import ViT
+from vitrail.model.config import Pair
+
+Answer = Callable[[Tensor], Tensor]  # prepared pictures (B, C, H, W) → logits (B, classes): a model, or any runtime
 
 PIXELS = 32 * 224 * 224  # of the pictures in one batch
 
@@ -19,26 +24,31 @@ def occlusion(model: ViT, images: Tensor, targets: Tensor | None = None) -> tupl
     if not model.config.num_classes:
         raise ConfigError("this model has no head, so there is no class to explain; use method attention or rollout.")
     images = on_model(model, images)
-    rows, columns = grid_of(model, images)
+    return occlude(model, images, grid_of(model, images), targets)
+
+
+def occlude(answer: Answer, images: Tensor, grid: Pair, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`occlusion` for anything that answers, in a grid of cells of one size."""
+    rows, columns = grid
     with torch.inference_mode():
-        logits = model(images)
+        logits = answer(images)
         chosen = logits.argmax(dim=1) if targets is None else targets.to(logits.device)
         maps = torch.empty(len(images), rows * columns, device=images.device)
         for index, image in enumerate(images):
             hidden = ~torch.eye(rows * columns, dtype=torch.bool, device=images.device).view(-1, rows, columns)
-            covered = log_odds(answer_in_batches(model, image, mean_colour(image), hidden), chosen[index])
+            covered = log_odds(answer_in_batches(answer, image, mean_colour(image), hidden), chosen[index])
             maps[index] = log_odds(logits[index : index + 1], chosen[index]) - covered
     return maps.view(-1, rows, columns), logits
 
 
-def answer_in_batches(model: ViT, image: Tensor, baseline: Tensor, shown: Tensor) -> Tensor:
+def answer_in_batches(answer: Answer, image: Tensor, baseline: Tensor, shown: Tensor) -> Tensor:
     """Logits (n, classes) of one picture (C, H, W), where patches that are not `shown` (n, h, w) show the baseline."""
     step = max(1, PIXELS // (image.shape[-2] * image.shape[-1]))
     cell = (image.shape[-2] // shown.shape[-2], image.shape[-1] // shown.shape[-1])
     parts: list[Tensor] = []
     for some in shown.split(step):
         mask = some.repeat_interleave(cell[0], dim=-2).repeat_interleave(cell[1], dim=-1)[:, None]  # (n, 1, H, W)
-        parts.append(model(torch.where(mask, image, baseline)))
+        parts.append(answer(torch.where(mask, image, baseline)))
     return torch.cat(parts)
 
 
