@@ -74,10 +74,14 @@ def explain_picture(
         return _png(subject, explanation.map)
     answer: dict[str, Any] = {"method": explanation.method, "target": None, "labels": []}
     if explanation.target is not None:
-        scores = predictor(subject.image[None])[0].softmax(dim=0)
-        answer["target"] = _labelled(predictor, scores, explanation.target)
-        best = scores.argsort(descending=True, stable=True)[:TOP_K]
-        answer["labels"] = [_labelled(predictor, scores, index) for index in best.tolist()]
+        logits = predictor.runtime.logits(subject.image[None].numpy())[0]
+        named = predictor.name_scores(logits, len(logits))
+        labels = [
+            {"label": label, "index": index, "score": score}
+            for label, index, score in zip(named.labels, named.indices, named.scores, strict=True)
+        ]
+        answer["target"] = labels[named.indices.index(explanation.target)]
+        answer["labels"] = labels[:TOP_K]
     cells = [[round(value, DIGITS) for value in row] for row in scale_map(explanation.map).tolist()]
     return {**answer, "grid": list(explanation.grid), **_geometry(subject.view), "map": cells}
 
@@ -168,10 +172,6 @@ def _explain(
         except ExplanationError:
             continue
     return explain_by(predictor, subject, candidates[-1], target, layers, heads)
-
-
-def _labelled(predictor: Predictor, scores: Tensor, index: int) -> dict[str, Any]:
-    return {"label": predictor.label(index), "index": index, "score": scores[index].item()}
 
 
 def _geometry(view: View) -> dict[str, Any]:

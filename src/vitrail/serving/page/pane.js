@@ -4,6 +4,7 @@ import { askAbout } from "./server.js";
 import { paintRamp, Stage } from "./stage.js";
 
 const TOP_K = 5;
+const TOUCH = matchMedia("(pointer: coarse)");
 
 /** The words for a Problem; anything else is ours. */
 export function tell(element, problem, retry = null) {
@@ -104,6 +105,7 @@ export class Pane {
       return true;
     } catch (error) {
       if (error.name === "AbortError") return false;
+      error.message = error.message.replace(/^picture 0\b/i, this.name);
       tell(this.part("problem"), error, error.status === 0 || error.status >= 500 ? () => this.start() : null);
       return false;
     }
@@ -156,7 +158,7 @@ export class Pane {
     ];
     if (milliseconds) {
       const { total, queue, decode, compute } = milliseconds;
-      const parts = `queue ${short(queue)}, decode ${short(decode)}, compute ${short(compute)}`;
+      const parts = `of which queue ${short(queue)}, decode ${short(decode)}, compute ${short(compute)}`;
       facts.unshift(["Answered in", `${short(total)} ms`, parts]);
     }
     if (this.model.temperature) facts.push(["Calibrated", `temperature ${this.model.temperature.toFixed(2)}`]);
@@ -178,9 +180,8 @@ export class Pane {
   /** The map of the chosen method; after a change of the settings, again. */
   async explain() {
     if (!this.file) return;
-    const caption = this.part("caption");
     if (!this.model.explains) {
-      caption.textContent = `${this.model.name} runs on ${this.model.runtime} and cannot be explained.`;
+      this.say(`${this.model.name} runs on ${this.model.runtime} and cannot be explained.`);
       return;
     }
     const { method } = this.shared.settings;
@@ -197,8 +198,7 @@ export class Pane {
     } catch (error) {
       if (error.name === "AbortError" || this.asked !== parameters) return;
       this.stage.setMap(null);
-      this.said = `${error.message} ${error.hint}`;
-      caption.textContent = this.said;
+      this.say(`${error.message} ${error.hint}`);
     } finally {
       if (this.asked === parameters) this.element.classList.remove("working");
     }
@@ -211,10 +211,9 @@ export class Pane {
   }
 
   describe({ method, target }) {
-    const what = target ? `what speaks for ${target.label}` : "what the model looks at";
-    const plain = target && ["attention", "rollout"].includes(method) ? "where the model looks" : what;
-    this.said = `Bright: ${plain}, by ${method}.`;
-    this.part("caption").textContent = this.said;
+    const looks = target === null || ["attention", "rollout"].includes(method);
+    this.said = `${looks ? "The model looks at the bright parts" : `The bright parts speak for ${target.label}`} (${method}).`;
+    this.say(this.said, this.model.methods.includes("attention") ? `${TOUCH.matches ? "Touch" : "Point at"} a patch to see what it attends to.` : "");
     this.stage.patches.setAttribute(
       "aria-label",
       `Patches of ${this.name}, ${this.stage.grid.join(" by ")}. ${this.said} Use the arrow keys to move from patch to patch.`,
@@ -225,10 +224,19 @@ export class Pane {
     }
   }
 
+  /** What the caption says as long as no patch is chosen. */
+  say(text, hint = "") {
+    const small = document.createElement("span");
+    small.className = "hint";
+    small.textContent = hint;
+    this.resting = hint ? [`${text} `, small] : [text];
+    this.part("caption").replaceChildren(...this.resting);
+  }
+
   /** What one patch attends to; null: back to the explanation. */
   async attend(patch, byKeyboard) {
     if (patch === null) {
-      this.part("caption").textContent = this.said ?? "";
+      this.part("caption").replaceChildren(...(this.resting ?? []));
       return;
     }
     const [, columns] = this.stage.grid;

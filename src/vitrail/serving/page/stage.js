@@ -6,7 +6,8 @@ const INFERNO = [
   0xf1731d, 0xf98e09, 0xfcac11, 0xf9cb35, 0xf2ea69, 0xfcffa4,
 ];
 const LONGEST = 960; // pixels of the longer side that are drawn
-const FAINTEST = 0.45; // share of the colour where a map is lowest
+const FAINTEST = 0.2; // share of the colour where a map is lowest
+const PIXELATED = 128; // pictures whose longer side is below it are shown with their pixels as squares
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 /** The colour of a value from 0 to 1: [red, green, blue]. */
@@ -52,8 +53,8 @@ export class Stage {
       canvas.width = Math.max(1, Math.round(bitmap.width * factor));
       canvas.height = Math.max(1, Math.round(bitmap.height * factor));
     }
-    this.frame.classList.toggle("small", longer < LONGEST / 4);
     this.picture.setAttribute("aria-label", `The picture ${name}`);
+    this.patches.setAttribute("aria-label", `Patches of ${name}`);
     this.paintPicture();
   }
 
@@ -91,7 +92,7 @@ export class Stage {
   paintPicture() {
     const context = this.picture.getContext("2d");
     const { width, height } = this.picture;
-    context.imageSmoothingEnabled = width < this.bitmap.width;
+    context.imageSmoothingEnabled = Math.max(this.bitmap.width, this.bitmap.height) >= PIXELATED;
     context.imageSmoothingQuality = "high";
     context.clearRect(0, 0, width, height);
     context.drawImage(this.bitmap, 0, 0, width, height);
