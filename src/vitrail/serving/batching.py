@@ -17,6 +17,7 @@ from vitrail.wording import agree, counted
 
 Kind = Literal["logits", "features", "explain", "attention"]
 BATCHED: tuple[Kind, ...] = ("logits", "features")
+REMEMBERED = 50  # pictures whose pace is the pace
 LONGEST_RETRY = 60  # seconds that a client is told to wait at most
 
 
@@ -49,7 +50,7 @@ class Slots(Protocol):
     max_batch: int
     max_wait: float  # seconds
 
-    def start(self, kind: Kind, items: Sequence[Item]) -> None: ...
+    def start(self, kind: Kind, items: Sequence[Item], alone: bool) -> None: ...
 
 
 class Batcher:
@@ -87,6 +88,11 @@ class Batcher:
             queue.pop(item, None)
             item.future.cancel()
 
+    def answered(self, count: int, seconds: float) -> None:
+        """The worker has answered so many pictures, at so many seconds for each, and has a core free."""
+        self.pace += (seconds - self.pace) * min(1.0, count / REMEMBERED)
+        self.pump()
+
     def retry_after(self) -> int:
         """Seconds until what waits now has been computed, about."""
         return max(1, min(LONGEST_RETRY, math.ceil(self.waiting * self.pace)))
@@ -109,11 +115,11 @@ class Batcher:
             items = [item for item, _ in zip(queue, range(count), strict=False)]
             for item in items:
                 del queue[item]
-            worker.start(kind, items)
+            worker.start(kind, items, alone=not self.waiting)
 
     def _next(self, worker: Slots) -> Kind | None:
         """The kind of the picture that has waited longest; explanations leave a core for the others."""
-        heads = [
+        heads: list[tuple[float, Kind]] = [
             (next(iter(queue)).added, kind)
             for kind, queue in self._queues.items()
             if queue and (kind in BATCHED or worker.explaining < max(1, worker.threads - 1))

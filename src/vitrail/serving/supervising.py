@@ -69,6 +69,7 @@ class Host:
             "precision": settings.precision,
             "max_pixels": settings.max_pixels,
             "threads": settings.threads,
+            "max_batch": settings.max_batch,
         }
         try:
             await worker.wait_until_ready(order, settings, self._metrics)
@@ -81,7 +82,7 @@ class Host:
         """From now on, this worker gets what waits; the one before it answers what it has."""
         before, self._worker = self._worker, worker
         self.facts = worker.facts
-        worker.heard = self.batcher.pump
+        worker.heard = self.batcher.answered
         self.batcher.worker = worker
         self.batcher.pump()
         if before is not None:
