@@ -91,10 +91,12 @@ def test_auto_is_relevance_or_the_next_method_that_shows_something(make_predicto
     predictor = make_predictor()
     answer: Any = explain_picture(predictor, PICTURE)
     assert answer["method"] == "relevance"
-    assert answer["map"] == explain_picture(predictor, PICTURE, method="relevance")["map"]
+    same: Any = explain_picture(predictor, PICTURE, method="relevance")
+    assert answer["map"] == same["map"]
     with torch.no_grad():
         predictor.model.head.weight.zero_()
-    assert explain_picture(predictor, PICTURE)["method"] == "rollout"
+    other: Any = explain_picture(predictor, PICTURE)
+    assert other["method"] == "rollout"
     with pytest.raises(ExplanationError, match="no patch counts for class"):
         explain_picture(predictor, PICTURE, method="relevance")
 
@@ -188,7 +190,8 @@ def test_an_export_is_explained_by_occlusion_only(make_predictor) -> None:
 
 def test_an_export_that_says_nothing_about_its_patches_is_not_explained(make_predictor) -> None:
     export = exported(make_predictor())
-    export.runtime.manifest = dataclasses.replace(export.runtime.manifest, config="{}")
+    runtime: Any = export.runtime
+    runtime.manifest = dataclasses.replace(runtime.manifest, config="{}")
     assert methods_of(export) == ()
     with pytest.raises(ConfigError, match="cannot be explained"):
         explain_picture(export, PICTURE)

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +20,12 @@ from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
 
 import vitrail
 from serving.conftest import Running, encode
+from vitrail.data.preprocess import Preprocess
 from vitrail.explanation import open_subject
 from vitrail.explanation.attention import patch_attention
+from vitrail.explanation.render import scale_map
+from vitrail.prediction import Predictor
+from vitrail.runtimes.torch_runtime import TorchRuntime
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
@@ -105,11 +110,18 @@ def take_example(page: Page, name: str = "ship.jpg", panes: int = 1) -> None:
     expect(page.locator("[aria-busy], .working")).to_have_count(0)
 
 
-def colour_of(page: Page, patch: int, grid: int = 8) -> list[int]:
-    """The overlay's red, green, blue and opacity in the middle of a patch."""
-    read = """(canvas, [row, column, grid]) => Array.from(canvas.getContext("2d").getImageData(
-        Math.floor((column + 0.5) / grid * canvas.width), Math.floor((row + 0.5) / grid * canvas.height), 1, 1).data)"""
-    return page.locator("canvas.overlay").first.evaluate(read, [*divmod(patch, grid), grid])
+def colours_of(page: Page, grid: int = 8) -> list[list[int]]:
+    """The overlay's red, green, blue and opacity in the middle of each patch."""
+    read = """(canvas, grid) => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const middle = (index, side) => Math.floor((index + 0.5) / grid * side);
+      return Array.from({ length: grid * grid }, (_, patch) => {
+        const row = middle(Math.floor(patch / grid), canvas.height);
+        const at = 4 * (row * canvas.width + middle(patch % grid, canvas.width));
+        return Array.from(data.slice(at, at + 4));
+      });
+    }"""
+    return page.locator("canvas.overlay").first.evaluate(read, grid)
 
 
 def inferno(value: float) -> list[int]:
@@ -127,16 +139,16 @@ def test_an_example_gets_its_labels_and_its_map(visit: Visit, model: Any) -> Non
         assert re.search(r"Model\s+cifar10\s+Version\s+[0-9a-f]{12}", facts)
         assert page.locator(".bar[aria-pressed=true]").inner_text().startswith("ship")
         assert "ship 96.4 %" in page.inner_text("#announcer")
-        cells = why.map.flatten()
-        for patch in (int(cells.argmax()), int(cells.argmin())):
-            share = max(0.0, cells[patch].item() / cells.max().item())
-            np.testing.assert_allclose(colour_of(page, patch)[:3], inferno(share), atol=12)  # half a pixel aside
+        expected = [inferno(share) for share in scale_map(why.map).flatten().tolist()]
+        difference = np.abs(np.array(colours_of(page))[:, :3] - expected)
+        assert difference.max() <= 12  # the middle of a patch may be half a pixel aside
         before = page.inner_text(".caption")
         page.click(".bars li:nth-child(2) button")
         expect(page.locator(".bar[aria-pressed=true]")).to_contain_text(predicted.labels[1])
         expect(page.locator(".caption")).not_to_have_text(before)
 
-    predicted, why = model.predict(SHIP), vitrail.explain(model, SHIP, method="relevance")
+    predicted: Any = model.predict(SHIP)
+    why: Any = vitrail.explain(model, SHIP, method="relevance")
     visit(script)
 
 
@@ -160,8 +172,6 @@ HAND_OVER = """async (page, [kind, bytes]) => {
 
 
 def test_pictures_are_chosen_dropped_and_pasted(visit: Visit) -> None:
-    from base64 import b64encode
-
     def script(page: Page) -> None:
         page.set_input_files("#file", {"name": "tall one.png", "mimeType": "image/png", "buffer": tall})
         expect(page.locator(".pane-name")).to_have_text("tall one.png")
@@ -222,7 +232,7 @@ def test_a_patch_under_the_pointer_shows_what_it_attends_to(visit: Visit, model:
         page.mouse.move(box["x"] + 4.5 / 8 * box["width"], box["y"] + 3.5 / 8 * box["height"])
         expect(page.locator(".caption")).to_contain_text(f"{named(patch)} attends most to")
         assert f"to {named(brightest(model, patch))} (layer 2, mean of 4 heads)" in page.inner_text(".caption")
-        np.testing.assert_allclose(colour_of(page, brightest(model, patch)), [*inferno(1), 255], atol=2)
+        np.testing.assert_allclose(colours_of(page)[brightest(model, patch)], [*inferno(1.0), 255], atol=2)
         mark = page.locator(".mark").bounding_box()
         assert mark is not None
         assert mark["x"] - box["x"] == pytest.approx(box["width"] / 2, abs=1)
@@ -457,10 +467,6 @@ def test_a_token_is_asked_for_and_two_models_are_compared(visit: Visit, tmp_path
         assert TOKEN not in page.inner_text("#snippet")
         page.click("#tab-python")
         return page.inner_text("#snippet")
-
-    from vitrail.data.preprocess import Preprocess
-    from vitrail.prediction import Predictor
-    from vitrail.runtimes.torch_runtime import TorchRuntime
 
     small = tmp_path / "small.safetensors"
     Predictor(runtime=TorchRuntime(make_model()), preprocess=Preprocess(size=(32, 32))).save(small)

@@ -78,7 +78,6 @@ function listenForPictures() {
     if (button) takeExample(button.dataset.example);
   });
   addEventListener("paste", (event) => {
-    if (event.target.closest("input[type=password]")) return;
     if (event.clipboardData.files.length) takeFiles(event.clipboardData.files, side());
   });
   addEventListener("dragover", (event) => {

@@ -269,7 +269,7 @@ export class Pane {
     const key = JSON.stringify([path, parameters]);
     if (!this.known.has(key)) {
       const answer = askAbout(path, parameters, this.file, this.turn.signal);
-      answer.catch(() => this.known.delete(key));
+      answer.catch(() => this.known.get(key) === answer && this.known.delete(key));
       this.known.set(key, answer);
     }
     return this.known.get(key);
