@@ -114,16 +114,17 @@ export class Pane {
   showLabels({ predictions: [{ labels }], milliseconds, model }) {
     this.labels = labels;
     const [best] = labels;
-    this.part("answer").textContent = best.label;
+    this.part("answer").textContent = nameOf(best);
     this.part("bars").replaceChildren(...labels.map((label) => this.bar(label)));
     const explains = this.model.methods.some((method) => method !== "attention" && method !== "rollout");
     this.part("bars-note").textContent = explains ? "Select a class to see what speaks for it." : "";
     this.showFacts(milliseconds, model);
-    const spoken = labels.map(({ label, score }) => `${label} ${percent(score)}`).join(", ");
+    const spoken = labels.map((label) => `${nameOf(label)} ${percent(label.score)}`).join(", ");
     this.shared.announce(`${this.name}, ${model.name}: ${spoken}.`);
   }
 
-  bar({ label, index, score }) {
+  bar(label) {
+    const { index, score } = label;
     const button = document.createElement("button");
     button.type = "button";
     button.className = "bar";
@@ -135,7 +136,7 @@ export class Pane {
       span.className = kind;
       return span;
     });
-    name.textContent = label;
+    name.textContent = nameOf(label);
     share.textContent = percent(score);
     const fill = document.createElement("span");
     fill.style.width = `${100 * score}%`;
@@ -212,8 +213,10 @@ export class Pane {
 
   describe({ method, target }) {
     const looks = target === null || ["attention", "rollout"].includes(method);
-    this.said = `${looks ? "The model looks at the bright parts" : `The bright parts speak for ${target.label}`} (${method}).`;
-    this.say(this.said, this.model.methods.includes("attention") ? `${TOUCH.matches ? "Touch" : "Point at"} a patch to see what it attends to.` : "");
+    const bright = looks ? "The model looks at the bright parts" : `The bright parts speak for ${nameOf(target)}`;
+    this.said = `${bright} (${method}).${this.stage.isCropped ? " It does not see the striped part." : ""}`;
+    const how = `${TOUCH.matches ? "Touch" : "Point at"} a patch to see what it attends to.`;
+    this.say(this.said, this.model.methods.includes("attention") ? how : "");
     this.stage.patches.setAttribute(
       "aria-label",
       `Patches of ${this.name}, ${this.stage.grid.join(" by ")}. ${this.said} Use the arrow keys to move from patch to patch.`,
@@ -276,5 +279,7 @@ export class Pane {
   }
 }
 
+/** A class of a model without names is called by its number. */
+const nameOf = ({ label, index }) => (label === String(index) ? `class ${index}` : label);
 const percent = (score) => `${(100 * score).toFixed(1)} %`;
 const short = (milliseconds) => (milliseconds < 10 ? milliseconds.toFixed(1) : milliseconds.toFixed(0));

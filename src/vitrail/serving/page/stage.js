@@ -96,13 +96,18 @@ export class Stage {
     context.imageSmoothingQuality = "high";
     context.clearRect(0, 0, width, height);
     context.drawImage(this.bitmap, 0, 0, width, height);
-    if (this.box) this.hideUnseen(context, width, height);
+    if (this.box && this.isCropped) this.hideUnseen(context, width, height);
   }
 
-  /** Stripes over what the preprocessing cuts off. */
+  /** Whether the preprocessing cuts something off. */
+  get isCropped() {
+    const [left, top, right, bottom] = this.pixels();
+    return left >= 1 || top >= 1 || right <= this.picture.width - 1 || bottom <= this.picture.height - 1;
+  }
+
+  /** Stripes over what is cut off. */
   hideUnseen(context, width, height) {
     const [left, top, right, bottom] = this.pixels();
-    if (left < 1 && top < 1 && right > width - 1 && bottom > height - 1) return;
     context.save();
     context.beginPath();
     context.rect(0, 0, width, height);
