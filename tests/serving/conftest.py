@@ -63,7 +63,7 @@ class Running:
 def collect(stream: Any, lines: list[str]) -> None:
     with stream:
         for line in stream:
-            lines.append(line)
+            lines.append(line)  # noqa: PERF402 - line by line
 
 
 def wait_for(holds: Callable[[], Any], seconds: float = 60) -> Any:
@@ -127,6 +127,7 @@ class StandIn:
     def __init__(self, answers: Callable[[dict[str, Any], bytes], Answer] | None) -> None:
         self.free = self.threads = 1
         self.explaining, self.max_batch, self.max_wait = 0, 4, 0.0
+        self.always_waits = True
         self.seen: list[Sequence[Item]] = []
         self._answers = answers
         self.gone = type("Never", (), {"is_set": lambda self: False})()

@@ -29,7 +29,7 @@ def describe_api(settings: ServeSettings, models: Sequence[str]) -> Schema:
             "summary": "Labels, embeddings and explanations of pictures by Vision Transformers.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": {**_simple(settings, models), **_open_inference(named), **_about()},
+        "paths": {**_simple(settings, models), **_with_texts(_open_inference(named)), **_about()},
         "components": {"schemas": SCHEMAS},
     }
     if settings.token:
@@ -82,6 +82,16 @@ def _open_inference(model: Schema) -> Schema:
         paths[path] = {"get": _get("A model's inputs and outputs", parameters, "Model", "not_ready", "unknown_model")}
         paths[f"{path}/ready"] = {"get": ready}
         paths[f"{path}/infer"] = {"post": _infer(parameters)}
+    return paths
+
+
+def _with_texts(paths: Schema) -> Schema:
+    """With errors in the form of the Open Inference Protocol, as texts."""
+    for operations in paths.values():
+        for operation in operations.values():
+            for status, response in operation["responses"].items():
+                if not status.startswith("2"):
+                    response["content"] = _json("InferenceProblem")
     return paths
 
 

@@ -16,7 +16,7 @@ from vitrail.wording import reason
 
 LONGEST_PAUSE = 30.0  # seconds between two attempts to start a worker
 STEADY = 60.0  # seconds after which a worker counts as healthy, and the pauses begin anew
-LOOK = 1.0  # seconds between two looks at a model's files, or at a worker that may be stuck
+LOOK = 0.5  # seconds between two looks at a model's files, or at a worker that may be stuck
 SHORTEST_STUCK = 30.0  # seconds without an answer after which a worker is ended
 
 Say = Callable[[str], None]

@@ -40,7 +40,7 @@ class Worker:
         self.facts: dict[str, Any] = {}
         self.free = self.explaining = self.threads = 0
         self.max_batch, self.max_wait = 1, 0.0
-        self.spreads = False
+        self.spreads = self.always_waits = False
         self.gone = asyncio.Event()
         self.retired = False  # nothing new is sent to it
         self.heard: Callable[[int, float], None] = lambda _, __: None  # pictures answered, and seconds for each
@@ -64,7 +64,7 @@ class Worker:
         self.threads = self.free = self.facts["threads"]
         self.max_batch, self.spreads = self.facts["max_batch"], self.facts["spreads"]
         wait = self.facts["max_wait_ms"] if settings.max_wait_ms is None else settings.max_wait_ms
-        self.max_wait = wait / 1000
+        self.max_wait, self.always_waits = wait / 1000, settings.max_wait_ms is not None
         self._metrics = metrics
         self._task = asyncio.create_task(self._listen())
 
@@ -109,13 +109,15 @@ class Worker:
             await self.process.wait()
 
     async def _listen(self) -> None:
-        while (frame := await read_frame(self._reader)) is not None:
-            self._answered(frame)
-            if self.retired and not self._sent:
-                break
-        self._writer.close()
-        self._forget()
-        self.gone.set()
+        try:
+            while (frame := await read_frame(self._reader)) is not None:
+                self._answered(frame)
+                if self.retired and not self._sent:
+                    break
+        finally:
+            self._writer.close()
+            self._forget()
+            self.gone.set()
 
     def _answered(self, frame: Frame) -> None:
         facts = frame.facts
