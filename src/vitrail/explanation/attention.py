@@ -70,6 +70,42 @@ def attention_maps(model: ViT, images: Tensor) -> AttentionMaps:
     return AttentionMaps(names=tuple(names), maps=stacked, logits=logits)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PatchAttention:
+    """What each patch attends to in one layer; a row sums to at most 1: the rest goes to [cls] and registers."""
+
+    patches: Tensor  # (B, h·w, h·w): row i is what patch i attends to
+    cls: Tensor | None  # (B, h·w): what [cls] attends to, where there is one
+    layer: int  # counted from 0
+    head: int | None  # counted from 0; None: the mean of all
+
+
+def patch_attention(model: ViT, images: Tensor, layer: int = -1, head: int | None = None) -> PatchAttention:
+    """What each patch, and [cls], attends to in an encoder layer, by one head or the mean of all.
+
+    Memory grows with the square of the patches. Negative numbers count from the end.
+    """
+    images, config = on_model(model, images), model.config
+    number = _index("layer", layer, config.depth)
+    chosen = None if head is None else _index("head", head, config.heads)
+    groups, looks = Groups(config.prefix), list[Tensor]()
+
+    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        if layer == number:
+            one = slice(None) if chosen is None else slice(chosen, chosen + 1)
+            looks.append(groups.spread(head_mean(query[:, one], key[:, one], mask, scale)[:, :, config.prefix :]))
+        return fused(query, key, value, mask, scale)
+
+    def watch(layer: int, tokens: Tensor, patches: Tensor | None) -> None:
+        if layer < number:  # the tokens that the chosen layer gets
+            groups.watch(layer, tokens, patches)
+
+    with torch.inference_mode():
+        run(model, images, mix, watch=watch, all_queries=True)
+        rows = groups.repeat(looks[0][:, None, config.prefix :])[:, 0]
+    return PatchAttention(patches=rows, cls=looks[0][:, 0] if config.class_token else None, layer=number, head=chosen)
+
+
 def _reading_weights(model: ViT, images: Tensor) -> Tensor:
     """The weight of each token that the pooling reads: (B, tokens), sums to 1; they are [cls], or the patches."""
     rows, columns = grid_of(model, images)

@@ -15,7 +15,7 @@ from vitrail.data.pixels import prepare_array
 from vitrail.errors import ConfigError, InputError, VitrailError
 from vitrail.files import sha256_of
 from vitrail.prediction import Predictor, load
-from vitrail.prediction.predictor import MANY, torch_runtime_of
+from vitrail.prediction.predictor import MANY
 from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.runtimes.runtime import Floats
 from vitrail.serving.frames import Frame
@@ -195,18 +195,12 @@ def checksum(path: Path) -> str:
 
 def _shape(predictor: Predictor) -> Facts:
     """The grid of patches, layers and heads; None where an export does not tell."""
-    runtime = torch_runtime_of(predictor.runtime)
-    if runtime is not None:
-        config = runtime.model.config
-        return {"grid": list(config.grid), "depth": config.depth, "heads": config.heads}
+    if predictor.in_torch:
+        config = predictor.model.config
+        return {"grid": list(predictor.grid), "depth": config.depth, "heads": config.heads}
     manifest: Any = getattr(predictor.runtime, "manifest", None)
     facts: Facts = json.loads(manifest.config) if manifest is not None else {}
-    grid = None
-    if facts and find_spec("torch") is not None:
-        from vitrail.model.config import ViTConfig
-        from vitrail.schema import from_dict
-
-        grid = list(from_dict(ViTConfig, facts).grid)
+    grid = list(predictor.grid) if find_spec("torch") is not None else None
     return {"grid": grid, "depth": facts.get("depth"), "heads": facts.get("heads")}
 
 
