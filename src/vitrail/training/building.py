@@ -14,6 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.model import Rates, ViT, ViTConfig, variant
 from vitrail.ranks import Ranks
 from vitrail.training.config import TrainConfig
+from vitrail.training.lora import add_adapters
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.class_names import read_class_names
@@ -111,6 +112,9 @@ def _from_weights(config: TrainConfig, dataset: Dataset) -> Setup:
     model = checkpoint.build()
     fresh = ViT(_with_rates(model.config, config))
     fresh.load_state_dict(model.state_dict())
+    start = config.start
+    if start.training.with_adapters:
+        add_adapters(fresh, rank=start.lora_rank, alpha=start.lora_alpha, targets=start.adapted)
     return Setup(
         config=config, dataset=dataset, model=fresh, preprocess=checkpoint.preprocess, source=config.start.weights
     )

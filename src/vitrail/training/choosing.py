@@ -23,11 +23,14 @@ PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
 PROBES = 64  # pictures whose size is examined
 
 
-def choose(dataset: Dataset, weights: str | None) -> TrainConfig:
-    """A recipe for the data's number, size and colours, and for whether there are weights to start from."""
+def choose(dataset: Dataset, weights: str | None, suited: str = "") -> TrainConfig:
+    """A recipe for the data's number, size and colours, and for whether there are weights to start from.
+
+    `suited` is the recipe of what is to be trained, if it has one.
+    """
     train = dataset.split("train")
     if weights is not None:
-        name = "finetune" if len(train) >= MANY else "finetune-adamw"
+        name = suited or ("finetune" if len(train) >= MANY else "finetune-adamw")
         chosen = recipe(name)
         return replace(chosen, start=replace(chosen.start, weights=weights))
     side = typical_side(train)
@@ -80,7 +83,7 @@ def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConf
     check_start(_with_start(config, changes))
     dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
     if not name:
-        chosen = choose(dataset, changes.get("weights"))
+        chosen = choose(dataset, changes.get("weights"), _with_start(config, changes).start.training.recipe)
         source = config.source
         if not dataset.made_split and "val_rate" not in changes:
             source = replace(source, val_rate=chosen.source.val_rate)

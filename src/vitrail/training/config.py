@@ -3,6 +3,7 @@
 No two fields of the parts below share a name, so that each of them is a setting of its own: `lr`, `mixup`, `epochs`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -22,15 +23,25 @@ class Training:
     needs_weights: bool = False  # pretrained ones
     part: str = ""  # of the model that is trained, where it is not all of it
     on_features: bool = False  # of unchanged pictures, computed once, rather than on pictures
+    with_adapters: bool = False  # pairs of thin matrices beside the weights: `training/lora.py`
+    recipe: str = ""  # that suits it, where none is named
     can_be_sharded: bool = True  # over the ranks, with FSDP
 
 
 TRAININGS = {
     "all": Training(called="training everything"),
     "head": Training(
-        called="training only the head", needs_weights=True, part="head", on_features=True, can_be_sharded=False
+        called="training only the head",
+        needs_weights=True,
+        part="head",
+        on_features=True,
+        recipe="linear",
+        can_be_sharded=False,
     ),
+    "lora": Training(called="training with LoRA", needs_weights=True, with_adapters=True, recipe="lora"),
 }
+
+LORA_TARGETS = ("query", "key", "value", "proj", "mlp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +57,15 @@ class Start:
     that are also in the data keep their part of the head."""
     image_size: tuple[int, int] | None = None
     """Side of the model's input in pixels, or height and width [default: the model's own]."""
-    train: Literal["all", "head"] = "all"
-    """Train everything, or only the head, on features that are computed once."""
+    train: Literal["all", "head", "lora"] = "all"
+    """Train everything; only the head, on features that are computed once; or the head and LoRA's thin matrices beside
+    the weights, which takes far less memory."""
+    lora_rank: int = 8
+    """With lora: the rank of what is added to a weight."""
+    lora_alpha: float = 16.0
+    """With lora: what is added is scaled by this over the rank."""
+    lora_targets: str = "query,value"
+    """With lora: what is adapted in each block, separated by commas: query, key, value, proj, mlp; or all."""
     dropout: float = 0.0
     """Dropout rate."""
     drop_path: float = 0.0
@@ -57,6 +75,10 @@ class Start:
         validate(self)
         _require(self, "dropout", 0, 0.99)
         _require(self, "drop_path", 0, 0.99)
+        _require(self, "lora_rank", 1, 4096)
+        if not 0 < self.lora_alpha < math.inf:
+            raise ConfigError(f"lora_alpha must be above 0; got {self.lora_alpha}.")
+        self.adapted  # noqa: B018 (an unknown name is an error)
         if self.classes is not None and self.weights is None:
             raise ConfigError("classes= names the classes of the weights; pass weights= too, or omit it.")
         if self.weights is not None and self.model is not None:
@@ -66,6 +88,19 @@ class Start:
     def training(self) -> Training:
         """What `train` means."""
         return TRAININGS[self.train]
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """What `lora_targets` lists; unknown names and none are errors."""
+        names = [name.strip() for name in self.lora_targets.split(",") if name.strip()]
+        if names == ["all"]:
+            return LORA_TARGETS
+        for name in names:
+            if name not in LORA_TARGETS:
+                raise ConfigError(f"lora_targets has no {name!r}; {suggest(name, [*LORA_TARGETS, 'all'])}")
+        if not names:
+            raise ConfigError(f"lora_targets must list some of {', '.join(LORA_TARGETS)}, or be all.")
+        return tuple(name for name in LORA_TARGETS if name in names)
 
 
 @dataclass(frozen=True, kw_only=True)

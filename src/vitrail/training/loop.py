@@ -35,9 +35,11 @@ from vitrail.training.state import Progress
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.facts import Origin
 from vitrail.weights.native import save_checkpoint
+from vitrail.weights.proof import Agreement
 from vitrail.wording import counted
 
 MAX_RESCUES = 3
+SAME = 1e-5  # of the largest logit: what rounding makes of merged weights
 AGREE_EVERY = {"cpu": 1}  # steps between exchanges with the other ranks (stop? save?), which make GPUs wait
 
 
@@ -70,6 +72,7 @@ class Trainer:
         self._told_epochs = config.schedule.epochs  # that were reported last
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
+        self._proven = False  # that the plain model computes the same
         self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
 
     @property
@@ -349,12 +352,29 @@ class Trainer:
         setup = self.setup
         finished = Checkpoint(
             config=self.model.config,
-            tensors=tensors,
+            tensors=self.objective.plain(tensors),
             preprocess=setup.preprocess,
             classes=setup.dataset.classes,
             origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
         )
-        self.ranks.from_first(lambda: save_checkpoint(finished, self.folder / "weights" / "best.safetensors"))
+        self._report_proof(self.objective.prove(finished))
+
+        def write() -> None:
+            self.objective.write_beside(self.folder / "weights", tensors)
+            save_checkpoint(finished, self.folder / "weights" / "best.safetensors")
+
+        self.ranks.from_first(write)
+
+    def _report_proof(self, agreement: Agreement | None) -> None:
+        """Report once that the plain model computes the same as the trained one; and whenever it does not."""
+        if agreement is None or (self._proven and agreement.relative <= SAME):
+            return
+        self._proven = agreement.relative <= SAME
+        difference = f"differ by up to {agreement.relative:.0e} of the largest"
+        self.listener.said(
+            f"the adapters are merged into best.safetensors; {agreement.what} with and without merging {difference}"
+            + ("" if self._proven else ": more than rounding explains, so evaluate the merged model itself")
+        )
 
 
 def _ignore(_: object) -> None:

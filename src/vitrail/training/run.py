@@ -37,7 +37,9 @@ from vitrail.training.own_pictures import reopen_data
 from vitrail.wording import counted
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
-_DRAFT = re.compile(r"\.[\w-]+\.(json|yaml|csv|html|safetensors|png|jpg)\.[a-z0-9_]{8}")  # as `atomic_path` names them
+_DRAFT = re.compile(  # as `atomic_path` names them
+    r"\.([\w-]+\.(json|yaml|csv|html|safetensors|png|jpg)|peft-\w+)\.[a-z0-9_]{8}"
+)
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What may differ in a resumed run: how it is carried out, and where its files are now.
 CHANGEABLE = (
