@@ -78,8 +78,10 @@ def their_pairs(model: ViT) -> dict[str, Tensor]:
                 theirs = "attention.o_proj" if own == "attention.proj" else own
             else:
                 theirs = f"attention.{THEIRS[part]}"
-            for side, matrix in (("A", pair.down), ("B", pair.up)):
-                pairs[f"base_model.model.vit.layers.{block}.{theirs}.lora_{side}.default.weight"] = matrix.weight
+            for side, matrix in (("A", pair.get_submodule("down")), ("B", pair.get_submodule("up"))):
+                pairs[f"base_model.model.vit.layers.{block}.{theirs}.lora_{side}.default.weight"] = (
+                    matrix.get_parameter("weight")
+                )
     return pairs
 
 

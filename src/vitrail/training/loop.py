@@ -61,8 +61,10 @@ class Trainer:
         self._peak_lr = max(group["peak_lr"] for optimizer in self.optimizers for group in optimizer.param_groups)
         self.precision = pick_precision(config.machine.precision, ranks.device)
         self.engine = make_engine(setup, self.module, self.objective, ranks)
-        self.loader = self.objective.training_batches(ranks, self.listener)
-        self.val_loader = self.objective.validation_batches(ranks, self.listener) if setup.has_validation else None
+        self.loader = self.objective.training_batches(ranks, self.listener, folder)
+        self.val_loader = None
+        if setup.has_validation:
+            self.val_loader = self.objective.validation_batches(ranks, self.listener, folder)
         self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
         self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
         start_state(self.optimizers)

@@ -48,10 +48,10 @@ class AdaptedLinear(nn.Linear):
         }
         self.adapters = nn.ModuleDict({part: Pair(linear.in_features, self.rows[part][1], rank) for part in parts})
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        output = F.linear(tokens, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Linear's name)
+        output = F.linear(input, self.weight, self.bias)
         for part, pair in self.adapters.items():
-            output.narrow(-1, *self.rows[part]).add_(pair(tokens), alpha=self.scale)
+            output.narrow(-1, *self.rows[part]).add_(pair(input), alpha=self.scale)
         return output
 
     def merge(self, weight: Tensor, down: Mapping[str, Tensor], up: Mapping[str, Tensor]) -> Tensor:

@@ -65,11 +65,11 @@ class Objective(ABC):
         """Write what else there is to keep of the best weights, given all tensors of the trained model."""
 
     @abstractmethod
-    def training_batches(self, ranks: Ranks, listener: Listener) -> Batches:
-        """Shuffled batches of this rank."""
+    def training_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
+        """Shuffled batches of this rank; what is made for them once is kept in the run folder."""
 
     @abstractmethod
-    def validation_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+    def validation_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
         """Every sample of the validation split once; this rank's part."""
 
     @abstractmethod
@@ -109,10 +109,10 @@ class Classification(Objective):
     def forward(self) -> Forward:
         return self.setup.model
 
-    def training_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+    def training_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
         return training_loader(self.setup, ranks)
 
-    def validation_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+    def validation_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
         return plain_loader(self.setup, "val", ranks)
 
     def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -152,11 +152,11 @@ class HeadOnFeatures(Classification):
     def forward(self) -> Forward:
         return self.setup.model.classify
 
-    def training_batches(self, ranks: Ranks, listener: Listener) -> Batches:
-        return feature_loader(self.setup, "train", ranks, listener)
+    def training_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
+        return feature_loader(self.setup, "train", ranks, listener, folder)
 
-    def validation_batches(self, ranks: Ranks, listener: Listener) -> Batches:
-        return feature_loader(self.setup, "val", ranks, listener)
+    def validation_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
+        return feature_loader(self.setup, "val", ranks, listener, folder)
 
     def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
         features = torch.zeros((1, self.setup.model.config.width), device=device)

@@ -19,6 +19,7 @@ from vitrail.files import atomic_path
 from vitrail.model import ViT, ViTConfig
 from vitrail.training.lora import QKV, AdaptedLinear, adapted_layers, pairs_of
 from vitrail.weights import huggingface, timm
+from vitrail.weights.catalogue import FormatName
 from vitrail.weights.files import write_safetensors
 from vitrail.weights.formats import refusals
 from vitrail.weights.keys import Rule
@@ -45,7 +46,8 @@ class Library:
 def libraries(config: ViTConfig) -> list[Library]:
     """The libraries that have such a model, with its head or at least without it."""
     found: list[Library] = []
-    for name, format_name in (("transformers", "hf"), ("timm", "timm")):
+    formats: tuple[tuple[str, FormatName], ...] = (("transformers", "hf"), ("timm", "timm"))
+    for name, format_name in formats:
         for head in (True, False):
             held = config if head else replace(config, num_classes=0)
             if not refusals(held, format_name):

