@@ -40,10 +40,11 @@ class Setup:
         return "val" in self.dataset.splits and len(self.dataset.splits["val"]) > 0
 
 
-def check_start(config: TrainConfig) -> None:
+def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> None:
     """Raise for what cannot work whatever the pictures are: models, weights and files are checked before the data."""
     start = config.start
-    _require_weights(config)
+    if not may_get_weights:
+        require_weights(config)
     if start.weights is not None:
         check_source(start.weights)
         if start.classes is not None:
@@ -56,13 +57,14 @@ def check_start(config: TrainConfig) -> None:
         check_where(config.data)
 
 
-def _require_weights(config: TrainConfig, *, model: bool = False) -> None:
+def require_weights(config: TrainConfig, *, model: bool = False) -> None:
     """Refuse to start from scratch if weights are needed, or (once the recipe is chosen) if there is no model."""
     start = config.start
     if start.weights is not None:
         return
-    if start.training.needs_weights:
-        raise ConfigError(f"{start.training.called} needs pretrained weights; pass weights=.")
+    if start.training.needs_weights or start.probe:
+        called = start.training.called if start.training.needs_weights else "probe=True"
+        raise ConfigError(f"{called} needs pretrained weights; pass weights=.")
     if start.model is None and (model or config.recipe):
         raise ConfigError(f"the recipe {config.recipe!r} starts from pretrained weights; pass weights=.")
 
@@ -88,7 +90,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
     start = config.start
     if start.weights is not None:
         return _from_weights(config, dataset)
-    _require_weights(config, model=True)
+    require_weights(config, model=True)
     assert start.model is not None
     source = dataset.split("train")
     channels = source.images.shape[1] if isinstance(source, ArraySource) else 3

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig, check_workers
 from vitrail.errors import ConfigError, shorten, suggest
-from vitrail.schema import parse_size, to_dict, validate
+from vitrail.schema import IF_USED, parse_size, to_dict, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,8 @@ class Start:
     model: str | None = None
     """A name from `vitrail models` [default: chosen from the data]."""
     weights: str | None = None
-    """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME."""
+    """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME; or none, for from scratch
+    [default: auto, which is pretrained weights for photographs]."""
     classes: str | None = None
     """A file with the names of the classes of `weights`, one per line in their order, or JSON (index → name): classes
     that are also in the data keep their part of the head."""
@@ -60,6 +61,8 @@ class Start:
     train: Literal["all", "head", "lora"] = "all"
     """Train everything; only the head, on features that are computed once; or the head and LoRA's thin matrices beside
     the weights, which takes far less memory."""
+    probe: bool = False
+    """First train only the head, on features that are computed once, and start from it."""
     lora_rank: int = 8
     """With lora: the rank of what is added to a weight."""
     lora_alpha: float = 16.0
@@ -79,6 +82,8 @@ class Start:
         if not 0 < self.lora_alpha < math.inf:
             raise ConfigError(f"lora_alpha must be above 0; got {self.lora_alpha}.")
         self.adapted  # noqa: B018 (an unknown name is an error)
+        if self.probe and self.training.on_features:
+            raise ConfigError(f"{self.training.called} is what probe=True begins with; omit it.")
         if self.classes is not None and self.weights is None:
             raise ConfigError("classes= names the classes of the weights; pass weights= too, or omit it.")
         if self.weights is not None and self.model is not None:
@@ -218,6 +223,7 @@ class TrainConfig:
 
     data: str = ""
     recipe: str = ""  # the name of the recipe that it began as
+    chosen: str = field(default="", metadata=IF_USED)  # what was chosen because nobody said otherwise, and why
     start: Start = field(default_factory=Start)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
@@ -284,6 +290,8 @@ def flatten(settings: Any, where: str) -> dict[str, Any]:
             flat |= value
         elif name in homes or name in ("data", "recipe"):
             flat[name] = value
+        elif name == "chosen":  # then; this run makes its own choices
+            continue
         else:
             raise ConfigError(f"{where}: there is no field {shorten(name)}; {suggest(shorten(name), homes)}")
     return flat

@@ -24,6 +24,7 @@ from vitrail.training.building import Setup, check_strategy
 from vitrail.training.curves import Row, append_row, keep_rows
 from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision
 from vitrail.training.judging import Judgement, judge
+from vitrail.training.keeping import BestWeights
 from vitrail.training.listener import Listener
 from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, set_learning_rate, start_state
@@ -32,14 +33,9 @@ from vitrail.training.recovery import Recovery
 from vitrail.training.schedule import lr_factor
 from vitrail.training.signals import InterruptedRunError, Signals
 from vitrail.training.state import Progress
-from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
-from vitrail.weights.native import save_checkpoint
-from vitrail.weights.proof import Agreement
 from vitrail.wording import counted
 
 MAX_RESCUES = 3
-SAME = 1e-5  # of the largest logit: what rounding makes of merged weights
 AGREE_EVERY = {"cpu": 1}  # steps between exchanges with the other ranks (stop? save?), which make GPUs wait
 
 
@@ -74,7 +70,7 @@ class Trainer:
         self._told_epochs = config.schedule.epochs  # that were reported last
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
-        self._proven = False  # that the plain model computes the same
+        self._best = BestWeights(setup, self.objective, ranks, folder, self.listener)
         self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
 
     @property
@@ -128,6 +124,19 @@ class Trainer:
                 raise WeightsError(f"none of the checkpoints in {self.last} is whole; start a new run.")
             self._told_epochs = self.epochs
         self.ranks.from_first(lambda: keep_rows(self.folder / "results.csv", self.progress.epoch))
+
+    def start_from(self, val: Judgement | None, train_loss: float, seconds: float) -> None:
+        """Begin with a head that is trained already: row 0, and what epochs must improve on."""
+        progress = self.progress
+        progress.seconds = progress.epoch_began = seconds
+        if val is None:
+            return
+        progress.best_accuracy, progress.best_loss, progress.lowest_val_loss = val.accuracy, val.loss, val.loss
+        scores = {"train_loss": train_loss, "val_loss": val.loss, "val_accuracy": val.accuracy}
+        row = Row(epoch=0, step=0, lr=0.0, **scores, images_per_second=0.0, seconds=seconds)
+        path = self.folder / "results.csv"
+        self.ranks.from_first(lambda: keep_rows(path, -1))  # of a run that was killed here
+        self.ranks.from_first(lambda: append_row(path, row))
 
     def _restore(self, path: Path) -> bool:
         """Continue from a checkpoint; whether its numbers are finite."""
@@ -230,7 +239,7 @@ class Trainer:
         is_best = self._is_best(judged)
         if is_best:
             with self.best_weights():
-                self._save_best()
+                self._best.save()
         self._count_seconds()
         row = Row(
             epoch=progress.epoch,
@@ -347,36 +356,6 @@ class Trainer:
         now = time.monotonic()
         self.progress.seconds += now - self._clock
         self._clock = now
-
-    def _save_best(self) -> None:
-        """The model for use: one self-describing file."""
-        tensors = {name: whole(tensor).detach().cpu() for name, tensor in self.model.state_dict().items()}
-        setup = self.setup
-        finished = Checkpoint(
-            config=self.model.config,
-            tensors=self.objective.plain(tensors),
-            preprocess=setup.preprocess,
-            classes=setup.dataset.classes,
-            origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
-        )
-        self._report_proof(self.objective.prove(finished))
-
-        def write() -> None:
-            self.objective.write_beside(self.folder / "weights", tensors)
-            save_checkpoint(finished, self.folder / "weights" / "best.safetensors")
-
-        self.ranks.from_first(write)
-
-    def _report_proof(self, agreement: Agreement | None) -> None:
-        """Report once that the plain model computes the same as the trained one; and whenever it does not."""
-        if agreement is None or (self._proven and agreement.relative <= SAME):
-            return
-        self._proven = agreement.relative <= SAME
-        difference = f"differ by up to {agreement.relative:.0e} of the largest"
-        self.listener.said(
-            f"the adapters are merged into best.safetensors; {agreement.what} with and without merging {difference}"
-            + ("" if self._proven else ": more than rounding explains, so evaluate the merged model itself")
-        )
 
 
 def _ignore(_: object) -> None:
