@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from vitrail.data import ArraySource, Dataset, open_data
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import variants
 from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
@@ -137,6 +137,8 @@ CPU, GPU = Ranks(), Ranks(device=torch.device("cuda"))
         (CPU, {}, ("linear", "head", False, "facebook/dinov2-small")),
         (CPU, {"weights": "auto"}, ("linear", "head", False, "facebook/dinov2-small")),
         (CPU, {"minutes": 5.0}, ("lora", "lora", True, "facebook/dinov2-small")),
+        (CPU, {"mixup": 0.2}, ("lora", "lora", True, "facebook/dinov2-small")),
+        (CPU, {"train": "all"}, ("finetune-adamw", "all", False, "facebook/dinov2-small")),
         (CPU, {"epochs": 5}, ("lora", "lora", True, "facebook/dinov2-small")),
         (CPU, {"train": "lora"}, ("lora", "lora", False, "facebook/dinov2-small")),
         (CPU, {"recipe": "finetune-adamw"}, ("finetune-adamw", "all", False, "facebook/dinov2-small")),
@@ -178,3 +180,5 @@ def test_weights_that_cannot_be_had_are_a_line(tmp_path: Path) -> None:
     assert "hf download facebook/dinov2-small --local-dir dinov2-small" in said[1]
     assert "\n" not in said[1]
     assert "could not be fetched" in config.chosen
+    with pytest.raises(WeightsError, match="cannot be reached.*hf download facebook/dinov2-small"):
+        resolve(str(tmp_path / "p"), {"recipe": "linear"}, CPU)

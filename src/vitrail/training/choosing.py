@@ -12,17 +12,20 @@ from PIL import Image
 from vitrail.data import Augment, Dataset
 from vitrail.data.picture import open_picture
 from vitrail.data.source import ArraySource, Source
-from vitrail.errors import ConfigError, InputError
+from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.ranks import Ranks
 from vitrail.training.building import add_validation, check_start, fit_batch_size, open_training_data, require_weights
 from vitrail.training.config import Start, TrainConfig, apply_changes, list_changes, read_field
-from vitrail.training.pretrained import AUTO, NONE, Backbone, fetch, pick_backbone
+from vitrail.training.pretrained import AUTO, NONE, Backbone, explain_how_to_bring, fetch, pick_backbone
 from vitrail.training.recipes import RECIPES, recipe
 
 MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
 HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
 PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
 PROBES = 64  # pictures that are looked at
+# Settings that ask for more than a head on features of unchanged pictures: time, and what changes pictures or weights.
+BEYOND_THE_HEAD = {"minutes", "epochs", "probe", "dropout", "drop_path", "layer_decay", "recompute", "micro_batch"}
+BEYOND_THE_HEAD |= {each.name for each in fields(Augment)}
 GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "F")
 
 
@@ -97,7 +100,7 @@ def resolve(
     config = apply_changes(replace(config, data=data or named_data or config.data), sources)
     check_start(_with_start(config, changes), may_get_weights=auto)
     dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
-    backbone, chosen = _get_backbone(dataset, ranks, say) if auto else (None, "")
+    backbone, chosen = _get_backbone(dataset, ranks, say, bool(name)) if auto else (None, "")
     if backbone is not None:
         changes["weights"] = backbone.source
         changes.setdefault("image_size", backbone.image_size)
@@ -127,7 +130,9 @@ def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:
     return config.start.model is None and config.start.weights is None
 
 
-def _get_backbone(dataset: Dataset, ranks: Ranks, say: Callable[[str], None]) -> tuple[Backbone | None, str]:
+def _get_backbone(
+    dataset: Dataset, ranks: Ranks, say: Callable[[str], None], required: bool
+) -> tuple[Backbone | None, str]:
     """Weights for photographs, if they can be had; and what was chosen, and why."""
     train = dataset.split("train")
     gpu = ranks.device.type == "cuda"
@@ -135,8 +140,11 @@ def _get_backbone(dataset: Dataset, ranks: Ranks, say: Callable[[str], None]) ->
         return None, ""
     backbone = pick_backbone(ranks.device.type)
     problem = ranks.from_first(lambda: fetch(backbone, say))
+    if problem and required:
+        raise WeightsError(f"{problem}; {explain_how_to_bring(backbone)}.")
     if problem:
-        say(problem)
+        how = explain_how_to_bring(backbone)
+        say(f"{problem}; training from scratch instead, which is usually far less accurate; {how}")
         return None, f"from scratch, since {backbone.name} could not be fetched"
     return backbone, f"{backbone.name} ({backbone.source}, {backbone.licence}) to start from, for photographs"
 
@@ -145,22 +153,22 @@ def _choose(
     dataset: Dataset, changes: dict[str, Any], ranks: Ranks, backbone: Backbone | None
 ) -> tuple[TrainConfig, str]:
     """A recipe, and why it was chosen where weights were chosen too."""
-    suited = _with_start(TrainConfig(), changes).start.training.recipe
-    if backbone is None or suited:
+    if backbone is None or "train" in changes:
+        suited = _with_start(TrainConfig(), changes).start.training.recipe
         return choose(dataset, changes.get("weights"), suited), ""
-    train = len(dataset.split("train"))
-    chosen, why = _tune(train, on_gpu=ranks.device.type == "cuda", limited=bool({"minutes", "epochs"} & changes.keys()))
+    train, on_gpu = len(dataset.split("train")), ranks.device.type == "cuda"
+    chosen, why = _tune(train, on_gpu=on_gpu, further=bool(BEYOND_THE_HEAD & changes.keys()))
     return replace(chosen, start=replace(chosen.start, weights=backbone.source)), why
 
 
-def _tune(pictures: int, *, on_gpu: bool, limited: bool) -> tuple[TrainConfig, str]:
+def _tune(pictures: int, *, on_gpu: bool, further: bool) -> tuple[TrainConfig, str]:
     """How far pretrained weights are trained further: what a GPU has time for, a CPU may not."""
     if on_gpu and pictures >= MANY:
         return recipe("finetune"), f"All of it is trained: there are {pictures:,} pictures, and a GPU"
     if on_gpu:
         tuned = recipe("finetune-adamw")
         return replace(tuned, start=replace(tuned.start, probe=True)), "First its head is trained, then all of it"
-    if limited:
+    if further:
         adapted = recipe("lora")
         why = "First its head is trained, on features computed once; then the rest, with LoRA, as far as time allows"
         return replace(adapted, start=replace(adapted.start, probe=True)), why

@@ -120,7 +120,7 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
         epochs=config.schedule.epochs,
         minutes=run_seconds(setup, measured, ranks.world_size) / 60,
         memory_mb=round(measured.peak_bytes / 2**20),
-        trained=sum(parameter.numel() for parameter in setup.model.parameters() if parameter.requires_grad),
+        trained=sum(parameter.numel() for parameter in make_objective(setup).trained()),
         chosen=config.chosen,
         config=describe_config(config),
     )

@@ -50,7 +50,7 @@ def pick_backbone(device: str) -> Backbone:
 
 
 def fetch(backbone: Backbone, say: Callable[[str], None]) -> str:
-    """Get a backbone into the hub's cache, if it is not there; "" or the one line that says why it is not."""
+    """Get a backbone into the hub's cache, if it is not there; why that failed, in one line, or ""."""
     located = locate(backbone.source)
     if is_cached(located.address):
         return ""
@@ -59,10 +59,14 @@ def fetch(backbone: Backbone, say: Callable[[str], None]) -> str:
     try:
         located.fetch()
     except WeightsError as error:
-        folder = backbone.repository.partition("/")[2]
-        return (
-            f"{str(error).rstrip('.')}; training from scratch instead, which is usually far less accurate. To start "
-            f"from {backbone.name}, run hf download {backbone.repository} --local-dir {folder} where there is a "
-            f'network, and pass weights="{folder}"'
-        )
+        return str(error).rstrip(".")
     return ""
+
+
+def explain_how_to_bring(backbone: Backbone) -> str:
+    """What to do on a machine that cannot download a backbone."""
+    folder = backbone.repository.partition("/")[2]
+    return (
+        f"to start from {backbone.name}, run hf download {backbone.repository} --local-dir {folder} where there is a "
+        f'network, and pass weights="{folder}"'
+    )
