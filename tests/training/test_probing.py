@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError
 from vitrail.ranks import Ranks
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
-from vitrail.training import Listener, Start, train
+from vitrail.training import Listener, Start, recipe, train
 from vitrail.training.config import apply_changes
 from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
@@ -36,6 +36,13 @@ PROBE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head's own run, with fewer epochs."""
+    short = apply_changes(recipe("linear"), {"epochs": 4, "lr": 0.05})
+    monkeypatch.setattr("vitrail.training.probing.recipe", lambda name: short)
+
+
 class Hearing(Listener):
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -56,7 +63,8 @@ def test_fine_tuning_starts_from_the_head(trained: str, base: str, tmp_path: Pat
     assert [line for line in heard.lines if "the head alone reaches" in line]
     assert run.val is not None
     assert rows[0].val_accuracy is not None
-    assert run.val.accuracy >= rows[0].val_accuracy > 0.3
+    assert run.val.accuracy > rows[0].val_accuracy - 1e-6
+    assert rows[0].val_accuracy > 0.3
     assert run.seconds >= rows[0].seconds
 
 
@@ -86,7 +94,7 @@ def test_an_interrupted_run_continues_wherever_it_was(
 
     monkeypatch.setattr(TorchRuntime, "features", count)
     step = Trainer.step
-    for limit in (7, 100, 300):  # in the probe, where it has about 400 steps; then in fine-tuning
+    for limit in (3, 9, 20):  # the probe has 36 steps, and fine-tuning 4
         steps = 0
 
         def stop(self: Trainer, images: Any, targets: Any, limit: int = limit) -> tuple[float, float]:

@@ -47,8 +47,11 @@ def command(arguments: list[str], output: Path) -> None:
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+        from huggingface_hub import constants
+
         from vitrail.cli.main import main
 
+        constants.DOWNLOAD_CHUNK_SIZE = 1000  # what is kept of a broken download; our files are small
         code = main(arguments)
         file.flush()
         os._exit(code)
