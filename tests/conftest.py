@@ -1,8 +1,13 @@
 """What several tests share: one tiny config, a model without a single zero weight, quiet threads."""
 
 import dataclasses
+import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
+
+# No test reaches out, and none finds what happens to be on a machine; before anything imports huggingface_hub.
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{tempfile.gettempdir()}/vitrail-tests-no-hub"}
 
 import pytest
 import torch

@@ -20,9 +20,9 @@ CONTEXT.set_forkserver_preload(
 SECONDS = 300  # until a process is taken to hang
 
 
-def run(work: Callable[..., None], *arguments: Any, threads: int = 1) -> int:
+def run(work: Callable[..., None], *arguments: Any, threads: int = 1, environment: dict[str, str] | None = None) -> int:
     """How a process ended that called `work(*arguments)`: its exit code, or minus the signal that killed it."""
-    return _end_all([_start(work, arguments, threads, {})])[0]
+    return _end_all([_start(work, arguments, threads, environment or {})])[0]
 
 
 def run_ranks(work: Callable[..., None], *arguments: Any, count: int = 2) -> list[int]:

@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ import torch
 from PIL import Image
 
 from vitrail.data import ArraySource, Dataset, open_data
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import variants
+from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
 from vitrail.training import TrainConfig, recipe
-from vitrail.training.choosing import choose, typical_side, wants_weights
+from vitrail.training.choosing import Look, choose, look_at, resolve
 from vitrail.training.config import apply_changes, field_homes, flatten
+from vitrail.training.pretrained import Backbone
 from vitrail.training.recipes import RECIPES
 
 
@@ -48,7 +51,7 @@ def test_the_middle_picture_decides_and_broken_ones_do_not_count(tmp_path: Path)
     (tmp_path / "b" / "3.png").write_bytes(b"no picture")
     dataset = open_data(tmp_path)
     everything = dataset.split("train")
-    assert 60 <= typical_side(everything) <= 90
+    assert 60 <= look_at(everything).side <= 90
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -96,16 +99,86 @@ def test_files_with_other_things_are_refused(settings) -> None:
         flatten(settings, "x.yaml")
 
 
-def test_few_photographs_want_weights(tmp_path: Path) -> None:
+def folder_of(tmp_path: Path, size: tuple[int, int], mode: str = "RGB") -> Path:
     for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for number in range(4):
-            Image.new("RGB", (96, 80)).save(tmp_path / name / f"{number}.jpg")
-    photographs = open_data(tmp_path)
-    scratch = recipe("scratch")
-    assert wants_weights(scratch, photographs)
-    assert not wants_weights(apply_changes(scratch, {"weights": "w", "model": None}), photographs)
-    assert not wants_weights(scratch, arrays(100, 3, 128))
-    for path in tmp_path.rglob("*.jpg"):
-        Image.new("RGB", (32, 32)).save(path)
-    assert not wants_weights(scratch, photographs)
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(8):
+            Image.effect_noise(size, 60).convert(mode).save(tmp_path / name / f"{number}.png")
+    return tmp_path
+
+
+def test_photographs_are_large_and_have_colours(tmp_path: Path) -> None:
+    assert look_at(open_data(folder_of(tmp_path / "photos", (96, 80))).split("train")) == Look(80, False)
+    assert look_at(open_data(folder_of(tmp_path / "scans", (96, 80), "L")).split("train")) == Look(80, True)
+    assert not Look(80, True).is_photograph
+    assert not Look(32, False).is_photograph
+    assert look_at(arrays(4, 3, 96).split("train")).is_photograph
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was fetched; as if everything were in the cache."""
+    names: list[str] = []
+
+    def fetch(backbone: Backbone, say: object) -> str:
+        names.append(backbone.name)
+        return ""
+
+    monkeypatch.setattr("vitrail.training.choosing.fetch", fetch)
+    return names
+
+
+CPU, GPU = Ranks(), Ranks(device=torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "expected"),
+    [
+        (CPU, {}, ("linear", "head", False, "facebook/dinov2-small")),
+        (CPU, {"weights": "auto"}, ("linear", "head", False, "facebook/dinov2-small")),
+        (CPU, {"minutes": 5.0}, ("lora", "lora", True, "facebook/dinov2-small")),
+        (CPU, {"mixup": 0.2}, ("lora", "lora", True, "facebook/dinov2-small")),
+        (CPU, {"train": "all"}, ("finetune-adamw", "all", False, "facebook/dinov2-small")),
+        (CPU, {"epochs": 5}, ("lora", "lora", True, "facebook/dinov2-small")),
+        (CPU, {"train": "lora"}, ("lora", "lora", False, "facebook/dinov2-small")),
+        (CPU, {"recipe": "finetune-adamw"}, ("finetune-adamw", "all", False, "facebook/dinov2-small")),
+        (GPU, {}, ("finetune-adamw", "all", True, "facebook/dinov2-base")),
+        (CPU, {"weights": "none"}, ("scratch", "all", False, None)),
+        (CPU, {"weights": None}, ("scratch", "all", False, None)),
+        (CPU, {"model": "compact-64"}, ("scratch", "all", False, None)),
+        (CPU, {"recipe": "scratch"}, ("scratch", "all", False, None)),
+    ],
+)
+def test_photographs_start_from_pretrained_weights(
+    ranks: Ranks, changes: dict[str, Any], expected: tuple[object, ...], fetched: list[str], tmp_path: Path
+) -> None:
+    config, _ = resolve(str(folder_of(tmp_path / "p", (96, 80))), changes, ranks)
+    start, source = config.start, expected[3] and f"hf://{expected[3]}"
+    assert (config.recipe, start.train, start.probe, start.weights) == (*expected[:3], source)
+    assert bool(fetched) == (source is not None)
+    assert start.image_size == ((224, 224) if source else None)
+    assert bool(config.chosen) == bool(fetched), "what is chosen is explained"
+    assert from_dict(TrainConfig, to_dict(config)) == config
+
+
+@pytest.mark.parametrize("changes", [{}, {"weights": "auto"}])
+def test_small_and_grey_pictures_stay_from_scratch(changes: dict[str, Any], fetched: list[str], tmp_path: Path) -> None:
+    for name, size, mode in (("small", (40, 60), "RGB"), ("grey", (96, 80), "L")):
+        config, _ = resolve(str(folder_of(tmp_path / name, size, mode)), changes, CPU)
+        assert (config.recipe, config.start.weights, config.chosen) == ("scratch", None, "")
+    config, _ = resolve("digits", changes, CPU)
+    assert (config.recipe, config.chosen, fetched) == ("digits", "", [])
+
+
+def test_weights_that_cannot_be_had_are_a_line(tmp_path: Path) -> None:
+    """The tests run offline, and with an empty cache."""
+    said: list[str] = []
+    config, _ = resolve(str(folder_of(tmp_path / "p", (96, 80))), {}, CPU, said.append)
+    assert (config.recipe, config.start.weights) == ("scratch", None)
+    assert "downloading DINOv2-S (hf://facebook/dinov2-small, 88 MB, Apache-2.0)" in said[0]
+    assert "not in the cache and the hub cannot be reached" in said[1]
+    assert "hf download facebook/dinov2-small --local-dir dinov2-small" in said[1]
+    assert "\n" not in said[1]
+    assert "could not be fetched" in config.chosen
+    with pytest.raises(WeightsError, match="cannot be reached.*hf download facebook/dinov2-small"):
+        resolve(str(tmp_path / "p"), {"recipe": "linear"}, CPU)

@@ -114,3 +114,10 @@ def _worker_of(launcher: int) -> int:
         except (OSError, ValueError):
             continue
     raise AssertionError("no worker found")
+
+
+def test_ranks_share_weights_that_stay_beside_those_that_are_trained(one: Path, tmp_path: Path) -> None:
+    lora = {"model": None, "weights": str(one), "train": "lora", **PLAIN, "ema": None, "lora_targets": "all"}
+    train(quick_config(**lora), tmp_path / "one")
+    assert run_ranks(train_until_killed, quick_config(strategy="fsdp", **lora), tmp_path / "two") == [0, 0]
+    assert_close(best(tmp_path / "one"), best(tmp_path / "two"))

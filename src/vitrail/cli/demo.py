@@ -55,7 +55,7 @@ def _show(result: "Run", console: Console) -> int:
         "then your own pictures, in a folder with one folder per class",
         "vitrail data check PICTURES",
         "vitrail train PICTURES",
-        "vitrail train PICTURES --weights hf://google/vit-base-patch16-224",
+        "vitrail train PICTURES --minutes 30",
     )
     return exit_code(result)
 

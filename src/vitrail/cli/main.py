@@ -52,7 +52,7 @@ VERBS = {
         "file, which overrides the recipe. Under torchrun, all processes train one model.",
         examples=(
             "vitrail train photos",
-            "vitrail train photos --weights hf://google/vit-base-patch16-224 --minutes 30",
+            "vitrail train photos --minutes 30",
             "vitrail train --resume runs/train-1",
         ),
     ),

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from vitrail.data.config import DataConfig
 from vitrail.errors import ResumableError
 from vitrail.training.config import Machine, Optim, Schedule, Start
 from vitrail.training.display import Display
+from vitrail.training.listener import Plan
 from vitrail.training.signals import InterruptedRunError
 
 FLAGS = flags_of_configs(Start, Optim, Schedule, Machine, Augment, DataConfig)
@@ -29,6 +31,9 @@ class RunDisplay(Display):
     def opened(self, folder: Path, *, resume: bool) -> None:
         super().opened(folder, resume=resume)
         self.folder = folder
+
+    def decided(self, plan: Plan) -> None:
+        super().decided(replace(plan, chosen=as_flags(plan.chosen, FLAGS)))
 
     def said(self, message: str) -> None:
         super().said(as_flags(message, FLAGS))

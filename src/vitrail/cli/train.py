@@ -27,8 +27,8 @@ _FLAGS: Any = Annotated[_Flags, Parameter(name="*")]
 _NOTHING = _Flags()
 
 RECIPE_HELP = (
-    "Named settings: digits, mnist, cifar10, cifar10-tiny, scratch, finetune, finetune-adamw, linear, imagenet-s16 or "
-    "imagenet-b16 [default: chosen from the data]."
+    "Named settings: digits, mnist, cifar10, cifar10-tiny, scratch, finetune, finetune-adamw, linear, lora, "
+    "imagenet-s16 or imagenet-b16 [default: chosen from the data]."
 )
 
 

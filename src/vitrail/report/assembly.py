@@ -64,7 +64,9 @@ def assemble(
     rows = read_rows(story.run / "results.csv") if story.run is not None else []
     if story.run is not None and rows:
         epochs, took = counted(rows[-1].epoch, "epoch"), _duration(rows[-1].seconds)
-        sections.append(training_section(rows, _rates(predictor, story.run), f"{epochs} in {took}"))
+        chosen = read_config(story.run).chosen
+        summary = f"{epochs} in {took}{f'. Chosen: {chosen}' if chosen else ''}"
+        sections.append(training_section(rows, _rates(predictor, story.run), summary))
         facts.append(Fact(name="training", value=took, note=epochs))
     if measurement is not None:
         sections += [result_section(measurement, robustness), *picture_sections(predictor, dataset, measurement)]

@@ -19,7 +19,8 @@ def training_section(rows: Sequence[Row], rates: dict[str, float], took: str) ->
         best = (kept.epoch, kept.val_accuracy or 0.0)
         curve = Curve(name="validation", points=rights, style="second", mark=best)
         plots.append(Plot(title="Validation accuracy", curves=[curve], percent=True))
-        text += f" The best validation accuracy is {best[1]:.2%}, after epoch {best[0]}"
+        when = f"after epoch {best[0]}" if best[0] else "of the head before fine-tuning"
+        text += f" The best validation accuracy is {best[1]:.2%}, {when}"
         text += (
             ", whose weights were kept: val chose the epoch, so its figures are slightly optimistic."
             if len(rights) > 1

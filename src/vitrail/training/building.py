@@ -14,6 +14,7 @@ from vitrail.errors import ConfigError
 from vitrail.model import Rates, ViT, ViTConfig, variant
 from vitrail.ranks import Ranks
 from vitrail.training.config import TrainConfig
+from vitrail.training.lora import add_adapters
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.class_names import read_class_names
@@ -39,10 +40,11 @@ class Setup:
         return "val" in self.dataset.splits and len(self.dataset.splits["val"]) > 0
 
 
-def check_start(config: TrainConfig) -> None:
+def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> None:
     """Raise for what cannot work whatever the pictures are: models, weights and files are checked before the data."""
     start = config.start
-    _require_weights(config)
+    if not may_get_weights:
+        require_weights(config)
     if start.weights is not None:
         check_source(start.weights)
         if start.classes is not None:
@@ -55,13 +57,14 @@ def check_start(config: TrainConfig) -> None:
         check_where(config.data)
 
 
-def _require_weights(config: TrainConfig, *, model: bool = False) -> None:
+def require_weights(config: TrainConfig, *, model: bool = False) -> None:
     """Refuse to start from scratch if weights are needed, or (once the recipe is chosen) if there is no model."""
     start = config.start
     if start.weights is not None:
         return
-    if start.training.needs_weights:
-        raise ConfigError(f"{start.training.called} needs pretrained weights; pass weights=.")
+    if start.training.needs_weights or start.probe:
+        called = start.training.called if start.training.needs_weights else "probe=True"
+        raise ConfigError(f"{called} needs pretrained weights; pass weights=.")
     if start.model is None and (model or config.recipe):
         raise ConfigError(f"the recipe {config.recipe!r} starts from pretrained weights; pass weights=.")
 
@@ -87,7 +90,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
     start = config.start
     if start.weights is not None:
         return _from_weights(config, dataset)
-    _require_weights(config, model=True)
+    require_weights(config, model=True)
     assert start.model is not None
     source = dataset.split("train")
     channels = source.images.shape[1] if isinstance(source, ArraySource) else 3
@@ -111,6 +114,9 @@ def _from_weights(config: TrainConfig, dataset: Dataset) -> Setup:
     model = checkpoint.build()
     fresh = ViT(_with_rates(model.config, config))
     fresh.load_state_dict(model.state_dict())
+    start = config.start
+    if start.training.with_adapters:
+        add_adapters(fresh, rank=start.lora_rank, alpha=start.lora_alpha, targets=start.adapted)
     return Setup(
         config=config, dataset=dataset, model=fresh, preprocess=checkpoint.preprocess, source=config.start.weights
     )

@@ -1,8 +1,9 @@
 """Settings that suit the data, for users who pass only a folder; and the whole config, from whatever was passed."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,28 +12,35 @@ from PIL import Image
 from vitrail.data import Augment, Dataset
 from vitrail.data.picture import open_picture
 from vitrail.data.source import ArraySource, Source
-from vitrail.errors import ConfigError, InputError
+from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.ranks import Ranks
-from vitrail.training.building import add_validation, check_start, fit_batch_size, open_training_data
+from vitrail.training.building import add_validation, check_start, fit_batch_size, open_training_data, require_weights
 from vitrail.training.config import Start, TrainConfig, apply_changes, list_changes, read_field
+from vitrail.training.pretrained import AUTO, NONE, Backbone, explain_how_to_bring, fetch, pick_backbone
 from vitrail.training.recipes import RECIPES, recipe
 
 MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
 HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
 PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
-PROBES = 64  # pictures whose size is examined
+PROBES = 64  # pictures that are looked at
+# Settings that ask for more than a head on features of unchanged pictures: time, and what changes pictures or weights.
+BEYOND_THE_HEAD = {"minutes", "epochs", "probe", "dropout", "drop_path", "layer_decay", "recompute", "micro_batch"}
+BEYOND_THE_HEAD |= {each.name for each in fields(Augment)}
+GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "F")
 
 
-def choose(dataset: Dataset, weights: str | None) -> TrainConfig:
-    """A recipe for the data's number, size and colours, and for whether there are weights to start from."""
+def choose(dataset: Dataset, weights: str | None, suited: str = "") -> TrainConfig:
+    """A recipe for the data's number, size and colours, and for whether there are weights to start from.
+
+    `suited` is the recipe of what is to be trained, if it has one.
+    """
     train = dataset.split("train")
     if weights is not None:
-        name = "finetune" if len(train) >= MANY else "finetune-adamw"
+        name = suited or ("finetune" if len(train) >= MANY else "finetune-adamw")
         chosen = recipe(name)
         return replace(chosen, start=replace(chosen.start, weights=weights))
-    side = typical_side(train)
-    grey = isinstance(train, ArraySource) and train.images.shape[1] == 1
-    if grey and side <= 32:
+    side, grey = look_at(train)
+    if grey and isinstance(train, ArraySource) and side <= 32:
         return recipe("digits" if side < 16 else "mnist")
     if side <= 32:
         return recipe("cifar10")
@@ -42,55 +50,130 @@ def choose(dataset: Dataset, weights: str | None) -> TrainConfig:
     return replace(chosen, start=Start(model="compact-64" if side < 100 else "compact-128"))
 
 
-def typical_side(source: Source) -> int:
-    """The median shorter side of a few pictures."""
+class Look(NamedTuple):
+    """What most of some pictures look like."""
+
+    side: int  # the median of the shorter sides
+    grey: bool
+
+    @property
+    def is_photograph(self) -> bool:
+        return self.side >= PHOTO_SIDE and not self.grey
+
+
+def look_at(source: Source) -> Look:
+    """The usual size of a few pictures, and whether most of them are grey."""
     if isinstance(source, ArraySource):
-        return min(source.images.shape[-2:])
-    sides: list[int] = []
+        return Look(min(source.images.shape[-2:]), source.images.shape[1] == 1)
+    looks: list[Look] = []
     for index in np.linspace(0, len(source) - 1, min(PROBES, len(source))).astype(int).tolist():
         try:
-            picture: Any = source.picture(index)
-            if isinstance(picture, np.ndarray | torch.Tensor):
-                sides.append(min(picture.shape[-2:]))
-            elif isinstance(picture, Image.Image):
-                sides.append(min(picture.size))
-            else:
-                with open_picture(picture) as image:
-                    sides.append(min(image.size))
+            looks.append(_look_of(source.picture(index)))
         except (InputError, OSError):
             continue
-    return round(median(sides)) if sides else 224
+    if not looks:
+        return Look(224, False)
+    return Look(round(median(look.side for look in looks)), 2 * sum(look.grey for look in looks) > len(looks))
 
 
-def wants_weights(config: TrainConfig, dataset: Dataset) -> bool:
-    """Whether these are photographs, and so few that pretrained weights would be far better than random ones."""
-    train = dataset.split("train")
-    if config.start.weights is not None or isinstance(train, ArraySource) or len(train) >= MANY:
-        return False
-    return typical_side(train) >= PHOTO_SIDE
+def _look_of(picture: Any) -> Look:
+    if isinstance(picture, np.ndarray | torch.Tensor):
+        return Look(min(picture.shape[-2:]), picture.ndim == 2 or picture.shape[0] == 1)
+    if isinstance(picture, Image.Image):
+        return Look(min(picture.size), picture.mode in GREY_MODES)
+    with open_picture(picture) as image:
+        return Look(min(image.size), image.mode in GREY_MODES)
 
 
-def resolve(data: str, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConfig, Dataset]:
-    """The whole config from what was requested: a recipe, named or chosen from the data, and then the changes."""
+def resolve(
+    data: str, changes: dict[str, Any], ranks: Ranks, say: Callable[[str], None] = lambda _: None
+) -> tuple[TrainConfig, Dataset]:
+    """The whole config from what was requested: a recipe, named or chosen from the data, and then the changes.
+
+    `say` is told what is downloaded, and what could not be.
+    """
     changes = dict(changes)
     name, named_data = changes.pop("recipe", None), changes.pop("data", "")
     config = recipe(name) if name else TrainConfig()
+    auto = _leaves_weights_open(config, changes)
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
     config = apply_changes(replace(config, data=data or named_data or config.data), sources)
-    check_start(_with_start(config, changes))
+    check_start(_with_start(config, changes), may_get_weights=auto)
     dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
+    backbone, chosen = _get_backbone(dataset, ranks, say, bool(name)) if auto else (None, "")
+    if backbone is not None:
+        changes["weights"] = backbone.source
+        changes.setdefault("image_size", backbone.image_size)
+    require_weights(_with_start(config, changes))
     if not name:
-        chosen = choose(dataset, changes.get("weights"))
+        made, why = _choose(dataset, changes, ranks, backbone)
+        chosen = ". ".join(filter(None, (chosen, why)))
         source = config.source
         if not dataset.made_split and "val_rate" not in changes:
-            source = replace(source, val_rate=chosen.source.val_rate)
-        config = replace(chosen, data=config.data, source=source)
-    config = _with_start(config, changes)
+            source = replace(source, val_rate=made.source.val_rate)
+        config = replace(made, data=config.data, source=source)
+    config = replace(_with_start(config, changes), chosen=chosen)
     if config.start.training.on_features:
         config = _without_augmentation(config, changes)
     if "batch_size" not in changes:
         config = fit_batch_size(config, dataset, ranks.world_size)
     return config, add_validation(dataset, config)
+
+
+def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:
+    """Whether weights are to be chosen; "auto" and "none" are taken out of the changes, since they are no files."""
+    asked = changes.get("weights", AUTO)
+    if asked in (AUTO, NONE):
+        changes.pop("weights", None)
+    if asked != AUTO or changes.get("model") is not None:
+        return False
+    return config.start.model is None and config.start.weights is None
+
+
+def _get_backbone(
+    dataset: Dataset, ranks: Ranks, say: Callable[[str], None], required: bool
+) -> tuple[Backbone | None, str]:
+    """Weights for photographs, if they can be had; and what was chosen, and why."""
+    train = dataset.split("train")
+    gpu = ranks.device.type == "cuda"
+    if not look_at(train).is_photograph or (gpu and len(train) >= HUGE):
+        return None, ""
+    backbone = pick_backbone(ranks.device.type)
+    problem = ranks.from_first(lambda: fetch(backbone, say))
+    if problem and required:
+        raise WeightsError(f"{problem}; {explain_how_to_bring(backbone)}.")
+    if problem:
+        how = explain_how_to_bring(backbone)
+        say(f"{problem}; training from scratch instead, which is usually far less accurate; {how}")
+        return None, f"from scratch, since {backbone.name} could not be fetched"
+    return backbone, f"{backbone.name} ({backbone.source}, {backbone.licence}) to start from, for photographs"
+
+
+def _choose(
+    dataset: Dataset, changes: dict[str, Any], ranks: Ranks, backbone: Backbone | None
+) -> tuple[TrainConfig, str]:
+    """A recipe, and why it was chosen where weights were chosen too."""
+    if backbone is None or "train" in changes:
+        suited = _with_start(TrainConfig(), changes).start.training.recipe
+        return choose(dataset, changes.get("weights"), suited), ""
+    train, on_gpu = len(dataset.split("train")), ranks.device.type == "cuda"
+    chosen, why = _tune(train, on_gpu=on_gpu, further=bool(BEYOND_THE_HEAD & changes.keys()))
+    return replace(chosen, start=replace(chosen.start, weights=backbone.source)), why
+
+
+def _tune(pictures: int, *, on_gpu: bool, further: bool) -> tuple[TrainConfig, str]:
+    """How far pretrained weights are trained further: what a GPU has time for, a CPU may not."""
+    if on_gpu and pictures >= MANY:
+        return recipe("finetune"), f"All of it is trained: there are {pictures:,} pictures, and a GPU"
+    if on_gpu:
+        tuned = recipe("finetune-adamw")
+        return replace(tuned, start=replace(tuned.start, probe=True)), "First its head is trained, then all of it"
+    if further:
+        adapted = recipe("lora")
+        why = "First its head is trained, on features computed once; then the rest, with LoRA, as far as time allows"
+        return replace(adapted, start=replace(adapted.start, probe=True)), why
+    why = "Only its head is trained, on features computed once, since there is no GPU; minutes= allows fine-tuning too"
+    return recipe("linear"), why
 
 
 def ask_for(config: TrainConfig) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 No two fields of the parts below share a name, so that each of them is a setting of its own: `lr`, `mixup`, `epochs`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any, Literal, cast
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig, check_workers
 from vitrail.errors import ConfigError, shorten, suggest
-from vitrail.schema import parse_size, to_dict, validate
+from vitrail.schema import IF_USED, parse_size, to_dict, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +23,25 @@ class Training:
     needs_weights: bool = False  # pretrained ones
     part: str = ""  # of the model that is trained, where it is not all of it
     on_features: bool = False  # of unchanged pictures, computed once, rather than on pictures
+    with_adapters: bool = False  # pairs of thin matrices beside the weights: `training/lora.py`
+    recipe: str = ""  # that suits it, where none is named
     can_be_sharded: bool = True  # over the ranks, with FSDP
 
 
 TRAININGS = {
     "all": Training(called="training everything"),
     "head": Training(
-        called="training only the head", needs_weights=True, part="head", on_features=True, can_be_sharded=False
+        called="training only the head",
+        needs_weights=True,
+        part="head",
+        on_features=True,
+        recipe="linear",
+        can_be_sharded=False,
     ),
+    "lora": Training(called="training with LoRA", needs_weights=True, with_adapters=True, recipe="lora"),
 }
+
+LORA_TARGETS = ("query", "key", "value", "proj", "mlp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +51,24 @@ class Start:
     model: str | None = None
     """A name from `vitrail models` [default: chosen from the data]."""
     weights: str | None = None
-    """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME."""
+    """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME; or none, for from scratch
+    [default: auto, which is pretrained weights for photographs]."""
     classes: str | None = None
     """A file with the names of the classes of `weights`, one per line in their order, or JSON (index → name): classes
     that are also in the data keep their part of the head."""
     image_size: tuple[int, int] | None = None
     """Side of the model's input in pixels, or height and width [default: the model's own]."""
-    train: Literal["all", "head"] = "all"
-    """Train everything, or only the head, on features that are computed once."""
+    train: Literal["all", "head", "lora"] = "all"
+    """Train everything; only the head, on features that are computed once; or the head and LoRA's thin matrices beside
+    the weights, which takes far less memory."""
+    probe: bool = False
+    """First train only the head, on features that are computed once, and start from it."""
+    lora_rank: int = 8
+    """With lora: the rank of what is added to a weight."""
+    lora_alpha: float = 16.0
+    """With lora: what is added is scaled by this over the rank."""
+    lora_targets: str = "query,value"
+    """With lora: what is adapted in each block, separated by commas: query, key, value, proj, mlp; or all."""
     dropout: float = 0.0
     """Dropout rate."""
     drop_path: float = 0.0
@@ -57,6 +78,12 @@ class Start:
         validate(self)
         _require(self, "dropout", 0, 0.99)
         _require(self, "drop_path", 0, 0.99)
+        _require(self, "lora_rank", 1, 4096)
+        if not 0 < self.lora_alpha < math.inf:
+            raise ConfigError(f"lora_alpha must be above 0; got {self.lora_alpha}.")
+        self.adapted  # noqa: B018 (an unknown name is an error)
+        if self.probe and self.training.on_features:
+            raise ConfigError(f"{self.training.called} is what probe=True begins with; omit it.")
         if self.classes is not None and self.weights is None:
             raise ConfigError("classes= names the classes of the weights; pass weights= too, or omit it.")
         if self.weights is not None and self.model is not None:
@@ -66,6 +93,19 @@ class Start:
     def training(self) -> Training:
         """What `train` means."""
         return TRAININGS[self.train]
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """What `lora_targets` lists; unknown names and none are errors."""
+        names = [name.strip() for name in self.lora_targets.split(",") if name.strip()]
+        if names == ["all"]:
+            return LORA_TARGETS
+        for name in names:
+            if name not in LORA_TARGETS:
+                raise ConfigError(f"lora_targets has no {name!r}; {suggest(name, [*LORA_TARGETS, 'all'])}")
+        if not names:
+            raise ConfigError(f"lora_targets must list some of {', '.join(LORA_TARGETS)}, or be all.")
+        return tuple(name for name in LORA_TARGETS if name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +223,7 @@ class TrainConfig:
 
     data: str = ""
     recipe: str = ""  # the name of the recipe that it began as
+    chosen: str = field(default="", metadata=IF_USED)  # what was chosen because nobody said otherwise, and why
     start: Start = field(default_factory=Start)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
@@ -249,6 +290,8 @@ def flatten(settings: Any, where: str) -> dict[str, Any]:
             flat |= value
         elif name in homes or name in ("data", "recipe"):
             flat[name] = value
+        elif name == "chosen":  # then; this run makes its own choices
+            continue
         else:
             raise ConfigError(f"{where}: there is no field {shorten(name)}; {suggest(shorten(name), homes)}")
     return flat

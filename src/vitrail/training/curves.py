@@ -66,7 +66,7 @@ def _parse(lines: Iterable[dict[str, str]]) -> list[Row]:
     rows: list[Row] = []
     for line in lines:
         row = _row(line)
-        if row.epoch <= (rows[-1].epoch if rows else 0):
+        if row.epoch <= (rows[-1].epoch if rows else -1):  # 0 is the head alone, before fine-tuning
             raise ValueError(f"epoch {row.epoch} comes after {rows[-1].epoch if rows else 'none'}")
         rows.append(row)
     return rows

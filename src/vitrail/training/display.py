@@ -42,10 +42,13 @@ class Display(Listener):
         counts = ", ".join(f"{name} {count:,}" for name, count in plan.pictures.items())
         self._print(f"data    {escape(plan.data)}: {counted(plan.classes, 'class')}; {counts}")
         height, width = plan.image_size
+        trained = "" if plan.trained in (0, plan.parameters) else f" of which {plan.trained:,} are trained,"
         self._print(
-            f"model   {escape(plan.model)}: {plan.parameters:,} parameters, pictures of {width}×{height}, "
+            f"model   {escape(plan.model)}: {plan.parameters:,} parameters,{trained} pictures of {width}×{height}, "
             f"recipe {plan.recipe}"
         )
+        if plan.chosen:
+            self._print(f"chosen  {escape(plan.chosen)}")
         seconds = 60 * plan.minutes
         work = f"{counted(plan.epochs, 'epoch')} of about {seconds / plan.epochs:.1f} s ({duration(seconds)})"
         if plan.training.on_features:

@@ -1,20 +1,27 @@
 """Features computed once, handed out like batches of pictures: the head learns from them in seconds."""
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data import Batch
-from vitrail.data.loader import Loader
+from vitrail.data import Batch, LoaderConfig
+from vitrail.data.source import Source
 from vitrail.draws import permutation
 from vitrail.errors import ConfigError
-from vitrail.ranks import Ranks, current_ranks
+from vitrail.evaluation.measurement import raise_broken
+from vitrail.prediction.predictor import Predictor
+from vitrail.ranks import Ranks
+from vitrail.runtimes.runtime import Floats
+from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.building import EVAL_BATCH, Setup, plain_loader
+from vitrail.training.kept_features import FOLDER, Features, FeatureStore, backbone_of, features_key, largest_call
 from vitrail.training.listener import Listener
+from vitrail.weights.checkpoint import Checkpoint
 from vitrail.wording import counted
 
 TOLERANCE = 1e-3  # of the summary of the features, which may be computed in other parts
@@ -88,33 +95,84 @@ def check_batch_size(batch_size: int, pictures: int, world_size: int) -> None:
         raise ConfigError(f"batch_size must be a multiple of the {world_size} ranks; got {batch_size}.")
 
 
-def compute_features(
-    loader: Loader, features_of: Callable[[Tensor], Tensor], progress: Callable[[int, int], None]
-) -> Batch:
-    """The features and labels of a whole split in its order; each rank computes those of its own loader."""
-    parts: list[Batch] = []
-    for number, batch in enumerate(loader, start=1):
-        with torch.no_grad():
-            parts.append(Batch(features_of(batch.images).float().cpu(), batch.targets, batch.indices))
-        progress(number, len(loader))
-    everything = [part for own in current_ranks().gather(parts) for part in own]
-    features, targets, indices = (torch.cat(tensors) for tensors in zip(*everything, strict=True))
-    order = indices.argsort()
-    return Batch(features[order], targets[order], indices[order])
-
-
-def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener) -> FeatureLoader:
-    """The features of a split, computed now, as batches; shuffled if they are to be learned from."""
-    model, machine = setup.model.eval(), setup.config.machine
-
-    def features_of(images: Tensor) -> Tensor:
-        return model.features(images.to(ranks.device))
-
-    listener.said(f"computing the features of {counted(len(setup.dataset.split(split)), f'{split} picture')}, once")
-    loader = plain_loader(setup, split, ranks)
-    computed = compute_features(loader, features_of, partial(listener.prepared, f"{split} features"))
+def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, folder: Path) -> FeatureLoader:
+    """The features of a split, those in the run folder and the others computed now; shuffled if learned from."""
+    machine, source = setup.config.machine, setup.dataset.split(split)
+    backbone = backbone_of(setup.model, setup.preprocess)
+    key = ranks.from_first(lambda: features_key(backbone, source))
+    store = FeatureStore(folder=folder / FOLDER, split=split, key=key, count=len(source))
+    missing = ranks.from_first(store.missing)
+    broken = _compute(store, missing, source, backbone, ranks, listener)
+    kept = store.read()
+    _check_broken(kept, source, broken)
+    ranks.wait()
+    ranks.from_first(lambda: store.join(kept))
     assert isinstance(machine.batch_size, int)
     training = split == "train"
     batch = machine.batch_size if training else EVAL_BATCH * ranks.world_size
-    data = loader.state_dict()["data"]
-    return FeatureLoader(computed.images, computed.targets, batch, machine.seed, ranks, shuffled=training, data=data)
+    data = plain_loader(setup, split, ranks).state_dict()["data"]
+    targets = torch.as_tensor(source.labels)[kept.indices]
+    return FeatureLoader(kept.features, targets, batch, machine.seed, ranks, shuffled=training, data=data)
+
+
+def _check_broken(kept: Features, source: Source, broken: dict[str, str]) -> None:
+    """Refuse to learn from what is left if too many pictures could not be read, now or before."""
+    lost = sorted(set(range(len(source))) - set(kept.indices.tolist()))
+    if len(lost) > LoaderConfig().max_broken_rate * len(source):
+        names = [source.key(index) for index in lost]
+        raise_broken({name: broken.get(name, "cannot be read") for name in names}, len(source))
+
+
+def _compute(
+    store: FeatureStore, missing: list[int], source: Source, backbone: Checkpoint, ranks: Ranks, listener: Listener
+) -> dict[str, str]:
+    """Compute and keep the parts that are missing, each rank some of them; the pictures that cannot be read."""
+    count = sum(len(store.pictures(part)) for part in missing)
+    if not count:
+        listener.said(f"the features of {counted(store.count, f'{store.split} picture')} are there already")
+        return {}
+    some = f"{count:,} of " if count < store.count else ""
+    listener.said(f"computing the features of {some}{counted(store.count, f'{store.split} picture')}, once")
+    own = missing[ranks.rank :: ranks.world_size]
+    broken: dict[str, str] = {}
+    if own:
+        predictor = _predictor(backbone, source, own, store, ranks, listener)
+        broken = _stream(predictor, own, source, store, listener, ranks.world_size)
+    ranks.wait()
+    return {name: why for own_broken in ranks.gather(broken) for name, why in own_broken.items()}
+
+
+def _predictor(
+    backbone: Checkpoint, source: Source, parts: list[int], store: FeatureStore, ranks: Ranks, listener: Listener
+) -> Predictor:
+    """The fastest that is exact enough; of several ranks, each computes on its own device."""
+    runtime = TorchRuntime(backbone.build().to(ranks.device))
+    predictor = Predictor(runtime=runtime, **backbone.facts())
+    if ranks.world_size > 1:
+        return predictor
+    pictures = (source.picture(index) for part in parts for index in store.pictures(part))
+    count = sum(len(store.pictures(part)) for part in parts)
+    return predictor.on("auto", count=count, pictures=pictures, say=listener.said)
+
+
+def _stream(
+    predictor: Predictor, parts: list[int], source: Source, store: FeatureStore, listener: Listener, world_size: int
+) -> dict[str, str]:
+    """The features of all pictures of these parts, written part by part; the pictures that cannot be read, and why."""
+    broken: dict[str, str] = {}
+    total, done = sum(len(store.pictures(part)) for part in parts), 0
+    named = ((source.key(index), source.picture(index)) for part in parts for index in store.pictures(part))
+    outputs = predictor.features(named, largest_call(predictor.runtime.batch_size))
+    for part in parts:
+        pictures = store.pictures(part)
+        rows: dict[int, Floats] = {}
+        for index, (name, value) in zip(pictures, outputs, strict=False):
+            if isinstance(value, str):
+                broken[name] = value
+            else:
+                rows[index] = value
+        features = torch.from_numpy(np.array(list(rows.values()), dtype=np.float32)).view(len(rows), -1 if rows else 0)
+        store.write(part, Features(features, torch.tensor(list(rows), dtype=torch.long)))
+        done += len(pictures)
+        listener.prepared(f"{store.split} features", min(done * world_size, total * world_size), total * world_size)
+    return broken

@@ -27,6 +27,8 @@ class Plan:
     minutes: float
     memory_mb: int
     config: dict[str, Any]  # all of it, as config.yaml has it
+    trained: int = 0  # of the parameters
+    chosen: str = ""  # what was chosen because nobody said otherwise, and why
 
     @property
     def training(self) -> Training:

@@ -24,6 +24,7 @@ from vitrail.training.building import Setup, check_strategy
 from vitrail.training.curves import Row, append_row, keep_rows
 from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision
 from vitrail.training.judging import Judgement, judge
+from vitrail.training.keeping import BestWeights
 from vitrail.training.listener import Listener
 from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, set_learning_rate, start_state
@@ -32,9 +33,6 @@ from vitrail.training.recovery import Recovery
 from vitrail.training.schedule import lr_factor
 from vitrail.training.signals import InterruptedRunError, Signals
 from vitrail.training.state import Progress
-from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
-from vitrail.weights.native import save_checkpoint
 from vitrail.wording import counted
 
 MAX_RESCUES = 3
@@ -59,8 +57,10 @@ class Trainer:
         self._peak_lr = max(group["peak_lr"] for optimizer in self.optimizers for group in optimizer.param_groups)
         self.precision = pick_precision(config.machine.precision, ranks.device)
         self.engine = make_engine(setup, self.module, self.objective, ranks)
-        self.loader = self.objective.training_batches(ranks, self.listener)
-        self.val_loader = self.objective.validation_batches(ranks, self.listener) if setup.has_validation else None
+        self.loader = self.objective.training_batches(ranks, self.listener, folder)
+        self.val_loader = None
+        if setup.has_validation:
+            self.val_loader = self.objective.validation_batches(ranks, self.listener, folder)
         self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
         self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
         start_state(self.optimizers)
@@ -70,6 +70,7 @@ class Trainer:
         self._told_epochs = config.schedule.epochs  # that were reported last
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
+        self._best = BestWeights(setup, self.objective, ranks, folder, self.listener)
         self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
 
     @property
@@ -123,6 +124,19 @@ class Trainer:
                 raise WeightsError(f"none of the checkpoints in {self.last} is whole; start a new run.")
             self._told_epochs = self.epochs
         self.ranks.from_first(lambda: keep_rows(self.folder / "results.csv", self.progress.epoch))
+
+    def start_from(self, val: Judgement | None, train_loss: float, seconds: float) -> None:
+        """Begin with a head that is trained already: row 0, and what epochs must improve on."""
+        progress = self.progress
+        progress.seconds = progress.epoch_began = seconds
+        if val is None:
+            return
+        progress.best_accuracy, progress.best_loss, progress.lowest_val_loss = val.accuracy, val.loss, val.loss
+        scores = {"train_loss": train_loss, "val_loss": val.loss, "val_accuracy": val.accuracy}
+        row = Row(epoch=0, step=0, lr=0.0, **scores, images_per_second=0.0, seconds=seconds)
+        path = self.folder / "results.csv"
+        self.ranks.from_first(lambda: keep_rows(path, -1))  # of a run that was killed here
+        self.ranks.from_first(lambda: append_row(path, row))
 
     def _restore(self, path: Path) -> bool:
         """Continue from a checkpoint; whether its numbers are finite."""
@@ -225,7 +239,7 @@ class Trainer:
         is_best = self._is_best(judged)
         if is_best:
             with self.best_weights():
-                self._save_best()
+                self._best.save()
         self._count_seconds()
         row = Row(
             epoch=progress.epoch,
@@ -342,19 +356,6 @@ class Trainer:
         now = time.monotonic()
         self.progress.seconds += now - self._clock
         self._clock = now
-
-    def _save_best(self) -> None:
-        """The model for use: one self-describing file."""
-        tensors = {name: whole(tensor).detach().cpu() for name, tensor in self.model.state_dict().items()}
-        setup = self.setup
-        finished = Checkpoint(
-            config=self.model.config,
-            tensors=tensors,
-            preprocess=setup.preprocess,
-            classes=setup.dataset.classes,
-            origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
-        )
-        self.ranks.from_first(lambda: save_checkpoint(finished, self.folder / "weights" / "best.safetensors"))
 
 
 def _ignore(_: object) -> None:

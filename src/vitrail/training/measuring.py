@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError
 from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
 from vitrail.training.budget import Pace, fitting_epochs, pictures_at_the_end
-from vitrail.training.building import Setup, check_strategy, prepare_run, training_loader
+from vitrail.training.building import Setup, check_strategy, fit_batch_size, prepare_run, training_loader
 from vitrail.training.config import TrainConfig, describe_config
 from vitrail.training.features import check_batch_size
 from vitrail.training.gradients import Lanes, Plain, compiled, make_engine, pick_precision
@@ -24,6 +24,7 @@ from vitrail.training.memory import peak_memory, total_memory
 from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, start_state
 from vitrail.training.precision import settle_precision
+from vitrail.training.probing import probe_config
 from vitrail.training.recipes import RECIPES
 
 WARM, TIMED = 1, 3  # batches
@@ -46,6 +47,7 @@ class Measured:
     images: int
     peak_bytes: int
     epoch_overhead: float = 0.0  # seconds for what happens once per epoch: writing checkpoints
+    before: float = 0.0  # seconds before the first step: the features of a head that is trained first
 
     @property
     def images_per_second(self) -> float:
@@ -75,9 +77,31 @@ def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listen
         decide(lambda: find_batch_size(setup, ranks, listener.said))
     decide(lambda: settle_precision(setup, ranks, listener.said))
     decide(lambda: settle_compile(setup, ranks, listener.said))
-    measured = ranks.from_first(lambda: measure(setup, ranks))
+    before = _probe_seconds(setup, ranks) if config.start.probe else 0.0
+    measured = replace(ranks.from_first(lambda: measure(setup, ranks)), before=before)
+    if config.start.probe and _too_long(setup, measured, ranks):
+        seconds, minutes = epoch_seconds(setup, measured, ranks.world_size), config.schedule.minutes
+        listener.said(f"{minutes:g} minutes leave no time for fine-tuning, of which an epoch takes {seconds:.0f} s")
+        return settle(_only_head(config, dataset, ranks), dataset, ranks, listener)
     decide(lambda: fit_minutes(setup, measured, ranks, listener.said))
     return setup, measured
+
+
+def _probe_seconds(setup: Setup, ranks: Ranks) -> float:
+    """Seconds that the features of all pictures take."""
+    each = ranks.from_first(lambda: measure_features(setup, ranks))
+    return _feature_seconds(setup, each, ranks.world_size)
+
+
+def _too_long(setup: Setup, measured: Measured, ranks: Ranks) -> bool:
+    """Whether a time budget has no room for an epoch."""
+    return setup.config.schedule.minutes is not None and _epochs_in_time(setup, measured, ranks) < 1
+
+
+def _only_head(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> TrainConfig:
+    """The config without its fine-tuning."""
+    chosen = "; ".join(filter(None, (config.chosen, "there is no time for more than the head")))
+    return replace(fit_batch_size(probe_config(config), dataset, ranks.world_size), chosen=chosen)
 
 
 def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
@@ -96,6 +120,8 @@ def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
         epochs=config.schedule.epochs,
         minutes=run_seconds(setup, measured, ranks.world_size) / 60,
         memory_mb=round(measured.peak_bytes / 2**20),
+        trained=sum(parameter.numel() for parameter in make_objective(setup).trained()),
+        chosen=config.chosen,
         config=describe_config(config),
     )
 
@@ -193,9 +219,14 @@ def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
 
 def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
     """All epochs; of training on features, what these take, beside which epochs are nothing."""
-    config, splits = setup.config, setup.dataset.splits
+    config = setup.config
     if not config.start.training.on_features:
-        return config.schedule.epochs * epoch_seconds(setup, measured, world_size)
+        return measured.before + config.schedule.epochs * epoch_seconds(setup, measured, world_size)
+    return _feature_seconds(setup, measured, world_size)
+
+
+def _feature_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+    splits = setup.dataset.splits
     pictures = len(splits["train"]) + (len(splits["val"]) if "val" in splits else 0)
     return pictures / (measured.images_per_second * world_size)
 
@@ -207,8 +238,7 @@ def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> Tra
     if minutes is None:
         return config
     each = epoch_seconds(setup, measured, ranks.world_size)
-    ending = pictures_at_the_end(setup.dataset.splits) / 3 / (measured.images_per_second * ranks.world_size)
-    epochs = fitting_epochs(minutes, Pace(so_far=0.0, epoch=each, ending=ending))
+    epochs = _epochs_in_time(setup, measured, ranks)
     if epochs < 1:
         say(f"one epoch takes about {each:.1f} s, more than the budget of {minutes:g} minutes; training for one")
     else:
@@ -216,6 +246,14 @@ def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> Tra
         say(f"{minutes:g} minutes allow about {epochs} {noun} of {each:.1f} s; this is revised after each")
     schedule = replace(config.schedule, epochs=max(epochs, 1))
     return replace(config, schedule=schedule)
+
+
+def _epochs_in_time(setup: Setup, measured: Measured, ranks: Ranks) -> int:
+    minutes = setup.config.schedule.minutes
+    assert minutes is not None
+    ending = pictures_at_the_end(setup.dataset.splits) / 3 / (measured.images_per_second * ranks.world_size)
+    each = epoch_seconds(setup, measured, ranks.world_size)
+    return fitting_epochs(minutes, Pace(so_far=measured.before, epoch=each, ending=ending))
 
 
 def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:

@@ -6,7 +6,9 @@ A new kind of training is a class here with its line in `OBJECTIVES`, and a line
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,11 @@ from vitrail.training.features import feature_loader
 from vitrail.training.gradients import Forward, Scores
 from vitrail.training.judging import Judgement
 from vitrail.training.listener import Listener
+from vitrail.training.lora import adapted_layers, merged
+from vitrail.training.peft_files import libraries, write_adapter
 from vitrail.training.state import Progress
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.proof import Agreement, compare, outputs, sample_images
 
 RISEN = 2.0  # times the lowest training loss so far: above it, the loss diverges,
 ABOVE_CHANCE = 1.5  # unless it is still below this many times the loss of guessing
@@ -43,12 +49,27 @@ class Objective(ABC):
     def forward(self) -> Forward:
         """Inputs of a batch → outputs, for evaluation."""
 
-    @abstractmethod
-    def training_batches(self, ranks: Ranks, listener: Listener) -> Batches:
-        """Shuffled batches of this rank."""
+    def trained(self) -> Iterable[nn.Parameter]:
+        """The weights that change."""
+        return self.module.parameters()
+
+    def plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The tensors of a plain model, from those of the trained one."""
+        return tensors
+
+    def prove(self, finished: Checkpoint) -> Agreement | None:
+        """How far a plain model is from the trained one, if they are not the same; all ranks must ask."""
+        return None
+
+    def write_beside(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Write what else there is to keep of the best weights, given all tensors of the trained model."""
 
     @abstractmethod
-    def validation_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+    def training_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
+        """Shuffled batches of this rank; what is made for them once is kept in the run folder."""
+
+    @abstractmethod
+    def validation_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
         """Every sample of the validation split once; this rank's part."""
 
     @abstractmethod
@@ -88,10 +109,10 @@ class Classification(Objective):
     def forward(self) -> Forward:
         return self.setup.model
 
-    def training_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+    def training_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
         return training_loader(self.setup, ranks)
 
-    def validation_batches(self, ranks: Ranks, listener: Listener) -> Batches:
+    def validation_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
         return plain_loader(self.setup, "val", ranks)
 
     def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -131,24 +152,54 @@ class HeadOnFeatures(Classification):
     def forward(self) -> Forward:
         return self.setup.model.classify
 
-    def training_batches(self, ranks: Ranks, listener: Listener) -> Batches:
-        return feature_loader(self.setup, "train", ranks, listener)
+    def training_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
+        return feature_loader(self.setup, "train", ranks, listener, folder)
 
-    def validation_batches(self, ranks: Ranks, listener: Listener) -> Batches:
-        return feature_loader(self.setup, "val", ranks, listener)
+    def validation_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
+        return feature_loader(self.setup, "val", ranks, listener, folder)
 
     def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
         features = torch.zeros((1, self.setup.model.config.width), device=device)
         return features, torch.zeros(1, dtype=torch.long, device=device)
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"all": Classification, "head": HeadOnFeatures}  # by `train`
+@dataclass(frozen=True, kw_only=True)
+class LowRank(Classification):
+    """The head, and LoRA's pairs beside weights that stay as they are."""
+
+    def trained(self) -> Iterable[nn.Parameter]:
+        pairs = [layer.adapters for _, layer in adapted_layers(self.setup.model)]
+        return (weight for part in (*pairs, self.setup.model.head) if part is not None for weight in part.parameters())
+
+    def plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return merged(self.setup.model, tensors)
+
+    def prove(self, finished: Checkpoint) -> Agreement:
+        model, images = self.setup.model, sample_images(finished)
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            expected = model(images.to(next(model.parameters()).device)).float().cpu()
+        model.train(was_training)
+        return compare("logits", expected, outputs(finished, images)["logits"])
+
+    def write_beside(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        model, base = self.setup.model, self.setup.source.removeprefix("hf://")
+        for library in libraries(model.config):
+            write_adapter(folder / f"peft-{library.name}", library, model, tensors, base)
+
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "all": Classification,
+    "head": HeadOnFeatures,
+    "lora": LowRank,
+}  # by `train`
 
 
 def make_objective(setup: Setup) -> Objective:
     """The one that a config asks for; weights that it does not train are frozen."""
     objective = OBJECTIVES[setup.config.start.train](setup=setup)
-    trained = set(objective.module.parameters())
+    trained = set(objective.trained())
     for parameter in setup.model.parameters():
         parameter.requires_grad_(parameter in trained)
     return objective

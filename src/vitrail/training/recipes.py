@@ -117,6 +117,17 @@ def linear() -> TrainConfig:
     )
 
 
+def lora() -> TrainConfig:
+    """`vitrail.train("PICTURES", weights=W, train="lora")`: the head and LoRA's thin matrices, in little memory."""
+    tuned = finetune_adamw()
+    return replace(
+        tuned,
+        recipe="lora",
+        start=Start(train="lora"),
+        optim=Optim(lr=1e-3, weight_decay=0.01, label_smoothing=0.1),
+    )
+
+
 def imagenet_s16() -> TrainConfig:
     """`vitrail.train("IMAGENET", recipe="imagenet-s16")`, under torchrun: DeiT's way, for GPUs.
 
@@ -159,6 +170,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "finetune": finetune,
     "finetune-adamw": finetune_adamw,
     "linear": linear,
+    "lora": lora,
     "imagenet-s16": imagenet_s16,
     "imagenet-b16": imagenet_b16,
 }

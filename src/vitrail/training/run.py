@@ -34,10 +34,14 @@ from vitrail.training.lock import RunLock
 from vitrail.training.loop import Trainer
 from vitrail.training.measuring import settle
 from vitrail.training.own_pictures import reopen_data
+from vitrail.training.pretrained import AUTO, NONE
+from vitrail.training.probing import probe
 from vitrail.wording import counted
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
-_DRAFT = re.compile(r"\.[\w-]+\.(json|yaml|csv|html|safetensors|png|jpg)\.[a-z0-9_]{8}")  # as `atomic_path` names them
+_DRAFT = re.compile(  # as `atomic_path` names them
+    r"\.([\w-]+\.(json|yaml|csv|html|safetensors|png|jpg)|peft-\w+)\.[a-z0-9_]{8}"
+)
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What may differ in a resumed run: how it is carried out, and where its files are now.
 CHANGEABLE = (
@@ -139,14 +143,16 @@ def describe_end(folder: Path, config: TrainConfig) -> str:
     if progress.epoch < epochs and not progress.stopped_early:
         return ""
     early = ", where it stopped early" if progress.stopped_early else ""
-    return (
-        f"{folder} is finished: {counted(progress.epoch, 'epoch')}{early}, the best of them {progress.best_epoch}; "
-        "there is nothing left to train."
-    )
+    best = f"the best of them {progress.best_epoch}" if progress.best_epoch else "none better than the head alone"
+    return f"{folder} is finished: {counted(progress.epoch, 'epoch')}{early}, {best}; there is nothing left to train."
 
 
 def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     """A resumed run is the same run: settings may repeat what it has, and change only how it is carried out."""
+    if changes.get("weights") in (AUTO, NONE, None):  # which the run has settled
+        if "weights" in changes and changes["weights"] != AUTO and config.start.weights is not None:
+            raise ConfigError(f"weights={NONE!r} conflicts with the run, which has {config.start.weights!r}; omit it.")
+        changes = {name: value for name, value in changes.items() if name != "weights"}
     allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
     config = replace(config, data=allowed.pop("data", config.data))
     for name, value in changes.items():
@@ -194,7 +200,7 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
         if resume:
             setup = reopen(read_config(folder), folder, ranks, listener)
         else:
-            setup, _ = settle(*resolve("", ask_for(config), ranks), ranks, listener)
+            setup, _ = settle(*resolve("", ask_for(config), ranks, listener.said), ranks, listener)
             ranks.from_first(lambda: begin(setup, folder, lock))
         return carry_out(setup, ranks, folder, listener, resume=resume)
     finally:
@@ -265,9 +271,12 @@ def _marked(folder: Path, name: str) -> bool:
 
 def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> Run:
     """Train to the end and measure the result."""
+    probed = probe(setup, ranks, folder, listener) if setup.config.start.probe else None
     trainer = Trainer(setup, ranks, folder, listener)
     if resume:
         trainer.resume()
+    if probed is not None:
+        trainer.start_from(probed.val, probed.train_loss, probed.seconds)
     progress = trainer.run()
     rows = read_rows(folder / "results.csv")
     if ranks.is_first:

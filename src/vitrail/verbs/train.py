@@ -19,7 +19,7 @@ from vitrail.reading import read_yaml
 from vitrail.report.runs import report_on_run
 from vitrail.training import recipes
 from vitrail.training.building import Setup
-from vitrail.training.choosing import ask_for, resolve, wants_weights
+from vitrail.training.choosing import ask_for, resolve
 from vitrail.training.config import TrainConfig, combine_changes, field_homes, flatten
 from vitrail.training.display import Display
 from vitrail.training.listener import Listener, Listeners, Plan
@@ -42,7 +42,6 @@ from vitrail.training.signals import InterruptedRunError
 from vitrail.training.tensorboard import TensorBoard, require_tensorboard
 from vitrail.wording import counted, reason
 
-PRETRAINED = "hf://google/vit-base-patch16-224-in21k"
 PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
 BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what users open after the report
 
@@ -219,15 +218,10 @@ def _prepare(
     data: str, changes: dict[str, Any], ranks: Ranks, listener: Listener, *, check: bool, progress: bool | Listener
 ) -> tuple[Setup, Measured, CheckRecord | None]:
     """The data opened and checked, the model built, and what is decided by measuring."""
-    config, dataset = resolve(data, changes, ranks)
+    config, dataset = resolve(data, changes, ranks, listener.said)
     checked = None
     if check:
         checked = ranks.from_first(lambda: _check(dataset, config.data, listener, _bars(progress)))
-    if wants_weights(config, dataset):
-        listener.said(
-            f"training from scratch on {counted(len(dataset.split('train')), 'photograph')}; pretrained weights are "
-            f'usually far more accurate: add weights="{PRETRAINED}"'
-        )
     return *settle(config, dataset, ranks, listener), checked
 
 

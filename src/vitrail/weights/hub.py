@@ -2,9 +2,11 @@
 
 import re
 from contextlib import suppress
+from errno import ENOSPC
 from pathlib import Path
 
 from vitrail.errors import WeightsError
+from vitrail.files import sha256_of
 from vitrail.weights.hub_names import MIRRORS
 from vitrail.wording import hint_path, reason
 
@@ -54,18 +56,58 @@ def _mirror_of(name: str) -> str:
     )
 
 
-def download(identifier: str, allow_pickle: bool) -> Path:
-    """The folder in the hub's own cache with the files of `owner/name[@revision]`."""
+def is_cached(identifier: str) -> bool:
+    """Whether all that loading `owner/name[@revision]` takes is in the hub's cache; asks nobody."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    name, _, revision = identifier.partition("@")
+    try:
+        folder = snapshot_download(name, revision=revision or None, allow_patterns=FILES, local_files_only=True)
+    except Exception:  # whatever the cache looks like, there is nothing to use
+        return False
+    return any(each.suffix in (".safetensors", ".npz") for each in Path(folder).iterdir())
+
+
+def download(identifier: str, allow_pickle: bool) -> Path:
+    """The folder in the hub's own cache with the files of `owner/name[@revision]`; new ones are verified."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     name, _, revision = identifier.partition("@")
     patterns = [*FILES, *SHARDS, *(PICKLES if allow_pickle else [])]
+    is_new = not is_cached(identifier)
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:
         raise WeightsError(
             f"hf://{identifier} is not in the cache and the hub cannot be reached (HF_HUB_OFFLINE, or no network)."
         ) from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise WeightsError(f"hf://{identifier} cannot be fetched: {reason(error).splitlines()[0]}") from error
+    except Exception as error:  # of the hub, of the network's library or of the disk
+        raise WeightsError(f"hf://{identifier} cannot be fetched: {_explain(error, name)}") from error
+    if is_new:
+        _verify(folder, identifier)
+    return folder
+
+
+def _explain(error: Exception, name: str) -> str:
+    """Why a download has failed, and what to do, in one line."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return f"it is gated; accept its terms at https://huggingface.co/{name} and log in with: hf auth login"
+    if isinstance(error, RepositoryNotFoundError):
+        return "the hub has no such model, or it is private; check the name, or log in with: hf auth login"
+    if isinstance(error, OSError) and error.errno == ENOSPC:
+        return f"no space is left for the hub's cache in {HF_HUB_CACHE}; free some, or set HF_HOME to another disk"
+    return (reason(error).splitlines() or [type(error).__name__])[0]
+
+
+def _verify(folder: Path, identifier: str) -> None:
+    """Compare downloaded files with the checksums by which the hub names them."""
+    for file in folder.iterdir():
+        blob = file.resolve()
+        if re.fullmatch(r"[0-9a-f]{64}", blob.name) and sha256_of(blob) != blob.name:
+            blob.unlink()
+            file.unlink(missing_ok=True)
+            raise WeightsError(f"hf://{identifier}: {file.name} was damaged on its way and is removed; run again.")

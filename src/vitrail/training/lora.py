@@ -1,0 +1,106 @@
+"""LoRA ("Low-Rank Adaptation of Large Language Models"): the weights stay as they are, and thin matrices beside them
+learn what to add.
+
+A layer that computes W x computes W x + alpha / rank · B A x, where A (rank, in) and B (out, rank) are trained and B
+starts at zero. The fused matrix of queries, keys and values gets a pair for each of them that is adapted. A layer keeps
+the names of its weights, so that the model's own files and the loop see nothing new but the pairs; `merged` adds them
+to the weights, which is the model for use.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.model import ViT
+
+QKV = ("query", "key", "value")  # in the order of their rows in the fused matrix
+WHOLE = "whole"  # the part of a layer that is not fused
+
+
+class Pair(nn.Module):
+    """B A x, from the right to the left."""
+
+    def __init__(self, width_in: int, width_out: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(width_in, rank, bias=False)
+        self.up = nn.Linear(rank, width_out, bias=False)
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.up(self.down(tokens))
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer and what is added to its output: to all of it, or to its third for queries, keys or values."""
+
+    def __init__(self, linear: nn.Linear, parts: tuple[str, ...], rank: int, scale: float) -> None:
+        with torch.device("meta"):  # its weights are those of the layer
+            super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None)  # pyright: ignore[reportUnnecessaryComparison]
+        self.weight, self.bias = linear.weight, linear.bias
+        self.scale = scale
+        third = linear.out_features // 3
+        self.rows = {
+            part: (0, linear.out_features) if part == WHOLE else (QKV.index(part) * third, third) for part in parts
+        }
+        self.adapters = nn.ModuleDict({part: Pair(linear.in_features, self.rows[part][1], rank) for part in parts})
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Linear's name)
+        output = F.linear(input, self.weight, self.bias)
+        for part, pair in self.adapters.items():
+            output.narrow(-1, *self.rows[part]).add_(pair(input), alpha=self.scale)
+        return output
+
+    def merge(self, weight: Tensor, down: Mapping[str, Tensor], up: Mapping[str, Tensor]) -> Tensor:
+        """A weight of this layer with the products of the pairs added to it."""
+        merged = weight.to(torch.float64, copy=True)
+        for part, rows in self.rows.items():
+            merged.narrow(0, *rows).add_(up[part].double() @ down[part].double(), alpha=self.scale)
+        return merged.to(weight.dtype)
+
+
+def add_adapters(model: ViT, *, rank: int, alpha: float, targets: tuple[str, ...]) -> None:
+    """Put pairs beside the targets in every block, on the device of the weights; B is zero, so nothing changes yet."""
+    fused = tuple(part for part in QKV if part in targets)
+    for block in model.blocks:
+        layers: list[tuple[nn.Module, str, tuple[str, ...]]] = []
+        if fused:
+            layers.append((block.get_submodule("attention"), "qkv", fused))
+        if "proj" in targets:
+            layers.append((block.get_submodule("attention"), "proj", (WHOLE,)))
+        if "mlp" in targets:
+            mlp = block.get_submodule("mlp")
+            layers += [(mlp, name, (WHOLE,)) for name, layer in mlp.named_children() if isinstance(layer, nn.Linear)]
+        for owner, name, parts in layers:
+            linear = owner.get_submodule(name)
+            assert isinstance(linear, nn.Linear)
+            adapted = AdaptedLinear(linear, parts, rank, alpha / rank)
+            setattr(owner, name, adapted.to(linear.weight.device))
+
+
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
+    """The layers with pairs, by their names."""
+    for name, module in model.named_modules():
+        if isinstance(module, AdaptedLinear):
+            yield name, module
+
+
+def pairs_of(
+    name: str, layer: AdaptedLinear, tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A and B of each part of a layer, among the tensors of the whole model."""
+    down, up = (
+        {part: tensors[f"{name}.adapters.{part}.{side}.weight"] for part in layer.rows} for side in ("down", "up")
+    )
+    return down, up
+
+
+def merged(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a plain model that computes the same: `tensors` are all of the adapted one's."""
+    plain = {name: tensor for name, tensor in tensors.items() if ".adapters." not in name}
+    for name, layer in adapted_layers(model):
+        plain[f"{name}.weight"] = layer.merge(tensors[f"{name}.weight"], *pairs_of(name, layer, tensors))
+    return plain

@@ -1,0 +1,175 @@
+"""LoRA beside PEFT on the same weights: the same outputs and gradients, and adapters that PEFT loads.
+
+1e-5 is relative to the largest number.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.peers import timm, transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+
+from conftest import randomize
+from vitrail.model import ViT
+from vitrail.training.lora import adapted_layers, add_adapters, merged
+from vitrail.training.peft_files import libraries, write_adapter
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.infer import Hints
+from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.writer import write_checkpoint
+
+THEIRS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "proj": "o_proj", "mlp": ("fc1", "fc2")}
+CASES = {
+    "query,value": ("query", "value"),
+    "key": ("key",),
+    "query,key,value": ("query", "key", "value"),
+    "all": ("query", "key", "value", "proj", "mlp"),
+}
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    scale = theirs.abs().max()
+    assert scale > 1e-3
+    assert (ours - theirs).abs().max() <= 1e-5 * scale
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(3, 3, 32, 32)
+
+
+@pytest.fixture
+def written(make_model: Callable[..., ViT], tmp_path: Path) -> Callable[..., Path]:
+    """A model with random weights in another library's format."""
+
+    def write(format_name: Any, name: str = "base", **changes: Any) -> Path:
+        from vitrail.data.preprocess import preset
+
+        model = make_model(**changes)
+        spec = preset("hf" if format_name == "hf" else "timm", model.config.image_size)
+        write_checkpoint(
+            Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=spec), tmp_path / name, format_name
+        )
+        return tmp_path / name
+
+    return write
+
+
+def adapted(base: Path, targets: tuple[str, ...]) -> ViT:
+    """The model of a folder with random pairs; also B, which would be zeros."""
+    model = read_checkpoint(base, hints=Hints(heads=4)).build()
+    add_adapters(model, rank=4, alpha=6, targets=targets)
+    for _, layer in adapted_layers(model):
+        randomize(layer.adapters)
+    return model
+
+
+def their_pairs(model: ViT) -> dict[str, Tensor]:
+    """Our A and B under the names that they have in transformers' model with PEFT."""
+    pairs: dict[str, Tensor] = {}
+    for name, layer in adapted_layers(model):
+        block, _, own = name.removeprefix("blocks.").partition(".")
+        for part, pair in layer.adapters.items():
+            if part == "whole":
+                theirs = "attention.o_proj" if own == "attention.proj" else own
+            else:
+                theirs = f"attention.{THEIRS[part]}"
+            for side, matrix in (("A", pair.get_submodule("down")), ("B", pair.get_submodule("up"))):
+                pairs[f"base_model.model.vit.layers.{block}.{theirs}.lora_{side}.default.weight"] = (
+                    matrix.get_parameter("weight")
+                )
+    return pairs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients_are_pefts(case: str, written: Callable[..., Path], images: Tensor) -> None:
+    base = written("hf")
+    ours = adapted(base, CASES[case])
+    names: list[str] = []
+    for target in CASES[case]:
+        names += [THEIRS[target]] if isinstance(THEIRS[target], str) else THEIRS[target]
+    plain = transformers.ViTForImageClassification.from_pretrained(base)
+    theirs = get_peft_model(plain, LoraConfig(r=4, lora_alpha=6, target_modules=names)).eval()
+    pairs = their_pairs(ours)
+    own = dict(theirs.named_parameters())
+    assert {name for name in own if "lora_" in name} == pairs.keys()
+    with torch.no_grad():
+        for name, weight in pairs.items():
+            own[name].copy_(weight)
+    weights = torch.randn(3, 7)
+    logits, expected = ours(images), theirs(images).logits
+    assert_same(logits, expected)
+    (logits * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for name, weight in pairs.items():
+        assert weight.grad is not None
+        assert own[name].grad is not None
+        assert_same(weight.grad, own[name].grad)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_with_peft_loads_what_we_write(
+    case: str, written: Callable[..., Path], images: Tensor, tmp_path: Path
+) -> None:
+    base = written("hf")
+    ours = adapted(base, CASES[case])
+    randomize(ours.head)
+    library = next(each for each in libraries(ours.config) if each.name == "transformers")
+    write_adapter(tmp_path / "adapter", library, ours, ours.state_dict(), str(base))
+    plain = transformers.ViTForImageClassification.from_pretrained(base)
+    theirs = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        assert_same(ours(images), theirs(images).logits)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_timm_with_peft_loads_what_we_write(
+    case: str, written: Callable[..., Path], images: Tensor, tmp_path: Path
+) -> None:
+    base = written("timm", "base.safetensors")
+    ours = adapted(base, CASES[case])
+    library = next(each for each in libraries(ours.config) if each.name == "timm")
+    write_adapter(tmp_path / "adapter", library, ours, ours.state_dict(), str(base))
+    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4}
+    plain = timm.models.vision_transformer.VisionTransformer(**sizes, mlp_ratio=2, num_classes=7)
+    timm.models.load_checkpoint(plain, str(base))
+    theirs = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        assert_same(ours(images), theirs(images))
+
+
+def test_dinov2_without_its_head_loads_in_transformers(
+    written: Callable[..., Path], make_model: Callable[..., ViT], images: Tensor, tmp_path: Path
+) -> None:
+    from vitrail.model import BlockConfig
+    from vitrail.weights.adapt import adapt
+
+    base = written("hf", num_classes=0, block=BlockConfig(layer_scale=0.1))
+    ours = adapt(read_checkpoint(base), num_classes=5).build()
+    add_adapters(ours, rank=2, alpha=4, targets=("query", "value"))
+    for _, layer in adapted_layers(ours):
+        randomize(layer.adapters)
+    names = {library.name: library.head for library in libraries(ours.config)}
+    assert names == {"transformers": "", "timm": "head"}
+    library = libraries(ours.config)[0]
+    write_adapter(tmp_path / "adapter", library, ours, ours.state_dict(), str(base))
+    theirs = PeftModel.from_pretrained(transformers.Dinov2Model.from_pretrained(base), tmp_path / "adapter").eval()
+    with torch.no_grad():
+        assert_same(ours.features(images), theirs(images).pooler_output)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_merged_weights_compute_the_same(case: str, written: Callable[..., Path], images: Tensor) -> None:
+    base = written("hf")
+    ours = adapted(base, CASES[case])
+    plain: nn.Module = ViT(ours.config)
+    before = plain.state_dict()
+    plain.load_state_dict(merged(ours, ours.state_dict()))
+    assert before.keys() == plain.state_dict().keys()
+    with torch.no_grad():
+        assert_same(plain.eval()(images), ours(images))
+        assert (read_checkpoint(base).build()(images) - ours(images)).abs().max() > 0.01
