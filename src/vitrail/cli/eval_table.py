@@ -30,7 +30,7 @@ def print_evaluation(title: str, measurement: "Measurement", facts: dict[str, An
     rows += [
         ("macro F1", f"{metrics.macro_f1:.3f}"),
         ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
-        ("calibration error", f"{metrics.calibration.error:.2%}"),
+        ("calibration error", _calibration(measurement)),
         ("NLL, Brier", f"{metrics.nll:.4f}, {metrics.brier:.4f}"),
         ("throughput", f"{measurement.images_per_second:,.0f} pictures/s"),
         *_extra_rows(facts),
@@ -83,6 +83,11 @@ def _extra_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _mean(curve: list[dict[str, float]]) -> float:
     return sum(rate["value"] for rate in curve) / len(curve)
+
+
+def _calibration(measurement: "Measurement") -> str:
+    after, before = (each.calibration.error for each in (measurement.metrics, measurement.uncalibrated))
+    return f"{after:.2%}" + ("" if measurement.trust is None else f"  ({before:.2%} without the calibration)")
 
 
 def _describe(rate: "Rate") -> str:

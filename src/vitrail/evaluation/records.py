@@ -110,6 +110,7 @@ def facts(measurement: Measurement) -> dict[str, Any]:
         "nll": metrics.nll,
         "brier": metrics.brier,
         "calibration_error": metrics.calibration.error,
+        "calibration_error_before": measurement.uncalibrated.calibration.error,
         "images_per_second": measurement.images_per_second,
         "num_classes": len(measurement.classes),
         "classes": per_class,

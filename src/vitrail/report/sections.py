@@ -46,7 +46,15 @@ def headline(measurement: Measurement) -> list[Fact]:
     facts = [_rate_fact("top-1 accuracy", metrics.top1, "val also chose the epoch" if measurement.chose_epoch else "")]
     facts += [_rate_fact("top-5 accuracy", metrics.top5)] if metrics.top5 else []
     gap = "how far confidence is from accuracy"
+    if measurement.trust is not None:
+        gap += f"; {measurement.uncalibrated.calibration.error:.2%} without the calibration"
     return [*facts, Fact(name="calibration error", value=f"{metrics.calibration.error:.2%}", note=gap)]
+
+
+def calibration_text(measurement: Measurement) -> str:
+    """The calibration error, and what it is without the calibration, in one line."""
+    error, before = measurement.metrics.calibration.error, measurement.uncalibrated.calibration.error
+    return f"{error:.2%}" + (f" ({before:.2%} without the calibration)" if measurement.trust is not None else "")
 
 
 def _rate_fact(name: str, rate: Rate, caution: str = "") -> Fact:

@@ -68,7 +68,7 @@ def check_exportable(target: Target, precision: Precision = "float32") -> None:
 
 def prepare_export(checkpoint: Checkpoint, options: GraphOptions) -> Exported:
     """The graph of a checkpoint, in float32, with its manifest."""
-    graph = Graph(checkpoint.build(), checkpoint.preprocess, options).eval()
+    graph = Graph(checkpoint.build(), checkpoint.preprocess, options, checkpoint.trust).eval()
     manifest = Manifest(
         facts=Facts(**checkpoint.facts()),
         num_classes=checkpoint.config.num_classes,
