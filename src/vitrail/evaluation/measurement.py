@@ -78,11 +78,16 @@ class Measurement:
         return measure_sets(self.trust.sets, self.logits, self.targets, self.trust, coverage)
 
     @cached_property
-    def familiar(self) -> Booleans | None:
-        """(N,) whether each picture is like those seen in training."""
+    def familiar_shares(self) -> Doubles | None:
+        """(N,) the share of validation pictures that are less familiar than each picture."""
         if self.trust is None or self.trust.familiarity is None or self.familiarity is None:
             return None
-        return is_familiar(self.trust.familiarity.shares(self.familiarity))
+        return self.trust.familiarity.shares(self.familiarity)
+
+    @property
+    def familiar(self) -> Booleans | None:
+        """(N,) whether each picture is like those seen in training."""
+        return None if self.familiar_shares is None else is_familiar(self.familiar_shares)
 
     @cached_property
     def uncalibrated(self) -> Metrics:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from vitrail.data.source import Dataset, Source
+from vitrail.draws import Integers
 from vitrail.errors import DataError
 from vitrail.evaluation.calibration import FEWEST, fit_scaling
 from vitrail.evaluation.conformal import fit_sets
@@ -74,7 +75,7 @@ def fit_trust(
 
 def _look(
     predictor: Predictor, source: Source, order: list[int], limit: int | None, progress: Callable[[int], None]
-) -> tuple[np.ndarray, Floats, Floats, dict[str, str]]:
+) -> tuple[Integers, Floats, Floats, dict[str, str]]:
     """Readable samples of a source, their logits in the order of the data, their features, and the other samples."""
     samples = choose(len(source), limit)
 

@@ -58,16 +58,17 @@ def calibration_text(measurement: Measurement) -> str:
 
 
 def _rate_fact(name: str, rate: Rate, caution: str = "") -> Fact:
-    interval = _interval(rate)
+    interval = interval_text(rate)
     return Fact(name=name, value=f"{rate.value:.2%}", note=f"{interval}; {caution}" if caution else interval)
 
 
 def rate_text(rate: Rate) -> str:
     """A rate with its interval, in one line."""
-    return f"{rate.value:.2%} ({_interval(rate)})"
+    return f"{rate.value:.2%} ({interval_text(rate)})"
 
 
-def _interval(rate: Rate) -> str:
+def interval_text(rate: Rate) -> str:
+    """Its interval only."""
     return f"95 %: {rate.low:.2%} to {rate.high:.2%}"
 
 
