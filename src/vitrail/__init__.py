@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitrail.training.recipes import recipe
     from vitrail.training.run import Run
     from vitrail.verbs.benchmark import benchmark
+    from vitrail.verbs.calibrate import calibrate
     from vitrail.verbs.convert import convert
     from vitrail.verbs.data import check_data, open_data, shard_data, show_data
     from vitrail.verbs.embed import embed
@@ -45,6 +46,7 @@ _HOMES = {
     "training.recipes": ("recipe",),
     "training.run": ("Run",),
     "verbs.benchmark": ("benchmark",),
+    "verbs.calibrate": ("calibrate",),
     "verbs.convert": ("convert",),
     "verbs.data": ("check_data", "open_data", "shard_data", "show_data"),
     "verbs.embed": ("embed",),
@@ -74,6 +76,7 @@ __all__ = [
     "VitrailError",
     "__version__",
     "benchmark",
+    "calibrate",
     "check_data",
     "convert",
     "create",

@@ -33,6 +33,8 @@ def eval(  # noqa: A001 - the verb's name
     robustness_pictures: int | None = None,
     probe: Annotated[tuple[ProbeName, ...], Parameter(consume_multiple=True, negative=(), show_default=False)] = (),
     shots: int | None = None,
+    coverage: float | None = None,
+    unfamiliar: str | None = None,
     by_position: Annotated[bool, Parameter(negative=())] = False,
     classes: Classes = None,
     out: Path | None = None,
@@ -61,6 +63,10 @@ def eval(  # noqa: A001 - the verb's name
         Also fit simple classifiers on the frozen features of the training split: knn, linear, shots.
     shots
         Training pictures per class for --probe shots [default: 5].
+    coverage
+        How often label sets should hold the truth, for a calibrated model [default: 0.95].
+    unfamiliar
+        Other data, such as a folder of pictures, which a calibrated model should tell from these.
     by_position
         For a checkpoint without class names: its classes are those of the data, in the same order.
     out
@@ -82,6 +88,8 @@ def eval(  # noqa: A001 - the verb's name
         robustness_pictures=robustness_pictures,
         probe=probe,
         shots=shots,
+        coverage=coverage,
+        unfamiliar=unfamiliar,
         by_position=by_position,
         classes=classes,
         out=lambda: new_run_folder("eval", out),

@@ -30,8 +30,9 @@ def print_evaluation(title: str, measurement: "Measurement", facts: dict[str, An
     rows += [
         ("macro F1", f"{metrics.macro_f1:.3f}"),
         ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
-        ("calibration error", f"{metrics.calibration.error:.2%}"),
+        ("calibration error", _calibration(measurement)),
         ("NLL, Brier", f"{metrics.nll:.4f}, {metrics.brier:.4f}"),
+        *_trust_rows(facts),
         ("throughput", f"{measurement.images_per_second:,.0f} pictures/s"),
         *_extra_rows(facts),
     ]
@@ -85,6 +86,29 @@ def _mean(curve: list[dict[str, float]]) -> float:
     return sum(rate["value"] for rate in curve) / len(curve)
 
 
+def _trust_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if sets := facts.get("label_sets"):
+        size = f"{sets['mean_size']:.2f} labels each"
+        name = f"{100 * sets['requested']:.4g} % label sets"
+        rows.append((name, f"{_describe_facts(sets['coverage'])} hold the truth, {size}"))
+    if known := facts.get("familiarity"):
+        text = f"{known['unfamiliar']['value']:.1%} unlike anything seen in training"
+        for name, of in (("top1_of_unfamiliar", "of these"), ("top1_of_familiar", "of the others")):
+            text += f"; top-1 {known[name]['value']:.1%} {of}" if known[name] else ""
+        rows.append(("familiarity", text))
+    if others := facts.get("unfamiliar"):
+        text = f"AUROC {others['auroc']:.3f}; {others['false_positive_rate']:.1%} pass where 95 % of these do"
+        marked = f"{others['marked']['value']:.1%} of {counted(others['pictures'], 'picture')} marked as unfamiliar"
+        rows.append((f"told from {plain(others['data'])}", f"{text}; {marked}"))
+    return rows
+
+
+def _calibration(measurement: "Measurement") -> str:
+    after, before = (each.calibration.error for each in (measurement.metrics, measurement.uncalibrated))
+    return f"{after:.2%}" + ("" if measurement.trust is None else f"  ({before:.2%} without the calibration)")
+
+
 def _describe(rate: "Rate") -> str:
     return f"{rate.value:.2%}  (95 %: {rate.low:.2%} to {rate.high:.2%})"
 
@@ -95,7 +119,7 @@ def _describe_facts(rate: dict[str, float]) -> str:
 
 def _class_table(measurement: "Measurement") -> Table:
     """Every class, or the worst ones if there are many."""
-    from vitrail.evaluation.records import worst_first
+    from vitrail.evaluation.records import class_sets, worst_first
 
     scores = measurement.metrics.classes
     places = list(range(len(measurement.classes)))
@@ -103,11 +127,13 @@ def _class_table(measurement: "Measurement") -> Table:
     if len(places) > MAX_CLASSES:
         places = worst_first(scores.f1.tolist())[:MAX_CLASSES]
         title = f"the {MAX_CLASSES} worst of {len(measurement.classes):,} classes"
-    table = Table(title, "precision", "recall", "F1", "pictures", box=None)
+    sets = ("coverage", "set size") if measurement.label_sets is not None else ()
+    table = Table(title, "precision", "recall", "F1", *sets, "pictures", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for place in places:
         numbers = (scores.precision[place], scores.recall[place], scores.f1[place])
+        numbers += class_sets(measurement, place) if sets else ()
         cells = ("–" if math.isnan(value) else f"{value:.3f}" for value in numbers)
         table.add_row(Text(plain(measurement.classes[place])), *cells, f"{scores.support[place]:,}")
     return table

@@ -67,6 +67,13 @@ VERBS = {
         "be made.",
         examples=("vitrail eval runs/train-1 photos", "vitrail eval runs/train-1 photos --robustness --tta flip"),
     ),
+    "calibrate": Verb(
+        group="Make a model",
+        line="Measure how far to trust a checkpoint, and write that into it.",
+        usage="MODEL DATA",
+        about="A training run with a validation split has done this already.",
+        examples=("vitrail calibrate hf://google/vit-base-patch16-224 photos",),
+    ),
     "predict": Verb(
         group="Use it",
         line="Classify pictures: files, folders, patterns or standard input.",

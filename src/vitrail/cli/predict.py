@@ -46,6 +46,8 @@ def predict(
     list_file: ListFile = None,
     classes: Classes = None,
     top_k: int = 3,
+    coverage: float | None = None,
+    abstain: Annotated[bool, Parameter(negative=())] = False,
     form: Annotated[Format | None, Parameter(name="--format")] = None,
     out: Path | None = None,
     raw: Raw = False,
@@ -63,6 +65,10 @@ def predict(
     ----------
     top_k
         How many classes to show for each picture.
+    coverage
+        Also give the set of labels that holds the truth this often, such as 0.95; for a calibrated model.
+    abstain
+        Give no label to pictures that are unlike anything seen in training; for a calibrated model.
     form
         How to write the predictions [default: a table, or the format that the name of --out implies].
     out
@@ -84,6 +90,8 @@ def predict(
             list_file=list_file,
             classes=classes,
             top_k=top_k,
+            coverage=coverage,
+            abstain=abstain,
             batch_size=batch_size,
             runtime=runtime,
             precision=precision,
@@ -92,19 +100,20 @@ def predict(
             progress=True,
         )
     assert isinstance(predictions, Predictions)  # a sequence of names, however many
-    count = broken = 0
+    count = broken = strange = 0
     start = time.perf_counter()
     shown = out is None and sys.stdout.isatty()  # the rows themselves show progress, and a bar would get in the way
     with (
         progress_bar("pictures", speaks=not shown) as advance,
-        open_rows(chosen, out, predictions.top_k, raw=raw) as write,
+        open_rows(chosen, out, predictions.columns, raw=raw) as write,
     ):
         for row in predictions:
             write(row)
             count += 1
             broken += row.error is not None
+            strange += row.familiar is False
             advance(1)
-    _report(count, broken, time.perf_counter() - start)
+    _report(count, broken, strange, time.perf_counter() - start)
     if out is not None:
         print_end([out], shlex.join(["vitrail", "embed", source, *names[:1]]))
     return BROKEN if broken else 0
@@ -132,9 +141,11 @@ def _options(verb: Callable[..., int]) -> list[str]:
     return names
 
 
-def _report(count: int, broken: int, seconds: float) -> None:
+def _report(count: int, broken: int, strange: int, seconds: float) -> None:
     """Print a summary on the error stream, so that the predictions can be piped."""
     text = f"{counted(count, 'picture')} in {seconds:.1f} s, {count / seconds:,.0f} per second"
+    if strange:
+        text += f"; {strange:,} unlike anything seen in training"
     if broken:
         text += f"; {broken:,} could not be read"
     SteadyConsole(stderr=True, highlight=False).print(text, style="yellow" if broken else "dim")

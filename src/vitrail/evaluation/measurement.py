@@ -16,17 +16,24 @@ from vitrail.data.pixels import Picture
 from vitrail.data.source import Dataset, Source
 from vitrail.draws import Draws, Integers, permutation
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.metrics import Answers, Metrics, answer, check, sum_up
+from vitrail.evaluation.conformal import SetScores, measure_sets
+from vitrail.evaluation.metrics import Answers, Metrics, answer, check, measure, sum_up
 from vitrail.evaluation.names import ViewName
 from vitrail.evaluation.views import views
 from vitrail.prediction import Predictor
+from vitrail.prediction.answering import familiarity_of
 from vitrail.ranks import current_ranks
 from vitrail.threads import map_in_order
+from vitrail.weights.trust import Trust, is_familiar
 from vitrail.wording import counted
 
 MAX_BROKEN_RATE = 0.01  # leaving out more pictures than this would change what is measured
 
+COVERAGE = 0.95  # of the label sets that are measured unless another is requested
+
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Doubles = np.ndarray[Any, np.dtype[np.float64]]
+Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 Change = Callable[[Tensor, Integers], Tensor]  # prepared pictures (B, C, H, W) and their indices in the split → others
 Compute = Callable[[Floats], Floats]
 Progress = Callable[[int], None]
@@ -46,16 +53,46 @@ class Measurement:
     targets: Integers  # (N,)
     broken: dict[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be read
     seconds: float
+    trust: Trust | None = None  # what the model's calibration found
+    familiarity: Doubles | None = None  # (N,) the scores of its `Familiarity`; None if it cannot tell
+    coverage: float = COVERAGE  # of the label sets that are measured
     chose_epoch: bool = False  # the weights are those of the best epoch on this split: optimistic
 
     @cached_property
     def answers(self) -> Answers:
         """The prediction for each picture, its confidence, and its loss."""
-        return answer(*check(self.logits, self.targets))
+        return answer(*check(self.logits, self.targets), self.trust)
 
     @cached_property
     def metrics(self) -> Metrics:
         return sum_up(self.answers, self.targets, len(self.classes))
+
+    @cached_property
+    def label_sets(self) -> SetScores | None:
+        """How often the label sets of the coverage hold the truth; None if the model was not calibrated for them."""
+        return self.label_sets_at(self.coverage)
+
+    def label_sets_at(self, coverage: float) -> SetScores | None:
+        if self.trust is None or self.trust.sets is None:
+            return None
+        return measure_sets(self.trust.sets, self.logits, self.targets, self.trust, coverage)
+
+    @cached_property
+    def familiar_shares(self) -> Doubles | None:
+        """(N,) the share of validation pictures that are less familiar than each picture."""
+        if self.trust is None or self.trust.familiarity is None or self.familiarity is None:
+            return None
+        return self.trust.familiarity.shares(self.familiarity)
+
+    @property
+    def familiar(self) -> Booleans | None:
+        """(N,) whether each picture is like those seen in training."""
+        return None if self.familiar_shares is None else is_familiar(self.familiar_shares)
+
+    @cached_property
+    def uncalibrated(self) -> Metrics:
+        """The metrics as they would be without the calibration."""
+        return self.metrics if self.trust is None else measure(self.logits, self.targets)
 
     @property
     def images_per_second(self) -> float:
@@ -87,12 +124,19 @@ def measure_split(
     source = pick_split(dataset, split)
     samples = choose(len(source), limit)
 
+    known = familiarity_of(predictor, predictor.runtime) if tta is None else None
+
     def compute(images: Floats) -> Floats:
+        if known is not None:
+            logits, features = predictor.runtime.logits_and_features(images)
+            return np.concatenate([logits[:, order], known.scores(features)[:, None].astype(np.float32)], axis=1)
         shown = views(torch.from_numpy(images), tta)
         return _average([predictor.runtime.logits(view.contiguous().numpy()) for view in shown])[:, order]
 
     start = time.perf_counter()
     kept, logits, broken = run(predictor, source, samples, compute, change=change, progress=progress)
+    familiarity = None if known is None else logits[:, -1].astype(np.float64)
+    logits = np.ascontiguousarray(logits[:, : len(order)])
     if len(broken) > MAX_BROKEN_RATE * len(samples):
         raise_broken(broken, len(samples))
     return Measurement(
@@ -105,6 +149,8 @@ def measure_split(
         targets=source.labels[kept],
         broken=broken,
         seconds=time.perf_counter() - start,
+        trust=predictor.trust,
+        familiarity=familiarity,
     )
 
 

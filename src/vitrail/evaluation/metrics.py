@@ -14,6 +14,7 @@ import numpy as np
 
 from vitrail.errors import InputError
 from vitrail.evaluation.confusion import Confusion, Integers, count_pairs
+from vitrail.weights.trust import Trust, log_probabilities
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Array = np.ndarray[Any, Any]
@@ -138,23 +139,20 @@ def blocks(logits: Array) -> Iterator[tuple[slice, Floats]]:
         yield rows, logits[rows].astype(np.float64)
 
 
-def answer(logits: Array, targets: Integers) -> Answers:
-    """The answers of all rows of logits and targets that have been checked."""
+def answer(logits: Array, targets: Integers, trust: Trust | None = None) -> Answers:
+    """The answers of all rows of logits and targets that have been checked, as a calibration found them to mean."""
     count = len(logits)
     predicted, rank = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     confidence, loss, brier = np.empty(count), np.empty(count), np.empty(count)
     for rows, scores in blocks(logits):
         truth = targets[rows]
         each = np.arange(len(truth))
-        own = scores[each, truth]
         predicted[rows] = scores.argmax(axis=1)
-        rank[rows] = _rank(scores, own, truth)
-        highest = scores.max(axis=1)
-        probabilities = np.exp(scores - highest[:, None])
-        total = probabilities.sum(axis=1)
-        loss[rows] = np.log(total) - (own - highest)
-        confidence[rows] = np.exp(-np.log(total))
-        probabilities /= total[:, None]
+        rank[rows] = _rank(scores, scores[each, truth], truth)
+        logs = log_probabilities(scores, trust)
+        loss[rows] = -logs[each, truth]
+        confidence[rows] = np.exp(logs.max(axis=1))
+        probabilities = np.exp(logs)
         probabilities[each, truth] -= 1
         brier[rows] = np.square(probabilities, out=probabilities).sum(axis=1)
     return Answers(predicted=predicted, confidence=confidence, rank=rank, losses=loss, brier=brier)
@@ -183,12 +181,6 @@ def rate(correct: int, total: int) -> Rate:
     low = 0.0 if correct == 0 else max(0.0, centre - half)
     high = 1.0 if correct == total else min(1.0, centre + half)
     return Rate(correct=correct, total=total, value=share, low=low, high=high)
-
-
-def log_softmax(logits: Floats) -> Floats:
-    """The logarithms of the probabilities, (N, classes)."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def losses(logits: Any, targets: Any) -> Floats:

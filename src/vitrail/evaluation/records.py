@@ -9,13 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.evaluation.familiarity import Strangers
 from vitrail.evaluation.measurement import Measurement
-from vitrail.evaluation.metrics import Rate
+from vitrail.evaluation.metrics import Rate, rate
 from vitrail.evaluation.robustness import Robustness
 from vitrail.files import atomic_path
 from vitrail.tables import Cell, open_table
+from vitrail.weights.trust import is_familiar
 
-COLUMNS = ("picture", "true", "predicted", "score", "true_score", "correct", "error")
+COLUMNS = (
+    *("picture", "true", "predicted", "score", "true_score", "correct"),
+    *("set_size", "in_set", "familiarity", "familiar"),  # empty for a model that was not calibrated
+    "error",
+)
+CURVE = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)  # coverages of which the facts tell what they get
+CLASS_COLUMNS = ("class", "precision", "recall", "f1", "pictures", "coverage", "mean_set_size")
 MOST_CLASSES = 1000  # in the facts, the worst ones; classes.csv has them all
 MOST_CELLS = 100  # classes up to which the facts hold the confusion matrix; confusion.csv has every pair
 MOST_MISTAKES = 100  # pairs of classes in the facts
@@ -26,12 +34,24 @@ def predictions(measurement: Measurement) -> Iterator[dict[str, Any]]:
     """The prediction for each picture, in the order of the split; unreadable pictures come last, with their error."""
     names, answers = measurement.classes, measurement.answers
     columns = (answers.predicted, measurement.targets, answers.confidence, np.exp(-answers.losses))
-    for key, predicted, truth, score, true_score in zip(measurement.keys, *columns, strict=True):
+    more = _trust_cells(measurement)
+    for key, predicted, truth, score, true_score, trusted in zip(measurement.keys, *columns, more, strict=True):
         right = bool(predicted == truth)
-        cells = (key, names[truth], names[predicted], float(score), float(true_score), right, "")
+        cells = (key, names[truth], names[predicted], float(score), float(true_score), right, *trusted, "")
         yield dict(zip(COLUMNS, cells, strict=True))
     for key, why in measurement.broken.items():
         yield dict.fromkeys(COLUMNS, None) | {"picture": key, "error": why}
+
+
+def _trust_cells(measurement: Measurement) -> Iterator[tuple[Any, ...]]:
+    """For each picture: the size of its label set, whether that holds the truth, its familiarity, and whether it is."""
+    sizes: list[Any] = [None] * len(measurement.targets)
+    held, shares, familiar = (list(sizes) for _ in range(3))
+    if (sets := measurement.label_sets) is not None:
+        sizes, held = sets.sizes.tolist(), (measurement.answers.rank < sets.sizes).tolist()
+    if measurement.familiar_shares is not None:
+        shares, familiar = measurement.familiar_shares.tolist(), is_familiar(measurement.familiar_shares).tolist()
+    return zip(sizes, held, shares, familiar, strict=True)
 
 
 def write_predictions(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
@@ -52,11 +72,20 @@ def write_classes(measurement: Measurement, path: Path, *, raw: bool = False) ->
     scores = measurement.metrics.classes
     with (
         atomic_path(path) as draft,
-        open_table(draft, ("class", "precision", "recall", "f1", "pictures"), raw=raw) as (write),
+        open_table(draft, CLASS_COLUMNS, raw=raw) as (write),
     ):
         for index, name in enumerate(measurement.classes):
-            rates = (scores.precision[index], scores.recall[index], scores.f1[index])
-            write((name, *("" if math.isnan(value) else f"{value:.6f}" for value in rates), int(scores.support[index])))
+            rates = (scores.precision[index], scores.recall[index], scores.f1[index], *class_sets(measurement, index))
+            cells = ["" if math.isnan(value) else f"{value:.6f}" for value in rates]
+            write((name, *cells[:3], int(scores.support[index]), *cells[3:]))
+
+
+def class_sets(measurement: Measurement, index: int) -> tuple[float, float]:
+    """How often the label set of a class holds the truth, and its mean size; NaN where nobody knows."""
+    sets = measurement.label_sets
+    if sets is None or (held := sets.classes[index]) is None:
+        return math.nan, math.nan
+    return held.value, float(sets.class_sizes[index])
 
 
 def write_confusion(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
@@ -93,6 +122,8 @@ def facts(measurement: Measurement) -> dict[str, Any]:
             "recall": number(scores.recall[index]),
             "f1": number(scores.f1[index]),
             "support": int(scores.support[index]),
+            "coverage": number(class_sets(measurement, index)[0]),
+            "mean_set_size": number(class_sets(measurement, index)[1]),
         }
         for index in indices
     ]
@@ -110,6 +141,10 @@ def facts(measurement: Measurement) -> dict[str, Any]:
         "nll": metrics.nll,
         "brier": metrics.brier,
         "calibration_error": metrics.calibration.error,
+        "calibration_error_before": measurement.uncalibrated.calibration.error,
+        "calibration": None if measurement.trust is None else measurement.trust.facts(),
+        "label_sets": set_facts(measurement),
+        "familiarity": familiarity_facts(measurement),
         "images_per_second": measurement.images_per_second,
         "num_classes": len(measurement.classes),
         "classes": per_class,
@@ -118,9 +153,45 @@ def facts(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def rate_facts(rate: Rate) -> dict[str, Any]:
+def set_facts(measurement: Measurement) -> dict[str, Any] | None:
+    """Label sets as JSON: at the coverage that was requested, and a curve over others."""
+    sets = measurement.label_sets
+    if sets is None or measurement.trust is None or measurement.trust.sets is None:
+        return None
+    levels = [level for level in CURVE if level <= measurement.trust.sets.levels[-1]]
+    curve = [each for level in levels if (each := measurement.label_sets_at(level)) is not None]
+    return {
+        "requested": sets.requested,
+        "coverage": rate_facts(sets.coverage),
+        "mean_size": sets.mean_size,
+        "curve": [
+            {"requested": each.requested, "coverage": rate_facts(each.coverage), "mean_size": each.mean_size}
+            for each in curve
+        ],
+    }
+
+
+def familiarity_facts(measurement: Measurement) -> dict[str, Any] | None:
+    """Familiarity as JSON: how many pictures are marked, and how accurate the model is on these and on the others."""
+    familiar = measurement.familiar
+    if familiar is None:
+        return None
+    right = measurement.answers.predicted == measurement.targets
+    parts = {"top1_of_familiar": right[familiar], "top1_of_unfamiliar": right[~familiar]}
+    return {
+        "unfamiliar": rate_facts(rate(int((~familiar).sum()), len(familiar))),
+        **{name: rate_facts(rate(int(part.sum()), len(part))) if len(part) else None for name, part in parts.items()},
+    }
+
+
+def stranger_facts(strangers: Strangers) -> dict[str, Any]:
+    """How well the split is told from other pictures, as JSON."""
+    return asdict(strangers)
+
+
+def rate_facts(share: Rate) -> dict[str, Any]:
     """A rate as JSON."""
-    return asdict(rate)
+    return asdict(share)
 
 
 def robustness_facts(robustness: Robustness) -> dict[str, Any]:
@@ -129,7 +200,7 @@ def robustness_facts(robustness: Robustness) -> dict[str, Any]:
         "pictures": robustness.clean.total,
         "clean": rate_facts(robustness.clean),
         "mean": robustness.mean,
-        "curves": {kind: [rate_facts(rate) for rate in curve] for kind, curve in robustness.curves.items()},
+        "curves": {kind: [rate_facts(each) for each in curve] for kind, curve in robustness.curves.items()},
     }
 
 

@@ -18,6 +18,7 @@ from vitrail.explanation.relevance import gradient_rollout, relevance
 from vitrail.explanation.rollout import rollout
 from vitrail.model import ViT
 from vitrail.model.config import Pair
+from vitrail.weights.trust import Trust, probabilities
 
 Method = Literal["attention", "rollout", "gradient-rollout", "relevance", "occlusion"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -49,6 +50,8 @@ class Loaded(Protocol):
     def preprocess(self) -> Preprocess: ...
     @property
     def classes(self) -> tuple[str, ...] | None: ...
+    @property
+    def trust(self) -> Trust | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,7 @@ def _describe(
     if not loaded.num_classes:
         check_map(cells, subject.name, method, "the picture")
         return Explanation(map=cells, method=method, view=subject.view)
-    shares = logits.softmax(dim=0)
+    shares = probabilities(logits.numpy(), loaded.trust)
     predicted = int(logits.argmax())
     target = predicted if wanted is None else wanted
     label = label_of(loaded, target)
@@ -155,9 +158,9 @@ def _describe(
         view=subject.view,
         target=target,
         label=label,
-        probability=shares[target].item(),
+        probability=float(shares[target]),
         predicted=label_of(loaded, predicted),
-        confidence=shares[predicted].item(),
+        confidence=float(shares[predicted]),
     )
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 from vitrail.data.pixels import Picture, is_tensor, prepare_array
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
+from vitrail.prediction.answering import TOP_K, Request, answer, familiarity_of, numbers_of
 from vitrail.prediction.results import Embedding, Prediction
 from vitrail.runtimes.opening import (
     RUNTIMES,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from vitrail.weights.checkpoint import Checkpoint
     from vitrail.weights.infer import Hints
 
-TOP_K = 5
+USUAL = Request()
 MANY = sys.maxsize  # pictures, for a model that is loaded to be used for long
 Named = tuple[str, Picture]  # the name of a picture, and the picture
 Output = tuple[str, Floats | str]  # what it is called, and its numbers or why there are none
@@ -151,33 +152,61 @@ class Predictor(Facts):
         return self._torch().run(self.model, images)
 
     @overload
-    def predict(self, pictures: Picture, *, top_k: int = ..., batch_size: int | None = ...) -> Prediction: ...
+    def predict(
+        self,
+        pictures: Picture,
+        *,
+        top_k: int = ...,
+        coverage: float | None = ...,
+        abstain: bool = ...,
+        batch_size: int | None = ...,
+    ) -> Prediction: ...
     @overload
     def predict(
-        self, pictures: Iterable[Picture], *, top_k: int = ..., batch_size: int | None = ...
+        self,
+        pictures: Iterable[Picture],
+        *,
+        top_k: int = ...,
+        coverage: float | None = ...,
+        abstain: bool = ...,
+        batch_size: int | None = ...,
     ) -> Iterator[Prediction]: ...
     def predict(
-        self, pictures: Picture | Iterable[Picture], *, top_k: int = TOP_K, batch_size: int | None = None
+        self,
+        pictures: Picture | Iterable[Picture],
+        *,
+        top_k: int = TOP_K,
+        coverage: float | None = None,
+        abstain: bool = False,
+        batch_size: int | None = None,
     ) -> Prediction | Iterator[Prediction]:
         """The most likely classes of one picture, or a stream of them for several, in their order.
 
         A picture is a path, an encoded file, a PIL picture, an array or a tensor; 4-D arrays and tensors are several.
         Among several, an unreadable one is a `Prediction` with its `error`; a single one raises.
+
+        A calibrated model also gives a set of labels that holds the truth as often as `coverage` says, and tells what
+        is unlike anything seen in training; with `abstain`, such a picture gets no label.
         """
-        self._require_classes()
-        if top_k < 1:
-            raise ConfigError(f"top_k must be at least 1; got {top_k}.")
+        request = Request(top_k=top_k, coverage=coverage, abstain=abstain)
         if _is_one(pictures):
+            self._check(request)
             picture = cast("Picture", pictures)
-            return replace(self._prediction(*self._one(picture, self.runtime.logits), top_k), source=picture)
-        return self.predict_named(name_pictures(cast("Iterable[Picture]", pictures)), top_k, batch_size)
+            return replace(self._prediction(*self._one(picture, self._numbers), request), source=picture)
+        return self.predict_named(name_pictures(cast("Iterable[Picture]", pictures)), request, batch_size)
 
     def predict_named(
-        self, pictures: Iterable[Named], top_k: int = TOP_K, batch_size: int | None = None
+        self, pictures: Iterable[Named], request: Request = USUAL, batch_size: int | None = None
     ) -> Iterator[Prediction]:
         """`predict` for pictures that have names of their own."""
-        self._require_classes()
-        return (self._prediction(name, value, top_k) for name, value in self.logits(pictures, batch_size))
+        self._check(request)
+        rows = self._stream(pictures, self._numbers, batch_size)
+        return (self._prediction(name, value, request) for name, value in rows)
+
+    @property
+    def judges_familiarity(self) -> bool:
+        """Whether its predictions tell what is unlike anything seen in training."""
+        return familiarity_of(self, self.runtime) is not None
 
     @overload
     def embed(self, pictures: Picture, *, batch_size: int | None = ...) -> Embedding: ...
@@ -202,11 +231,7 @@ class Predictor(Facts):
 
     def name_scores(self, logits: Floats, top_k: int = TOP_K, picture: str = "picture") -> Prediction:
         """What one picture's logits, computed elsewhere, stand for."""
-        return self._prediction(picture, logits, top_k)
-
-    def label(self, index: int) -> str:
-        """The name of a class; its number if the checkpoint has no names."""
-        return self.classes[index] if self.classes else str(index)
+        return self._prediction(picture, logits, Request(top_k=top_k))
 
     def _repr_markdown_(self) -> str:
         """In a notebook: the model step by step."""
@@ -256,20 +281,18 @@ class Predictor(Facts):
             raise InputError(value)
         return name, value
 
-    def _prediction(self, name: str, value: Floats | str, top_k: int) -> Prediction:
+    def _numbers(self, images: Floats) -> Floats:
+        return numbers_of(self, self.runtime, images)
+
+    def _prediction(self, name: str, value: Floats | str, request: Request) -> Prediction:
         if isinstance(value, str):
             return Prediction(picture=name, error=value)
-        scores = np.exp(value.astype(np.float64) - value.max())
-        scores /= scores.sum()
-        best = np.argsort(-scores, kind="stable")[:top_k]
-        labels = tuple(self.label(int(index)) for index in best)
-        return Prediction(
-            picture=name, labels=labels, scores=tuple(scores[best].tolist()), indices=tuple(best.tolist())
-        )
+        return answer(self, name, value, self.num_classes, request)
 
-    def _require_classes(self) -> None:
+    def _check(self, request: Request) -> None:
         if self.num_classes == 0:
             raise WeightsError("this checkpoint has no classes to predict; use embed, or train a head for it.")
+        request.check(self, self.runtime)
 
 
 def load(

@@ -13,12 +13,19 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The most likely classes of one picture, best first; or why there are none."""
+    """The most likely classes of one picture, best first; or why there are none.
+
+    What the model cannot tell, or was not asked, is None: label sets and familiarity are for calibrated ones. A model
+    that abstains gives no labels to what is not familiar.
+    """
 
     picture: str  # its path, or its number among the pictures passed
     labels: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()  # probabilities
     indices: tuple[int, ...] = ()  # the indices of these classes in the model's head
+    label_set: tuple[str, ...] | None = None  # holds the truth as often as the requested coverage says, best first
+    familiarity: float | None = None  # the share of validation pictures that are less familiar, from 0 to 1
+    familiar: bool | None = None  # False: unlike anything seen in training
     error: str | None = None
     source: Picture | None = field(default=None, repr=False, compare=False)  # as passed, if it was the only picture
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from vitrail.data.source import Dataset
+from vitrail.evaluation.familiarity import Strangers
 from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.robustness import Robustness
 from vitrail.prediction import Predictor
@@ -17,6 +18,7 @@ from vitrail.report.learning import training_section
 from vitrail.report.page import Block, Fact, Listing, Paragraph, Report, Section
 from vitrail.report.render import write_report
 from vitrail.report.sections import data_section, headline, result_section, verdict
+from vitrail.report.trust import trust_sections
 from vitrail.training.curves import learning_rates, read_rows
 from vitrail.training.run import read_config
 from vitrail.wording import counted
@@ -44,10 +46,11 @@ def write_page(
     dataset: Dataset,
     measurement: Measurement | None,
     robustness: Robustness | None = None,
+    strangers: Strangers | None = None,
 ) -> Path:
     """Write the page with everything that is known."""
     with _in_main_memory(predictor):
-        write_report(assemble(story, predictor, dataset, measurement, robustness), path)
+        write_report(assemble(story, predictor, dataset, measurement, robustness, strangers), path)
     return path
 
 
@@ -57,6 +60,7 @@ def assemble(
     dataset: Dataset,
     measurement: Measurement | None,
     robustness: Robustness | None = None,
+    strangers: Strangers | None = None,
 ) -> Report:
     """The page, section by section."""
     facts = [*(headline(measurement) if measurement is not None else ()), _model_fact(predictor)]
@@ -69,7 +73,9 @@ def assemble(
         sections.append(training_section(rows, _rates(predictor, story.run), summary))
         facts.append(Fact(name="training", value=took, note=epochs))
     if measurement is not None:
-        sections += [result_section(measurement, robustness), *picture_sections(predictor, dataset, measurement)]
+        sections.append(result_section(measurement, robustness))
+        sections += trust_sections(predictor, dataset, measurement, strangers)
+        sections += picture_sections(predictor, dataset, measurement)
     if predictor.in_torch:
         sections.append(attention_section(predictor, dataset, measurement))
     sections += _last_sections(story)

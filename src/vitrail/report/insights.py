@@ -8,7 +8,7 @@ from vitrail.data.source import Dataset
 from vitrail.draws import permutation
 from vitrail.errors import ExplanationError, VitrailError
 from vitrail.evaluation.measurement import Measurement, align_classes, pick_split
-from vitrail.evaluation.metrics import Integers, log_softmax
+from vitrail.evaluation.metrics import Integers
 from vitrail.evaluation.mistakes import top_losses
 from vitrail.explanation import Subject, explain_by, open_subject
 from vitrail.explanation.figures import attention_distance, patch_filters, position_similarity
@@ -17,6 +17,7 @@ from vitrail.explanation.render import enlarge, overlay, picture_of, seen_part
 from vitrail.prediction import Predictor
 from vitrail.report.page import Block, Drawings, Gallery, Paragraph, Picture, Section, Tile
 from vitrail.report.pictures import encode_figure, encode_photo
+from vitrail.weights.trust import probabilities
 
 MISTAKES, RIGHT = 12, 6  # pictures that are explained
 LOOKED_AT = 16  # pictures over which attention distance is averaged
@@ -63,7 +64,7 @@ def explain_tiles(
     """The pictures with their explanations, the methods that gave them, and why one could not be explained."""
     source = pick_split(dataset, measurement.split)
     order = align_classes(predictor, measurement.classes, by_position=predictor.classes is None)
-    shares = np.exp(log_softmax(measurement.logits[indices].astype(np.float64)))
+    shares = probabilities(measurement.logits[indices], measurement.trust)
     tiles: list[Tile] = []
     methods: dict[str, None] = {}
     failure = ""

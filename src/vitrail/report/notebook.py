@@ -7,7 +7,7 @@ from vitrail.evaluation.measurement import Measurement
 from vitrail.report.page import Drawings, Picture, Table
 from vitrail.report.pictures import encode_figure
 from vitrail.report.render import render_template
-from vitrail.report.sections import rate_text
+from vitrail.report.sections import calibration_text, rate_text
 
 
 def show_evaluation(title: str, measurement: Measurement | None, facts: dict[str, Any]) -> str:
@@ -26,7 +26,7 @@ def _answer_rows(measurement: Measurement) -> list[tuple[str, str]]:
         *rows,
         ("macro F1", f"{metrics.macro_f1:.3f}"),
         ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
-        ("calibration error", f"{metrics.calibration.error:.2%}"),
+        ("calibration error", calibration_text(measurement)),
     ]
 
 

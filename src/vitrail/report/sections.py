@@ -46,20 +46,29 @@ def headline(measurement: Measurement) -> list[Fact]:
     facts = [_rate_fact("top-1 accuracy", metrics.top1, "val also chose the epoch" if measurement.chose_epoch else "")]
     facts += [_rate_fact("top-5 accuracy", metrics.top5)] if metrics.top5 else []
     gap = "how far confidence is from accuracy"
+    if measurement.trust is not None:
+        gap += f"; {measurement.uncalibrated.calibration.error:.2%} without the calibration"
     return [*facts, Fact(name="calibration error", value=f"{metrics.calibration.error:.2%}", note=gap)]
 
 
+def calibration_text(measurement: Measurement) -> str:
+    """The calibration error, and what it is without the calibration, in one line."""
+    error, before = measurement.metrics.calibration.error, measurement.uncalibrated.calibration.error
+    return f"{error:.2%}" + (f" ({before:.2%} without the calibration)" if measurement.trust is not None else "")
+
+
 def _rate_fact(name: str, rate: Rate, caution: str = "") -> Fact:
-    interval = _interval(rate)
+    interval = interval_text(rate)
     return Fact(name=name, value=f"{rate.value:.2%}", note=f"{interval}; {caution}" if caution else interval)
 
 
 def rate_text(rate: Rate) -> str:
     """A rate with its interval, in one line."""
-    return f"{rate.value:.2%} ({_interval(rate)})"
+    return f"{rate.value:.2%} ({interval_text(rate)})"
 
 
-def _interval(rate: Rate) -> str:
+def interval_text(rate: Rate) -> str:
+    """Its interval only."""
     return f"95 %: {rate.low:.2%} to {rate.high:.2%}"
 
 

@@ -64,24 +64,34 @@ class ExportedRuntime(Generic[Compiled]):
 
     def logits(self, images: Floats) -> Floats:
         """Logits; of a graph that gives probabilities, their logarithms, which say the same."""
-        scores = self.output(self.manifest.scores, images)
-        return np.log(np.maximum(scores, np.finfo(np.float32).tiny)) if self._gives_probabilities else scores
+        return self._as_logits(self._outputs(images, self.manifest.scores)[0])
 
     def features(self, images: Floats) -> Floats:
-        return self.output(FEATURES, images)
-
-    def output(self, name: str, images: Floats) -> Floats:
-        """One of the graph's outputs."""
-        if name not in self.manifest.outputs:
-            raise ConfigError(
-                f"this export has no output {name!r}, only {', '.join(self.manifest.outputs)}; export the checkpoint "
-                "again and ask for it, or use the checkpoint itself."
-            )
-        return self._run(images)[self.manifest.outputs.index(name)]
+        return self._outputs(images, FEATURES)[0]
 
     @property
-    def _gives_probabilities(self) -> bool:
-        return self.manifest.scores == PROBABILITIES
+    def has_features(self) -> bool:
+        return FEATURES in self.manifest.outputs
+
+    def logits_and_features(self, images: Floats) -> tuple[Floats, Floats]:
+        scores, features = self._outputs(images, self.manifest.scores, FEATURES)
+        return self._as_logits(scores), features
+
+    def _outputs(self, images: Floats, *names: str) -> list[Floats]:
+        """Some of the graph's outputs."""
+        for name in names:
+            if name not in self.manifest.outputs:
+                raise ConfigError(
+                    f"this export has no output {name!r}, only {', '.join(self.manifest.outputs)}; export the "
+                    "checkpoint again and ask for it, or use the checkpoint itself."
+                )
+        rows = self._run(images)
+        return [rows[self.manifest.outputs.index(name)] for name in names]
+
+    def _as_logits(self, scores: Floats) -> Floats:
+        if self.manifest.scores != PROBABILITIES:
+            return scores
+        return np.log(np.maximum(scores, np.finfo(np.float32).tiny))
 
     def _run(self, images: Floats) -> Sequence[Floats]:
         cores = cores_of_this_thread()

@@ -76,7 +76,7 @@ def fit_to_pictures(checkpoint: Checkpoint) -> Checkpoint:
     size = checkpoint.preprocess.size
     if size == checkpoint.config.image_size:
         return checkpoint
-    return replace(adapt(checkpoint, image_size=size), preprocess=checkpoint.preprocess)
+    return replace(adapt(checkpoint, image_size=size), preprocess=checkpoint.preprocess, trust=checkpoint.trust)
 
 
 def prepare_export(checkpoint: Checkpoint, options: GraphOptions, weights_sha256: str | None = None) -> Exported:
@@ -84,7 +84,7 @@ def prepare_export(checkpoint: Checkpoint, options: GraphOptions, weights_sha256
     sha256 = fingerprint(checkpoint.tensors) if weights_sha256 is None else weights_sha256
     if not options.dynamic_size:
         checkpoint = fit_to_pictures(checkpoint)
-    graph = Graph(checkpoint.build(), checkpoint.preprocess, options).eval()
+    graph = Graph(checkpoint.build(), checkpoint.preprocess, options, checkpoint.trust).eval()
     manifest = Manifest(
         facts=Facts(**checkpoint.facts()),
         num_classes=checkpoint.config.num_classes,

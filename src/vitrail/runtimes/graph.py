@@ -12,6 +12,7 @@ from vitrail.model import AttentionQuery, ViT
 from vitrail.model.positions import OFFSETS
 from vitrail.runtimes.manifest import FEATURES, LOGITS, PROBABILITIES
 from vitrail.runtimes.resizing import check_resizable, prepare_in_graph
+from vitrail.weights.trust import FLOOR, Trust
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,9 @@ class GraphOptions:
 class Graph(nn.Module):
     """Pictures → the outputs in the order of `outputs`."""
 
-    def __init__(self, model: ViT, spec: Preprocess, options: GraphOptions) -> None:
+    def __init__(self, model: ViT, spec: Preprocess, options: GraphOptions, trust: Trust | None = None) -> None:
         super().__init__()
-        self.model, self.spec, self.options = model, spec, options
+        self.model, self.spec, self.options, self.trust = model, spec, options, trust
         self.layers = tuple(dict.fromkeys(model.layer_index(layer) for layer in options.attention))
         if options.with_preprocess:
             check_resizable(spec)
@@ -65,9 +66,19 @@ class Graph(nn.Module):
         else:
             features = self.model.features(images)
             logits, maps = self.model.classify(features), []
-        scores = logits.softmax(dim=-1) if self.options.with_preprocess else logits
+        scores = self._probabilities(logits) if self.options.with_preprocess else logits
         head = (scores,) if self.model.config.num_classes else ()
         return (*head, features, *maps)
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        """As `probabilities` of `weights/trust.py` makes them."""
+        if self.trust is None:
+            return logits.softmax(dim=-1)
+        shares = (logits / self.trust.temperature).softmax(dim=-1)
+        if not self.trust.smoothing:
+            return shares
+        left = torch.maximum(shares - self.trust.smoothing / logits.shape[-1], FLOOR * shares)
+        return left / left.sum(dim=-1, keepdim=True)
 
     def example(self, count: int = 2) -> Tensor:
         """Pictures of the right kind to trace with; torch keeps the batch free only from two pictures on."""

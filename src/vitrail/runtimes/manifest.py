@@ -13,7 +13,8 @@ from vitrail.weights.class_names import name_facts, read_class_names
 from vitrail.weights.facts import Facts
 
 KEY = "vitrail"  # under which an export keeps it
-VERSION = 1
+VERSION = 2
+BEFORE_TRUST = 1  # what an uncalibrated model's export still is, so that older readers read it
 IMAGES, LOGITS, PROBABILITIES, FEATURES = "images", "logits", "probabilities", "features"
 
 
@@ -33,7 +34,8 @@ class Manifest:
     agreement: float = 1.0  # the share of held-out pictures that get the same class as before 8 bits
 
     def to_json(self) -> str:
-        return json.dumps({"version": VERSION, **to_dict(self)}, ensure_ascii=False)
+        version = BEFORE_TRUST if self.facts.trust is None else VERSION
+        return json.dumps({"version": version, **to_dict(self)}, ensure_ascii=False)
 
     @property
     def scores(self) -> str:

@@ -47,6 +47,15 @@ class Runtime(Protocol):
         """(B, C, H, W) → (B, D), what the head sees."""
         ...
 
+    @property
+    def has_features(self) -> bool:
+        """Whether it can give them: a foreign export gives logits only."""
+        ...
+
+    def logits_and_features(self, images: Floats) -> tuple[Floats, Floats]:
+        """Both, for the work of one."""
+        ...
+
 
 def batch_for(tokens: int) -> int:
     """How many pictures of so many tokens suit one call on one core."""

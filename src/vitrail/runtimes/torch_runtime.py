@@ -51,6 +51,14 @@ class TorchRuntime:
     def features(self, images: Floats) -> Floats:
         return self.run(self.model.features, torch.from_numpy(images)).numpy()
 
+    @property
+    def has_features(self) -> bool:
+        return True
+
+    def logits_and_features(self, images: Floats) -> tuple[Floats, Floats]:
+        features = self.run(self.model.features, torch.from_numpy(images))
+        return self.run(self.model.classify, features).numpy(), features.numpy()
+
     @torch.inference_mode()
     def run(self, compute: Callable[..., Tensor], images: Tensor | Sequence[Tensor]) -> Tensor:
         """`compute` of pictures wherever they are, in float32 and main memory."""

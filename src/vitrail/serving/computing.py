@@ -59,7 +59,7 @@ class Engine:
             "precision": _precision(predictor),
             "explains": bool(methods),
             "methods": list(methods),
-            "temperature": getattr(predictor, "temperature", None),
+            "temperature": None if predictor.trust is None else predictor.trust.temperature,
             "notes": [*predictor.notes, *self.notes],
         }
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, replace
 
+from vitrail.evaluation.familiarity import TRAINING_PICTURES
 from vitrail.training.state import Plan
 
 SHARE = 0.95  # of the minutes, which are planned for
@@ -63,7 +64,7 @@ def describe(after: Plan, minutes: float, pace: Pace, *, epoch: int, told: int) 
 
 
 def pictures_at_the_end(splits: Mapping[str, Sized]) -> int:
-    """Pictures that are evaluated after the last epoch: the final evaluation and the report see the test split each."""
-    if "test" in splits:
-        return 2 * len(splits["test"])
-    return len(splits["val"]) if "val" in splits else 0
+    """Pictures that are evaluated after the last epoch: for the calibration, the final evaluation and the report."""
+    held_out = len(splits.get("val", ()))
+    calibration = held_out + min(len(splits["train"]), TRAINING_PICTURES) if held_out else 0
+    return calibration + (2 * len(splits["test"]) if "test" in splits else held_out)

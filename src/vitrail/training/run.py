@@ -36,6 +36,7 @@ from vitrail.training.measuring import settle
 from vitrail.training.own_pictures import reopen_data
 from vitrail.training.pretrained import AUTO, NONE
 from vitrail.training.probing import probe
+from vitrail.training.trusting import store_trust
 from vitrail.wording import counted
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
@@ -285,6 +286,7 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     val = None
     if setup.has_validation:
         val = Judgement(loss=progress.best_loss, accuracy=progress.best_accuracy, count=len(setup.dataset.split("val")))
+    store_trust(setup, ranks, folder, listener)
     measurement = measure_test(setup, ranks, folder, listener)
     run = Run(
         folder=folder,

@@ -8,12 +8,11 @@ import torch
 
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.config import DataConfig
-from vitrail.data.picture import EXTENSIONS
-from vitrail.data.source import Dataset, FileSource, Source
-from vitrail.data.sources.folder import subfolders
+from vitrail.data.source import Dataset, Source
 from vitrail.draws import Draws, Integers
 from vitrail.errors import DataError, WeightsError
 from vitrail.evaluation.measurement import MAX_BROKEN_RATE, choose, raise_broken
+from vitrail.evaluation.strangers import is_unlabelled, open_unlabelled
 from vitrail.prediction import Predictor
 from vitrail.report.runs import run_of
 from vitrail.runtimes.trials import Calibration, Goal, Pictures
@@ -54,19 +53,11 @@ def read_calibration(
     return Calibration(ranges=ranges, choosing=choosing, accepting=accepting)
 
 
-def is_unlabelled(path: Path) -> bool:
-    """Whether a path is a folder with pictures and no folders in it, which could be classes."""
-    if not path.is_dir() or subfolders(path):
-        return False
-    return any(file.suffix.lower() in EXTENSIONS for file in path.iterdir())
-
-
 def _parts_of_files(folder: Path) -> Iterator[Part]:
     """Of pictures without labels: some for the ranges, at most half, and the others held out."""
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS)
-    source = FileSource(files, np.zeros(len(files), dtype=np.int64), folder)
-    ranges = choose(len(files), max(1, min(RANGES, len(files) // 2)))
-    rest = np.setdiff1d(np.arange(len(files)), ranges)
+    source = open_unlabelled(folder)
+    ranges = choose(len(source), max(1, min(RANGES, len(source) // 2)))
+    rest = np.setdiff1d(np.arange(len(source)), ranges)
     yield source, ranges
     yield from _halves(source, rest)
 

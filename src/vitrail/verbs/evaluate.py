@@ -8,19 +8,22 @@ from typing import Any
 import torch
 
 from vitrail.data.config import DataConfig
-from vitrail.data.opening import open_data
+from vitrail.data.opening import check_where, open_data
 from vitrail.data.source import Dataset, Source
 from vitrail.data.split import read_split
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation import plots, records
 from vitrail.evaluation.corruptions import SEVERITIES, STRENGTHS
-from vitrail.evaluation.measurement import Measurement, measure_split, order_by_position, pick_split
+from vitrail.evaluation.familiarity import Strangers
+from vitrail.evaluation.measurement import COVERAGE, Measurement, measure_split, order_by_position, pick_split
 from vitrail.evaluation.names import ProbeName, ViewName
 from vitrail.evaluation.probe import plan_probes, run_probes
 from vitrail.evaluation.robustness import Robustness, measure_robustness
+from vitrail.evaluation.strangers import MOST, is_unlabelled, measure_strangers, open_unlabelled
 from vitrail.evaluation.views import check_view, views
 from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
+from vitrail.prediction.answering import Request
 from vitrail.prediction.arguments import tell_data
 from vitrail.prediction.jobs import Wanted
 from vitrail.progress import Progress, pick_progress, silent, working
@@ -50,6 +53,8 @@ def evaluate(
     robustness_pictures: int | None = None,
     probe: ProbeName | Sequence[ProbeName] = (),
     shots: int | None = None,
+    coverage: float | None = None,
+    unfamiliar: Dataset | str | Path | None = None,
     by_position: bool = False,
     classes: ClassNames | None = None,
     out: Out = None,
@@ -75,6 +80,9 @@ def evaluate(
         probe: also fit simple classifiers on the frozen features: knn, linear, shots. A model without a head for these
             classes is measured by these only.
         shots: training pictures per class for the probe "shots"; by default 5.
+        coverage: how often label sets should hold the truth, by default 0.95; for a calibrated model.
+        unfamiliar: other data, such as a folder of pictures, which the model should tell from these; for a calibrated
+            model.
         by_position: for a checkpoint without class names: its classes are those of the data, in the same order.
         classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
         out: the folder for report.html, metrics.json, the tables and the figures; without it, nothing is written.
@@ -93,9 +101,12 @@ def evaluate(
         robustness_pictures=limit if robustness else None,
         probes=probes,
         shots=num_shots,
+        coverage=coverage,
         by_position=by_position,
         raw=raw,
     )
+    if isinstance(unfamiliar, str | Path):
+        check_where(str(unfamiliar))
     if out is not None and not callable(out):
         check_run_folder(Path(out))
     wanted = Wanted(runtime=runtime, precision=precision, merge=merge)
@@ -106,6 +117,8 @@ def evaluate(
         robustness_pictures=robustness_pictures,
         probe=probes,
         shots=shots,
+        coverage=coverage,
+        unfamiliar=str(unfamiliar) if isinstance(unfamiliar, str | Path) else None,
         by_position=by_position,
         classes=str(classes) if isinstance(classes, str | Path) else None,
         raw=raw,
@@ -119,6 +132,8 @@ def evaluate(
         shows = progress is not False and ranks.is_first
         show = pick_progress(progress) if shows else silent
         predictor = open_model(model, device, classes, wanted=wanted, progress=shows)
+        Request(coverage=coverage, abstain=unfamiliar is not None).check(predictor, predictor.runtime)
+        plan = replace(plan, others=None if unfamiliar is None else open_others(unfamiliar, config))
         with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
             dataset, split_from = open_with_splits(data, where, config, run_of(source))
         name = split or default_split(dataset)
@@ -137,6 +152,7 @@ def evaluate(
         facts=results.facts,
         measurement=results.measurement,
         robustness=results.robustness,
+        strangers=results.strangers,
         folder=results.folder,
         written=tuple(results.written),
         class_order=tuple(order_by_position(dataset.classes)) if by_position else None,
@@ -172,6 +188,15 @@ def _count_pictures(dataset: Dataset, split: str, plan: "_Plan") -> int:
     return passes * (count + corrupted) + (sum(map(len, dataset.splits.values())) if plan.probes else 0)
 
 
+def open_others(data: Dataset | str | Path, config: DataConfig) -> tuple[str, Source]:
+    """The pictures of other data, whatever their labels, and their name."""
+    if not isinstance(data, Dataset):
+        if is_unlabelled(Path(data)):
+            return Path(data).name, open_unlabelled(Path(data))
+        data = open_data(str(data), DataConfig(data_dir=config.data_dir))
+    return data.name, pick_split(data, "all")
+
+
 def default_split(dataset: Dataset) -> str:
     """Test, or val if there is no test split."""
     for name in ("test", "val"):
@@ -188,8 +213,10 @@ class _Plan:
     robustness_pictures: int | None  # None: corruptions are not measured
     probes: tuple[ProbeName, ...]
     shots: int
+    coverage: float | None
     by_position: bool
     raw: bool
+    others: tuple[str, Source] | None = None  # pictures that the model should tell from these, and their name
 
 
 @dataclass(kw_only=True)
@@ -200,6 +227,7 @@ class _Results:
     facts: dict[str, Any]
     measurement: Measurement | None = None
     robustness: Robustness | None = None
+    strangers: Strangers | None = None
     folder: Path | None = None
     written: list[Path] = field(default_factory=list[Path])
 
@@ -236,13 +264,19 @@ def _measure(
     parts = plan_probes(dataset, split, plan.probes, plan.shots)
     has_head = plan.by_position or set(predictor.classes or ()) == set(dataset.classes)
     if parts is not None and not has_head:
-        _refuse_for_features(results.facts["model"], {"tta=": plan.tta, "robustness=": plan.robustness_pictures})
+        unusable = {"tta=": plan.tta, "robustness=": plan.robustness_pictures, "unfamiliar=": plan.others}
+        _refuse_for_features(results.facts["model"], unusable)
     else:
         with progress("evaluating", len(pick_split(dataset, split))) as advance:
             measurement = measure_split(
                 predictor, dataset, split, tta=plan.tta, by_position=plan.by_position, progress=advance
             )
-        results.add_measurement(replace(measurement, chose_epoch=flatters), dataset, plan.raw)
+        measurement = replace(measurement, chose_epoch=flatters, coverage=plan.coverage or COVERAGE)
+        results.add_measurement(measurement, dataset, plan.raw)
+        if plan.others is not None:
+            with progress("comparing", min(MOST, len(plan.others[1]))) as advance:
+                results.strangers = measure_strangers(predictor, *plan.others, measurement, progress=advance)
+            results.add({"unfamiliar": records.stranger_facts(results.strangers)})
     if parts is not None:
         results.add({"probes": run_probes(predictor, parts, plan.probes, plan.shots, progress)})
     if plan.robustness_pictures is not None:

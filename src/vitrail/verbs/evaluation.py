@@ -7,6 +7,7 @@ from typing import Any
 from vitrail.data.source import Dataset
 from vitrail.errors import InputError
 from vitrail.evaluation import records
+from vitrail.evaluation.familiarity import Strangers
 from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.metrics import Metrics
 from vitrail.evaluation.robustness import Robustness
@@ -25,6 +26,7 @@ class Evaluation:
     facts: dict[str, Any] = field(repr=False)  # what metrics.json holds
     measurement: Measurement | None = field(repr=False)  # every prediction; None if only features were measured
     robustness: Robustness | None = field(default=None, repr=False)  # accuracy under corruptions, if requested
+    strangers: Strangers | None = field(default=None, repr=False)  # how well others are told apart, if requested
     folder: Path | None = None
     written: tuple[Path, ...] = field(default=(), repr=False)  # the report first
     report_error: str = ""  # why the report could not be made; everything else is written
@@ -52,7 +54,8 @@ class Evaluation:
         """Write the report page to this file."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        return write_page(target, self.story, self.predictor, self.dataset, self._measured(), self.robustness)
+        measured = (self._measured(), self.robustness, self.strangers)
+        return write_page(target, self.story, self.predictor, self.dataset, *measured)
 
     def _measured(self) -> Measurement:
         if self.measurement is None:

@@ -12,6 +12,7 @@ from vitrail.weights.catalogue import FormatName
 from vitrail.weights.diagnose import Finding, diagnose
 from vitrail.weights.facts import Origin
 from vitrail.weights.opening import open_checkpoint
+from vitrail.weights.trust import Trust
 from vitrail.wording import counted
 
 SHOWN = 5  # names of classes in a row
@@ -29,6 +30,7 @@ class Inspection:
     preprocess: Preprocess
     classes: tuple[str, ...] | None
     origin: Origin
+    trust: Trust | None
     findings: tuple[Finding, ...]
 
     @property
@@ -46,6 +48,7 @@ class Inspection:
             "preprocess": to_dict(self.preprocess),
             "classes": self.classes,
             "origin": to_dict(self.origin),
+            "trust": None if self.trust is None else self.trust.facts(),
             "warnings": [to_dict(finding) for finding in self.findings],
         }
 
@@ -68,11 +71,17 @@ class Inspection:
             ("parameters", f"{self.parameters:,} ({', '.join(self.dtypes)})"),
             ("preprocessing", _resizing(self.preprocess)),
             ("", f"mean {_numbers(self.preprocess.mean)}, std {_numbers(self.preprocess.std)}"),
+            *self._trust_rows(),
             ("origin", origin.format + spelling),
         ]
         if origin.source:
             rows.append(("", origin.source))
         return rows + [("sha256", f"{value} {name}") for name, value in origin.sha256.items()]
+
+    def _trust_rows(self) -> list[tuple[str, str]]:
+        if self.trust is None:
+            return [("calibration", "none; vitrail calibrate makes one")]
+        return [("calibration", text) if not index else ("", text) for index, text in enumerate(self.trust.describe())]
 
     def _repr_markdown_(self) -> str:
         table = [f"| {name} | {_cell(value)} |" for name, value in [("checkpoint", self.source), *self.rows]]
@@ -98,6 +107,7 @@ def inspect(source: str | Path, *, source_format: FormatName | None = None, **se
         preprocess=checkpoint.preprocess,
         classes=checkpoint.classes,
         origin=checkpoint.origin,
+        trust=checkpoint.trust,
         findings=tuple(diagnose(checkpoint)),
     )
 

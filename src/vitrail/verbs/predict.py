@@ -10,11 +10,12 @@ if TYPE_CHECKING:
 
 from vitrail.errors import ConfigError
 from vitrail.prediction import Prediction, Predictor
+from vitrail.prediction.answering import Request
 from vitrail.prediction.jobs import Wanted
 from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.pictures import Pictures, gather_pictures, is_single, size_up, stream_pictures
-from vitrail.verbs.rows import FileFormat, choose_file_format, open_file
+from vitrail.verbs.rows import Columns, FileFormat, choose_file_format, open_file
 from vitrail.weights.class_names import ClassNames
 from vitrail.weights.locate import locate
 
@@ -24,9 +25,9 @@ TOP_K = 3
 class Predictions(Iterator[Prediction]):
     """A stream of predictions, in the order of the pictures: each is computed when it is asked for, and only once."""
 
-    def __init__(self, rows: Iterator[Prediction], top_k: int) -> None:
+    def __init__(self, rows: Iterator[Prediction], columns: Columns) -> None:
         self._rows = rows
-        self.top_k = top_k  # classes of each row: as many as asked for, or all where the model has fewer
+        self.columns = columns  # of each row: as many classes as asked for, or all where the model has fewer
 
     def __next__(self) -> Prediction:
         return next(self._rows)
@@ -37,7 +38,7 @@ class Predictions(Iterator[Prediction]):
         Cells of a CSV file that a spreadsheet would take for formulas are neutralised, unless `raw`.
         """
         path = Path(out)
-        with open_file(choose_file_format(format, path, raw=raw), path, self.top_k, raw=raw) as write:
+        with open_file(choose_file_format(format, path, raw=raw), path, self.columns, raw=raw) as write:
             for row in self:
                 write(row)
         return path
@@ -50,6 +51,8 @@ def predict(
     list_file: str | Path | None = None,
     classes: ClassNames | None = None,
     top_k: int = TOP_K,
+    coverage: float | None = None,
+    abstain: bool = False,
     batch_size: int | None = None,
     runtime: RuntimeChoice = "auto",
     precision: PrecisionChoice = "float32",
@@ -68,6 +71,9 @@ def predict(
         list_file: a file with one path per line, for more pictures.
         classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
         top_k: how many classes to name for each picture.
+        coverage: also give each picture the set of labels that holds the truth this often, such as 0.95; for a
+            calibrated model.
+        abstain: give no label to pictures that are unlike anything seen in training; for a calibrated model.
         batch_size: pictures per forward pass; by default whatever suits the model.
         runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
         precision: float32, bf16, or auto: bf16 where it is measured to be faster.
@@ -86,10 +92,16 @@ def predict(
         predictor = open_model(model, device, classes, wanted=wanted)
         if wanted.given():  # for one picture, only what was asked for by name can be worth it
             predictor = wanted.put(predictor, 1)
-        return replace(predictor.predict(picture, top_k=top_k), picture=name)
+        answered = predictor.predict(picture, top_k=top_k, coverage=coverage, abstain=abstain)
+        return replace(answered, picture=name)
     stream = stream_pictures(pictures, list_file)
     predictor = open_model(model, device, classes, wanted=wanted)
     if not isinstance(model, Predictor):
         predictor = wanted.put(predictor, *size_up(pictures, list_file), speaks=progress)
-    rows = predictor.predict_named(stream, top_k=top_k, batch_size=batch_size)
-    return Predictions(rows, min(top_k, predictor.num_classes or top_k))
+    request = Request(top_k=top_k, coverage=coverage, abstain=abstain)
+    columns = Columns(
+        top_k=min(top_k, predictor.num_classes or top_k),
+        label_set=coverage is not None,
+        familiarity=predictor.judges_familiarity,
+    )
+    return Predictions(predictor.predict_named(stream, request, batch_size), columns)

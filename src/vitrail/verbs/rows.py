@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,10 +15,20 @@ from vitrail.wording import plain
 if TYPE_CHECKING:
     from vitrail.prediction import Prediction
 
+SEPARATOR = " | "  # between the labels of a set in one cell
 FileFormat = Literal["jsonl", "csv", "parquet"]
 Write = Callable[["Prediction"], None]
 SUFFIXES: dict[str, FileFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 GROUP = 4096  # rows of a Parquet file that are written together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What the rows of one job hold besides the picture and its error."""
+
+    top_k: int
+    label_set: bool = False  # a coverage was requested
+    familiarity: bool = False  # the model can tell
 
 
 def choose_file_format(asked: FileFormat | None, out: Path, *, raw: bool = False) -> FileFormat:
@@ -40,46 +51,65 @@ def check_raw(chosen: str, *, raw: bool) -> None:
 
 
 @contextmanager
-def open_file(form: FileFormat, out: Path, top_k: int, *, raw: bool = False) -> Generator[Write]:
+def open_file(form: FileFormat, out: Path, columns: Columns, *, raw: bool = False) -> Generator[Write]:
     """A file for rows, one at a time; it appears under its name only when it is whole."""
     with atomic_path(out) as draft:
         if form == "parquet":
-            with _parquet_writer(draft) as write:
+            with _parquet_writer(draft, columns) as write:
                 yield write
             return
         with draft.open("w", encoding="utf-8", newline="", errors="surrogateescape") as file:
-            yield text_writer(form, file, top_k, raw=raw)
+            yield text_writer(form, file, columns, raw=raw)
 
 
-def text_writer(form: Literal["jsonl", "csv"], file: IO[str], top_k: int, *, raw: bool = False) -> Write:
+def text_writer(form: Literal["jsonl", "csv"], file: IO[str], columns: Columns, *, raw: bool = False) -> Write:
     """What writes rows of text."""
     if form == "jsonl":
-        return lambda row: print(json.dumps(_fields(row)), file=file)
+        return lambda row: print(json.dumps(_fields(row, columns)), file=file)
     write_row = row_writer(file, raw=raw and not file.isatty())  # a terminal never gets control characters
+    top_k = columns.top_k
     pairs = [name for rank in range(1, top_k + 1) for name in (f"label_{rank}", f"score_{rank}")]
-    write_row(["picture", *pairs, "error"])
+    write_row(["picture", *pairs, *_extra_names(columns), "error"])
 
     show = plain if file.isatty() else str  # a pipe or a file gets names unchanged
 
     def write(row: "Prediction") -> None:
         cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
-        write_row([*map(show, [row.picture, *cells, *[""] * (2 * top_k - len(cells)), row.error or ""])])
+        cells += [""] * (2 * top_k - len(cells))
+        extra = map(_cell, (getattr(row, name) for name in _extra_names(columns)))
+        write_row([*map(show, [row.picture, *cells, *extra, row.error or ""])])
 
     return write
 
 
-def _fields(row: "Prediction") -> dict[str, Any]:
-    return {"picture": row.picture, "labels": row.labels, "scores": row.scores, "error": row.error}
+def _extra_names(columns: Columns) -> list[str]:
+    """The fields of a `Prediction` that only some jobs have."""
+    return ["label_set"] * columns.label_set + ["familiarity", "familiar"] * columns.familiarity
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:.6f}" if isinstance(value, float) else SEPARATOR.join(value)
+
+
+def _fields(row: "Prediction", columns: Columns) -> dict[str, Any]:
+    extra = {name: getattr(row, name) for name in _extra_names(columns)}
+    return {"picture": row.picture, "labels": row.labels, "scores": row.scores, **extra, "error": row.error}
 
 
 @contextmanager
-def _parquet_writer(path: Path) -> Generator[Write]:
+def _parquet_writer(path: Path, columns: Columns) -> Generator[Write]:
     pa, pq = load_pyarrow("writing Parquet")
+    types = {"label_set": pa.list_(pa.string()), "familiarity": pa.float64(), "familiar": pa.bool_()}
     schema = pa.schema(
         {
             "picture": pa.string(),
             "labels": pa.list_(pa.string()),
             "scores": pa.list_(pa.float64()),
+            **{name: types[name] for name in _extra_names(columns)},
             "error": pa.string(),
         }
     )
@@ -92,7 +122,7 @@ def _parquet_writer(path: Path) -> Generator[Write]:
 
         def write(row: "Prediction") -> None:
             name = row.picture.encode("utf-8", "backslashreplace").decode()  # Parquet texts must be UTF-8
-            waiting.append({**_fields(row), "picture": name})
+            waiting.append({**_fields(row, columns), "picture": name})
             if len(waiting) >= GROUP:
                 flush()
 

@@ -96,11 +96,22 @@ def _change_head(checkpoint: Checkpoint, num_classes: int, classes: tuple[str, .
         like = checkpoint.tensors["norm.weight"]
         tensors["head.weight"] = like.new_zeros(num_classes, config.representation or config.width)
         tensors["head.bias"] = like.new_zeros(num_classes)
-    return replace(checkpoint, config=config, tensors=tensors, classes=classes)
+    changed = replace(checkpoint, config=config, tensors=tensors, classes=classes)
+    return _without_trust(changed, "the head is new")
+
+
+def _without_trust(checkpoint: Checkpoint, why: str) -> Checkpoint:
+    """What a calibration found of a model does not hold for another one."""
+    if checkpoint.trust is None:
+        return checkpoint
+    remark = f"{why}, so what the calibration on {checkpoint.trust.data} found was dropped; calibrate it again"
+    return replace(checkpoint, trust=None, remarks=(*checkpoint.remarks, remark))
 
 
 def _change_size(checkpoint: Checkpoint, size: Pair) -> Checkpoint:
     old = checkpoint.config
+    if (old.image_size, checkpoint.preprocess.size) != (size, size):
+        checkpoint = _without_trust(checkpoint, "the size of the pictures has changed")
     config = replace(old, image_size=size)
     tensors = dict(checkpoint.tensors)
     if "embed.positions" in tensors:
@@ -123,10 +134,11 @@ def _change_channels(checkpoint: Checkpoint, channels: int) -> Checkpoint:
         raise WeightsError(f"only the 3 channels of RGB can be changed to another number; this checkpoint has {old}.")
     spec = checkpoint.preprocess
     mean, std = (sum(values) / len(values) for values in (spec.mean, spec.std))
-    changed = replace(spec, channels=channels, mean=(mean,) * channels, std=(std,) * channels)
+    prepared = replace(spec, channels=channels, mean=(mean,) * channels, std=(std,) * channels)
     config = replace(checkpoint.config, channels=channels)
     tensors = {**checkpoint.tensors, name: mix_channels(weight, channels)}
-    return replace(checkpoint, config=config, tensors=tensors, preprocess=changed)
+    changed = replace(checkpoint, config=config, tensors=tensors, preprocess=prepared)
+    return _without_trust(changed, "the channels have changed")
 
 
 def mix_channels(weight: Tensor, channels: int) -> Tensor:  # (out, C, h, w)

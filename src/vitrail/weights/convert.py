@@ -201,6 +201,8 @@ def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
         notes.append(f"the target uses another kernel for other picture sizes: {changed}")
     if before.classes and not after.classes:
         notes.append("the target does not keep the class names")
+    if before.trust and not after.trust:
+        notes.append("the target does not keep what the calibration found: its probabilities are the uncalibrated ones")
     if before.config.rates != after.config.rates:
         notes.append("the target does not keep all dropout rates, which matter in training only")
     if lost := sorted(before.extras.keys() - after.extras.keys()):

@@ -4,7 +4,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vitrail.data.preprocess import Preprocess
+from vitrail.schema import IF_USED
 from vitrail.weights.catalogue import FormatName
+from vitrail.weights.trust import Trust
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,11 @@ class Facts:
     origin: Origin = field(default_factory=Origin)  # of the weights, however often they have been converted since
     notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns about it
     remarks: tuple[str, ...] = ()  # other facts: spellings, what was left out, what the format implies
+    trust: Trust | None = field(default=None, metadata=IF_USED)  # what a calibration found; None without one
+
+    def label(self, index: int) -> str:
+        """The name of a class; its number if the checkpoint has no names."""
+        return self.classes[index] if self.classes else str(index)
 
     def facts(self) -> dict[str, Any]:
         """These fields by name, without what a checkpoint or a predictor adds to them."""

@@ -1,8 +1,8 @@
 """Our own format: one self-describing safetensors file.
 
 The header's metadata holds `vitrail`, JSON text with the format version, model config, preprocessing, class names,
-origin, and a checksum per tensor; and `vitrail.crc32`, the checksum of that text. Reading checks all of them, so a
-damaged file is an error and never a slightly different model.
+origin, what a calibration found, and a checksum per tensor; and `vitrail.crc32`, the checksum of that text. Reading
+checks all of them, so a damaged file is an error and never a slightly different model.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.facts import Origin
 from vitrail.weights.files import DTYPES, bytes_of, read_safetensors, write_safetensors
 from vitrail.weights.format import Format
+from vitrail.weights.trust import Trust
 
 VERSION = 1
 EXTRA = "extra."  # prefix of the names of `Checkpoint.extras` in the file
@@ -52,6 +53,8 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
         "remarks": checkpoint.remarks,
         "crc32": checksums(tensors),
     }
+    if checkpoint.trust is not None:  # readers from before there was any ignore it: the logits are the same
+        facts["trust"] = to_dict(checkpoint.trust)
     text = json.dumps(facts, ensure_ascii=False)
     metadata = {"vitrail": text, "vitrail.crc32": str(zlib.crc32(text.encode()))}
     write_safetensors(path, tensors, metadata)
@@ -78,6 +81,7 @@ def parse_native(
             origin=from_dict(Origin, facts.get("origin"), "origin"),
             notes=tuple(map(str, facts.get("notes", ()))),
             remarks=tuple(map(str, facts.get("remarks", ()))),
+            trust=None if facts.get("trust") is None else from_dict(Trust, facts["trust"], "trust"),
             tensors={name: tensor for name, tensor in tensors.items() if not name.startswith(EXTRA)},
             extras={name.removeprefix(EXTRA): tensors[name] for name in tensors if name.startswith(EXTRA)},
         )

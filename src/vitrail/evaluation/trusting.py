@@ -1,0 +1,89 @@
+"""`fit_trust`: how far to trust a model, from pictures that it was not trained on, and from what it was trained on."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from vitrail.data.source import Dataset, Source
+from vitrail.draws import Integers
+from vitrail.errors import DataError
+from vitrail.evaluation.calibration import FEWEST, fit_scaling
+from vitrail.evaluation.conformal import fit_sets
+from vitrail.evaluation.familiarity import TRAINING_PICTURES, fit_familiarity
+from vitrail.evaluation.measurement import (
+    MAX_BROKEN_RATE,
+    Floats,
+    Measurement,
+    align_classes,
+    choose,
+    raise_broken,
+    run,
+)
+from vitrail.prediction import Predictor
+from vitrail.weights.trust import Trust
+from vitrail.wording import counted
+
+
+def count_pictures(dataset: Dataset, split: str = "val") -> int:
+    """How many pictures `fit_trust` looks at."""
+    return len(dataset.split(split)) + min(TRAINING_PICTURES, len(dataset.split("train")))
+
+
+def fit_trust(
+    predictor: Predictor,
+    dataset: Dataset,
+    split: str = "val",
+    *,
+    by_position: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[Trust, Measurement]:
+    """What a calibration on a split finds, and what was measured for it; too few pictures are an error."""
+    source, train = dataset.split(split), dataset.split("train")
+    if len(source) < FEWEST:
+        raise DataError(
+            f"a calibration needs at least {FEWEST} pictures that were not trained on; {split} has "
+            f"{counted(len(source), 'picture')}."
+        )
+    order = align_classes(predictor, dataset.classes, by_position=by_position)
+    start = time.perf_counter()
+    kept, logits, features, broken = _look(predictor, source, order, None, progress)
+    seen, _, known, _ = _look(predictor, train, order, TRAINING_PICTURES, progress)
+    measurement = Measurement(
+        data=dataset.name,
+        split=split,
+        classes=dataset.classes,
+        samples=kept,
+        keys=tuple(source.key(int(sample)) for sample in kept),
+        logits=logits,
+        targets=source.labels[kept],
+        broken=broken,
+        seconds=time.perf_counter() - start,
+    )
+    scaling = fit_scaling(logits, measurement.targets)
+    if scaling is None:  # some could not be read
+        raise DataError(f"a calibration needs at least {FEWEST} pictures; {len(kept)} of {split} could be read.")
+    trust = Trust(data=f"{dataset.name}, {split}", pictures=len(kept), **scaling._asdict())
+    trust = replace(
+        trust,
+        sets=fit_sets(logits, measurement.targets, trust),
+        familiarity=fit_familiarity(known, train.labels[seen], features),
+    )
+    return trust, measurement
+
+
+def _look(
+    predictor: Predictor, source: Source, order: list[int], limit: int | None, progress: Callable[[int], None]
+) -> tuple[Integers, Floats, Floats, dict[str, str]]:
+    """Readable samples of a source, their logits in the order of the data, their features, and the other samples."""
+    samples = choose(len(source), limit)
+
+    def compute(images: Floats) -> Floats:
+        logits, features = predictor.runtime.logits_and_features(images)
+        return np.concatenate([logits[:, order], features], axis=1)
+
+    kept, numbers, broken = run(predictor, source, samples, compute, progress=progress)
+    if len(broken) > MAX_BROKEN_RATE * len(samples):
+        raise_broken(broken, len(samples))
+    return kept, np.ascontiguousarray(numbers[:, : len(order)]), numbers[:, len(order) :], broken
