@@ -139,13 +139,16 @@ def test_classes_without_names_are_numbers(predictor: Predictor, photos: list[Pa
 class Upside:
     """Another runtime: it knows nothing of torch's models."""
 
-    name, threads, batch_size, num_classes = "Upside", 2, 3, 3
+    name, threads, batch_size, num_classes, has_features = "Upside", 2, 3, 3, False
 
     def logits(self, images: Floats) -> Floats:
         return images.mean(axis=(2, 3))
 
     def features(self, images: Floats) -> Floats:
         return images.reshape(len(images), -1)
+
+    def logits_and_features(self, images: Floats) -> tuple[Floats, Floats]:
+        return self.logits(images), self.features(images)
 
 
 def test_another_runtime_stands_behind_the_same_predictor(predictor: Predictor, photos: list[Path]) -> None:
