@@ -139,7 +139,7 @@ def test_classes_without_names_are_numbers(predictor: Predictor, photos: list[Pa
 class Upside:
     """Another runtime: it knows nothing of torch's models."""
 
-    name, threads, batch_size, num_classes = "Upside", 2, 3, 3
+    name, threads, batch_size, num_classes, has_features = "Upside", 2, 3, 3, False
 
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return size
@@ -149,6 +149,9 @@ class Upside:
 
     def features(self, images: Floats) -> Floats:
         return images.reshape(len(images), -1)
+
+    def logits_and_features(self, images: Floats) -> tuple[Floats, Floats]:
+        return self.logits(images), self.features(images)
 
 
 def test_another_runtime_stands_behind_the_same_predictor(predictor: Predictor, photos: list[Path]) -> None:

@@ -20,7 +20,7 @@ from vitrail.errors import DataError
 from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import explain_by
 from vitrail.model import ConvStem, PositionConfig
-from vitrail.report import insights
+from vitrail.report import insights, trust
 from vitrail.report.commands import as_typed
 from vitrail.report.learning import training_section
 from vitrail.report.runs import report_on_run
@@ -63,12 +63,12 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
         "torch",
     ):
         assert text in whole, text
-    assert len(page.all("svg")) == 3
-    wrong = [row for row in (run / "predictions.csv").read_text().splitlines() if row.endswith(",0,")]
-    assert len(wrong) > insights.MISTAKES
-    right = {row.split(",")[1] for row in (run / "predictions.csv").read_text().splitlines() if row.endswith(",1,")}
+    assert len(page.all("svg")) == 5  # loss, accuracy and learning rate; coverage and sizes of label sets
+    rows = [row.split(",") for row in (run / "predictions.csv").read_text().splitlines()]
+    assert sum(row[5] == "0" for row in rows) > insights.MISTAKES
+    right = {row[1] for row in rows if row[5] == "1"}
     drawings, pairs = 5, insights.MISTAKES + min(len(right), insights.RIGHT)
-    assert len(page.all("img")) == drawings + 2 * pairs
+    assert len(page.all("img")) == drawings + 2 * pairs + trust.STRANGEST
 
 
 def test_eval_of_a_run_has_its_curves_too(
@@ -79,7 +79,7 @@ def test_eval_of_a_run_has_its_curves_too(
     assert "wrote runs/eval-1/report.html, " in capsys.readouterr().out
     page = check_page(read_page(Path("runs/eval-1")))
     assert "of 269 val pictures of digits correctly" in " ".join(page.text)
-    assert len(page.all("svg")) == 3
+    assert len(page.all("svg")) == 5  # loss, accuracy and learning rate; coverage and sizes of label sets
 
 
 def test_what_the_check_found_is_printed_kept_and_reported_and_val_chose_the_epoch(

@@ -36,16 +36,22 @@ class Request:
             if facts.trust is None or facts.trust.sets is None:
                 raise ConfigError(f"coverage= needs a calibrated model, and this one is not: {CALIBRATE}.")
             facts.trust.sets.threshold(self.coverage)
-        if self.abstain and familiarity_of(facts, runtime) is None:
-            why = f"it was not calibrated: {CALIBRATE}"
-            if facts.trust is not None and facts.trust.familiarity is not None:
-                why = f"this export, on {runtime.name}, gives no features; export the checkpoint again"
-            raise ConfigError(f"abstain= needs a model that can tell what is unfamiliar; {why}.")
+        if self.abstain:
+            require_familiarity(facts, runtime, "abstain=")
 
 
 def familiarity_of(facts: Facts, runtime: Runtime) -> Familiarity | None:
     """What tells how familiar a picture is; None where the model or its runtime cannot."""
     return facts.trust.familiarity if facts.trust is not None and runtime.has_features else None
+
+
+def require_familiarity(facts: Facts, runtime: Runtime, argument: str) -> None:
+    """Refuse an argument that needs a model that can tell how familiar a picture is."""
+    if familiarity_of(facts, runtime) is None:
+        why = f"it was not calibrated: {CALIBRATE}"
+        if facts.trust is not None and facts.trust.familiarity is not None:
+            why = f"this export, on {runtime.name}, gives no features; export the checkpoint again"
+        raise ConfigError(f"{argument} needs a model that can tell what is unfamiliar; {why}.")
 
 
 def numbers_of(facts: Facts, runtime: Runtime, images: Floats) -> Floats:  # (B, C, H, W) → (B, classes [+ 1])

@@ -331,7 +331,7 @@ def measure_test(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -
 
 def _judgement(measurement: Measurement) -> Judgement:
     metrics = measurement.metrics
-    return Judgement(loss=metrics.nll, accuracy=metrics.top1.value, count=metrics.top1.total)
+    return Judgement(loss=measurement.uncalibrated.nll, accuracy=metrics.top1.value, count=metrics.top1.total)
 
 
 def read_run(folder: Path) -> Run:

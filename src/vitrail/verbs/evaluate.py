@@ -23,7 +23,7 @@ from vitrail.evaluation.strangers import MOST, is_unlabelled, measure_strangers,
 from vitrail.evaluation.views import check_view, views
 from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
-from vitrail.prediction.answering import Request
+from vitrail.prediction.answering import Request, require_familiarity
 from vitrail.prediction.arguments import tell_data
 from vitrail.prediction.jobs import Wanted
 from vitrail.progress import Progress, pick_progress, silent, working
@@ -132,7 +132,9 @@ def evaluate(
         shows = progress is not False and ranks.is_first
         show = pick_progress(progress) if shows else silent
         predictor = open_model(model, device, classes, wanted=wanted, progress=shows)
-        Request(coverage=coverage, abstain=unfamiliar is not None).check(predictor, predictor.runtime)
+        Request(coverage=coverage).check(predictor, predictor.runtime)
+        if unfamiliar is not None:
+            require_familiarity(predictor, predictor.runtime, "unfamiliar=")
         plan = replace(plan, others=None if unfamiliar is None else open_others(unfamiliar, config))
         with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
             dataset, split_from = open_with_splits(data, where, config, run_of(source))

@@ -119,13 +119,18 @@ class Familiarity:
     def scores(self, features: Any) -> Floats:  # (N, D) → (N,)
         """Higher is more familiar; 0 is the highest."""
         numbers = np.asarray(features).astype(np.float64)
-        directions, scales = self.directions.values, np.array(self.variances)
+        directions, scales = self._basis, np.array(self.variances)
         along, nearest = numbers @ directions, np.full(len(numbers), np.inf)
         for centre in self.centres.values:
             offset, part = numbers - centre, along - centre @ directions
             beside = np.maximum((offset**2).sum(axis=1) - (part**2).sum(axis=1), 0)
             nearest = np.minimum(nearest, (part**2 / scales).sum(axis=1) + beside / self.rest)
         return -nearest
+
+    @cached_property
+    def _basis(self) -> Floats:
+        """The directions, at right angles again after their rounding."""
+        return np.linalg.qr(self.directions.values)[0]
 
     def shares(self, scores: Floats) -> Floats:
         """The shares of validation pictures that are less familiar, from 0 to 1."""

@@ -1,0 +1,66 @@
+"""A finished run knows how far to trust its weights: from validation, never from test."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from vitrail.evaluation.trusting import fit_trust
+from vitrail.ranks import Ranks
+from vitrail.training.building import Setup
+from vitrail.training.listener import Listener
+from vitrail.training.loop import Trainer
+from vitrail.training.trusting import store_trust
+
+
+class Remembers(Listener):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def said(self, message: str) -> None:
+        self.lines.append(message)
+
+
+@pytest.fixture
+def trained(make_setup: Callable[..., Setup], tmp_path: Path) -> tuple[Setup, Path]:
+    setup = make_setup(epochs=1)
+    Trainer(setup, Ranks(), tmp_path).run()
+    return setup, tmp_path
+
+
+def test_it_is_fitted_on_validation_and_stored_with_the_same_weights(trained: tuple[Setup, Path]) -> None:
+    setup, folder = trained
+    before = vitrail.load(folder)
+    assert before.trust is None
+    blind = {name: source for name, source in setup.dataset.splits.items() if name != "test"}
+    store_trust(replace(setup, dataset=replace(setup.dataset, splits=blind)), Ranks(), folder, Listener())
+    after = vitrail.load(folder)
+    assert after.trust is not None
+    assert (after.trust.data, after.trust.pictures) == ("digits, val", len(setup.dataset.split("val")))
+    assert after.trust == fit_trust(before, setup.dataset)[0]
+    for name, tensor in before.checkpoint().tensors.items():
+        assert torch.equal(tensor, after.checkpoint().tensors[name])
+
+
+def test_without_enough_validation_pictures_nothing_is_stored(trained: tuple[Setup, Path]) -> None:
+    setup, folder = trained
+    listener = Remembers()
+
+    def with_val(count: int) -> Setup:
+        splits: dict[str, Any] = dict(setup.dataset.splits)
+        splits["val"] = splits["val"].select(np.arange(count))
+        return replace(setup, dataset=replace(setup.dataset, splits=splits))
+
+    store_trust(with_val(49), Ranks(), folder, listener)
+    assert listener.lines == [
+        "the model is not calibrated: a calibration needs at least 50 pictures that were not trained on; val has 49 "
+        "pictures."
+    ]
+    store_trust(with_val(0), Ranks(), folder, listener)
+    assert len(listener.lines) == 1
+    assert vitrail.load(folder).trust is None

@@ -1,0 +1,27 @@
+"""A calibration for the tiny model of the tests, made from its own answers to noise."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vitrail.evaluation.conformal import fit_sets
+from vitrail.evaluation.familiarity import fit_familiarity
+from vitrail.prediction import Predictor
+from vitrail.weights.trust import Trust
+
+
+def make_trust(predictor: Predictor, count: int = 200, **changes: Any) -> Trust:
+    """As `fit_trust` makes it, but with labels that are drawn."""
+    generator = np.random.default_rng(0)
+    spec = predictor.preprocess
+    images = generator.normal(size=(count, spec.channels, *spec.size)).astype(np.float32)
+    logits, features = predictor.runtime.logits_and_features(images)
+    labels = np.where(generator.random(count) < 0.7, logits.argmax(1), generator.integers(0, logits.shape[1], count))
+    plain = replace(Trust(data="noise, val", pictures=count, temperature=1.5, smoothing=0.05), **changes)
+    known = fit_familiarity(features, np.arange(count) % 2, features)
+    return replace(plain, sets=fit_sets(logits, labels, plain), familiarity=known)
+
+
+def with_trust(predictor: Predictor, **changes: Any) -> Predictor:
+    return replace(predictor, trust=make_trust(predictor, **changes))
