@@ -135,7 +135,9 @@ def describe(name: str) -> str:
 
 def _check_count(count: int, limit: int) -> None:
     if count > limit:
-        raise Problem("too_large", f"a request may have {counted(limit, 'picture')} at most; got {count:,} or more.")
+        raise Problem(
+            "invalid_argument", f"a request may have {counted(limit, 'picture')} at most; got {count:,} or more."
+        )
 
 
 def _read_json(body: bytes, settings: ServeSettings, fields: tuple[str, ...]) -> Pictures:
