@@ -125,7 +125,7 @@ def test_pictures_are_chosen_dropped_and_pasted(visit: Visit) -> None:
     def script(page: Page) -> None:
         page.set_input_files("#file", {"name": "tall one.png", "mimeType": "image/png", "buffer": tall})
         expect(page.locator(".pane-name")).to_have_text("tall one.png")
-        expect(page.locator(".caption")).to_contain_text("It does not see the striped part.")
+        expect(page.locator(".caption")).to_contain_text("The model does not see the striped part.")
         size = page.locator("canvas.picture").evaluate("canvas => canvas.width / canvas.height")
         assert size == pytest.approx(30 / 90, abs=0.01)
         assert page.locator("canvas.picture").get_attribute("aria-label") == "The picture tall one.png"

@@ -214,7 +214,7 @@ export class Pane {
   describe({ method, target }) {
     const looks = target === null || ["attention", "rollout"].includes(method);
     const bright = looks ? "The model looks at the bright parts" : `The bright parts speak for ${nameOf(target)}`;
-    this.said = `${bright} (${method}).${this.stage.isCropped ? " It does not see the striped part." : ""}`;
+    this.said = `${bright} (${method}).${this.stage.isCropped ? " The model does not see the striped part." : ""}`;
     const how = `${TOUCH.matches ? "Touch" : "Point at"} a patch to see what it attends to.`;
     this.say(this.said, this.model.methods.includes("attention") ? how : "");
     this.stage.patches.setAttribute(
