@@ -192,7 +192,7 @@ class Predictor(Facts):
         if _is_one(pictures):
             self._check(request)
             picture = cast("Picture", pictures)
-            return replace(self._prediction(*self._one(picture, self._numbers), request), source=picture)
+            return replace(self._prediction(*self._one(picture, self.numbers), request), source=picture)
         return self.predict_named(name_pictures(cast("Iterable[Picture]", pictures)), request, batch_size)
 
     def predict_named(
@@ -200,7 +200,7 @@ class Predictor(Facts):
     ) -> Iterator[Prediction]:
         """`predict` for pictures that have names of their own."""
         self._check(request)
-        rows = self._stream(pictures, self._numbers, batch_size)
+        rows = self._stream(pictures, self.numbers, batch_size)
         return (self._prediction(name, value, request) for name, value in rows)
 
     @property
@@ -229,9 +229,14 @@ class Predictor(Facts):
         """The features of named pictures, in order, or why a picture has none."""
         return self._stream(pictures, self.runtime.features, batch_size)
 
-    def name_scores(self, logits: Floats, top_k: int = TOP_K, picture: str = "picture") -> Prediction:
-        """What one picture's logits, computed elsewhere, stand for."""
-        return self._prediction(picture, logits, Request(top_k=top_k))
+    def numbers(self, images: Floats) -> Floats:  # (B, C, H, W) → (B, classes [+ 1])
+        """What `name_scores` needs of prepared pictures: logits, and how familiar each is where the model can tell."""
+        return numbers_of(self, self.runtime, images)
+
+    def name_scores(self, numbers: Floats, request: Request = USUAL, picture: str = "picture") -> Prediction:
+        """What one picture's row of `numbers`, or of logits, stands for."""
+        self._check(request)
+        return self._prediction(picture, numbers, request)
 
     def _repr_markdown_(self) -> str:
         """In a notebook: the model step by step."""
@@ -280,9 +285,6 @@ class Predictor(Facts):
         if isinstance(value, str):
             raise InputError(value)
         return name, value
-
-    def _numbers(self, images: Floats) -> Floats:
-        return numbers_of(self, self.runtime, images)
 
     def _prediction(self, name: str, value: Floats | str, request: Request) -> Prediction:
         if isinstance(value, str):

@@ -1,5 +1,6 @@
 """The arguments in a request's address: known names only, each once, each of its own kind."""
 
+import math
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -38,6 +39,17 @@ def read_arguments(request: Request, *known: str) -> dict[str, str]:
             raise Problem("invalid_argument", f"{name} must have at most {LONGEST} signs.")
         values[name] = value
     return values
+
+
+def read_share(name: str, value: str) -> float:
+    """A share between 0 and 1."""
+    try:
+        share = float(value) if value.isascii() else math.nan
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise Problem("invalid_argument", f"{name} must be between 0 and 1; got {plain(repr(value))[:50]}.")
+    return share
 
 
 def whole_number(name: str, value: Any, least: int, most: int) -> int:

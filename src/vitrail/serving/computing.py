@@ -15,6 +15,7 @@ from vitrail.data.pixels import prepare_array
 from vitrail.errors import ConfigError, InputError, VitrailError
 from vitrail.files import sha256_of
 from vitrail.prediction import Predictor, load
+from vitrail.prediction.answering import Request
 from vitrail.prediction.predictor import MANY
 from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.runtimes.runtime import Floats
@@ -112,7 +113,7 @@ class Engine:
         began = time.perf_counter()
         images, errors = self._prepare(items, blobs)
         decoded = time.perf_counter()
-        compute = self.predictor.runtime.logits if kind == "logits" else self.predictor.runtime.features
+        compute = self.predictor.numbers if kind == "logits" else self.predictor.runtime.features
         rows = iter(compute(images) if len(images) else ())
         ended = time.perf_counter()
         answers: list[Facts] = []
@@ -154,14 +155,27 @@ class Engine:
         if item["want"] == "row":
             results.append(np.ascontiguousarray(row, dtype="<f4").tobytes())
             return {}
-        count = len(row) if item["want"] == "scores" else int(item["top_k"])
-        named = self.predictor.name_scores(row, count)
         if item["want"] == "top":
-            return {"labels": [list(each) for each in zip(named.labels, named.indices, named.scores, strict=True)]}
-        scores = np.empty(len(row), dtype="<f4")
+            return self._name(item, row)
+        logits = row[: self.predictor.num_classes]
+        named = self.predictor.name_scores(logits, Request(top_k=len(logits)))
+        scores = np.empty(len(logits), dtype="<f4")
         scores[list(named.indices)] = named.scores
-        results += [np.ascontiguousarray(row, dtype="<f4").tobytes(), scores.tobytes()]
+        results += [np.ascontiguousarray(logits, dtype="<f4").tobytes(), scores.tobytes()]
         return {"label": named.label}
+
+    def _name(self, item: Mapping[str, Any], row: Floats) -> Facts:
+        """The most likely labels, and what the model's calibration says about them."""
+        try:
+            named = self.predictor.name_scores(row, Request(top_k=item["top_k"], coverage=item["coverage"]))
+        except ConfigError as error:
+            return {"error": {"code": "invalid_argument", "message": reason(error)}}
+        return {
+            "labels": [list(each) for each in zip(named.labels, named.indices, named.scores, strict=True)],
+            "label_set": named.label_set,
+            "familiarity": named.familiarity,
+            "familiar": named.familiar,
+        }
 
     def _explain(self, answer: Facts, facts: Facts, data: bytes) -> Frame:
         if find_spec("torch") is None:

@@ -30,7 +30,7 @@ from vitrail.explanation.geometry import View
 from vitrail.explanation.render import overlay, scale_map, shrink
 from vitrail.model import ViTConfig
 from vitrail.prediction import Predictor
-from vitrail.prediction.predictor import TOP_K
+from vitrail.prediction.answering import TOP_K, Request
 from vitrail.schema import from_dict
 
 AUTO = "auto"
@@ -74,7 +74,7 @@ def explain_picture(
     answer: dict[str, Any] = {"method": explanation.method, "target": None, "labels": []}
     if explanation.target is not None:
         logits = predictor.runtime.logits(subject.image[None].numpy())[0]
-        named = predictor.name_scores(logits, len(logits))
+        named = predictor.name_scores(logits, Request(top_k=len(logits)))
         labels = [
             {"label": label, "index": index, "score": score}
             for label, index, score in zip(named.labels, named.indices, named.scores, strict=True)

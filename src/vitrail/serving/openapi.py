@@ -46,6 +46,11 @@ def describe_api(settings: ServeSettings, models: Sequence[str]) -> Schema:
 def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
     model = _argument("model", {"type": "string", "enum": list(models)}, "The model; the first one by default.")
     top_k = _argument("top_k", {"type": "integer", "minimum": 1, "maximum": 100_000, "default": 5}, "Labels to name.")
+    coverage = _argument(
+        "coverage",
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        "Also give the labels that hold the truth this often; for calibrated models.",
+    )
     layer, head = (
         _argument(name, {"type": "integer", "minimum": -1000, "maximum": 1000}, f"A {name}, from 0; -1 is the last.")
         for name in ("layer", "head")
@@ -63,7 +68,7 @@ def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
     return {
         "/v1/models": {"get": _get("The models and what they are", (), "Models", "not_ready")},
         "/v1/labels": {"get": _get("The names of a model's classes", (model,), "Labels", "not_ready", "unknown_model")},
-        "/v1/predict": {"post": _post("The most likely classes", (model, top_k), many, "Predictions")},
+        "/v1/predict": {"post": _post("The most likely classes", (model, top_k, coverage), many, "Predictions")},
         "/v1/embed": {"post": _post("Embeddings", (model,), plain, "Embeddings")},
         "/v1/explain": {"post": explained},
         "/v1/attention": {"post": attention},

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from vitrail.serving.arguments import read_arguments, whole_number
+from vitrail.serving.arguments import read_arguments, read_share, whole_number
 from vitrail.serving.batching import Answer
 from vitrail.serving.bodies import Picture, describe, judge, read_pictures
 from vitrail.serving.exchange import exchange_of
@@ -44,7 +44,7 @@ class Simple:
 
     async def predict(self, request: Request) -> Response:
         clock = Clock()
-        arguments = read_arguments(request, "model", "top_k")
+        arguments = read_arguments(request, "model", "top_k", "coverage")
         host = self._service.find(arguments.get("model"))
         if not host.facts["classes"]:
             raise Problem("invalid_argument", f"{host.name} has no classes to predict.", "Use /v1/embed.")
@@ -52,10 +52,11 @@ class Simple:
         found = await read_pictures(request, self._service.settings, ("top_k",))
         if "top_k" in found.fields:
             top_k = _top_k(found.fields)
-        wanted = {"want": "top", "top_k": min(top_k, host.facts["classes"])}
+        coverage = read_share("coverage", arguments["coverage"]) if "coverage" in arguments else None
+        wanted = {"want": "top", "top_k": min(top_k, host.facts["classes"]), "coverage": coverage}
         entries, answers = await self._answer(request, host, "logits", found.pictures, wanted)
         predictions = [
-            {"picture": picture.name, "labels": _labels(entry), "error": _error(entry)}
+            {"picture": picture.name, "labels": _labels(entry), **_trust(entry), "error": _error(entry)}
             for picture, entry in zip(found.pictures, entries, strict=True)
         ]
         return JSONResponse(
@@ -145,6 +146,12 @@ def _labels(entry: Answer | Problem) -> list[dict[str, Any]]:
     if isinstance(entry, Problem):
         return []
     return [{"label": label, "index": index, "score": score} for label, index, score in entry.facts["labels"]]
+
+
+def _trust(entry: Answer | Problem) -> dict[str, Any]:
+    """What a calibrated model adds to its labels; all null for another one."""
+    facts = {} if isinstance(entry, Problem) else entry.facts
+    return {name: facts.get(name) for name in ("label_set", "familiarity", "familiar")}
 
 
 def _vector(entry: Answer | Problem) -> list[float] | None:

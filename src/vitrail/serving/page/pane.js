@@ -81,6 +81,7 @@ export class Pane {
     const { signal } = this.turn;
     this.element.setAttribute("aria-busy", "true");
     for (const name of ["answer", "bars", "bars-note", "facts", "caption"]) this.part(name).replaceChildren();
+    this.part("unfamiliar").hidden = true;
     tell(this.part("problem"), null);
     const bitmap = await createImageBitmap(this.file).catch(() => null);
     if (signal.aborted) return;
@@ -111,16 +112,18 @@ export class Pane {
     }
   }
 
-  showLabels({ predictions: [{ labels }], milliseconds, model }) {
+  showLabels({ predictions: [{ labels, familiar }], milliseconds, model }) {
     this.labels = labels;
     const [best] = labels;
     this.part("answer").textContent = nameOf(best);
+    this.part("unfamiliar").hidden = familiar !== false;
     this.part("bars").replaceChildren(...labels.map((label) => this.bar(label)));
     const explains = this.model.methods.some((method) => method !== "attention" && method !== "rollout");
     this.part("bars-note").textContent = explains ? "Select a class to see what speaks for it." : "";
     this.showFacts(milliseconds, model);
     const spoken = labels.map((label) => `${nameOf(label)} ${percent(label.score)}`).join(", ");
-    this.shared.announce(`${this.name}, ${model.name}: ${spoken}.`);
+    const doubt = familiar === false ? ` ${this.part("unfamiliar").textContent}` : "";
+    this.shared.announce(`${this.name}, ${model.name}: ${spoken}.${doubt}`);
   }
 
   bar(label) {
