@@ -1,9 +1,12 @@
 """What a worker makes of a batch."""
 
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.trusting import with_trust
 
 import vitrail
 from serving.conftest import encode
@@ -47,14 +50,14 @@ def test_a_batch_of_everything(engine: Engine) -> None:
 
 
 def test_one_picture_does_not_spoil_the_answers_of_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine.predictor.runtime.logits
+    real = engine.predictor.numbers
 
     def poisoned(images: np.ndarray) -> np.ndarray:
         if (images == 7).all(axis=(1, 2, 3)).any():
             raise RuntimeError("a detail that is nobody's business")
         return real(images)
 
-    monkeypatch.setattr(engine.predictor.runtime, "logits", poisoned)
+    monkeypatch.setattr(vitrail.Predictor, "numbers", lambda _, images: poisoned(images))
     tensors = [np.full((3, 32, 32), value, dtype=np.float32).tobytes() for value in (1, 7, 2)]
     items = [{"want": "scores", "tensor": True, "name": "t"}] * 3
     answer = engine.run(Frame({"id": 1, "kind": "logits", "items": items}, tensors))
@@ -63,6 +66,27 @@ def test_one_picture_does_not_spoil_the_answers_of_others(engine: Engine, monkey
     assert len(answer.blobs) == 4
     with pytest.raises(RuntimeError):
         engine.run(Frame({"id": 1, "kind": "logits", "items": items[:1]}, tensors[1:2]))
+
+
+def test_a_calibrated_model_says_how_far_to_trust_it(engine: Engine) -> None:
+    calibrated = copy(engine)
+    calibrated.predictor = with_trust(engine.predictor)
+    picture = encode()
+    expected = calibrated.predictor.predict(picture, top_k=2, coverage=0.9)
+    items = [{"want": "top", "top_k": 2, "coverage": 0.9, "name": "p"}, {"want": "scores", "name": "p"}]
+    answer = calibrated.run(Frame({"id": 1, "kind": "logits", "items": items}, [picture, picture]))
+    entry = answer.facts["items"][0]
+    assert tuple(entry["label_set"]) == expected.label_set
+    assert entry["familiarity"] == pytest.approx(expected.familiarity)
+    assert entry["familiar"] == expected.familiar
+    assert [score for _, _, score in entry["labels"]] == pytest.approx(list(expected.scores))
+    assert calibrated.describe()["temperature"] == 1.5
+    logits, scores = (np.frombuffer(blob, dtype=np.float32) for blob in answer.blobs)
+    assert len(logits) == len(scores) == 10
+    calibrated.predictor = replace(engine.predictor, trust=None)
+    entry = calibrated.run(Frame({"id": 1, "kind": "logits", "items": items[:1]}, [picture])).facts["items"][0]
+    assert entry["error"]["code"] == "invalid_argument"
+    assert "needs a calibrated model" in entry["error"]["message"]
 
 
 def test_what_is_told_about_a_model(engine: Engine) -> None:

@@ -29,6 +29,9 @@ def test_the_three_forms_of_a_request() -> None:
     assert answer["predictions"][0] == {
         "picture": "0",
         "labels": [{"label": "cat", "index": 0, "score": 0.75}],
+        "label_set": None,
+        "familiarity": None,
+        "familiar": None,
         "error": None,
     }
     assert answer["model"] == {
@@ -41,6 +44,20 @@ def test_the_three_forms_of_a_request() -> None:
     assert answer["request_id"] == listed.headers["x-request-id"]
     wanted = [item.facts["top_k"] for items in app.worker.seen for item in items]
     assert wanted == [3] + [3] * 2 + [2] * 3  # never more than there are classes
+
+
+def test_what_a_calibrated_model_adds() -> None:
+    def answers(facts: dict[str, Any], blob: bytes) -> Answer:
+        assert facts["coverage"] == 0.9
+        return Answer({"labels": [], "label_set": ["cat", "dog"], "familiarity": 0.25, "familiar": True})
+
+    app = InProcess(answers)
+    answer = ask(app, lambda client: client.post("/v1/predict?coverage=0.9", content=PICTURE))
+    (entry,) = answer.json()["predictions"]
+    assert (entry["label_set"], entry["familiarity"], entry["familiar"]) == (["cat", "dog"], 0.25, True)
+    for wrong in ("0", "1", "nan", "x", "0.9&coverage=0.9", "%D9%A1"):
+        refused = ask(app, lambda client, wrong=wrong: client.post(f"/v1/predict?coverage={wrong}", content=PICTURE))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_argument")
 
 
 def test_one_broken_picture_among_several() -> None:

@@ -167,7 +167,7 @@ class Engine:
     def _name(self, item: Mapping[str, Any], row: Floats) -> Facts:
         """The most likely labels, and what the model's calibration says about them."""
         try:
-            named = self.predictor.name_scores(row, Request(top_k=item["top_k"], coverage=item["coverage"]))
+            named = self.predictor.name_scores(row, Request(top_k=item["top_k"], coverage=item.get("coverage")))
         except ConfigError as error:
             return {"error": {"code": "invalid_argument", "message": reason(error)}}
         return {
