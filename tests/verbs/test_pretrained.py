@@ -115,7 +115,7 @@ def test_the_default_downloads_once_and_works_offline_afterwards(
     shell: Shell, hub: Hub, photographs: Path, tmp_path: Path
 ) -> None:
     hub.cut_at = 5000
-    text = shell("train", str(photographs), "--out", str(tmp_path / "run"), "--no-check")
+    text = shell("train", str(photographs), "--out", str(tmp_path / "run"), "--no-check", "--patience", "2")
     assert len(lines_of(text, "downloading DINOv2-S (hf://facebook/dinov2-small, 88 MB, Apache-2.0)")) == 1
     assert re.search(r"chosen +DINOv2-S .* --minutes allows fine-tuning too", text), text
     assert "recipe linear" in text

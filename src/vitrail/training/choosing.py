@@ -24,8 +24,10 @@ HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
 PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
 PROBES = 64  # pictures that are looked at
 # Settings that ask for more than a head on features of unchanged pictures: time, and what changes pictures or weights.
-BEYOND_THE_HEAD = {"minutes", "epochs", "probe", "dropout", "drop_path", "layer_decay", "recompute", "micro_batch"}
-BEYOND_THE_HEAD |= {each.name for each in fields(Augment)}
+BEYOND_THE_HEAD = {
+    *("minutes", "epochs", "probe", "dropout", "drop_path", "layer_decay", "recompute", "micro_batch"),
+    *(each.name for each in fields(Augment)),
+}
 GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "F")
 
 
