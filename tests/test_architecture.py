@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "explanation": {"model", "data", "weights", "runtimes", "prediction"},
     "training": {"model", "data", "weights", "runtimes", "prediction", "evaluation"},
     "report": {"model", "data", "weights", "runtimes", "prediction", "evaluation", "explanation", "training"},
+    "serving": {"model", "data", "weights", "runtimes", "prediction", "explanation"},
 }
 EVERYTHING = {"cli", "diagnosis", "verbs", "__init__", "__main__"}  # they join the rooms
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.inspect import inspect
     from vitrail.verbs.models import models
     from vitrail.verbs.predict import predict
+    from vitrail.verbs.serve import serve
     from vitrail.verbs.summary import summary
     from vitrail.verbs.train import demo, plan, resume, train
     from vitrail.weights.infer import Hints
@@ -55,6 +56,7 @@ _HOMES = {
     "verbs.inspect": ("inspect",),
     "verbs.models": ("models",),
     "verbs.predict": ("predict",),
+    "verbs.serve": ("serve",),
     "verbs.summary": ("summary",),
     "verbs.train": ("demo", "plan", "resume", "train"),
     "weights.infer": ("Hints",),
@@ -90,6 +92,7 @@ __all__ = [
     "predict",
     "recipe",
     "resume",
+    "serve",
     "shard_data",
     "show_data",
     "summary",

@@ -19,6 +19,7 @@ GROUPS = {
     "Augment": "Augmentation",
     "DataConfig": "Data",
     "Machine": "Machine",
+    "ServeSettings": "Service",
 }
 
 
@@ -27,8 +28,13 @@ def group_of(config: type[Any]) -> Group:
     return Group(GROUPS[config.__name__], sort_key=1 + list(GROUPS).index(config.__name__))
 
 
-def optional_fields(name: str, *configs: type[Any], skip: tuple[str, ...] = ()) -> type[Any]:
-    """A dataclass with every field of the configs, unset by default, with the configs' own help texts."""
+def optional_fields(
+    name: str, *configs: type[Any], skip: tuple[str, ...] = (), default: str = "the recipe's, else {}"
+) -> type[Any]:
+    """A dataclass with every field of the configs, unset by default, with the configs' own help texts.
+
+    `default` says what holds for a flag that is not passed; the braces are the field's own default.
+    """
     fields: list[tuple[str, Any, Any]] = []
     for config in configs:
         hints, texts = get_type_hints(config), field_texts(config)
@@ -38,7 +44,7 @@ def optional_fields(name: str, *configs: type[Any], skip: tuple[str, ...] = ()) 
             shown = _shown_default(field)
             text = texts.get(field.name, "")
             known = "[default:" in text or not shown
-            help_text = text if known else f"{text.removesuffix('.')} [default: the recipe's, else {shown}]."
+            help_text = text if known else f"{text.removesuffix('.')} [default: {default.format(shown)}]."
             parameter = Parameter(help=help_text, show_default=False, group=group_of(config))
             hint = Annotated[_flag_type(hints[field.name]) | None, parameter]
             fields.append((field.name, hint, dataclasses.field(default=UNSET)))

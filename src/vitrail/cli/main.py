@@ -130,6 +130,18 @@ VERBS = {
             "vitrail benchmark runs/train-1 --with model-int8 --compare timm,transformers",
         ),
     ),
+    "serve": Verb(
+        group="Ship it",
+        line="Serve models over HTTP, with a page to try them: predict, embed, explain.",
+        usage="[MODEL | NAME=MODEL]…",
+        about="Listens on this machine only, unless --host and a token say otherwise. Ctrl-C and SIGTERM answer what "
+        "was accepted, then end. One line of JSON for each request goes to standard output.",
+        examples=(
+            "vitrail serve",
+            "vitrail serve runs/train-1 --port 8080",
+            "VITRAIL_TOKEN=… vitrail serve cats=runs/train-1 small=model.onnx --host 0.0.0.0",
+        ),
+    ),
     "models": Verb(
         group="Reference",
         line="List the model variants: patch, layers, width, heads, parameters, GMACs.",

@@ -190,6 +190,10 @@ class Predictor(Facts):
         """The features of named pictures, in order, or why a picture has none."""
         return self._stream(pictures, self.runtime.features, batch_size)
 
+    def name_scores(self, logits: Floats, top_k: int = TOP_K, picture: str = "picture") -> Prediction:
+        """What one picture's logits, computed elsewhere, stand for."""
+        return self._prediction(picture, logits, top_k)
+
     def label(self, index: int) -> str:
         """The name of a class; its number if the checkpoint has no names."""
         return self.classes[index] if self.classes else str(index)

@@ -72,6 +72,14 @@ def find_export(source: Path) -> Path | None:
     return source if source.suffix.lower() in EXPORTS else None
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files of a checkpoint or an export that decide its answers."""
+    export = find_export(path)
+    if export is None:
+        return find_files(path)
+    return [export, export.with_suffix(".bin")] if export.suffix.lower() == ".xml" else [export]
+
+
 def check_suffix(path: Path, allow_pickle: bool) -> None:
     """Raise unless the name is that of a checkpoint which may be read."""
     if path.suffix in (".safetensors", ".npz"):

@@ -1,0 +1,54 @@
+"""The arguments in a request's address: known names only, each once, each of its own kind."""
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from vitrail.errors import suggest
+from vitrail.serving.problems import Problem
+from vitrail.wording import plain
+
+MOST = 20
+LONGEST = 200
+
+
+def read_arguments(request: Request, *known: str) -> dict[str, str]:
+    """Name → text; a name that is unknown or there twice is an error."""
+    try:
+        pairs = parse_qsl(
+            request.scope["query_string"].decode("ascii"),
+            keep_blank_values=True,
+            max_num_fields=MOST,
+            errors="strict",
+        )
+    except ValueError:
+        raise Problem("invalid_argument", "the arguments in the address cannot be read.") from None
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known:
+            shown = plain(name)[:50]
+            raise Problem(
+                "invalid_argument",
+                f"unknown argument {shown!r}; {suggest(shown, known) if known else 'none is known.'}",
+            )
+        if name in values:
+            raise Problem("invalid_argument", f"{name} is there twice.")
+        if len(value) > LONGEST:
+            raise Problem("invalid_argument", f"{name} must have at most {LONGEST} signs.")
+        values[name] = value
+    return values
+
+
+def whole_number(name: str, value: Any, least: int, most: int) -> int:
+    """A whole number within limits, as a number of JSON or as text."""
+    if isinstance(value, str):
+        digits = value.removeprefix("-")
+        if digits.isascii() and digits.isdecimal() and len(digits) < 10:
+            value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise Problem(
+            "invalid_argument",
+            f"{name} must be a whole number from {least:,} to {most:,}; got {plain(repr(value))[:50]}.",
+        )
+    return value

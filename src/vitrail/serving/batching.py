@@ -1,0 +1,129 @@
+"""The bounded queue of one model, and which of the waiting pictures are computed together.
+
+Whenever a core of the worker is free, what waits is divided among the free cores, up to `max_batch` pictures each.
+While all cores are busy pictures gather, so that batches grow with the load by themselves, and nobody waits while a
+core is idle, unless `max_wait_ms` says so.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from vitrail.serving.problems import Problem
+from vitrail.wording import agree, counted
+
+Kind = Literal["logits", "features", "explain", "attention"]
+BATCHED: tuple[Kind, ...] = ("logits", "features")
+LONGEST_RETRY = 60  # seconds that a client is told to wait at most
+
+
+class Answer(NamedTuple):
+    """What the worker says about one picture, and the seconds that it took."""
+
+    facts: dict[str, Any]
+    blobs: Sequence[bytes] = ()
+    queue: float = 0.0
+    decode: float = 0.0
+    compute: float = 0.0
+
+
+@dataclass(eq=False)
+class Item:
+    """One picture that waits."""
+
+    facts: dict[str, Any]
+    blob: bytes
+    future: "asyncio.Future[Answer]"
+    added: float = field(default_factory=time.perf_counter)
+
+
+class Slots(Protocol):
+    """A worker, as the queue sees it."""
+
+    free: int  # batches that it could start now
+    explaining: int  # explanations that it works on
+    threads: int
+    max_batch: int
+    max_wait: float  # seconds
+
+    def start(self, kind: Kind, items: Sequence[Item]) -> None: ...
+
+
+class Batcher:
+    """The queue of one model; it outlives the workers."""
+
+    def __init__(self, size: int, now: Callable[[], float] = time.perf_counter) -> None:
+        self.size = size
+        self.worker: Slots | None = None
+        self.pace = 0.01  # seconds per picture lately, over all cores
+        self._now = now
+        self._queues: dict[Kind, dict[Item, None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def submit(self, kind: Kind, items: Sequence[Item]) -> None:
+        """Let pictures wait for their turn; all of them or none."""
+        if self.waiting + len(items) > self.size:
+            raise Problem(
+                "queue_full",
+                f"{counted(self.waiting, 'picture')} {agree(self.waiting, 'is', 'are')} waiting already, and "
+                f"{len(items)} more would be over the limit of {self.size:,}.",
+                retry_after=self.retry_after(),
+            )
+        queue = self._queues.setdefault(kind, {})
+        queue.update(dict.fromkeys(items))
+        self.pump()
+
+    def withdraw(self, kind: Kind, items: Sequence[Item]) -> None:
+        """Forget pictures whose client no longer waits; those that are being computed already are not stopped."""
+        queue = self._queues.get(kind, {})
+        for item in items:
+            queue.pop(item, None)
+            item.future.cancel()
+
+    def retry_after(self) -> int:
+        """Seconds until what waits now has been computed, about."""
+        return max(1, min(LONGEST_RETRY, math.ceil(self.waiting * self.pace)))
+
+    def pump(self) -> None:
+        """Start what can be started."""
+        worker = self.worker
+        while worker is not None and worker.free > 0:
+            kind = self._next(worker)
+            if kind is None:
+                return
+            queue = self._queues[kind]
+            most = worker.max_batch if kind in BATCHED else 1
+            oldest = next(iter(queue))
+            ripe = oldest.added + worker.max_wait
+            if kind in BATCHED and len(queue) < most and self._now() < ripe:
+                self._wait_until(ripe)
+                return
+            count = min(most, math.ceil(len(queue) / worker.free))
+            items = [item for item, _ in zip(queue, range(count), strict=False)]
+            for item in items:
+                del queue[item]
+            worker.start(kind, items)
+
+    def _next(self, worker: Slots) -> Kind | None:
+        """The kind of the picture that has waited longest; explanations leave a core for the others."""
+        heads = [
+            (next(iter(queue)).added, kind)
+            for kind, queue in self._queues.items()
+            if queue and (kind in BATCHED or worker.explaining < max(1, worker.threads - 1))
+        ]
+        return min(heads)[1] if heads else None
+
+    def _wait_until(self, ripe: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, ripe - self._now()), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.pump()

@@ -1,0 +1,187 @@
+"""A loaded model as its worker process uses it: batches of encoded pictures in, answers for each picture out."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.picture import open_picture
+from vitrail.data.pixels import prepare_array
+from vitrail.errors import ConfigError, InputError, VitrailError
+from vitrail.files import sha256_of
+from vitrail.prediction import Predictor, load
+from vitrail.prediction.predictor import MANY, torch_runtime_of
+from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
+from vitrail.runtimes.runtime import Floats
+from vitrail.serving.frames import Frame
+from vitrail.serving.headers import FORMATS
+from vitrail.weights.layout import EXPORTS, files_of
+from vitrail.weights.locate import locate
+from vitrail.wording import reason
+
+Facts = dict[str, Any]
+SHORTEST_VERSION = 12  # signs of a checksum that make a version
+
+
+class Engine:
+    """A model on the runtime that it is served with, and in torch for explanations, where that is possible."""
+
+    def __init__(self, source: str, runtime: RuntimeChoice, precision: PrecisionChoice, max_pixels: int) -> None:
+        self.notes: list[str] = []
+        located = locate(source, allow_export=True)
+        self.sha256 = checksum(located.fetch())
+        if located.suffix in EXPORTS:
+            self.predictor = load(source, runtime=runtime, precision=precision)
+            self.explainer = self.predictor
+        else:
+            self.explainer = load(source)
+            self.predictor = self.explainer.on(runtime, precision, count=MANY, say=self.notes.append)
+        self.precision: str = precision
+        self.max_pixels = max_pixels
+
+    def describe(self) -> Facts:
+        """What `/v1/models` tells, and what the front needs to know."""
+        predictor = self.predictor
+        methods = self._methods()
+        return {
+            "version": self.sha256[:SHORTEST_VERSION],
+            "sha256": self.sha256,
+            "classes": predictor.num_classes,
+            "labels": [predictor.label(index) for index in range(predictor.num_classes)],
+            "image_size": list(predictor.preprocess.size),
+            "channels": predictor.preprocess.channels,
+            **_shape(predictor),
+            "runtime": predictor.runtime.name,
+            "precision": _precision(predictor),
+            "explains": bool(methods),
+            "methods": list(methods),
+            "temperature": getattr(predictor, "temperature", None),
+            "notes": [*predictor.notes, *self.notes],
+        }
+
+    def _methods(self) -> tuple[str, ...]:
+        if find_spec("torch") is None:  # exports run without it
+            return ()
+        from vitrail.serving.explaining import methods_of
+
+        return tuple(methods_of(self.explainer))
+
+    def run(self, frame: Frame) -> Frame:
+        """The answer to one batch."""
+        facts = frame.facts
+        answer: Facts = {"id": facts["id"]}
+        if facts["kind"] in ("logits", "features"):
+            return self._compute(answer, facts["kind"], facts["items"], frame.blobs)
+        try:
+            return self._explain(answer, facts, frame.blobs[0])
+        except InputError as error:
+            answer["error"] = {"code": "unreadable_picture", "message": reason(error)}
+        except (ConfigError, VitrailError) as error:
+            code = "invalid_argument" if isinstance(error, ConfigError) else "cannot_explain"
+            answer["error"] = {"code": code, "message": reason(error)}
+        return Frame(answer)
+
+    def _compute(self, answer: Facts, kind: str, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> Frame:
+        began = time.perf_counter()
+        images, errors = self._prepare(items, blobs)
+        decoded = time.perf_counter()
+        compute = self.predictor.runtime.logits if kind == "logits" else self.predictor.runtime.features
+        rows = iter(compute(images) if len(images) else ())
+        ended = time.perf_counter()
+        answers: list[Facts] = []
+        results: list[bytes] = []
+        for index, item in enumerate(items):
+            if index in errors:
+                answers.append({"error": {"code": "unreadable_picture", "message": errors[index]}})
+            else:
+                answers.append(self._answer(item, next(rows), results))
+        answer |= {"decode": decoded - began, "compute": ended - decoded, "items": answers}
+        return Frame(answer, results)
+
+    def _prepare(self, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> tuple[Floats, dict[int, str]]:
+        """What the model sees of those pictures that can be read, and why the others cannot."""
+        spec = self.predictor.preprocess
+        shape = (spec.channels, *spec.size)
+        images = np.empty((len(items), *shape), dtype=np.float32)
+        errors: dict[int, str] = {}
+        whole = 0
+        for index, (item, blob) in enumerate(zip(items, blobs, strict=True)):
+            try:
+                if item.get("tensor"):
+                    images[whole] = np.frombuffer(blob, dtype="<f4").reshape(shape)
+                else:
+                    with open_picture(blob, formats=FORMATS, max_pixels=self.max_pixels) as image:
+                        prepare_array(image, spec, images[whole], item["name"])
+                whole += 1
+            except (InputError, OSError) as error:
+                errors[index] = reason(error)
+        return images[:whole], errors
+
+    def _answer(self, item: Mapping[str, Any], row: Floats, results: list[bytes]) -> Facts:
+        """One picture's answer; numbers that a client asked for in full are added to the results."""
+        if not bool(np.isfinite(row).all()):
+            return {"error": {"code": "model_failed", "message": "the model's answer is not finite (NaN or infinite)."}}
+        if item["want"] == "row":
+            results.append(np.ascontiguousarray(row, dtype="<f4").tobytes())
+            return {}
+        count = len(row) if item["want"] == "scores" else int(item["top_k"])
+        named = self.predictor.name_scores(row, count)
+        if item["want"] == "top":
+            return {"labels": [list(each) for each in zip(named.labels, named.indices, named.scores, strict=True)]}
+        scores = np.empty(len(row), dtype="<f4")
+        scores[list(named.indices)] = named.scores
+        results += [np.ascontiguousarray(row, dtype="<f4").tobytes(), scores.tobytes()]
+        return {"label": named.label}
+
+    def _explain(self, answer: Facts, facts: Facts, data: bytes) -> Frame:
+        if find_spec("torch") is None:
+            raise VitrailError("this service runs an export without torch, which explanations need; pip install torch")
+        from vitrail.serving import explaining
+
+        began = time.perf_counter()
+        options = facts["options"]
+        with open_picture(data, formats=FORMATS, max_pixels=self.max_pixels):
+            pass  # the front has judged the header by its own reading of it, which need not be Pillow's
+        if facts["kind"] == "attention":
+            result: Facts | bytes = explaining.attend(self.explainer, data, **options)
+        else:
+            result = explaining.explain_picture(self.explainer, data, **options)
+        answer["compute"] = time.perf_counter() - began
+        if isinstance(result, bytes):
+            return Frame(answer, [result])
+        return Frame({**answer, "result": result})
+
+
+def checksum(path: Path) -> str:
+    """The sha256 of a model: of its file; of several, of the list of their checksums."""
+    sums = [sha256_of(file) for file in files_of(path)]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def _shape(predictor: Predictor) -> Facts:
+    """The grid of patches, layers and heads; None where an export does not tell."""
+    runtime = torch_runtime_of(predictor.runtime)
+    if runtime is not None:
+        config = runtime.model.config
+        return {"grid": list(config.grid), "depth": config.depth, "heads": config.heads}
+    manifest: Any = getattr(predictor.runtime, "manifest", None)
+    facts: Facts = json.loads(manifest.config) if manifest is not None else {}
+    grid = None
+    if facts and find_spec("torch") is not None:
+        from vitrail.model.config import ViTConfig
+        from vitrail.schema import from_dict
+
+        grid = list(from_dict(ViTConfig, facts).grid)
+    return {"grid": grid, "depth": facts.get("depth"), "heads": facts.get("heads")}
+
+
+def _precision(predictor: Predictor) -> str:
+    manifest: Any = getattr(predictor.runtime, "manifest", None)
+    if manifest is not None and manifest.precision != "float32":
+        return str(manifest.precision)
+    return "bf16" if predictor.runtime.name.endswith("bf16") else "float32"

@@ -1,0 +1,137 @@
+"""What every request passes on its way in and out: who may ask, how often, the headers of the answer, the log."""
+
+import hmac
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitrail.serving.access_log import AccessLog
+from vitrail.serving.bodies import ClientGoneError
+from vitrail.serving.exchange import Exchange, begin
+from vitrail.serving.problems import Problem
+from vitrail.serving.service import Service
+from vitrail.serving.settings import is_local_name
+
+LEFT = 499  # in the log: the client left before the answer
+MOST_CLIENTS = 10_000  # whose pace is remembered
+SECURITY_HEADERS: tuple[tuple[str, str], ...] = (
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-embedder-policy", "require-corp"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS]
+_OPEN = ("/v2/health/live", "/v2/health/ready", "/", "/favicon.ico")
+_OPEN_BELOW = ("/static/", "/examples/")
+
+
+class Gate:
+    """Wraps the routes."""
+
+    def __init__(self, routes: ASGIApp, service: Service, log: AccessLog) -> None:
+        self._routes, self._service, self._log = routes, service, log
+        settings = service.settings
+        self._token = settings.token.encode() if settings.token else None
+        self._hosts = settings.host if settings.is_local else None
+        self._limit = Pace(settings.rate_limit) if settings.rate_limit else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = dict(reversed(scope["headers"]))
+        exchange = begin(scope, headers.get(b"x-request-id", b"").decode("latin-1"))
+        scope["app"] = self  # routes raise instead of answering in plain text
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", exchange.id.encode()), *_HEADERS]
+                if self._service.draining:
+                    message["headers"].append((b"connection", b"close"))
+            await send(message)
+
+        try:
+            self._admit(scope, headers, exchange)
+            await self._routes(scope, receive, send_on)
+        except ClientGoneError:
+            exchange.status = LEFT
+        except Exception as error:
+            if exchange.status:  # too late for another answer
+                raise
+            await _answer(_problem_of(error), scope, receive, send_on)
+        finally:
+            self._service.metrics.request(exchange.route, exchange.method, exchange.status or LEFT, exchange.seconds)
+            self._log.write(exchange)
+
+    def _admit(self, scope: Scope, headers: Mapping[bytes, bytes], exchange: Exchange) -> None:
+        if self._hosts is not None:
+            self._check_host(headers.get(b"host", b"").decode("latin-1"))
+        if headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] != "GET":
+            raise Problem("forbidden", "other web sites may not send requests here.")
+        path: str = scope["path"]
+        if path in _OPEN or path.startswith(_OPEN_BELOW):
+            return
+        if self._token is not None:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
+                raise Problem(
+                    "unauthorized", "this service requires a token.", headers=(("www-authenticate", "Bearer"),)
+                )
+        if self._limit is not None:
+            self._limit.check(exchange.client)
+
+    def _check_host(self, host: str) -> None:
+        """A name that some other site's address server gave to this machine must not open it to that site's pages."""
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        if not is_local_name(name) and name.lower() != str(self._hosts).lower():
+            raise Problem("forbidden", "this service answers to localhost only, not to the host that was asked for.")
+
+
+class Pace:
+    """How often each client may ask: a bucket that fills at a steady rate."""
+
+    def __init__(self, rate: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._now = rate, now
+        self._burst = max(1.0, 2 * rate)
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → requests left, and since when
+
+    def check(self, client: str) -> None:
+        """Count a request, or refuse it."""
+        now = self._now()
+        left, since = self._left.pop(client, (self._burst, now))
+        left = min(self._burst, left + (now - since) * self._rate)
+        allowed = left >= 1
+        self._left[client] = (left - 1 if allowed else left, now)
+        if len(self._left) > MOST_CLIENTS:
+            self._left.popitem(last=False)
+        if not allowed:
+            wait = max(1, round((1 - left) / self._rate + 0.5))
+            raise Problem("rate_limited", f"one client may send {self._rate:g} requests per second.", retry_after=wait)
+
+
+def _problem_of(error: Exception) -> Problem:
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        return Problem("not_found", "there is nothing at this address.")
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allowed = tuple((error.headers or {}).items())
+        return Problem("method_not_allowed", "this address does not take this method.", headers=allowed)
+    traceback.print_exception(error)
+    return Problem("internal_error", "something went wrong here.")
+
+
+async def _answer(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    headers = dict(problem.extra_headers())
+    await JSONResponse({"error": problem.entry()}, problem.status, headers)(scope, receive, send)

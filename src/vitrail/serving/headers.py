@@ -1,0 +1,88 @@
+"""What a picture says about itself in its first bytes: format and size, read without decoding anything. Needs no torch.
+
+Each reading is bounded, so that no file can keep the front process busy; the worker opens the picture with Pillow,
+within the same limits, and its word is the last.
+"""
+
+from vitrail.serving.problems import Problem
+from vitrail.wording import counted
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+MOST_SEGMENTS = 1000  # before the size of a JPEG, or the pixels of a PNG, are reached
+MOST_SCANS = 64  # of a progressive JPEG, each of which costs a pass over all its pixels; encoders make about ten
+_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers that give a size
+_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # JPEG's markers without a length
+
+
+def check_header(data: bytes, max_pixels: int, name: str) -> None:
+    """Refuse what is no JPEG, PNG or WebP, has no size, or too many pixels."""
+    width, height = size_of(data, name)
+    if not width or not height:
+        raise Problem("unreadable_picture", f"{name}: the header gives a size of {width}×{height} pixels.")
+    if width * height > max_pixels:
+        raise Problem(
+            "too_large", f"{name}: {width}×{height} pixels are over the limit of {max_pixels:,}; shrink the picture."
+        )
+
+
+def size_of(data: bytes, name: str) -> tuple[int, int]:
+    """Width and height, by what the bytes are and not by what they are called."""
+    if data[:3] == b"\xff\xd8\xff":
+        return _size_of_jpeg(data, name)
+    if data[:8] == b"\x89PNG\r\n\x1a\n":
+        return _size_of_png(data, name)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return _size_of_webp(data, name)
+    if not data:
+        raise Problem("unreadable_picture", f"{name}: is empty (0 bytes).")
+    raise Problem("unsupported_format", f"{name}: is not a JPEG, PNG or WebP; it starts with {data[:8]!r}.")
+
+
+def _size_of_jpeg(data: bytes, name: str) -> tuple[int, int]:
+    if data.count(b"\xff\xda") > MOST_SCANS:
+        raise Problem("unreadable_picture", f"{name}: has more than {counted(MOST_SCANS, 'scan')}; save it again.")
+    position = 2
+    for _ in range(MOST_SEGMENTS):
+        while data[position : position + 2] == b"\xff\xff":  # fill bytes; a run of them costs no segment …
+            position = position + 1 if data[position + 2 : position + 3] != b"\xff" else _after_fill(data, position)
+        if position + 4 > len(data) or data[position] != 0xFF:
+            break
+        marker = data[position + 1]
+        if marker in _SIZES:
+            sides = data[position + 5 : position + 9]
+            if len(sides) < 4:
+                break
+            return int.from_bytes(sides[2:]), int.from_bytes(sides[:2])
+        position += 2 if marker in _BARE else 2 + int.from_bytes(data[position + 2 : position + 4])
+    raise Problem("unreadable_picture", f"{name}: is a JPEG without a readable size; it is damaged or truncated.")
+
+
+def _after_fill(data: bytes, position: int) -> int:
+    """The last of a run of 0xff bytes, found without a loop of our own."""
+    rest = data[position : position + 65536]
+    return position + len(rest) - len(rest.lstrip(b"\xff")) - 1
+
+
+def _size_of_png(data: bytes, name: str) -> tuple[int, int]:
+    if data[12:16] != b"IHDR" or len(data) < 33:
+        raise Problem("unreadable_picture", f"{name}: is a PNG without a readable header; it is damaged or truncated.")
+    size = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+    position = 8
+    for _ in range(MOST_SEGMENTS):
+        kind = data[position + 4 : position + 8]
+        if kind == b"IDAT" or len(kind) < 4:
+            return size
+        position += 12 + int.from_bytes(data[position : position + 4])
+    raise Problem("unreadable_picture", f"{name}: has too much metadata before its pixels; save it again without it.")
+
+
+def _size_of_webp(data: bytes, name: str) -> tuple[int, int]:
+    kind = data[12:16]
+    if kind == b"VP8X" and len(data) >= 30:
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L" and len(data) >= 25 and data[20] == 0x2F:
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if kind == b"VP8 " and len(data) >= 30 and data[23:26] == b"\x9d\x01\x2a":
+        return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+    raise Problem("unreadable_picture", f"{name}: is a WebP without a readable size; it is damaged or truncated.")

@@ -1,0 +1,106 @@
+"""The front process: it binds the port, runs the app, and drains when it is told to end."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from types import FrameType
+
+import uvicorn
+
+from vitrail.errors import ConfigError
+from vitrail.serving.access_log import AccessLog
+from vitrail.serving.app import build_app
+from vitrail.serving.service import Service
+from vitrail.serving.settings import ServeSettings
+from vitrail.wording import reason
+
+LINGER = 0.5  # seconds after a signal in which requests are still taken, each with a note that the connection ends
+BACKLOG = 512
+
+Ready = Callable[[str, Service], None]
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which tells clients with open connections before it closes them."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._captured_signals.append(sig)
+        if self._service.draining:  # asked twice: at once
+            self.should_exit = self.force_exit = True
+            return
+        self._service.draining = True
+        asyncio.get_running_loop().call_soon_threadsafe(self._end_soon)
+
+    def _end_soon(self) -> None:
+        asyncio.get_running_loop().call_later(LINGER, self._end)
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+
+def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str], None], on_ready: Ready) -> None:
+    """Serve until a signal ends it."""
+    listener = bind(settings)
+    service = Service(models, settings, say)
+    log = AccessLog(settings.access_log)
+    config = uvicorn.Config(
+        build_app(service, log),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=30,
+    )
+    server = Server(config, service)
+
+    async def serve() -> None:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            starting = asyncio.create_task(service.start())
+            await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                on_ready(address_of(listener), service)
+            else:
+                starting.cancel()
+            await serving
+        except BaseException:
+            server.should_exit = server.force_exit = True
+            raise
+        finally:
+            await asyncio.gather(serving, return_exceptions=True)
+            await service.stop()
+            log.close()
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve())
+
+
+def bind(settings: ServeSettings) -> socket.socket:
+    """The listening socket; an address that cannot be used is an error before anything is loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"host={settings.host!r} with port={settings.port} cannot be listened on: {reason(error)}; another "
+            "process may be using the port."
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """As people type it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

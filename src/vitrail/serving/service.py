@@ -1,0 +1,98 @@
+"""What the routes work with: the models, their queues, and how long to wait for an answer."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from vitrail.serving.batching import Answer, Item, Kind
+from vitrail.serving.bodies import ClientGoneError
+from vitrail.serving.metrics import Metrics
+from vitrail.serving.problems import Problem
+from vitrail.serving.settings import ServeSettings
+from vitrail.serving.supervising import Host, Say
+from vitrail.wording import plain
+
+START_RETRY = 5  # seconds after which a model that is being loaded may be ready
+
+
+class Service:
+    """The models of one front process."""
+
+    def __init__(self, models: Mapping[str, str], settings: ServeSettings, say: Say = lambda _: None) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.hosts = {name: Host(name, source, settings, self.metrics, say) for name, source in models.items()}
+        self.draining = False
+
+    @property
+    def ready(self) -> bool:
+        return not self.draining and all(host.ready for host in self.hosts.values())
+
+    async def start(self) -> None:
+        """Load all models, one after the other: each measures what suits it."""
+        for host in self.hosts.values():
+            await host.start()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(host.stop() for host in self.hosts.values()))
+
+    def find(self, name: str | None) -> Host:
+        """The model of a request; the first one by default."""
+        host = next(iter(self.hosts.values())) if name is None else self.hosts.get(name)
+        if host is None:
+            known = ", ".join(self.hosts)
+            raise Problem("unknown_model", f"there is no model {plain(str(name))[:64]!r}; there is {known}.")
+        if not host.facts:
+            raise Problem("not_ready", f"the model {host.name} is being loaded.", retry_after=START_RETRY)
+        return host
+
+    async def ask(
+        self, request: Request, host: Host, kind: Kind, items: Sequence[tuple[dict[str, Any], bytes]]
+    ) -> list[Answer]:
+        """The worker's answers, unless the client leaves or the time is up."""
+        if not host.ready:
+            raise Problem("not_ready", f"the model {host.name} is being started again.", retry_after=START_RETRY)
+        loop = asyncio.get_running_loop()
+        waiting = [Item(facts, blob, loop.create_future()) for facts, blob in items]
+        host.batcher.submit(kind, waiting)
+        answers = asyncio.gather(*(item.future for item in waiting))
+        left = asyncio.ensure_future(_until_left(request))
+        try:
+            await asyncio.wait((answers, left), timeout=self.settings.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if answers.done():
+                return answers.result()
+            if left.done():
+                raise ClientGoneError
+            raise Problem("timeout", f"there was no answer within {self.settings.timeout:g} seconds.")
+        finally:
+            left.cancel()
+            host.batcher.withdraw(kind, waiting)
+
+
+async def _until_left(request: Request) -> None:
+    """Until the client has closed the connection; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Clock:
+    """The milliseconds of one request."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def read(self, answers: Sequence[Answer]) -> dict[str, float]:
+        """Of the slowest of its pictures, and in all."""
+        return {
+            "queue": _milliseconds(max((each.queue for each in answers), default=0.0)),
+            "decode": _milliseconds(max((each.decode for each in answers), default=0.0)),
+            "compute": _milliseconds(max((each.compute for each in answers), default=0.0)),
+            "total": _milliseconds(time.perf_counter() - self._began),
+        }
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 3)

@@ -1,0 +1,123 @@
+"""What can be set: one dataclass is the flags of the command and the arguments of `vitrail.serve`. Needs no torch."""
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass, replace
+
+from vitrail.data.preprocess import MAX_PIXELS
+from vitrail.errors import ConfigError
+from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
+from vitrail.schema import validate
+
+TOKEN_VARIABLE = "VITRAIL_TOKEN"  # noqa: S105 - the name of the variable
+SHORTEST_TOKEN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """How a service behaves; every limit is per request unless it says otherwise."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on; any other than this machine's own (127.0.0.1, ::1, localhost) requires a token."""
+    port: int = 8000
+    """The port to listen on; 0 takes a free one."""
+    token: str | None = None
+    """What clients must send as `Authorization: Bearer TOKEN` [default: the environment variable VITRAIL_TOKEN]."""
+    max_batch: int | None = None
+    """Pictures that are computed together at most [default: measured when the model is loaded]."""
+    max_wait_ms: float | None = None
+    """Milliseconds that a picture may wait for others while a core is idle [default: measured, mostly 0]."""
+    queue_size: int = 256
+    """Pictures that may wait for each model; further requests get 503 with Retry-After."""
+    timeout: float = 30.0
+    """Seconds until a request that is still waiting for its answer gets 504."""
+    client_timeout: float = 10.0
+    """Seconds that a client may pause while it sends a request, before the connection is closed."""
+    max_body_mb: float = 20.0
+    """Megabytes of a request's body at most."""
+    max_pixels: int = 50_000_000
+    """Pixels of a picture at most, judged by its header before it is decoded."""
+    max_pictures: int = 32
+    """Pictures of one request at most."""
+    rate_limit: float | None = None
+    """Requests per second that one client (by address) may send, with short bursts of twice as many [default: any]."""
+    runtime: RuntimeChoice = "auto"
+    """What computes; auto: the fastest whose answers equal torch's, measured once for each model and machine."""
+    precision: PrecisionChoice = "float32"
+    """Numbers to compute in; auto: bf16 where it is measured to be faster."""
+    threads: int | None = None
+    """Cores that each model may use [default: all cores, shared evenly among the models]."""
+    reload: bool = False
+    """Watch the models' files, and exchange a model for its new version without losing a request."""
+    access_log: bool = True
+    """Write one line of JSON for each request to standard output."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _check_numbers(self)
+        if not self.is_local and not self.token:
+            raise ConfigError(
+                f"host={self.host!r} can be reached from other machines, which requires a token; pass token=, or set "
+                f"{TOKEN_VARIABLE}, or listen on 127.0.0.1 only."
+            )
+        if self.token is not None and not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},200}}", self.token):
+            raise ConfigError(
+                f"token= must have {SHORTEST_TOKEN} to 200 printable ASCII characters without spaces; make one with: "
+                'python -c "import secrets; print(secrets.token_urlsafe())"'
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the service."""
+        return is_local_name(self.host)
+
+    @property
+    def max_body(self) -> int:
+        """Bytes."""
+        return int(self.max_body_mb * 1e6)
+
+
+def is_local_name(host: str) -> bool:
+    """Whether a host name can only stand for this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def with_token_from_environment(token: str | None) -> str | None:
+    """The token, or else that of the environment."""
+    return token if token is not None else os.environ.get(TOKEN_VARIABLE) or None
+
+
+def share_cores(settings: ServeSettings, models: int, cores: int) -> ServeSettings:
+    """With a number of threads for each of several models."""
+    return settings if settings.threads is not None else replace(settings, threads=max(1, cores // models))
+
+
+def _check_numbers(settings: ServeSettings) -> None:
+    limits: dict[str, tuple[float, float]] = {
+        "port": (0, 65535),
+        "max_batch": (1, 1024),
+        "max_wait_ms": (0, 10_000),
+        "queue_size": (1, 100_000),
+        "timeout": (0.05, 3600),
+        "client_timeout": (0.05, 3600),
+        "max_body_mb": (0.001, 1000),
+        "max_pixels": (1, MAX_PIXELS),
+        "max_pictures": (1, 1024),
+        "rate_limit": (0.001, 1e6),
+        "threads": (1, 1024),
+    }
+    for name, (least, most) in limits.items():
+        value = getattr(settings, name)
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{name}= must be from {least:,} to {most:,}; got {value:,}.")
+    if settings.max_pictures > settings.queue_size:
+        raise ConfigError(
+            f"max_pictures= must be at most queue_size= {settings.queue_size}, or a request could never be accepted; "
+            f"got {settings.max_pictures}."
+        )

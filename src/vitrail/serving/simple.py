@@ -1,0 +1,177 @@
+"""The routes of /v1: pictures in, labels, embeddings and explanations out."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from vitrail.serving.arguments import read_arguments, whole_number
+from vitrail.serving.batching import Answer
+from vitrail.serving.bodies import Picture, describe, judge, read_pictures
+from vitrail.serving.exchange import exchange_of
+from vitrail.serving.problems import Problem
+from vitrail.serving.service import Clock, Service
+from vitrail.serving.supervising import Host
+
+TOP_K = 5
+MOST_CLASSES = 100_000
+METHODS = ("auto", "attention", "rollout", "gradient-rollout", "relevance", "occlusion")
+# What is told about a model beside its name.
+_TOLD = ("version", "sha256", "classes", "image_size", "grid", "depth", "heads", "runtime", "precision", "explains")
+_TOLD += ("methods", "temperature")
+
+
+class Simple:
+    """The handlers of /v1."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def models(self, request: Request) -> Response:
+        read_arguments(request)
+        hosts = [self._service.find(name) for name in self._service.hosts]
+        return JSONResponse(
+            {"models": [{"name": host.name, **{name: host.facts[name] for name in _TOLD}} for host in hosts]}
+        )
+
+    async def labels(self, request: Request) -> Response:
+        host = self._service.find(read_arguments(request, "model").get("model"))
+        return JSONResponse({"model": host.name, "labels": host.facts["labels"]})
+
+    async def predict(self, request: Request) -> Response:
+        clock = Clock()
+        arguments = read_arguments(request, "model", "top_k")
+        host = self._service.find(arguments.get("model"))
+        if not host.facts["classes"]:
+            raise Problem("invalid_argument", f"{host.name} has no classes to predict.", "Use /v1/embed.")
+        top_k = _top_k(arguments)
+        found = await read_pictures(request, self._service.settings, ("top_k",))
+        if "top_k" in found.fields:
+            top_k = _top_k(found.fields)
+        wanted = {"want": "top", "top_k": min(top_k, host.facts["classes"])}
+        entries, answers = await self._answer(request, host, "logits", found.pictures, wanted)
+        predictions = [
+            {"picture": picture.name, "labels": _labels(entry), "error": _error(entry)}
+            for picture, entry in zip(found.pictures, entries, strict=True)
+        ]
+        return JSONResponse(
+            {**_heading(request, host), "predictions": predictions, "milliseconds": clock.read(answers)}
+        )
+
+    async def embed(self, request: Request) -> Response:
+        clock = Clock()
+        host = self._service.find(read_arguments(request, "model").get("model"))
+        found = await read_pictures(request, self._service.settings)
+        entries, answers = await self._answer(request, host, "features", found.pictures, {"want": "row"})
+        embeddings = [
+            {"picture": picture.name, "vector": _vector(entry), "error": _error(entry)}
+            for picture, entry in zip(found.pictures, entries, strict=True)
+        ]
+        return JSONResponse({**_heading(request, host), "embeddings": embeddings, "milliseconds": clock.read(answers)})
+
+    async def explain(self, request: Request) -> Response:
+        clock = Clock()
+        arguments = read_arguments(request, "model", "method", "layer", "head", "target", "format")
+        form = _choice("format", arguments.get("format", "png"), ("png", "json"))
+        options = {
+            "method": _choice("method", arguments.get("method", "auto"), METHODS),
+            **_layer_and_head(arguments),
+            "target": arguments.get("target") or None,
+            "as_png": form == "png",
+        }
+        host, answer = await self._ask_about_one(request, "explain", arguments.get("model"), options)
+        if form == "png":
+            return Response(answer.blobs[0], media_type="image/png")
+        return JSONResponse({**_heading(request, host), **answer.facts["result"], "milliseconds": clock.read([answer])})
+
+    async def attention(self, request: Request) -> Response:
+        clock = Clock()
+        arguments = read_arguments(request, "model", "layer", "head")
+        host, answer = await self._ask_about_one(
+            request, "attention", arguments.get("model"), _layer_and_head(arguments)
+        )
+        return JSONResponse({**_heading(request, host), **answer.facts["result"], "milliseconds": clock.read([answer])})
+
+    async def _ask_about_one(
+        self, request: Request, kind: Any, model: str | None, options: dict[str, Any]
+    ) -> tuple[Host, Answer]:
+        host = self._service.find(model)
+        if not host.facts["explains"]:
+            raise Problem("cannot_explain", f"{host.name} runs on {host.facts['runtime']} and cannot be explained.")
+        found = await read_pictures(request, self._service.settings)
+        if len(found.pictures) != 1:
+            raise Problem("invalid_argument", f"one picture can be explained at a time; got {len(found.pictures)}.")
+        exchange_of(request).pictures = 1
+        judge(found.pictures, self._service.settings)
+        (answer,) = await self._service.ask(request, host, kind, [(options, found.pictures[0].data)])
+        if error := answer.facts.get("error"):
+            raise Problem(error["code"], error["message"])
+        return host, answer
+
+    async def _answer(
+        self, request: Request, host: Host, kind: Any, pictures: list[Picture], wanted: dict[str, Any]
+    ) -> tuple[list[Answer | Problem], Sequence[Answer]]:
+        """An answer or a problem for each picture; the only picture's problem is the request's."""
+        exchange_of(request).pictures = len(pictures)
+        problems = judge(pictures, self._service.settings)
+        items = [
+            ({**wanted, "name": describe(picture.name)}, picture.data)
+            for picture, problem in zip(pictures, problems, strict=True)
+            if problem is None
+        ]
+        answers = await self._service.ask(request, host, kind, items) if items else []
+        rest = iter(answers)
+        entries = [_settle(next(rest)) if problem is None else problem for problem in problems]
+        if len(entries) == 1 and isinstance(entries[0], Problem):
+            raise entries[0]
+        return entries, answers
+
+
+def _settle(answer: Answer) -> Answer | Problem:
+    error = answer.facts.get("error")
+    return answer if error is None else Problem(error["code"], error["message"])
+
+
+def _heading(request: Request, host: Host) -> dict[str, Any]:
+    model = {"name": host.name, **{name: host.facts[name] for name in ("version", "sha256", "runtime")}}
+    return {"model": model, "request_id": exchange_of(request).id}
+
+
+def _labels(entry: Answer | Problem) -> list[dict[str, Any]]:
+    if isinstance(entry, Problem):
+        return []
+    return [{"label": label, "index": index, "score": score} for label, index, score in entry.facts["labels"]]
+
+
+def _vector(entry: Answer | Problem) -> list[float] | None:
+    return None if isinstance(entry, Problem) else floats(entry.blobs[0]).tolist()
+
+
+def floats(blob: bytes) -> "array[float]":
+    """Float32 numbers of the worker, which runs on this machine."""
+    numbers = array("f")
+    numbers.frombytes(blob)
+    return numbers
+
+
+def _error(entry: Answer | Problem) -> dict[str, Any] | None:
+    return entry.entry() if isinstance(entry, Problem) else None
+
+
+def _top_k(values: dict[str, Any]) -> int:
+    return whole_number("top_k", values.get("top_k", TOP_K), 1, MOST_CLASSES)
+
+
+def _layer_and_head(arguments: dict[str, str]) -> dict[str, int | None]:
+    return {
+        name: whole_number(name, arguments[name], -1000, 1000) if arguments.get(name) else None
+        for name in ("layer", "head")
+    }
+
+
+def _choice(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise Problem("invalid_argument", f"{name} must be one of {', '.join(known)}; got {value[:50]!r}.")
+    return value

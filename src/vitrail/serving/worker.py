@@ -1,0 +1,82 @@
+"""The worker process of one model: `python -m vitrail.serving.worker FD`. It reads batches, and answers each.
+
+It ends when its front has gone. Signals that are meant for the service as a whole are left to the front, which lets the
+worker finish what was accepted.
+"""
+
+import json
+import os
+import signal
+import sys
+import warnings
+from socket import socket
+from threading import Lock
+from typing import Any
+
+from vitrail.errors import AssumptionWarning, VitrailError
+from vitrail.serving.frames import Frame, pack, receive_frame
+from vitrail.threads import start_workers
+from vitrail.wording import reason
+
+
+def main() -> None:
+    """Load the model that the first frame names, tell the front, and work until it has gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    warnings.simplefilter("ignore", AssumptionWarning)  # the notes go to the front
+    connection = socket(fileno=int(sys.argv[1]))
+    first = receive_frame(connection)
+    if first is not None:
+        serve(connection, first.facts)
+
+
+def serve(connection: socket, order: dict[str, Any]) -> None:
+    """One model until the front has gone."""
+    lock = Lock()
+
+    def send(frame: Frame) -> None:
+        with lock:
+            connection.sendall(pack(frame))
+
+    try:
+        from vitrail.serving.computing import Engine
+        from vitrail.serving.measuring import warm_up
+
+        engine = Engine(order["source"], order["runtime"], order["precision"], order["max_pixels"])
+        pool = start_workers(order["threads"])
+        measured = warm_up(engine, pool, order["threads"])
+        facts = {**engine.describe(), **measured}
+    except Exception as error:  # of any library that loads a model: the front reports it
+        message = reason(error) if isinstance(error, VitrailError | OSError) else f"{type(error).__name__}: {error}"
+        send(Frame({"failed": message}))
+        if not isinstance(error, VitrailError | OSError):
+            raise
+        return
+    send(Frame({"ready": facts}))
+
+    def work(frame: Frame) -> None:
+        try:
+            answer = engine.run(frame)
+        except Exception as error:  # our own mistake, or a runtime's: this batch has no answer, others may
+            _log(f"{type(error).__name__}: {error}")
+            answer = Frame({"id": frame.facts["id"], "error": {"code": "model_failed", "message": _short(error)}})
+        try:
+            send(answer)
+        except OSError:
+            os._exit(0)  # the front has gone
+
+    while (frame := receive_frame(connection)) is not None:
+        pool.submit(work, frame)
+    os._exit(0)  # without waiting for answers that nobody will read
+
+
+def _short(error: Exception) -> str:
+    return f"the model cannot compute this: {type(error).__name__}."
+
+
+def _log(text: str) -> None:
+    print(json.dumps({"worker": os.getpid(), "error": text[:1000]}), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
