@@ -23,7 +23,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 def build_app(service: Service, log: AccessLog) -> Gate:
     """Everything that the front process answers."""
     simple, open_inference, page = Simple(service), OpenInference(service), Page()
-    description = describe_api(service.settings)
+    description = describe_api(service.settings, list(service.hosts))
 
     async def metrics(request: Request) -> Response:
         read_arguments(request)

@@ -113,7 +113,7 @@ class Batcher:
 
     def _next(self, worker: Slots) -> Kind | None:
         """The kind of the picture that has waited longest; explanations leave a core for the others."""
-        heads = [
+        heads: list[tuple[float, Kind]] = [
             (next(iter(queue)).added, kind)
             for kind, queue in self._queues.items()
             if queue and (kind in BATCHED or worker.explaining < max(1, worker.threads - 1))

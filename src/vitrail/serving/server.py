@@ -3,13 +3,16 @@
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 
 from vitrail.errors import ConfigError
 from vitrail.serving.access_log import AccessLog
 from vitrail.serving.app import build_app
+from vitrail.serving.connections import Connection
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServeSettings
 from vitrail.wording import reason
@@ -49,12 +52,13 @@ def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str],
     log = AccessLog(settings.access_log)
     config = uvicorn.Config(
         build_app(service, log),
-        http="httptools",
+        http=cast("Any", partial(Connection, client_timeout=settings.client_timeout, metrics=service.metrics)),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # a client's address is its own, not what it claims
         backlog=BACKLOG,
         timeout_keep_alive=30,
     )

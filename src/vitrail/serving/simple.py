@@ -11,16 +11,18 @@ from vitrail.serving.arguments import read_arguments, whole_number
 from vitrail.serving.batching import Answer
 from vitrail.serving.bodies import Picture, describe, judge, read_pictures
 from vitrail.serving.exchange import exchange_of
+from vitrail.serving.openapi import METHODS
 from vitrail.serving.problems import Problem
 from vitrail.serving.service import Clock, Service
 from vitrail.serving.supervising import Host
 
 TOP_K = 5
 MOST_CLASSES = 100_000
-METHODS = ("auto", "attention", "rollout", "gradient-rollout", "relevance", "occlusion")
 # What is told about a model beside its name.
-_TOLD = ("version", "sha256", "classes", "image_size", "grid", "depth", "heads", "runtime", "precision", "explains")
-_TOLD += ("methods", "temperature")
+_TOLD = (
+    *("version", "sha256", "classes", "image_size", "grid", "depth", "heads"),
+    *("runtime", "precision", "explains", "methods", "temperature"),
+)
 
 
 class Simple:
