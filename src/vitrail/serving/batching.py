@@ -1,8 +1,8 @@
 """The bounded queue of one model, and which of the waiting pictures are computed together.
 
 Whenever a core of the worker is free, what waits is divided among the free cores, up to `max_batch` pictures each.
-While all cores are busy pictures gather, so that batches grow with the load by themselves, and nobody waits while a
-core is idle, unless `max_wait_ms` says so.
+While all cores are busy pictures gather, so that batches grow with the load by themselves. While a core is idle nobody
+waits, unless `max_wait_ms` says so; a wait that was measured to pay is made only while pictures come in company.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from vitrail.wording import agree, counted
 
 Kind = Literal["logits", "features", "explain", "attention"]
 BATCHED: tuple[Kind, ...] = ("logits", "features")
+REMEMBERED = 50  # pictures whose pace is the pace
 LONGEST_RETRY = 60  # seconds that a client is told to wait at most
 
 
@@ -48,8 +49,9 @@ class Slots(Protocol):
     threads: int
     max_batch: int
     max_wait: float  # seconds
+    always_waits: bool  # or only while others can be expected
 
-    def start(self, kind: Kind, items: Sequence[Item]) -> None: ...
+    def start(self, kind: Kind, items: Sequence[Item], alone: bool) -> None: ...
 
 
 class Batcher:
@@ -60,6 +62,7 @@ class Batcher:
         self.worker: Slots | None = None
         self.pace = 0.01  # seconds per picture lately, over all cores
         self._now = now
+        self._last = 1  # pictures in the batch that was started last
         self._queues: dict[Kind, dict[Item, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -87,6 +90,11 @@ class Batcher:
             queue.pop(item, None)
             item.future.cancel()
 
+    def answered(self, count: int, seconds: float) -> None:
+        """The worker has answered so many pictures, at so many seconds for each, and has a core free."""
+        self.pace += (seconds - self.pace) * min(1.0, count / REMEMBERED)
+        self.pump()
+
     def retry_after(self) -> int:
         """Seconds until what waits now has been computed, about."""
         return max(1, min(LONGEST_RETRY, math.ceil(self.waiting * self.pace)))
@@ -101,7 +109,7 @@ class Batcher:
             queue = self._queues[kind]
             most = worker.max_batch if kind in BATCHED else 1
             oldest = next(iter(queue))
-            ripe = oldest.added + worker.max_wait
+            ripe = oldest.added + (worker.max_wait if worker.always_waits or self._expects(worker) else 0.0)
             if kind in BATCHED and len(queue) < most and self._now() < ripe:
                 self._wait_until(ripe)
                 return
@@ -109,7 +117,12 @@ class Batcher:
             items = [item for item, _ in zip(queue, range(count), strict=False)]
             for item in items:
                 del queue[item]
-            worker.start(kind, items)
+            self._last = count
+            worker.start(kind, items, alone=not self.waiting)
+
+    def _expects(self, worker: Slots) -> bool:
+        """Whether pictures come in company: others are being computed, or were computed together a moment ago."""
+        return worker.free < worker.threads or self._last > 1
 
     def _next(self, worker: Slots) -> Kind | None:
         """The kind of the picture that has waited longest; explanations leave a core for the others."""

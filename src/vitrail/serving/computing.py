@@ -97,29 +97,32 @@ class Engine:
         results: list[bytes] = []
         for index, item in enumerate(items):
             if index in errors:
-                answers.append({"error": {"code": "unreadable_picture", "message": errors[index]}})
+                answers.append({"error": errors[index]})
             else:
                 answers.append(self._answer(item, next(rows), results))
         answer |= {"decode": decoded - began, "compute": ended - decoded, "items": answers}
         return Frame(answer, results)
 
-    def _prepare(self, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> tuple[Floats, dict[int, str]]:
+    def _prepare(self, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> tuple[Floats, dict[int, Facts]]:
         """What the model sees of those pictures that can be read, and why the others cannot."""
         spec = self.predictor.preprocess
         shape = (spec.channels, *spec.size)
         images = np.empty((len(items), *shape), dtype=np.float32)
-        errors: dict[int, str] = {}
+        errors: dict[int, Facts] = {}
         whole = 0
         for index, (item, blob) in enumerate(zip(items, blobs, strict=True)):
             try:
                 if item.get("tensor"):
                     images[whole] = np.frombuffer(blob, dtype="<f4").reshape(shape)
+                    if not bool(np.isfinite(images[whole]).all()):
+                        raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
                 else:
                     with open_picture(blob, formats=FORMATS, max_pixels=self.max_pixels) as image:
                         prepare_array(image, spec, images[whole], item["name"])
                 whole += 1
-            except (InputError, OSError) as error:
-                errors[index] = reason(error)
+            except (InputError, OSError, ConfigError) as error:
+                code = "invalid_argument" if isinstance(error, ConfigError) else "unreadable_picture"
+                errors[index] = {"code": code, "message": reason(error)}
         return images[:whole], errors
 
     def _answer(self, item: Mapping[str, Any], row: Floats, results: list[bytes]) -> Facts:

@@ -3,14 +3,15 @@
 import asyncio
 import json
 import resource
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from vitrail.serving.exchange import Exchange
 from vitrail.serving.gate import SECURITY_HEADERS
-from vitrail.serving.metrics import Metrics
 from vitrail.serving.problems import Problem
 
 LONGEST_HEAD = 16_384  # bytes of a request before its body
@@ -23,9 +24,9 @@ PATIENCE = 3  # times `client_timeout` that a client may take to read an answer
 class Connection(HttpToolsProtocol):
     """One client's connection."""
 
-    def __init__(self, *, client_timeout: float, metrics: Metrics, **arguments: Any) -> None:
+    def __init__(self, *, client_timeout: float, report: Callable[[Exchange], None], **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._client_timeout, self._metrics = client_timeout, metrics
+        self._client_timeout, self._report = client_timeout, report
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._head: int | None = None  # bytes of an unfinished head, without those of the chunk in which it begins
         self._begins = False  # whether a head begins in the chunk that is being parsed
@@ -125,12 +126,14 @@ class Connection(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._metrics.request("connection", "", problem.status, 0.0)
+        exchange = Exchange(method="", path="", client=self.client[0] if self.client else "", status=problem.status)
+        self._report(exchange)
         body = json.dumps({"error": problem.entry()}).encode()
         headers = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),
             ("connection", "close"),
+            ("x-request-id", exchange.id),
             *problem.extra_headers(),
             *SECURITY_HEADERS,
         ]

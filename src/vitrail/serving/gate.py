@@ -71,8 +71,13 @@ class Gate:
                 raise
             await _answer(_problem_of(error), scope, receive, send_on)
         finally:
-            self._service.metrics.request(exchange.route, exchange.method, exchange.status or LEFT, exchange.seconds)
-            self._log.write(exchange)
+            self.report(exchange)
+
+    def report(self, exchange: Exchange) -> None:
+        """Count and log an exchange that has ended."""
+        exchange.status = exchange.status or LEFT
+        self._service.metrics.request(exchange.route, exchange.method, exchange.status, exchange.seconds)
+        self._log.write(exchange)
 
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes], exchange: Exchange) -> None:
         if self._hosts is not None:
@@ -133,5 +138,9 @@ def _problem_of(error: Exception) -> Problem:
 
 
 async def _answer(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-    headers = dict(problem.extra_headers())
-    await JSONResponse({"error": problem.entry()}, problem.status, headers)(scope, receive, send)
+    entry = problem.entry()
+    if scope["path"].startswith("/v2"):  # the Open Inference Protocol's own form, which its clients rely on
+        content = {"error": entry["message"], "code": entry["code"], "hint": entry["hint"]}
+    else:
+        content = {"error": entry}
+    await JSONResponse(content, problem.status, dict(problem.extra_headers()))(scope, receive, send)

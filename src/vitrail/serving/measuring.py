@@ -1,6 +1,7 @@
 """What suits a model on this machine, measured once while its worker starts: how many pictures to compute together."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -10,30 +11,39 @@ from vitrail.runtimes.runtime import Floats
 from vitrail.serving.computing import Engine
 
 SECONDS = 1.0  # for all of it, roughly
+TIMES = 4  # that each is measured, of which the quickest counts; the first call of a size prepares things
 WORTH = 0.05  # of the time per picture, which a larger batch must save
 LONGEST = 0.25  # seconds that one batch may take: those who come next wait for it
+SPREADS = 0.8  # of the time on one core, below which a lone picture is divided among all cores
 WAITS = 1.5  # a batch of two that takes less than so many times one picture is worth waiting for
 
 
-def warm_up(engine: Engine, pool: Executor, threads: int) -> dict[str, Any]:
-    """Let every thread compute once, then measure on one of them."""
-    spec = engine.predictor.preprocess
-    images = np.zeros((engine.predictor.runtime.batch_size, spec.channels, *spec.size), dtype=np.float32)
-    compute = engine.predictor.runtime.logits if engine.predictor.num_classes else engine.predictor.runtime.features
-    for future in [pool.submit(compute, images[:1]) for _ in range(2 * threads)]:
+def warm_up(engine: Engine, narrow: Executor, wide: Executor, threads: int, max_batch: int | None) -> dict[str, Any]:
+    """Let every thread compute once, then measure what was not given."""
+    predictor = engine.predictor
+    spec, runtime = predictor.preprocess, predictor.runtime
+    images = np.zeros((max_batch or runtime.batch_size, spec.channels, *spec.size), dtype=np.float32)
+    compute = runtime.logits if predictor.num_classes else runtime.features
+    for future in [narrow.submit(compute, images[:1]) for _ in range(2 * threads)]:
         future.result()
-    seconds = pool.submit(measure, compute, images).result()
-    return {"threads": threads, "max_batch": choose_batch(seconds), "max_wait_ms": choose_wait(seconds)}
+    seconds = narrow.submit(measure, compute, images[: max_batch and 2]).result()
+    spread = threads > 1 and wide.submit(measure, compute, images[:1]).result()[1] < SPREADS * seconds[1]
+    return {
+        "threads": threads,
+        "max_batch": max_batch or choose_batch(seconds),
+        "max_wait_ms": choose_wait(seconds),
+        "spreads": spread,
+    }
 
 
-def measure(compute: Any, images: Floats) -> dict[int, float]:
+def measure(compute: Callable[[Floats], Floats], images: Floats) -> dict[int, float]:
     """Batch size → seconds, in doubling sizes for as long as there is time."""
     ends = time.perf_counter() + SECONDS
     seconds: dict[int, float] = {}
     size = 1
     while size <= len(images):
         took: list[float] = []
-        while len(took) < 3 and (not took or time.perf_counter() + min(took) < ends):
+        while len(took) < TIMES and (not took or time.perf_counter() + min(took) < ends):
             began = time.perf_counter()
             compute(images[:size])
             took.append(time.perf_counter() - began)

@@ -29,7 +29,7 @@ def describe_api(settings: ServeSettings, models: Sequence[str]) -> Schema:
             "summary": "Labels, embeddings and explanations of pictures by Vision Transformers.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": {**_simple(settings, models), **_open_inference(named), **_about()},
+        "paths": {**_simple(settings, models), **_with_texts(_open_inference(named)), **_about()},
         "components": {"schemas": SCHEMAS},
     }
     if settings.token:
@@ -56,14 +56,12 @@ def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
     attention = _post(
         "What each patch attends to", (model, layer, head), _pictures(settings, 1), "Attention", "cannot_explain"
     )
-    many = _pictures(settings, settings.max_pictures)
+    many, plain = (_pictures(settings, settings.max_pictures, fields) for fields in (("top_k",), ()))
     return {
         "/v1/models": {"get": _get("The models and what they are", (), "Models", "not_ready")},
         "/v1/labels": {"get": _get("The names of a model's classes", (model,), "Labels", "not_ready", "unknown_model")},
         "/v1/predict": {"post": _post("The most likely classes", (model, top_k), many, "Predictions")},
-        "/v1/embed": {
-            "post": _post("Embeddings", (model,), _pictures(settings, settings.max_pictures, ()), "Embeddings")
-        },
+        "/v1/embed": {"post": _post("Embeddings", (model,), plain, "Embeddings")},
         "/v1/explain": {"post": explained},
         "/v1/attention": {"post": attention},
     }
@@ -84,6 +82,16 @@ def _open_inference(model: Schema) -> Schema:
         paths[path] = {"get": _get("A model's inputs and outputs", parameters, "Model", "not_ready", "unknown_model")}
         paths[f"{path}/ready"] = {"get": ready}
         paths[f"{path}/infer"] = {"post": _infer(parameters)}
+    return paths
+
+
+def _with_texts(paths: Schema) -> Schema:
+    """With errors in the form of the Open Inference Protocol, as texts."""
+    for operations in paths.values():
+        for operation in operations.values():
+            for status, response in operation["responses"].items():
+                if not status.startswith("2"):
+                    response["content"] = _json("InferenceProblem")
     return paths
 
 

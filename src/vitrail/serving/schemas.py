@@ -6,6 +6,7 @@ Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
+_POSITIVE: Schema = {"type": "integer", "minimum": 1}
 _NUMBER: Schema = {"type": "number"}
 _TRUE: Schema = {"const": True}
 
@@ -19,9 +20,17 @@ def _list(items: Schema, count: int | None = None) -> Schema:
     return {"type": "array", "items": items} | ({} if count is None else {"minItems": count, "maxItems": count})
 
 
-def _object(optional: tuple[str, ...] = (), **properties: Schema) -> Schema:
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _partly(optional: tuple[str, ...], properties: Schema) -> Schema:
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required}
+
+
+def _closed(schema: Schema) -> Schema:
+    return {**schema, "additionalProperties": False}
 
 
 def _or_null(schema: Schema) -> Schema:
@@ -30,19 +39,36 @@ def _or_null(schema: Schema) -> Schema:
 
 _PAIR = _list(_COUNT, 2)
 _LABEL = reference("Label")
-_HEADING = {"model": reference("Answering"), "request_id": _TEXT}
+_HEADING: Schema = {"model": reference("Answering"), "request_id": _TEXT}
 _TIMES = {"milliseconds": reference("Milliseconds")}
-_TENSOR = {
+_TENSOR: Schema = {
     "name": _TEXT,
     "datatype": {"enum": ["FP32", "BYTES"]},
     "shape": {"type": "array", "items": {"type": "integer", "minimum": -1}, "minItems": 1, "maxItems": 8},
 }
-_PARAMETERS = {"type": "object"}
-_VALUES = {"type": "array"}
+_PARAMETERS: Schema = {"type": "object"}
+_VALUES: Schema = {"type": "array"}
+
+_INPUT = _closed(
+    _partly(
+        ("parameters", "data"),
+        {
+            "name": {"enum": ["picture", "images"]},
+            "datatype": {"enum": ["BYTES", "FP32"]},
+            "shape": {"type": "array", "items": _POSITIVE, "minItems": 1, "maxItems": 4},
+            "parameters": _PARAMETERS,
+            "data": _VALUES,
+        },
+    )
+)
+_OUTPUT = _closed(
+    _partly(("parameters",), {"name": {"enum": ["logits", "probabilities", "label"]}, "parameters": _PARAMETERS})
+)
 
 SCHEMAS: Schema = {
     "Problem": _object(error=reference("Error")),
     "Error": _object(code=_TEXT, message=_TEXT, hint=_TEXT),
+    "InferenceProblem": _object(error=_TEXT, code=_TEXT, hint=_TEXT),
     "Models": _object(models=_list(reference("Described"))),
     "Described": _object(
         name=_TEXT,
@@ -101,50 +127,24 @@ SCHEMAS: Schema = {
         inputs=_list(_object(**_TENSOR)),
         outputs=_list(_object(**_TENSOR)),
     ),
-    "Inference": {
-        **_object(
+    "Inference": _closed(
+        _partly(
             ("id", "parameters", "outputs"),
-            id={"type": "string", "maxLength": 200},
-            parameters=_PARAMETERS,
-            inputs={
-                "type": "array",
-                "minItems": 1,
-                "maxItems": 1,
-                "items": {
-                    **_object(
-                        ("parameters", "data"),
-                        name={"enum": ["picture", "images"]},
-                        datatype={"enum": ["BYTES", "FP32"]},
-                        shape={
-                            "type": "array",
-                            "items": {"type": "integer", "minimum": 1},
-                            "minItems": 1,
-                            "maxItems": 4,
-                        },
-                        parameters=_PARAMETERS,
-                        data=_VALUES,
-                    ),
-                    "additionalProperties": False,
-                },
+            {
+                "id": {"type": "string", "maxLength": 200},
+                "parameters": _PARAMETERS,
+                "inputs": {"type": "array", "minItems": 1, "maxItems": 1, "items": _INPUT},
+                "outputs": {"type": "array", "maxItems": 3, "items": _OUTPUT},
             },
-            outputs={
-                "type": "array",
-                "maxItems": 3,
-                "items": {
-                    **_object(
-                        ("parameters",), name={"enum": ["logits", "probabilities", "label"]}, parameters=_PARAMETERS
-                    ),
-                    "additionalProperties": False,
-                },
-            },
-        ),
-        "additionalProperties": False,
-    },
-    "Inferred": _object(
+        )
+    ),
+    "Inferred": _partly(
         ("id",),
-        id=_TEXT,
-        model_name=_TEXT,
-        model_version=_TEXT,
-        outputs=_list(_object(("data", "parameters"), **_TENSOR, data=_VALUES, parameters=_PARAMETERS)),
+        {
+            "id": _TEXT,
+            "model_name": _TEXT,
+            "model_version": _TEXT,
+            "outputs": _list(_partly(("data", "parameters"), {**_TENSOR, "data": _VALUES, "parameters": _PARAMETERS})),
+        },
     ),
 }

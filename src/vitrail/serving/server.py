@@ -1,6 +1,7 @@
 """The front process: it binds the port, runs the app, and drains when it is told to end."""
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,9 +30,10 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self.signal: int | None = None  # that ended it
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._captured_signals.append(sig)
+        self.signal = sig
         if self._service.draining:  # asked twice: at once
             self.should_exit = self.force_exit = True
             return
@@ -50,9 +52,10 @@ def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str],
     listener = bind(settings)
     service = Service(models, settings, say)
     log = AccessLog(settings.access_log)
+    app = build_app(service, log)
     config = uvicorn.Config(
-        build_app(service, log),
-        http=cast("Any", partial(Connection, client_timeout=settings.client_timeout, metrics=service.metrics)),
+        app,
+        http=cast("Any", partial(Connection, client_timeout=settings.client_timeout, report=app.report)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -66,25 +69,26 @@ def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str],
 
     async def serve() -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        starting = asyncio.create_task(service.start())
         try:
-            starting = asyncio.create_task(service.start())
             await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
                 on_ready(address_of(listener), service)
-            else:
-                starting.cancel()
             await serving
         except BaseException:
             server.should_exit = server.force_exit = True
             raise
         finally:
-            await asyncio.gather(serving, return_exceptions=True)
+            starting.cancel()
+            await asyncio.gather(serving, starting, return_exceptions=True)
             await service.stop()
             log.close()
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())
+    if server.signal is not None:  # everything is answered: end as this signal usually ends a process
+        signal.raise_signal(server.signal)
 
 
 def bind(settings: ServeSettings) -> socket.socket:
@@ -94,8 +98,12 @@ def bind(settings: ServeSettings) -> socket.socket:
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise ConfigError(
             f"host={settings.host!r} with port={settings.port} cannot be listened on: {reason(error)}; another "

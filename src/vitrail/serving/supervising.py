@@ -16,7 +16,7 @@ from vitrail.wording import reason
 
 LONGEST_PAUSE = 30.0  # seconds between two attempts to start a worker
 STEADY = 60.0  # seconds after which a worker counts as healthy, and the pauses begin anew
-LOOK = 1.0  # seconds between two looks at a model's files, or at a worker that may be stuck
+LOOK = 0.5  # seconds between two looks at a model's files, or at a worker that may be stuck
 SHORTEST_STUCK = 30.0  # seconds without an answer after which a worker is ended
 
 Say = Callable[[str], None]
@@ -69,6 +69,7 @@ class Host:
             "precision": settings.precision,
             "max_pixels": settings.max_pixels,
             "threads": settings.threads,
+            "max_batch": settings.max_batch,
         }
         try:
             await worker.wait_until_ready(order, settings, self._metrics)
@@ -81,7 +82,7 @@ class Host:
         """From now on, this worker gets what waits; the one before it answers what it has."""
         before, self._worker = self._worker, worker
         self.facts = worker.facts
-        worker.heard = self.batcher.pump
+        worker.heard = self.batcher.answered
         self.batcher.worker = worker
         self.batcher.pump()
         if before is not None:

@@ -4,7 +4,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 from typing import Any, cast
 
 from vitrail.serving.bodies import decode_base64, read_object
@@ -93,9 +93,12 @@ def read_floats(tensor: Tensor, shape: Sequence[int], limit: int) -> list[bytes]
         if not all(type(number) in (int, float) for number in numbers):
             raise Problem("invalid_argument", f"{tensor.name} must hold numbers.")
         try:
-            raw = array("f", numbers).tobytes()
+            held = array("f", numbers)
         except OverflowError:
-            raise Problem("invalid_argument", f"{tensor.name} has a number that float32 cannot hold.") from None
+            held = array("f", [inf])
+        if held.count(inf) or held.count(-inf):
+            raise Problem("invalid_argument", f"{tensor.name} has a number that float32 cannot hold.")
+        raw = held.tobytes()
     if len(raw) != 4 * count * size:
         raise Problem(
             "invalid_argument", f"{tensor.name} has {len(raw) // 4:,} numbers; its shape says {count * size:,}."

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from socket import socket
 from threading import Lock
 from typing import Any
@@ -43,8 +44,8 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
         from vitrail.serving.measuring import warm_up
 
         engine = Engine(order["source"], order["runtime"], order["precision"], order["max_pixels"])
-        pool = start_workers(order["threads"])
-        measured = warm_up(engine, pool, order["threads"])
+        narrow, wide = start_workers(order["threads"]), ThreadPoolExecutor(1)
+        measured = warm_up(engine, narrow, wide, order["threads"], order["max_batch"])
         facts = {**engine.describe(), **measured}
     except Exception as error:  # of any library that loads a model: the front reports it
         message = reason(error) if isinstance(error, VitrailError | OSError) else f"{type(error).__name__}: {error}"
@@ -66,7 +67,7 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
             os._exit(0)  # the front has gone
 
     while (frame := receive_frame(connection)) is not None:
-        pool.submit(work, frame)
+        (wide if frame.facts.get("spread") else narrow).submit(work, frame)
     os._exit(0)  # without waiting for answers that nobody will read
 
 

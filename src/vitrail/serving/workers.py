@@ -27,6 +27,7 @@ class Sent:
     kind: Kind
     items: Sequence[Item]
     at: float
+    cores: int = 1
 
 
 class Worker:
@@ -39,9 +40,10 @@ class Worker:
         self.facts: dict[str, Any] = {}
         self.free = self.explaining = self.threads = 0
         self.max_batch, self.max_wait = 1, 0.0
+        self.spreads = self.always_waits = False
         self.gone = asyncio.Event()
         self.retired = False  # nothing new is sent to it
-        self.heard: Callable[[], None] = lambda: None
+        self.heard: Callable[[int, float], None] = lambda _, __: None  # pictures answered, and seconds for each
         self._metrics: Metrics | None = None
         self._reader, self._writer = reader, writer
         self._sent: dict[int, Sent] = {}
@@ -60,19 +62,21 @@ class Worker:
             raise VitrailError(frame.facts["failed"])
         self.facts = frame.facts["ready"]
         self.threads = self.free = self.facts["threads"]
-        self.max_batch = settings.max_batch or self.facts["max_batch"]
+        self.max_batch, self.spreads = self.facts["max_batch"], self.facts["spreads"]
         wait = self.facts["max_wait_ms"] if settings.max_wait_ms is None else settings.max_wait_ms
-        self.max_wait = wait / 1000
+        self.max_wait, self.always_waits = wait / 1000, settings.max_wait_ms is not None
         self._metrics = metrics
         self._task = asyncio.create_task(self._listen())
 
-    def start(self, kind: Kind, items: Sequence[Item]) -> None:
-        """Send a batch."""
+    def start(self, kind: Kind, items: Sequence[Item], alone: bool) -> None:
+        """Send a batch; a small one that is alone gets all cores, where that is faster."""
+        spread = self.spreads and alone and kind in BATCHED and len(items) < self.threads == self.free
+        sent = Sent(kind, items, time.perf_counter(), self.threads if spread else 1)
         self._count += 1
-        self.free -= 1
+        self.free -= sent.cores
         self.explaining += kind not in BATCHED
-        self._sent[self._count] = Sent(kind, items, time.perf_counter())
-        facts: dict[str, Any] = {"id": self._count, "kind": kind}
+        self._sent[self._count] = sent
+        facts: dict[str, Any] = {"id": self._count, "kind": kind, "spread": spread}
         if kind in BATCHED:
             facts["items"] = [item.facts for item in items]
         else:
@@ -105,19 +109,20 @@ class Worker:
             await self.process.wait()
 
     async def _listen(self) -> None:
-        while (frame := await read_frame(self._reader)) is not None:
-            self._answered(frame)
-            self.heard()
-            if self.retired and not self._sent:
-                break
-        self._writer.close()
-        self._forget()
-        self.gone.set()
+        try:
+            while (frame := await read_frame(self._reader)) is not None:
+                self._answered(frame)
+                if self.retired and not self._sent:
+                    break
+        finally:
+            self._writer.close()
+            self._forget()
+            self.gone.set()
 
     def _answered(self, frame: Frame) -> None:
         facts = frame.facts
         sent = self._sent.pop(facts["id"])
-        self.free += 1
+        self.free += sent.cores
         self.explaining -= sent.kind not in BATCHED
         decode, compute = facts.get("decode", 0.0), facts.get("compute", 0.0)
         if self._metrics is not None:
@@ -133,6 +138,7 @@ class Worker:
         for item, (entry, blobs) in zip(sent.items, answers, strict=True):
             if not item.future.done():
                 item.future.set_result(Answer(entry, blobs, sent.at - item.added, decode, compute))
+        self.heard(len(sent.items), (decode + compute) / len(sent.items) / max(1, self.threads // sent.cores))
 
     def _forget(self) -> None:
         """Tell those who wait that there will be no answer."""

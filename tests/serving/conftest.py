@@ -1,0 +1,167 @@
+"""What the tests of serving share: a running service with the bundled model, and one whose worker is a stand-in."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from vitrail.serving.access_log import AccessLog
+from vitrail.serving.app import build_app
+from vitrail.serving.batching import Answer, Item
+from vitrail.serving.service import Service
+from vitrail.serving.settings import ServeSettings
+
+QUICK = {"runtime": "torch", "threads": 1, "max_batch": 4, "max_wait_ms": 0, "client_timeout": 1, "port": 0}
+
+
+class Running:
+    """A service in a process of its own."""
+
+    def __init__(self, *models: str, **changes: Any) -> None:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**QUICK, **changes}.items()]
+        command = [sys.executable, "-m", "vitrail", "serve", *models, *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.said: list[str] = []  # on the error stream
+        self.logged: list[str] = []  # on standard output
+        self._threads = [
+            threading.Thread(target=collect, args=each)
+            for each in ((self.process.stderr, self.said), (self.process.stdout, self.logged))
+        ]
+        for thread in self._threads:
+            thread.start()
+        wait_for(lambda: any("serving on" in line for line in list(self.said)) or self.process.poll() is not None)
+        text = "".join(self.said)
+        match = re.search(r"serving on http://127.0.0.1:(\d+)", text)
+        assert match, text
+        self.port = int(match[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def worker(self) -> psutil.Process:
+        (worker,) = (each for each in psutil.Process(self.process.pid).children() if each.status() != "zombie")
+        return worker
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout=30)
+        for thread in self._threads:
+            thread.join()
+        return code
+
+
+def collect(stream: Any, lines: list[str]) -> None:
+    with stream:
+        for line in stream:
+            lines.append(line)  # noqa: PERF402 - line by line
+
+
+def wait_for(holds: Callable[[], Any], seconds: float = 60) -> Any:
+    ends = time.monotonic() + seconds
+    while not (value := holds()):
+        assert time.monotonic() < ends, "it never happened"
+        time.sleep(0.02)
+    return value
+
+
+@pytest.fixture(scope="session")
+def running() -> Generator[Running]:
+    service = Running()
+    yield service
+    assert service.end() == 143
+
+
+@pytest.fixture(scope="session")
+def client(running: Running) -> Generator[httpx.Client]:
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+        yield client
+
+
+def encode(
+    kind: str = "PNG", size: tuple[int, int] = (40, 30), mode: str = "RGB", seed: int = 0, **options: Any
+) -> bytes:
+    """A picture of noise as a file."""
+    noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(noise).convert(mode).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="session")
+def picture() -> bytes:
+    return encode()
+
+
+FACTS: dict[str, Any] = {
+    "version": "0123456789ab",
+    "sha256": "0123456789ab" * 5,
+    "classes": 3,
+    "labels": ["cat", "dog", "owl"],
+    "image_size": [2, 2],
+    "channels": 3,
+    "grid": [1, 1],
+    "depth": 1,
+    "heads": 1,
+    "runtime": "torch",
+    "precision": "float32",
+    "explains": True,
+    "methods": ["attention"],
+    "temperature": None,
+    "notes": [],
+}
+
+
+class StandIn:
+    """A worker that answers at once, or never, in the event loop itself."""
+
+    def __init__(self, answers: Callable[[dict[str, Any], bytes], Answer] | None) -> None:
+        self.free = self.threads = 1
+        self.explaining, self.max_batch, self.max_wait = 0, 4, 0.0
+        self.always_waits = True
+        self.seen: list[Sequence[Item]] = []
+        self._answers = answers
+        self.gone = type("Never", (), {"is_set": lambda self: False})()
+
+    def start(self, kind: str, items: Sequence[Item], alone: bool) -> None:
+        self.seen.append(items)
+        if self._answers is None:
+            self.free -= 1
+            return
+        for item in items:
+            item.future.set_result(self._answers(item.facts, item.blob))
+
+
+def answer_cat(facts: dict[str, Any], blob: bytes) -> Answer:
+    return Answer({"labels": [["cat", 0, 0.75]]}, (), 0.001, 0.002, 0.003)
+
+
+class InProcess:
+    """The app without a socket; its worker is a stand-in."""
+
+    def __init__(self, answers: Callable[[dict[str, Any], bytes], Answer] | None = answer_cat, **settings: Any) -> None:
+        self.service = Service({"first": "a", "second": "b"}, ServeSettings(**{"threads": 1, **settings}))
+        self.worker = StandIn(answers)
+        for host in self.service.hosts.values():
+            host.facts = {**FACTS}
+            host._worker = host.batcher.worker = self.worker  # type: ignore[assignment]
+        self.lines = io.StringIO()
+        self.log = AccessLog(True, self.lines)
+        self.app = build_app(self.service, self.log)
+
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", **options)
+
+    def logged(self) -> list[dict[str, Any]]:
+        self.log.close()
+        return [json.loads(line) for line in self.lines.getvalue().splitlines()]

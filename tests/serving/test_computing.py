@@ -1,0 +1,71 @@
+"""What a worker makes of a batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitrail
+from serving.conftest import encode
+from vitrail.serving.computing import Engine, checksum
+from vitrail.serving.frames import Frame
+from vitrail.weights.bundled import bundled_path
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine("cifar10", "torch", "float32", 10_000)
+
+
+def test_a_batch_of_everything(engine: Engine) -> None:
+    tensor = np.zeros((3, 32, 32), dtype=np.float32)
+    blobs = [
+        encode(),
+        encode("GIF"),
+        encode("PNG", (101, 100)),
+        tensor.tobytes(),
+        np.full_like(tensor, 3e38).tobytes(),
+    ]
+    items = [{"want": "top", "top_k": 2, "name": f"picture {index}"} for index in range(3)]
+    items += [{"want": "scores", "tensor": True, "name": "t"}] * 2
+    answer = engine.run(Frame({"id": 7, "kind": "logits", "items": items}, blobs))
+    entries = answer.facts["items"]
+    assert answer.facts["id"] == 7
+    assert [label for label, _, _ in entries[0]["labels"]] == list(vitrail.load().predict(blobs[0], top_k=2).labels)
+    assert "not a picture of a known format" in entries[1]["error"]["message"]
+    assert "over the limit of 10,000" in entries[2]["error"]["message"]
+    assert [entry.get("error", {}).get("code") for entry in entries] == [
+        None,
+        "unreadable_picture",
+        "unreadable_picture",
+        None,
+        "model_failed",
+    ]
+    logits, scores = (np.frombuffer(blob, dtype=np.float32) for blob in answer.blobs)
+    assert scores.sum() == pytest.approx(1)
+    assert engine.predictor.label(int(logits.argmax())) == entries[3]["label"]
+
+
+def test_what_is_told_about_a_model(engine: Engine) -> None:
+    facts = engine.describe()
+    assert facts["sha256"] == checksum(bundled_path("cifar10"))
+    assert facts["version"] == facts["sha256"][:12]
+    assert (facts["classes"], facts["grid"], facts["explains"]) == (10, [8, 8], True)
+    assert facts["labels"][3] == "cat"
+
+
+def test_the_checksum_is_that_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "model.xml").write_text("a")
+    (tmp_path / "model.bin").write_text("b")
+    both = checksum(tmp_path / "model.xml")
+    assert both == checksum(tmp_path)
+    (tmp_path / "model.bin").write_text("c")
+    assert checksum(tmp_path) != both
+
+
+def test_explanations_of_what_cannot_be_explained(engine: Engine) -> None:
+    options = {"method": "relevance", "layer": None, "head": None, "target": "unicorn", "as_png": True}
+    answer = engine.run(Frame({"id": 1, "kind": "explain", "options": options}, [encode()]))
+    assert answer.facts["error"]["code"] == "invalid_argument"
+    answer = engine.run(Frame({"id": 1, "kind": "explain", "options": {**options, "target": None}}, [encode()[:100]]))
+    assert answer.facts["error"]["code"] == "unreadable_picture"

@@ -1,0 +1,37 @@
+"""What is chosen from measured times."""
+
+import time
+
+import numpy as np
+import pytest
+
+from vitrail.serving.measuring import choose_batch, choose_wait, measure
+
+
+@pytest.mark.parametrize(
+    ("seconds", "batch", "wait"),
+    [
+        ({1: 0.010, 2: 0.020, 4: 0.040}, 1, 0.0),  # nothing is gained
+        ({1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024, 16: 0.047}, 8, 2.5),  # gains, until they end
+        ({1: 0.010, 2: 0.018, 4: 0.030, 8: 0.060}, 4, 0.0),  # gains, but not enough to wait for
+        ({1: 0.300, 2: 0.310}, 1, 75.0),  # a larger batch would keep the others waiting
+        ({1: 0.010}, 1, 0.0),
+    ],
+)
+def test_choices(seconds: dict[int, float], batch: int, wait: float) -> None:
+    assert choose_batch(seconds) == batch
+    assert choose_wait(seconds) == wait
+
+
+def test_measuring_ends_in_time() -> None:
+    images = np.zeros((64, 1, 1, 1), dtype=np.float32)
+
+    def compute(batch: np.ndarray) -> np.ndarray:
+        time.sleep(0.02 * len(batch))
+        return batch
+
+    began = time.perf_counter()
+    seconds = measure(compute, images)
+    assert time.perf_counter() - began < 2
+    assert list(seconds)[:3] == [1, 2, 4]
+    assert 0.02 <= seconds[1] < 0.04

@@ -1,0 +1,125 @@
+"""The Open Inference Protocol, spoken by an unmodified Triton client."""
+
+import base64
+import io
+from collections.abc import Generator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import InferenceServerException
+
+import vitrail
+from serving.conftest import Running, encode
+from vitrail.data.pixels import prepare_array
+
+PICTURES = [encode("PNG"), encode("JPEG", (90, 120)), encode("WEBP", (33, 32))]
+
+
+@pytest.fixture(scope="module")
+def triton(running: Running) -> Generator[Any]:
+    client = InferenceServerClient(f"127.0.0.1:{running.port}")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def predictor() -> vitrail.Predictor:
+    return vitrail.load()
+
+
+def bytes_input(pictures: list[bytes], binary: bool) -> Any:
+    tensor = InferInput("picture", [len(pictures)], "BYTES")
+    values = pictures if binary else [base64.b64encode(picture) for picture in pictures]
+    tensor.set_data_from_numpy(np.array(values, dtype=np.object_), binary_data=binary)
+    return tensor
+
+
+def test_health_and_metadata(triton: Any) -> None:
+    assert triton.is_server_live()
+    assert triton.is_server_ready()
+    assert triton.is_model_ready("cifar10")
+    assert "binary_tensor_data" in triton.get_server_metadata()["extensions"]
+    metadata = triton.get_model_metadata("cifar10")
+    assert triton.is_model_ready("cifar10", metadata["versions"][0])
+    assert not triton.is_model_ready("cifar10", "1")
+    assert not triton.is_model_ready("cifar11")
+    assert {each["name"] for each in metadata["inputs"]} == {"picture", "images"}
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+def test_pictures(triton: Any, predictor: vitrail.Predictor, binary_in: bool, binary_out: bool) -> None:
+    outputs = [InferRequestedOutput(name, binary_data=binary_out) for name in ("label", "probabilities", "logits")]
+    result = triton.infer("cifar10", [bytes_input(PICTURES, binary_in)], outputs=outputs, request_id="mine")
+    expected = list(predictor.predict(PICTURES, top_k=10))
+    assert result.get_response()["id"] == "mine"
+    labels = [label.decode() if isinstance(label, bytes) else label for label in result.as_numpy("label")]
+    assert labels == [each.label for each in expected]
+    logits = np.stack([value for _, value in predictor.logits((str(i), data) for i, data in enumerate(PICTURES))])
+    np.testing.assert_allclose(result.as_numpy("logits"), logits, rtol=1e-4, atol=1e-4)
+    for row, each in zip(result.as_numpy("probabilities"), expected, strict=True):
+        np.testing.assert_allclose(row[list(each.indices)], each.scores, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_prepared_images(triton: Any, predictor: vitrail.Predictor, binary: bool) -> None:
+    images = np.empty((2, 3, *predictor.preprocess.size), dtype=np.float32)
+    for row, data in zip(images, PICTURES, strict=False):
+        prepare_array(data, predictor.preprocess, row)
+    tensor = InferInput("images", list(images.shape), "FP32")
+    tensor.set_data_from_numpy(images, binary_data=binary)
+    result = triton.infer("cifar10", [tensor])  # all outputs
+    np.testing.assert_allclose(result.as_numpy("logits"), predictor.runtime.logits(images), rtol=1e-4, atol=1e-4)
+
+
+def test_every_output_by_default(client: httpx.Client) -> None:
+    encoded = base64.b64encode(PICTURES[0]).decode()
+    body = {"inputs": [{"name": "picture", "datatype": "BYTES", "shape": [1], "data": [encoded]}]}
+    answer = client.post("/v2/models/cifar10/infer", json=body).json()
+    assert [each["name"] for each in answer["outputs"]] == ["logits", "probabilities", "label"]
+    assert abs(sum(answer["outputs"][1]["data"]) - 1) < 1e-5
+    assert (
+        client.post("/v2/models/cifar10/infer", json={**body, "parameters": {"binary_data_output": True}})
+        .headers["inference-header-content-length"]
+        .isdecimal()
+    )
+
+
+def test_not_finite_answers_are_errors(client: httpx.Client, predictor: vitrail.Predictor) -> None:
+    images = np.full((1, 3, *predictor.preprocess.size), 3e38, dtype=np.float32)  # too large for the model
+    tensor = InferInput("images", list(images.shape), "FP32")
+    tensor.set_data_from_numpy(images)
+    body, length = InferenceServerClient.generate_request_body([tensor])
+    answer = client.post(
+        "/v2/models/cifar10/infer", content=body, headers={"inference-header-content-length": str(length)}
+    )
+    assert answer.status_code == 500
+    assert answer.json()["code"] == "model_failed"
+    assert "not finite" in answer.json()["error"]
+
+
+def test_mistakes(triton: Any) -> None:
+    damaged = io.BytesIO()
+    Image.new("RGB", (50, 50)).save(damaged, "PNG")
+    with pytest.raises(InferenceServerException, match=r"\[1\] picture 1: damaged or truncated"):
+        triton.infer("cifar10", [bytes_input([PICTURES[0], damaged.getvalue()[:60]], True)])
+    with pytest.raises(InferenceServerException, match=r"\[415\] picture 0: is not a JPEG, PNG or WebP"):
+        triton.infer("cifar10", [bytes_input([b"GIF89a, but no picture"], True)])
+    tensor = InferInput("images", [1, 3, 32, 32], "FP32")
+    tensor.set_data_from_numpy(np.full((1, 3, 32, 32), np.nan, dtype=np.float32))
+    with pytest.raises(InferenceServerException, match="not finite"):
+        triton.infer("cifar10", [tensor])
+    tensor = InferInput("images", [1, 3, 5, 5], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 3, 5, 5), dtype=np.float32))
+    with pytest.raises(InferenceServerException, match=r"must have the shape \[n, 3, 32, 32\]"):
+        triton.infer("cifar10", [tensor])
+    with pytest.raises(InferenceServerException, match="no output 'logit'"):
+        triton.infer("cifar10", [bytes_input(PICTURES, True)], outputs=[InferRequestedOutput("logit")])
+    with pytest.raises(InferenceServerException, match="classification extension"):
+        triton.infer("cifar10", [bytes_input(PICTURES, True)], outputs=[InferRequestedOutput("label", class_count=2)])
+    with pytest.raises(InferenceServerException, match="no model 'cifar11'"):
+        triton.infer("cifar11", [bytes_input(PICTURES, True)])

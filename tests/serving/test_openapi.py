@@ -1,0 +1,73 @@
+"""The served description, tried out by schemathesis against the running service."""
+
+from contextlib import suppress
+from typing import Any, cast
+
+import httpx
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from serving.conftest import InProcess, Running
+from serving.test_gate import ask
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+]
+
+
+LIMITS = settings(
+    max_examples=6, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_the_service_keeps_what_it_describes(running: Running, client: httpx.Client) -> None:
+    schema = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
+    operations = [cast("Any", result).ok() for result in schema.get_all_operations()]
+    assert len(operations) == 16  # all but the description itself
+    for operation in operations:
+        for mode in GenerationMode:
+            try_out(operation, mode)
+    assert client.get("/v2/health/ready").status_code == 200
+
+
+def try_out(operation: Any, mode: GenerationMode) -> None:
+    try:
+        strategy = operation.as_strategy(generation_mode=mode)
+        strategy.validate()
+    except Unsatisfiable:  # nothing can be wrong with a request that has no parts
+        return
+
+    @LIMITS
+    @given(case=strategy)
+    def check(case: Any) -> None:
+        case.call_and_validate(checks=CHECKS)
+
+    with suppress(Unsatisfiable):
+        check()
+
+
+def test_tokens_are_described() -> None:
+    answer = ask(
+        InProcess(token="correct-horse"),
+        lambda client: client.get("/openapi.json", headers={"authorization": "Bearer correct-horse"}),
+    )
+    description = answer.json()
+    assert description["security"] == [{"token": []}]
+    assert description["paths"]["/v2/health/live"]["get"]["security"] == []

@@ -1,0 +1,83 @@
+"""The front process: what it loads, what it answers, and how it ends."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+
+import vitrail
+from serving.conftest import Running, encode
+
+TORCHLESS = "import sys, vitrail.serving.server, vitrail.verbs.serve; sys.exit('torch' in sys.modules)"
+
+
+def test_the_front_never_loads_torch() -> None:
+    assert subprocess.run([sys.executable, "-c", TORCHLESS]).returncode == 0
+
+
+def test_answers_are_those_of_the_library(client: httpx.Client) -> None:
+    pictures = [
+        encode("PNG"),
+        encode("JPEG", (200, 100), quality=90),
+        encode("WEBP", (64, 64)),
+        encode("JPEG", mode="CMYK"),
+    ]
+    predictor = vitrail.load()
+    answer = client.post(
+        "/v1/predict?top_k=3", files=[("p", (f"{i}.x", data)) for i, data in enumerate(pictures)]
+    ).json()
+    for row, expected in zip(answer["predictions"], predictor.predict(pictures, top_k=3), strict=True):
+        assert [each["label"] for each in row["labels"]] == list(expected.labels)
+        assert [each["index"] for each in row["labels"]] == list(expected.indices)
+        assert all(
+            abs(each["score"] - score) < 1e-5 for each, score in zip(row["labels"], expected.scores, strict=True)
+        )
+    assert answer["model"]["sha256"].startswith(answer["model"]["version"])
+    vector = client.post("/v1/embed", content=pictures[0]).json()["embeddings"][0]["vector"]
+    assert max(abs(a - b) for a, b in zip(vector, predictor.embed(pictures[0]).vector, strict=True)) < 1e-4
+
+
+def test_health_is_answered_while_the_worker_computes(client: httpx.Client, running: Running) -> None:
+    large = encode("PNG", (3000, 3000))
+    thread = threading.Thread(target=lambda: httpx.post(f"{running.url}/v1/predict", content=large, timeout=30))
+    thread.start()
+    times: list[float] = []
+    while thread.is_alive():
+        began = time.perf_counter()
+        assert client.get("/v2/health/live").status_code == 200
+        times.append(time.perf_counter() - began)
+    assert sorted(times)[len(times) // 2] < 0.05
+
+
+def test_sigterm_loses_no_accepted_request() -> None:
+    service = Running(max_batch=1)
+    data = encode("PNG", (600, 600))
+    statuses: list[int | str] = []
+    began = threading.Barrier(9)
+
+    def ask() -> None:
+        with httpx.Client(base_url=service.url, timeout=30) as client:
+            client.get("/v2/health/live")
+            began.wait()
+            while True:
+                try:
+                    answer = client.post("/v1/predict", content=data)
+                except httpx.ConnectError:  # the service no longer takes connections
+                    return
+                except httpx.HTTPError as error:
+                    statuses.append(type(error).__name__)
+                    return
+                statuses.append(answer.status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    began.wait()
+    time.sleep(0.3)
+    assert service.end() == 143
+    for thread in threads:
+        thread.join()
+    assert len(statuses) > 16
+    assert set(statuses) == {200}

@@ -1,0 +1,212 @@
+"""The routes of /v1: what they take, what they refuse, and who is still waiting."""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from serving.conftest import InProcess, encode
+from serving.test_gate import ask
+from vitrail.serving.batching import Answer
+
+PICTURE = encode()
+
+
+def test_the_three_forms_of_a_request() -> None:
+    app = InProcess()
+    raw = ask(app, lambda client: client.post("/v1/predict", content=PICTURE, headers={"content-type": "text/html"}))
+    form = ask(
+        app, lambda client: client.post("/v1/predict", files=[("a", ("x\x1b.png", PICTURE)), ("b", ("b", PICTURE))])
+    )
+    body = {"pictures": [base64.b64encode(PICTURE).decode()] * 3, "top_k": 2}
+    listed = ask(app, lambda client: client.post("/v1/predict", json=body))
+    assert [row["picture"] for row in raw.json()["predictions"]] == ["0"]
+    assert [row["picture"] for row in form.json()["predictions"]] == ["x\\x1b.png", "b"]
+    assert [row["picture"] for row in listed.json()["predictions"]] == ["0", "1", "2"]
+    answer = listed.json()
+    assert answer["predictions"][0] == {
+        "picture": "0",
+        "labels": [{"label": "cat", "index": 0, "score": 0.75}],
+        "error": None,
+    }
+    assert answer["model"] == {
+        "name": "first",
+        "version": "0123456789ab",
+        "sha256": "0123456789ab" * 5,
+        "runtime": "torch",
+    }
+    assert answer["milliseconds"]["compute"] == 3.0
+    assert answer["request_id"] == listed.headers["x-request-id"]
+    wanted = [item.facts["top_k"] for items in app.worker.seen for item in items]
+    assert wanted == [3] + [3] * 2 + [2] * 3  # never more than there are classes
+
+
+def test_one_broken_picture_among_several() -> None:
+    def answers(facts: dict[str, Any], blob: bytes) -> Answer:
+        if b"broken" in blob:
+            return Answer({"error": {"code": "unreadable_picture", "message": f"{facts['name']}: damaged."}})
+        return Answer({"labels": [["cat", 0, 1.0]]})
+
+    files = [
+        ("p", (f"{name}.png", data)) for name, data in (("a", PICTURE), ("b", PICTURE + b"broken"), ("c", b"GIF89a"))
+    ]
+    answer = ask(InProcess(answers), lambda client: client.post("/v1/predict", files=files))
+    assert answer.status_code == 200
+    codes = [row["error"] and row["error"]["code"] for row in answer.json()["predictions"]]
+    assert codes == [None, "unreadable_picture", "unsupported_format"]
+    alone = ask(InProcess(answers), lambda client: client.post("/v1/predict", content=PICTURE + b"broken"))
+    assert alone.status_code == 400
+
+
+def test_not_finite_answers_are_entries_among_several_and_errors_alone() -> None:
+    def answers(facts: dict[str, Any], blob: bytes) -> Answer:
+        return Answer({"error": {"code": "model_failed", "message": "not finite"}})
+
+    alone = ask(InProcess(answers), lambda client: client.post("/v1/embed", content=PICTURE))
+    assert alone.status_code == 500
+    both = ask(InProcess(answers), lambda client: client.post("/v1/embed", files=[("p", ("a", PICTURE))] * 2))
+    assert [row["vector"] for row in both.json()["embeddings"]] == [None, None]
+    assert both.status_code == 200
+
+
+def form(*names: str, data: bytes = PICTURE, end: bool = True) -> dict[str, Any]:
+    parts = b"".join(
+        b'--b\r\nContent-Disposition: form-data; name="p"' + name.encode() + b"\r\n\r\n" + data + b"\r\n"
+        for name in names
+    )
+    return {
+        "content": parts + (b"--b--\r\n" if end else b""),
+        "headers": {"content-type": "multipart/form-data; boundary=b"},
+    }
+
+
+def listed(value: Any) -> dict[str, Any]:
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return {"content": text, "headers": {"content-type": "application/json"}}
+
+
+GOOD = base64.b64encode(PICTURE).decode()
+FILE = '; filename="a"'
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "status", "code"),
+    [
+        ("/v1/predict", {"content": b""}, 400, "unreadable_picture"),
+        ("/v1/predict", {"content": b"hello"}, 415, "unsupported_format"),
+        ("/v1/predict", {"content": PICTURE, "headers": {"content-encoding": "gzip"}}, 415, "unsupported_format"),
+        ("/v1/predict", {"content": b"x" * 1_000_001}, 413, "too_large"),
+        ("/v1/predict?top_k=0", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/predict?top_k=x", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/predict?top_k=٣", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/predict?top_k=3&top_k=3", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/predict?topk=3", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/predict?%ff=3", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/predict?model=/etc/passwd", {"content": PICTURE}, 404, "unknown_model"),
+        ("/v1/predict?" + "a=1&" * 30, {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/predict", form(), 400, "unreadable_body"),
+        ("/v1/predict", form(FILE, end=False), 400, "unreadable_body"),
+        ("/v1/predict", form(""), 422, "invalid_argument"),
+        ("/v1/predict", form(*[FILE] * 33), 413, "too_large"),
+        ("/v1/predict", {**form(FILE), "headers": {"content-type": "multipart/form-data"}}, 400, "unreadable_body"),
+        ("/v1/predict", listed(b"{"), 400, "unreadable_body"),
+        ("/v1/predict", listed(b"\xff\xfe"), 400, "unreadable_body"),
+        ("/v1/predict", listed(b"[" * 100_000), 400, "unreadable_body"),
+        ("/v1/predict", listed(b'{"pictures": [' + b"9" * 10_000 + b"]}"), 400, "unreadable_body"),
+        ("/v1/predict", listed([GOOD]), 422, "invalid_argument"),
+        ("/v1/predict", listed({"pictures": GOOD}), 422, "invalid_argument"),
+        ("/v1/predict", listed({"pictures": []}), 422, "invalid_argument"),
+        ("/v1/predict", listed({"pictures": [1]}), 422, "invalid_argument"),
+        ("/v1/predict", listed({"pictures": ["%%%"]}), 400, "unreadable_picture"),
+        ("/v1/predict", listed({"pictures": [GOOD], "top_k": True}), 422, "invalid_argument"),
+        ("/v1/predict", listed({"pictures": [GOOD], "topk": 1}), 422, "invalid_argument"),
+        ("/v1/predict", listed({"pictures": [GOOD] * 33}), 413, "too_large"),
+        ("/v1/embed?top_k=1", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/explain?format=gif", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/explain?method=magic", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/explain?layer=1.5", {"content": PICTURE}, 422, "invalid_argument"),
+        ("/v1/explain", listed({"pictures": [GOOD] * 2}), 422, "invalid_argument"),
+        ("/v1/attention", {"content": b"GIF89a"}, 415, "unsupported_format"),
+        ("/v1/labels", {"content": PICTURE}, 405, "method_not_allowed"),
+        ("/V1/predict", {"content": PICTURE}, 404, "not_found"),
+        ("/v1/predict/", {"content": PICTURE}, 404, "not_found"),
+        ("/static/settings.py", {}, 405, "method_not_allowed"),
+    ],
+)
+def test_mistakes(path: str, request_: dict[str, Any], status: int, code: str) -> None:
+    answer = ask(InProcess(max_body_mb=1.0), lambda client: client.post(path, **request_))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+
+
+@pytest.mark.parametrize(
+    "name", ["../settings.py", "..%2fsettings.py", "%2e%2e/settings.py", "settings.py", "/etc/passwd", "a%00"]
+)
+def test_files_come_from_a_table(name: str) -> None:
+    answer = ask(InProcess(), lambda client: client.get(f"/static/{name}"))
+    assert answer.status_code == 404
+    assert (
+        ask(InProcess(), lambda client: client.get("/static/index.html"))
+        .headers["content-type"]
+        .startswith("text/html")
+    )
+
+
+def test_a_full_queue_and_a_time_limit() -> None:
+    app = InProcess(None, queue_size=3, max_pictures=3, timeout=0.2)  # the worker never answers
+
+    async def work(client: Any) -> None:
+        asked = [asyncio.create_task(client.post("/v1/predict", content=PICTURE)) for _ in range(6)]
+        answers = await asyncio.gather(*asked)
+        assert sorted(answer.status_code for answer in answers) == [503, 503, 504, 504, 504, 504]
+        full = next(answer for answer in answers if answer.status_code == 503)
+        assert full.json()["error"]["code"] == "queue_full"
+        assert full.headers["retry-after"] == "1"
+        assert all(host.batcher.waiting == 0 for host in app.service.hosts.values())
+
+    ask(app, work)
+
+
+def test_a_client_that_leaves_cancels_its_work() -> None:
+    app = InProcess(None)
+
+    async def work() -> None:
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/predict",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost")],
+            "client": ("127.0.0.1", 1),
+        }
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await messages.put({"type": "http.request", "body": PICTURE, "more_body": False})
+        batcher = app.service.hosts["first"].batcher
+        app.worker.free = 0
+        asked = asyncio.create_task(app.app(scope, messages.get, send))
+        while not batcher.waiting:
+            await asyncio.sleep(0.001)
+        await messages.put({"type": "http.disconnect"})
+        await asked
+        assert batcher.waiting == 0
+        assert sent == []
+
+    asyncio.run(work())
+    assert [line["status"] for line in app.logged()] == [499]
+
+
+def test_a_model_that_is_not_there_yet() -> None:
+    app = InProcess()
+    app.service.hosts["first"].facts = {}
+    answer = ask(app, lambda client: client.post("/v1/predict", content=PICTURE))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    app.service.draining = True
+    ready = ask(app, lambda client: client.get("/v2/health/ready"))
+    assert ready.status_code == 503
+    assert ready.headers["connection"] == "close"

@@ -1,0 +1,105 @@
+"""Workers that die, models that change, models that cannot be loaded."""
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+import vitrail
+from serving.conftest import Running, encode, wait_for
+from vitrail.weights.bundled import bundled_path
+
+
+def test_a_killed_worker_is_started_again() -> None:
+    service = Running()
+    data = encode("PNG", (300, 300))
+    statuses: list[int] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=service.url, timeout=30) as client:
+            while not ended.is_set():
+                answer = client.post("/v1/predict", content=data)
+                statuses.append(answer.status_code)
+                if answer.status_code != 200:
+                    assert answer.headers["retry-after"].isdecimal()
+                    assert answer.json()["error"]["code"] == "not_ready"
+                    time.sleep(0.1)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        with httpx.Client(base_url=service.url) as client:
+            wait_for(lambda: len(statuses) > 20)
+            assert set(statuses) == {200}
+            service.worker().kill()
+            wait_for(lambda: client.get("/v2/health/ready").status_code == 503, 2)
+            assert client.get("/v2/health/live").status_code == 200
+            assert "vitrail_ready{model=" in client.get("/metrics").text
+            wait_for(lambda: client.get("/v2/health/ready").status_code == 200)
+            seen = len(statuses)
+            wait_for(lambda: statuses[seen:].count(200) > 10)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+        assert service.end() == 143
+    assert set(statuses) == {200, 503}
+    assert any("starting it again" in line for line in service.said)
+
+
+def test_a_changed_file_is_served_without_losing_a_request(tmp_path: Path) -> None:
+    path, newer = tmp_path / "model.safetensors", tmp_path / "newer.safetensors"
+    shutil.copy(bundled_path("cifar10"), path)
+    vitrail.load().save(newer)
+    service = Running(f"it={path}", reload=True)
+    data = encode()
+    seen: list[tuple[int, str]] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=service.url, timeout=30) as client:
+            while not ended.is_set():
+                answer = client.post("/v1/predict", content=data)
+                seen.append((answer.status_code, answer.json()["model"]["version"]))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        wait_for(lambda: len(seen) > 5)
+        old = service.worker().pid
+        path.write_bytes(b"not a model")
+        wait_for(lambda: any("the old one stays" in line for line in service.said))
+        newer.replace(path)
+        wait_for(lambda: len({version for _, version in seen}) == 2)
+        wait_for(lambda: service.worker().pid != old)
+    finally:
+        ended.set()
+        thread.join()
+        assert service.end() == 143
+    assert {status for status, _ in seen} == {200}
+    versions = [version for _, version in seen]
+    assert versions == sorted(versions, key=versions.index)  # never back to the old one
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "broken.safetensors"
+    path.write_bytes(bundled_path("cifar10").read_bytes()[:-1000])
+    command = [sys.executable, "-m", "vitrail", "serve", str(path), "--port", "0"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.count("error:") == 1
+    assert "broken.safetensors" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("sources", [("a=missing.safetensors",), ("cifar10", "cifar10")])
+def test_mistakes_are_found_before_anything_is_loaded(sources: tuple[str, ...]) -> None:
+    with pytest.raises(vitrail.VitrailError, match="missing|two models"):
+        vitrail.serve(sources, port=0)
