@@ -116,6 +116,7 @@ def sum_up(turn: dict[str, Any], expected: list[int]) -> dict[str, Any]:
         "same": sum(same) / len(same) if same else 0.0,
         "count": len(times),
         "client": turn["busy"] / turn["elapsed"],
+        "elapsed": turn["elapsed"],
     }
 
 

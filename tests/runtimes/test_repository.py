@@ -201,7 +201,7 @@ def test_a_failed_proof_changes_nothing(
         (["--dynamic-size"], "--dynamic-size cannot be used with --repository"),
         (["--precision", "int8", "--calibrate", "digits"], "--calibrate cannot be used with --repository"),
         (["--precision", "int8"], "--precision int8 cannot be used with --repository"),
-        (["--name", "../up"], "--name is part of addresses and must have 1 to 100 letters"),
+        (["--name", "../up"], "--name is part of addresses and must have 1 to 64 letters"),
         (["--name", ""], "--name is part of addresses"),
     ],
 )

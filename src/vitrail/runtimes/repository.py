@@ -30,7 +30,7 @@ MAX_BATCH = 8  # pictures; on a processor a larger batch gains nothing and lets 
 MAX_DELAY = 2000  # microseconds that a picture waits for others
 MAX_QUEUE = 128  # requests; beyond them Triton refuses at once instead of answering late
 TRITON_TYPES = {"tensor(uint8)": "TYPE_UINT8", "tensor(float)": "TYPE_FP32"}
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def choose_name(name: str | None, source: str) -> str:
@@ -38,10 +38,10 @@ def choose_name(name: str | None, source: str) -> str:
     if name is None:
         last = Path(source.rstrip("/")).name
         stem = Path(last).stem if Path(last).suffix in CHECKPOINT_SUFFIXES else last
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-_")[:100] or "model"
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-_")[:64] or "model"
     if not NAME.fullmatch(name):
         raise ConfigError(
-            "name= is part of addresses and must have 1 to 100 letters, digits, dots, hyphens or underscores and begin "
+            "name= is part of addresses and must have 1 to 64 letters, digits, dots, hyphens or underscores and begin "
             f"with a letter or digit; got {name!r}."
         )
     return name
