@@ -46,6 +46,25 @@ def test_a_batch_of_everything(engine: Engine) -> None:
     assert engine.predictor.label(int(logits.argmax())) == entries[3]["label"]
 
 
+def test_one_picture_does_not_spoil_the_answers_of_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = engine.predictor.runtime.logits
+
+    def poisoned(images: np.ndarray) -> np.ndarray:
+        if (images == 7).all(axis=(1, 2, 3)).any():
+            raise RuntimeError("a detail that is nobody's business")
+        return real(images)
+
+    monkeypatch.setattr(engine.predictor.runtime, "logits", poisoned)
+    tensors = [np.full((3, 32, 32), value, dtype=np.float32).tobytes() for value in (1, 7, 2)]
+    items = [{"want": "scores", "tensor": True, "name": "t"}] * 3
+    answer = engine.run(Frame({"id": 1, "kind": "logits", "items": items}, tensors))
+    failed = {"error": {"code": "model_failed", "message": "the model cannot compute this: RuntimeError."}}
+    assert [entry == failed for entry in answer.facts["items"]] == [False, True, False]
+    assert len(answer.blobs) == 4
+    with pytest.raises(RuntimeError):
+        engine.run(Frame({"id": 1, "kind": "logits", "items": items[:1]}, tensors[1:2]))
+
+
 def test_what_is_told_about_a_model(engine: Engine) -> None:
     facts = engine.describe()
     assert facts["sha256"] == checksum(bundled_path("cifar10"))

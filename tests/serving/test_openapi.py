@@ -20,6 +20,8 @@ from schemathesis.specs.openapi.checks import (
 
 from serving.conftest import InProcess, Running
 from serving.test_gate import ask
+from vitrail import explanation
+from vitrail.serving.openapi import METHODS
 
 CHECKS = [
     not_a_server_error,
@@ -61,6 +63,10 @@ def try_out(operation: Any, mode: GenerationMode) -> None:
 
     with suppress(Unsatisfiable):
         check()
+
+
+def test_the_methods_are_those_of_the_library() -> None:
+    assert ("auto", *explanation.METHODS) == METHODS
 
 
 def test_tokens_are_described() -> None:

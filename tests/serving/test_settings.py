@@ -6,7 +6,8 @@ import pytest
 
 from vitrail.errors import ConfigError
 from vitrail.serving.naming import name_models, name_of_source
-from vitrail.serving.settings import ServeSettings, share_cores
+from vitrail.serving.settings import ServeSettings, cores_here, share_cores
+from vitrail.threads import num_cores
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
@@ -34,6 +35,14 @@ def test_tokens_can_be_sent_in_a_header(token: str) -> None:
 def test_limits_of_the_limits(wrong: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         ServeSettings(**wrong)
+
+
+def test_a_container_may_have_part_of_the_cores(tmp_path: Path) -> None:
+    limit = tmp_path / "cpu.max"
+    assert cores_here(limit) == num_cores()
+    for text, cores in (("max 100000\n", num_cores()), ("50000 100000\n", 1), ("100001 100000", min(2, num_cores()))):
+        limit.write_text(text)
+        assert cores_here(limit) == cores
 
 
 def test_models_share_the_cores() -> None:

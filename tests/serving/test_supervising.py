@@ -6,12 +6,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
 import vitrail
 from serving.conftest import Running, encode, wait_for
+from vitrail.serving.metrics import Metrics
+from vitrail.serving.settings import ServeSettings
+from vitrail.serving.supervising import Host
 from vitrail.weights.bundled import bundled_path
 
 
@@ -97,6 +101,16 @@ def test_a_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
     assert result.stderr.count("error:") == 1
     assert "broken.safetensors" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_worker_that_is_stuck_is_ended() -> None:
+    said: list[str] = []
+    host = Host("it", "cifar10", ServeSettings(timeout=20), Metrics(), said.append)
+    for seconds, killed in ((39.0, False), (41.0, True)):
+        worker = Mock(stuck_for=lambda seconds=seconds: seconds)
+        host._check_stuck(worker)
+        assert worker.kill.called is killed
+    assert said == ["the worker of it has not answered for 41 s and is ended"]
 
 
 @pytest.mark.parametrize("sources", [("a=missing.safetensors",), ("cifar10", "cifar10")])

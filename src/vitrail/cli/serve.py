@@ -44,4 +44,4 @@ def _tell(address: str, models: dict[str, Any]) -> None:
             f"{name}: {classes} on {facts['runtime']}, {counted(facts['threads'], 'thread')}, batches of up to "
             f"{facts['max_batch']}, version {facts['version']}"
         )
-    _say(f"serving on {address} (Ctrl-C to stop)")
+    _say(f"serving on {address} (Ctrl-C to stop); try: curl --data-binary @PICTURE {address}/v1/predict")

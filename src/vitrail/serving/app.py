@@ -57,8 +57,8 @@ def build_app(service: Service, log: AccessLog) -> Gate:
         "/v2/models/{model}/infer": open_inference.infer,
         "/v2/models/{model}/versions/{version}/infer": open_inference.infer,
     }
-    routes = [Route(path, _named(path, handler), methods=["GET"]) for path, handler in gets.items()]
-    routes += [Route(path, _named(path, handler), methods=["POST"]) for path, handler in posts.items()]
+    routes = [Route(path, _named(path, handler), methods=["POST"]) for path, handler in posts.items()]  # the busy ones
+    routes += [Route(path, _named(path, handler), methods=["GET"]) for path, handler in gets.items()]
     return Gate(Router(routes, redirect_slashes=False), service, log)
 
 

@@ -135,7 +135,9 @@ def describe(name: str) -> str:
 
 def _check_count(count: int, limit: int) -> None:
     if count > limit:
-        raise Problem("too_large", f"a request may have {counted(limit, 'picture')} at most; got {count:,} or more.")
+        raise Problem(
+            "invalid_argument", f"a request may have {counted(limit, 'picture')} at most; got {count:,} or more."
+        )
 
 
 def _read_json(body: bytes, settings: ServeSettings, fields: tuple[str, ...]) -> Pictures:
@@ -177,7 +179,7 @@ def decode_base64(text: Any, name: str) -> bytes:
 
 def read_multipart(body: bytes, boundary: bytes, limit: int) -> list[Picture]:
     """The file parts of a form."""
-    form = _Form(body, limit)
+    form = _Form(limit)
     try:
         parser = MultipartParser(boundary, cast("Any", form.callbacks()))
         parser.write(body)
@@ -192,7 +194,7 @@ def read_multipart(body: bytes, boundary: bytes, limit: int) -> list[Picture]:
 class _Form:
     """Collects the parts of a form while a parser finds them."""
 
-    def __init__(self, body: bytes, limit: int) -> None:
+    def __init__(self, limit: int) -> None:
         self.pictures: list[Picture] = []
         self.ended = False
         self._limit = limit

@@ -41,7 +41,6 @@ class Engine:
         else:
             self.explainer = load(source)
             self.predictor = self.explainer.on(runtime, precision, count=MANY, say=self.notes.append)
-        self.precision: str = precision
         self.max_pixels = max_pixels
 
     def describe(self) -> Facts:
@@ -76,7 +75,7 @@ class Engine:
         facts = frame.facts
         answer: Facts = {"id": facts["id"]}
         if facts["kind"] in ("logits", "features"):
-            return self._compute(answer, facts["kind"], facts["items"], frame.blobs)
+            return self._compute_safely(answer, facts["kind"], facts["items"], frame.blobs)
         try:
             return self._explain(answer, facts, frame.blobs[0])
         except InputError as error:
@@ -85,6 +84,29 @@ class Engine:
             code = "invalid_argument" if isinstance(error, ConfigError) else "cannot_explain"
             answer["error"] = {"code": code, "message": reason(error)}
         return Frame(answer)
+
+    def _compute_safely(
+        self, answer: Facts, kind: str, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]
+    ) -> Frame:
+        """If a batch fails as a whole, each of its pictures alone, so that one does not spoil the others' answers."""
+        try:
+            return self._compute({**answer}, kind, items, blobs)
+        except Exception:
+            if len(items) == 1:
+                raise
+        answer |= {"decode": 0.0, "compute": 0.0, "items": []}
+        results: list[bytes] = []
+        for item, blob in zip(items, blobs, strict=True):
+            try:
+                alone = self._compute({}, kind, [item], [blob])
+            except Exception as error:  # a runtime may raise anything
+                answer["items"].append({"error": {"code": "model_failed", "message": describe_failure(error)}})
+                continue
+            answer["items"] += alone.facts["items"]
+            results += alone.blobs
+            for name in ("decode", "compute"):
+                answer[name] += alone.facts[name]
+        return Frame(answer, results)
 
     def _compute(self, answer: Facts, kind: str, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> Frame:
         began = time.perf_counter()
@@ -158,6 +180,11 @@ class Engine:
         if isinstance(result, bytes):
             return Frame(answer, [result])
         return Frame({**answer, "result": result})
+
+
+def describe_failure(error: Exception) -> str:
+    """For clients: what kind of failure, and no more."""
+    return f"the model cannot compute this: {type(error).__name__}."
 
 
 def checksum(path: Path) -> str:

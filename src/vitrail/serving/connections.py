@@ -126,7 +126,8 @@ class Connection(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        exchange = Exchange(method="", path="", client=self.client[0] if self.client else "", status=problem.status)
+        client = self.client[0] if self.client else ""
+        exchange = Exchange(method="", path="", client=client, route="connection", status=problem.status)
         self._report(exchange)
         body = json.dumps({"error": problem.entry()}).encode()
         headers = [

@@ -1,6 +1,7 @@
 """The front process: it binds the port, runs the app, and drains when it is told to end."""
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -49,6 +50,7 @@ class Server(uvicorn.Server):
 
 def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str], None], on_ready: Ready) -> None:
     """Serve until a signal ends it."""
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # clients' mistakes are theirs to hear about
     listener = bind(settings)
     service = Service(models, settings, say)
     log = AccessLog(settings.access_log)

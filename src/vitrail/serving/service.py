@@ -58,18 +58,41 @@ class Service:
         loop = asyncio.get_running_loop()
         waiting = [Item(facts, blob, loop.create_future()) for facts, blob in items]
         host.batcher.submit(kind, waiting)
-        answers = asyncio.gather(*(item.future for item in waiting))
+        answered = _all_answered([item.future for item in waiting])
         left = asyncio.ensure_future(_until_left(request))
         try:
-            await asyncio.wait((answers, left), timeout=self.settings.timeout, return_when=asyncio.FIRST_COMPLETED)
-            if answers.done():
-                return answers.result()
+            await asyncio.wait((answered, left), timeout=self.settings.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if answered.done():
+                answered.result()
+                return [item.future.result() for item in waiting]
             if left.done():
                 raise ClientGoneError
             raise Problem("timeout", f"there was no answer within {self.settings.timeout:g} seconds.")
         finally:
             left.cancel()
+            answered.cancel()
             host.batcher.withdraw(kind, waiting)
+
+
+def _all_answered(futures: Sequence["asyncio.Future[Answer]"]) -> "asyncio.Future[None]":
+    """Done once all of them are, or fails with the first that does."""
+    whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    missing = len(futures)
+
+    def note(future: "asyncio.Future[Answer]") -> None:
+        nonlocal missing
+        missing -= 1
+        error = None if future.cancelled() else future.exception()
+        if whole.done():
+            return
+        if error is not None:
+            whole.set_exception(error)
+        elif not missing:
+            whole.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(note)
+    return whole
 
 
 async def _until_left(request: Request) -> None:

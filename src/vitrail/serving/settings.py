@@ -1,17 +1,21 @@
 """What can be set: one dataclass is the flags of the command and the arguments of `vitrail.serve`. Needs no torch."""
 
 import ipaddress
+import math
 import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vitrail.data.preprocess import MAX_PIXELS
 from vitrail.errors import ConfigError
 from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.schema import validate
+from vitrail.threads import num_cores
 
 TOKEN_VARIABLE = "VITRAIL_TOKEN"  # noqa: S105 - the name of the variable
 SHORTEST_TOKEN = 8
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # where Linux says how much of the processor a container gets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +95,15 @@ def is_local_name(host: str) -> bool:
 def with_token_from_environment(token: str | None) -> str | None:
     """The token, or else that of the environment."""
     return token if token is not None else os.environ.get(TOKEN_VARIABLE) or None
+
+
+def cores_here(limit: Path = CPU_LIMIT) -> int:
+    """The cores that this process may use, also where a container may use only part of the machine."""
+    try:
+        quota, period = limit.read_text(encoding="ascii").split()
+        return max(1, min(num_cores(), math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError, ZeroDivisionError):  # no limit is written "max"
+        return num_cores()
 
 
 def share_cores(settings: ServeSettings, models: int, cores: int) -> ServeSettings:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from vitrail.serving.bodies import decode_base64, read_object
 from vitrail.serving.problems import Problem
-from vitrail.wording import plain
+from vitrail.wording import counted, plain
 
 DEEPEST = 8  # nested lists of numbers
 
@@ -164,7 +164,8 @@ def _count(tensor: Tensor, dimensions: int, limit: int) -> int:
     if len(tensor.shape) != dimensions or tensor.shape[0] < 1:
         raise Problem("invalid_argument", f"{tensor.name} must have {dimensions} dimensions and at least one picture.")
     if tensor.shape[0] > limit:
-        raise Problem("too_large", f"a request may have {limit} pictures at most; got {tensor.shape[0]:,}.")
+        limited = counted(limit, "picture")
+        raise Problem("invalid_argument", f"a request may have {limited} at most; got {tensor.shape[0]:,}.")
     return tensor.shape[0]
 
 

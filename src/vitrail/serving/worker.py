@@ -36,11 +36,14 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
     lock = Lock()
 
     def send(frame: Frame) -> None:
-        with lock:
-            connection.sendall(pack(frame))
+        try:
+            with lock:
+                connection.sendall(pack(frame))
+        except OSError:
+            os._exit(0)  # the front has gone
 
     try:
-        from vitrail.serving.computing import Engine
+        from vitrail.serving.computing import Engine, describe_failure
         from vitrail.serving.measuring import warm_up
 
         engine = Engine(order["source"], order["runtime"], order["precision"], order["max_pixels"])
@@ -60,19 +63,14 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
             answer = engine.run(frame)
         except Exception as error:  # our own mistake, or a runtime's: this batch has no answer, others may
             _log(f"{type(error).__name__}: {error}")
-            answer = Frame({"id": frame.facts["id"], "error": {"code": "model_failed", "message": _short(error)}})
-        try:
-            send(answer)
-        except OSError:
-            os._exit(0)  # the front has gone
+            answer = Frame(
+                {"id": frame.facts["id"], "error": {"code": "model_failed", "message": describe_failure(error)}}
+            )
+        send(answer)
 
     while (frame := receive_frame(connection)) is not None:
         (wide if frame.facts.get("spread") else narrow).submit(work, frame)
     os._exit(0)  # without waiting for answers that nobody will read
-
-
-def _short(error: Exception) -> str:
-    return f"the model cannot compute this: {type(error).__name__}."
 
 
 def _log(text: str) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from vitrail.errors import ConfigError, MissingExtraError
 from vitrail.serving.naming import Models, name_models
-from vitrail.serving.settings import ServeSettings, share_cores, with_token_from_environment
-from vitrail.threads import num_cores
+from vitrail.serving.settings import ServeSettings, cores_here, share_cores, with_token_from_environment
 from vitrail.verbs.settings import check_settings
 from vitrail.weights.locate import locate
 
@@ -34,7 +33,7 @@ def serve(
     check_settings(serve, settings, ServeSettings)
     models = name_models(model)
     settings["token"] = with_token_from_environment(settings.get("token"))
-    chosen = share_cores(ServeSettings(**settings), len(models), num_cores())
+    chosen = share_cores(ServeSettings(**settings), len(models), cores_here())
     if os.name != "posix":
         raise ConfigError("serve runs on Linux and macOS; on Windows, run it in WSL.")
     for source in models.values():
@@ -45,6 +44,8 @@ def serve(
         raise MissingExtraError("serving a model", "serve")
     from vitrail.serving.server import run
 
+    for name, source in models.items():
+        say(f"loading {name}" if name == source else f"loading {name} from {source}")
     run(
         models,
         chosen,
