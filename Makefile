@@ -24,6 +24,7 @@ bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.train
 	$(BIN)/python -m benchmarks.predict
 	$(BIN)/python -m benchmarks.runtimes
+	$(BIN)/python -m benchmarks.serving
 
 lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock
 	echo '# Written by `make lock`; the Makefile installs with this file as a constraint.' > requirements.lock

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from vitrail.verbs.export import Export
 
 INT8 = Group("Eight bits", sort_key=1)
+REPOSITORY = Group("For Triton and OpenVINO Model Server", sort_key=2)
 
 
 def export(
     model: str,
-    path: Path,
+    path: Path | None = None,
     *,
+    repository: Annotated[Path | None, Parameter(group=REPOSITORY)] = None,
+    name: Annotated[str | None, Parameter(group=REPOSITORY)] = None,
     to: Literal["onnx", "openvino", "torch"] | None = None,
     with_preprocess: Annotated[bool, Parameter(negative=())] = False,
     dynamic_size: Annotated[bool, Parameter(negative=())] = False,
@@ -46,6 +49,11 @@ def export(
         A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name.
     path
         A file that ends in .onnx, or in .pt2 for torch.export, or a folder for OpenVINO.
+    repository
+        Instead of PATH: a model repository, as a new folder or one with other models. It gets an ONNX graph that takes
+        bytes of pictures and gives probabilities, proven in both runtimes, labels, and settings for both servers.
+    name
+        The model's name in the repository [default: from MODEL].
     to
         The kind of export, where the path does not tell.
     with_preprocess
@@ -74,6 +82,8 @@ def export(
     result = verb(
         model,
         path,
+        repository=repository,
+        name=name,
         to=to,
         with_preprocess=with_preprocess,
         dynamic_size=dynamic_size,
@@ -89,12 +99,19 @@ def export(
     )
     proof = result.agreement
     if as_json:
-        facts = {"path": str(path), "target": result.target, "outputs": result.outputs, "megabytes": result.megabytes}
+        facts = {
+            "path": str(result.path),
+            "target": result.target,
+            "outputs": result.outputs,
+            "megabytes": result.megabytes,
+        }
         trials = [dataclasses.asdict(trial) for trial in result.trials]
         print_json({**facts, "precision": precision, "agreement": dataclasses.asdict(proof), "trials": trials})
         return
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{model} → {path} ({result.target}, {result.megabytes:.1f} MB), gives {', '.join(result.outputs)}")
+    console.print(
+        f"{model} → {result.path} ({result.target}, {result.megabytes:.1f} MB), gives {', '.join(result.outputs)}"
+    )
     if result.trials:
         print_trials(console, result)
     reference, digits = ("float32", 2) if result.trials else ("torch", 0)
@@ -103,9 +120,16 @@ def export(
         f"up to {proof.scale:.3g} ({proof.relative:.1e}), same largest one for {proof.top1:.{digits}%} "
         f"of {counted(proof.pictures, 'picture')}"
     )
+    if repository is not None:
+        if result.manifest.facts.classes is None:
+            console.print("no labels.txt: this model has no class names; --classes of `vitrail convert` adds them")
+        volume = shlex.quote(f"{repository.absolute()}:/models:ro")
+        server = "openvino/model_server --config_path /models/config.json --rest_port 8000"
+        print_end([result.path], f"docker run --rm -p 8000:8000 -v {volume} {server}")
+        return
     usable = result.target != "torch" and not with_preprocess
     following = ["vitrail", "predict", str(path)] if usable else ["vitrail", "inspect", model]
-    print_end([path], shlex.join(following) + (" PICTURES…" if usable else ""))
+    print_end([result.path], shlex.join(following) + (" PICTURES…" if usable else ""))
 
 
 def print_trials(console: SteadyConsole, result: "Export") -> None:

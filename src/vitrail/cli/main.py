@@ -121,7 +121,12 @@ VERBS = {
     "export": Verb(
         group="Ship it",
         line="Export a model to ONNX, OpenVINO or torch.export, and prove that it answers the same.",
-        examples=("vitrail export runs/train-1 model.onnx", "vitrail export runs/train-1 folder --to openvino"),
+        usage="MODEL PATH | MODEL --repository DIR",
+        examples=(
+            "vitrail export runs/train-1 model.onnx",
+            "vitrail export runs/train-1 folder --to openvino",
+            "vitrail export runs/train-1 --repository models --name flowers",
+        ),
     ),
     "benchmark": Verb(
         group="Ship it",

@@ -78,7 +78,7 @@ def open_draft(draft: Path, target: Target) -> Run:
         session = make_session(draft, num_cores())
         name = session.get_inputs()[0].name
         return lambda batch: _tensors(session.run(None, {name: batch.numpy()}))
-    model = read_model(draft / EXPORT_IN_FOLDER)
+    model = read_model(draft / EXPORT_IN_FOLDER if draft.is_dir() else draft)  # OpenVINO reads ONNX files too
     requests = Requests(compile_model(model, num_cores(), "float32", str(draft)))
     return lambda batch: _tensors(requests.call(cast("Any", batch.numpy())))
 

@@ -1,8 +1,9 @@
 """`vitrail.export`: a model for ONNX Runtime, OpenVINO or torch's own tools, with proof that it computes the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from vitrail.data.opening import check_where
 from vitrail.data.source import Dataset
@@ -25,6 +26,7 @@ from vitrail.runtimes.made_int8 import remember_int8
 from vitrail.runtimes.manifest import Manifest
 from vitrail.runtimes.proving import prove
 from vitrail.runtimes.quantizing import quantize
+from vitrail.runtimes.repository import MODEL, check_repository, choose_name, complete_model, draft_model
 from vitrail.runtimes.trials import AGREEMENT, Goal, Trial, size_of
 from vitrail.verbs.loading import name_of
 from vitrail.weights.checkpoint import Checkpoint
@@ -57,8 +59,10 @@ class Export:
 
 def export(
     model: Predictor | str | Path,
-    path: str | Path,
+    path: str | Path | None = None,
     *,
+    repository: str | Path | None = None,
+    name: str | None = None,
     to: Target | None = None,
     with_preprocess: bool = False,
     dynamic_size: bool = False,
@@ -80,6 +84,9 @@ def export(
     Args:
         model: a loaded model, or what `vitrail.load` takes.
         path: a file that ends in .onnx, or in .pt2 for torch.export, or a folder for OpenVINO.
+        repository: instead of `path`, a model repository for Triton and OpenVINO Model Server, a new folder or one with
+            other models: an ONNX graph with its preprocessing, proven in both runtimes, and the servers' settings.
+        name: of the model in the repository; by default, made from what the model was loaded from.
         to: onnx, openvino or torch, where the path does not tell.
         with_preprocess: put resizing and normalisation into the graph: bytes (batch, height, width, 3) of any size in,
             probabilities out.
@@ -96,6 +103,13 @@ def export(
         overwrite: replace what is at `path`.
         progress: show a sign of life on the error stream.
     """
+    if repository is not None:
+        unfit = {"to=": to, "dynamic_size=": dynamic_size, "calibrate=": calibrate, "agreement=": agreement}
+        check_repository_options({"path=": path, **unfit, "max_loss=": max_loss}, precision)
+        place = RepositoryPlace(Path(repository), choose_name(name, name_of(model)), overwrite)
+        return export_to_repository(model, place, attention, merge, pictures, progress)
+    if name is not None or path is None:
+        raise ConfigError("name= goes with repository=" if path else "an export needs a path= or a repository=")
     target_path = Path(path)
     target = choose_target(target_path, to)
     options = GraphOptions(attention=tuple(attention), with_preprocess=with_preprocess, dynamic_size=dynamic_size)
@@ -104,9 +118,7 @@ def export(
         raise WeightsError(f"{target_path} exists already; pass overwrite=True to replace it.")
     check_exportable(target, precision)
     with working(f"exporting {name_of(model)}", speaks=progress):
-        checkpoint = checkpoint_of(model)
-        if merge is not None:
-            checkpoint = replace(checkpoint, config=with_merging(checkpoint.config, merge))
+        checkpoint = checkpoint_of(model, merge)
         calibration = None
         if goal is not None and calibrate is not None:
             from vitrail.verbs.calibration import read_calibration  # a second of imports, which float32 does not need
@@ -165,10 +177,62 @@ def check_precision(
     return Goal(agreement=AGREEMENT if agreement is None else agreement, max_loss=max_loss)
 
 
-def checkpoint_of(model: Predictor | str | Path) -> Checkpoint:
-    """The weights of a loaded model, or of a source."""
+class RepositoryPlace(NamedTuple):
+    """Where in a repository a model goes."""
+
+    repository: Path
+    name: str
+    overwrite: bool
+
+
+def check_repository_options(given: Mapping[str, object], precision: str) -> None:
+    """Refuse what a repository has no place for: it holds one ONNX graph in float32 that prepares its pictures."""
+    if names := [name for name, value in given.items() if value not in (None, False)]:
+        raise ConfigError(f"{' and '.join(names)} cannot be used with repository=")
+    if precision != "float32":
+        raise ConfigError(
+            f"precision={precision!r} cannot be used with repository=, whose graphs prepare their pictures; export "
+            "int8 to a path, and serve that with `vitrail serve`."
+        )
+
+
+def export_to_repository(
+    model: Predictor | str | Path,
+    place: RepositoryPlace,
+    attention: Sequence[int],
+    merge: int | Sequence[int] | None,
+    pictures: Sequence[str | Path],
+    progress: bool,
+) -> Export:
+    """Add a model to a repository; every proof is made before anything in the repository changes."""
+    check_repository(place.repository, place.name, overwrite=place.overwrite)
+    for target in ("onnx", "openvino"):
+        check_exportable(target)
+    with working(f"exporting {name_of(model)}", speaks=progress):
+        checkpoint = checkpoint_of(model, merge)
+        exported = prepare_export(checkpoint, GraphOptions(attention=tuple(attention), with_preprocess=True))
+        with draft_model(place.repository, place.name) as draft:
+            file = draft / MODEL
+            write_export(exported, file, "onnx")
+            files = [Path(picture) for picture in pictures]
+            proofs = [prove(exported, file, target, checkpoint, files) for target in ("onnx", "openvino")]
+            complete_model(draft, place.name, exported.manifest)
+    folder = place.repository / place.name
+    return Export(
+        path=folder,
+        target="onnx",
+        manifest=exported.manifest,
+        agreement=max(proofs, key=lambda proof: proof.difference),
+        megabytes=size_of(folder / MODEL) / 1e6,
+    )
+
+
+def checkpoint_of(model: Predictor | str | Path, merge: int | Sequence[int] | None = None) -> Checkpoint:
+    """The weights of a loaded model, or of a source, with as many merged tokens as requested."""
     if isinstance(model, Predictor):
-        return model.checkpoint()
-    checkpoint = open_checkpoint(locate(model))
-    origin = checkpoint.origin
-    return checkpoint if origin.source else replace(checkpoint, origin=replace(origin, source=str(model)))
+        checkpoint = model.checkpoint()
+    else:
+        checkpoint = open_checkpoint(locate(model))
+        if not checkpoint.origin.source:
+            checkpoint = replace(checkpoint, origin=replace(checkpoint.origin, source=str(model)))
+    return checkpoint if merge is None else replace(checkpoint, config=with_merging(checkpoint.config, merge))
