@@ -215,7 +215,7 @@ def export_to_repository(
             file = draft / MODEL
             write_export(exported, file, "onnx")
             files = [Path(picture) for picture in pictures]
-            proofs = [prove(exported, file, target, checkpoint, files) for target in ("onnx", "openvino")]
+            proofs = [prove(exported, file, target, files) for target in ("onnx", "openvino")]
             complete_model(draft, place.name, exported.manifest)
     folder = place.repository / place.name
     return Export(
