@@ -1,5 +1,6 @@
 """The site: `make docs` builds it into build/site, from packages only; an open page makes no request to the network."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import vitrail
 
 project = "vitrail"
 author = "the vitrail authors"
-copyright = "the vitrail authors; Apache-2.0"  # noqa: A001
+copyright = "the vitrail authors; Apache-2.0"
 version = release = vitrail.__version__
 
 extensions = ["myst_parser", "sphinx_copybutton"]
@@ -47,5 +48,13 @@ def visit_block_math(self: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def link_to_files(app: Any, name: str, source: list[str]) -> None:
+    """Markdown outside docs/ is a file to download: it is no page of the site."""
+    source[0] = re.sub(r"\]\((\.\./[^)]*src/[^)]*\.md)\)", r"](path:\1)", source[0])
+
+
 def setup(app: Any) -> None:
-    app.add_html_math_renderer("mathml", inline_renderers=(visit_inline_math, None), block_renderers=(visit_block_math, None))
+    app.connect("source-read", link_to_files)
+    app.add_html_math_renderer(
+        "mathml", inline_renderers=(visit_inline_math, None), block_renderers=(visit_block_math, None)
+    )

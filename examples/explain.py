@@ -1,6 +1,6 @@
 """Show which parts of a picture an answer rests on, and whether that explanation can be trusted.
 
-    python examples/explain.py docs/images/ship.png why.png
+python examples/explain.py docs/images/ship.png why.png
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Export a model to ONNX with its preprocessing, then classify a picture with onnxruntime only.
 
-    python examples/export_and_run.py cifar10 model.onnx docs/images/ship.png
+python examples/export_and_run.py cifar10 model.onnx docs/images/ship.png
 """
 
 import json

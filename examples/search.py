@@ -1,6 +1,6 @@
 """Find the pictures of a folder that are most similar to one of yours, by their embeddings.
 
-    python examples/search.py photos cat.jpg
+python examples/search.py photos cat.jpg
 """
 
 import sys

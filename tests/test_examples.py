@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.data.conftest import MakeFolder, make_folder, picture  # noqa: F401
+from tests.data.conftest import picture
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SHIP = str(Path(__file__).parents[1] / "docs" / "images" / "ship.png")
@@ -25,9 +25,16 @@ def run_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     return run
 
 
-def test_train_on_a_folder(run_example, make_folder: MakeFolder, no_report: None) -> None:
-    folder = make_folder("rose", "tulip", count=14)
-    printed = run_example("train_on_a_folder.py", str(folder), SHIP, "--epochs", "1")
+def write_pictures(folder: str, count: int, first: int = 0) -> None:
+    Path(folder).mkdir(parents=True)
+    for number in range(count):
+        picture(first + number).save(f"{folder}/{number:03d}.jpg", quality=95)
+
+
+def test_train_on_a_folder(run_example, no_report: None) -> None:
+    write_pictures("flowers/rose", count=14)
+    write_pictures("flowers/tulip", count=14, first=100)
+    printed = run_example("train_on_a_folder.py", "flowers", SHIP, "--epochs", "1")
     assert "of the test pictures are classified correctly" in printed
     assert Path("runs/train-1/weights/best.safetensors").exists()
 
@@ -42,10 +49,10 @@ def test_export_and_run(run_example) -> None:
     assert "ship.png: ship (96." in run_example("export_and_run.py", "cifar10", "model.onnx", SHIP)
 
 
-def test_search(run_example, make_folder: MakeFolder) -> None:
-    folder = make_folder("all", count=6)
+def test_search(run_example) -> None:
+    write_pictures("photos", count=6)
     picture(3).save("wanted.jpg", quality=80)  # a recompressed 003.jpg
-    best = run_example("search.py", str(folder), "wanted.jpg").splitlines()[0]
+    best = run_example("search.py", "photos", "wanted.jpg").splitlines()[0]
     assert best.endswith("003.jpg")
     assert float(best.split()[0]) > 0.95
 

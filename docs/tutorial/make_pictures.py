@@ -45,7 +45,9 @@ def draw_five_steps() -> Figure:
     blocks = _panel(figure, 0.61, "4  twelve blocks", "197 × 768 in, 197 × 768 out")
     for number in range(4):
         y = 0.08 + 0.22 * number
-        blocks.text(0.5, y + 0.08, "attention, MLP", ha="center", va="center", fontsize=9.5, color=LIGHT.ink, bbox=_box())
+        blocks.text(
+            0.5, y + 0.08, "attention, MLP", ha="center", va="center", fontsize=9.5, color=LIGHT.ink, bbox=_box()
+        )
     blocks.text(0.5, 0.97, "… × 12", ha="center", fontsize=9.5, color=LIGHT.ink)
     answer = _panel(figure, 0.81, "5  read [cls]", "LayerNorm, Linear: one logit per class")
     prediction = vitrail.load().predict(SHIP, top_k=4)
@@ -53,7 +55,9 @@ def draw_five_steps() -> Figure:
         answer.barh(0.8 - 0.2 * row, 0.5 * score, left=0.45, height=0.1, color=LIGHT.blue)
         answer.text(0.42, 0.8 - 0.2 * row, label, ha="right", va="center", fontsize=9.5, color=LIGHT.ink)
     for x in (0.192, 0.392, 0.592, 0.792):
-        arrow = FancyArrowPatch((x, 0.47), (x + 0.018, 0.47), transform=figure.transFigure, arrowstyle="-|>", mutation_scale=12)
+        arrow = FancyArrowPatch(
+            (x, 0.47), (x + 0.018, 0.47), transform=figure.transFigure, arrowstyle="-|>", mutation_scale=12
+        )
         figure.add_artist(arrow)
     return figure
 

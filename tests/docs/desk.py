@@ -1,11 +1,15 @@
-"""A reader's folder, as the pages assume it: pictures, a trained run, checkpoints of several formats; all of them tiny."""
+"""A reader's folder, as the pages assume it: pictures, a trained run, checkpoints of several formats; all tiny."""
 
+import shutil
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from tests.data.conftest import picture
+from tests.docs.pages import ROOT
 
 import vitrail
 from conftest import TINY, randomize
@@ -22,7 +26,8 @@ DEIT = ViTConfig(image_size=(224, 224), patch_size=(16, 16), width=48, depth=2, 
 
 def lay_out(desk: Path) -> None:
     """Write everything into the folder `desk`."""
-    with chdir(desk):
+    with pytest.MonkeyPatch.context() as patch, chdir(desk):
+        _skip_report(patch)
         for number, (folder, classes) in enumerate(FOLDERS.items()):
             for label, name in enumerate(classes):
                 Path(folder, name).mkdir(parents=True)
@@ -31,8 +36,35 @@ def lay_out(desk: Path) -> None:
         for index, name in enumerate(("rose.jpg", "cat.jpg", "photos/one.jpg", "photos/two.jpg")):
             Path(name).parent.mkdir(exist_ok=True)
             picture(index, (48, 40)).save(name)
+        _write_cifar(Path("named-data/cifar-10-batches-bin"))
         _write_checkpoints()
         vitrail.train("PICTURES", model="cifar-tiny", recipe="scratch", epochs=1, batch_size=8, check=False)
+
+
+def sit_down(desk: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Work in a copy of the desk, with the hub, the named data sets and the cache of that desk."""
+    shutil.copytree(desk, folder)
+    (folder / "docs").symlink_to(ROOT / "docs")
+    patch.chdir(folder)
+    patch.setenv("VITRAIL_CACHE", str(folder / "cache"))
+    patch.setenv("VITRAIL_DATA", str(desk / "named-data"))
+    patch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(desk / HUB[name]))
+    _skip_report(patch)
+
+
+def _skip_report(patch: pytest.MonkeyPatch) -> None:
+    """A report takes seconds, and has tests of its own."""
+    patch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
+
+
+def _write_cifar(folder: Path) -> None:
+    """60 pictures of noise in each of CIFAR-10's files: a label, then 3 × 32 × 32 bytes."""
+    folder.mkdir(parents=True)
+    noise = np.random.default_rng(0)
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+        records = noise.integers(0, 256, (60, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(60) % 10
+        (folder / name).write_bytes(records.tobytes())
 
 
 def _write_checkpoints() -> None:

@@ -16,7 +16,8 @@ from vitrail.cli.main import main
 SHORTENED: dict[str, dict[str, str]] = {
     "README.md": {"minutes=30": "epochs=1"},
     "docs/data.md": {"batch_size=256": "batch_size=4", "range(10)": "range(2)"},
-    "docs/fast.md": {'exports=["model.onnx"])': 'exports=["model.onnx"], seconds=0.05, batches=[1])'},
+    "docs/fast.md": {'exports=["model.onnx"])': 'exports=["model.onnx"], seconds=0.05, batch=[1])'},
+    "docs/tutorial/4-training.md": {"epochs=25": "epochs=1"},
     "docs/train.md": {"minutes=30": "epochs=1", 'recipe="scratch"': 'recipe="scratch", image_size=64'},
 }
 

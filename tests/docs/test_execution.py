@@ -1,43 +1,32 @@
 """Every Python block of README.md and docs/ runs, page by page, and prints what the page shows."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.docs.desk import HUB, lay_out
-from tests.docs.pages import ROOT, agree, blocks, pages
+from tests.docs.desk import lay_out, sit_down
+from tests.docs.pages import agree, blocks, pages
 from tests.docs.running import SHORTENED, run_page
 
 # Page → names that it expects the reader to have.
 GIVEN: dict[str, dict[str, Any]] = {"docs/predict.md": {"paths": ["cat.jpg", "rose.jpg"]}}
-EXECUTED = [page for page in pages() if any(block.language == "python" or "run" in block.marks for block in blocks(page))]
+EXECUTED = [
+    page for page in pages() if any(block.language == "python" or "run" in block.marks for block in blocks(page))
+]
 MOST_NOT_RUN = 6
 
 
 @pytest.fixture(scope="session")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("desk")
-    with pytest.MonkeyPatch.context() as patch:
-        skip_report(patch)
-        lay_out(folder)
+    lay_out(folder)
     return folder
-
-
-def skip_report(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("page", EXECUTED, ids=str)
 def test_pages_run(page: Path, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "desk"
-    shutil.copytree(desk, folder)
-    (folder / "docs").symlink_to(ROOT / "docs")
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(desk / HUB[name]))
-    skip_report(monkeypatch)
+    sit_down(desk, tmp_path / "desk", monkeypatch)
     for block, printed, shown in run_page(page, {"__name__": page.stem, **GIVEN.get(page.as_posix(), {})}):
         place = f"{page}:{block.line}"
         if shown is not None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from tests.docs.pages import ROOT, pages
 
-LOADED = re.compile(r'<(?:script|img|iframe|source)[^>]* src="([^"]+)"|<link[^>]* href="([^"]+)"|url\(([^)]+)\)|@import "?([^";]+)')
+LOADED = re.compile(
+    r'<(?:script|img|iframe|source)[^>]* src="([^"]+)"|<link[^>]* href="([^"]+)"|url\(([^)]+)\)|@import "?([^";]+)'
+)
 
 
 @pytest.fixture(scope="module")
