@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: demo test check bench lock clean
+.PHONY: demo test check docs bench lock clean
 
 demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
 	$(BIN)/vitrail demo
@@ -16,6 +16,9 @@ check: .venv/dev.stamp  ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: .venv/dev.stamp  ## the site, in build/site/index.html; needs no network
+	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs build/site
 
 bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.model
@@ -31,7 +34,7 @@ lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock
 	$(BIN)/python -m pip freeze --exclude-editable --exclude vitrail | sed 's/+cpu$$//' >> requirements.lock
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "vitrail needs Python 3.11 or newer; got " + sys.version.split()[0] + "; run: make PYTHON=python3.11 $(MAKECMDGOALS)")'
@@ -43,5 +46,5 @@ clean:
 
 # torch is installed first, by itself: together with it, another library could pull a different build.
 .venv/dev.stamp: .venv/core.stamp
-	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,track,export,serve]'
+	$(PIP_INSTALL) --editable '.[dev,peers,datasets,tables,track,export,serve,docs]'
 	touch $@

@@ -1,0 +1,60 @@
+"""The site: `make docs` builds it into build/site, from packages only; an open page makes no request to the network."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+import vitrail
+
+project = "vitrail"
+author = "the vitrail authors"
+copyright = "the vitrail authors; Apache-2.0"
+version = release = vitrail.__version__
+
+extensions = ["myst_parser", "sphinx_copybutton"]
+exclude_patterns = ["results", "images", "tutorial/images"]
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 4  # anchors as on GitHub
+myst_links_external_new_tab = False
+suppress_warnings = ["myst.strikethrough"]
+nitpicky = True
+
+html_theme = "furo"
+html_title = "vitrail"
+html_static_path: list[str] = []
+html_show_sphinx = False
+html_copy_source = False
+html_math_renderer = "mathml"
+templates_path: list[str] = []
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def visit_inline_math(self: Any, node: nodes.math) -> None:
+    """A formula as MathML, which browsers draw themselves: no script, no font, no request."""
+    self.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def visit_block_math(self: Any, node: nodes.math_block) -> None:
+    self.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def link_to_files(app: Any, name: str, source: list[str]) -> None:
+    """Markdown outside docs/ is a file to download: it is no page of the site."""
+    source[0] = re.sub(r"\]\((\.\./[^)]*src/[^)]*\.md)\)", r"](path:\1)", source[0])
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", link_to_files)
+    app.add_html_math_renderer(
+        "mathml", inline_renderers=(visit_inline_math, None), block_renderers=(visit_block_math, None)
+    )

@@ -1,0 +1,62 @@
+"""The programs of examples/, on small things."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from tests.data.conftest import picture
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SHIP = str(Path(__file__).parents[1] / "docs" / "images" / "ship.png")
+
+
+@pytest.fixture
+def run_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs a program of examples/ in an empty folder; what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def write_pictures(folder: str, count: int, first: int = 0) -> None:
+    Path(folder).mkdir(parents=True)
+    for number in range(count):
+        picture(first + number).save(f"{folder}/{number:03d}.jpg", quality=95)
+
+
+def test_train_on_a_folder(run_example, no_report: None) -> None:
+    write_pictures("flowers/rose", count=14)
+    write_pictures("flowers/tulip", count=14, first=100)
+    printed = run_example("train_on_a_folder.py", "flowers", SHIP, "--epochs", "1")
+    assert "of the test pictures are classified correctly" in printed
+    assert Path("runs/train-1/weights/best.safetensors").exists()
+
+
+def test_explain(run_example) -> None:
+    printed = run_example("explain.py", SHIP, "why.png")
+    assert "ship.png: ship (96.4%)" in printed
+    assert Path("why.png").exists()
+
+
+def test_export_and_run(run_example) -> None:
+    assert "ship.png: ship (96." in run_example("export_and_run.py", "cifar10", "model.onnx", SHIP)
+
+
+def test_search(run_example) -> None:
+    write_pictures("photos", count=6)
+    picture(3).save("wanted.jpg", quality=80)  # a recompressed 003.jpg
+    best = run_example("search.py", "photos", "wanted.jpg").splitlines()[0]
+    assert best.endswith("003.jpg")
+    assert float(best.split()[0]) > 0.95
+
+
+def test_every_example_is_tested() -> None:
+    tested = Path(__file__).read_text(encoding="utf-8")
+    assert all(f'"{path.name}"' in tested for path in EXAMPLES.glob("*.py"))
