@@ -165,16 +165,20 @@ def familiarity_methods(train: Numbers, val: Numbers) -> dict[str, Callable[[Num
 
     scale = train[0].max(axis=1).mean() / residual(train[1]).mean()
     return {
-        "probability": lambda it: it[0].max(axis=1) - logsumexp(it[0], axis=1),
+        "probability": lambda it: it[0].max(axis=1) - energy(it[0]),
         "maximum logit": lambda it: it[0].max(axis=1),
-        "energy": lambda it: logsumexp(it[0], axis=1),
+        "energy": lambda it: energy(it[0]),
         "10th nearest of 2,000, cosine": lambda it: nearest(it[1]),
-        "ViM, 32 directions": lambda it: logsumexp(it[0], axis=1) - scale * residual(it[1]),
+        "ViM, 32 directions": lambda it: energy(it[0]) - scale * residual(it[1]),
         "Mahalanobis, one centre": lambda it: -_square(it[1] - mean, marginal),
         "Mahalanobis, relative": lambda it: _square(it[1] - mean, marginal) - distance(it[1]),
         "Mahalanobis, class centres": lambda it: -distance(it[1]),
         "the same, 32 directions (ours)": lambda it: known.scores(it[1]),
     }
+
+
+def energy(logits: Array) -> Array:
+    return np.asarray(logsumexp(logits, axis=1))
 
 
 def _square(offsets: Array, precision: Array) -> Array:

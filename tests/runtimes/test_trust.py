@@ -1,7 +1,6 @@
 """What a calibration found goes into exports, and they answer as the checkpoint does."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +44,14 @@ def test_older_readers_are_told_to_upgrade(exported: tuple[Predictor, Path], onn
     assert plain["version"] == 1
     assert "trust" not in plain["facts"]
     damaged = tmp_path / "damaged.onnx"
-    damaged.write_bytes(path.read_bytes())
-    with pytest.raises(WeightsError, match="damaged.*temperature must be above 0"):
-        vitrail.load(edit_manifest(damaged, put("facts", "trust", "temperature", value=-1)))
+    narrow = dict.fromkeys(("centres", "directions"), {"shape": [1, 1], "scale": 1.0, "base64": "ADw="})
+    for key, value, message in (
+        ("temperature", -1, "temperature must be above 0"),
+        ("familiarity", narrow | {"variances": [1.0], "rest": 1.0, "quantiles": [0, 1]}, "features of width 1"),
+    ):
+        damaged.write_bytes(path.read_bytes())
+        with pytest.raises(WeightsError, match=f"damaged.*{message}"):
+            vitrail.load(edit_manifest(damaged, put("facts", "trust", key, value=value)))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -58,7 +62,6 @@ def test_a_graph_with_preprocessing_gives_calibrated_probabilities(smoothing: fl
     images = torch.randint(0, 256, (3, 40, 40, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         shares, features = graph(images)
-        expected = probabilities(predictor.model.classify(features), trust)
-    np.testing.assert_allclose(shares.numpy(), expected, atol=1e-6)
-    plain = replace(trust, temperature=1.0, smoothing=0.0)
-    assert not np.allclose(shares.numpy(), probabilities(predictor.model.classify(features).detach(), plain), atol=1e-3)
+        logits = predictor.model.classify(features).numpy()
+    np.testing.assert_allclose(shares.numpy(), probabilities(logits, trust), atol=1e-6)
+    assert not np.allclose(shares.numpy(), probabilities(logits), atol=1e-3)

@@ -20,6 +20,9 @@ from vitrail.weights.convert import convert
 from vitrail.weights.native import VERSION, read_native, save_checkpoint
 from vitrail.weights.trust import Trust
 
+ONE = {"shape": [1, 1], "scale": 1.0, "base64": "ADw="}  # a single 1
+NARROW = {"centres": ONE, "directions": ONE, "variances": [1.0]}
+
 
 @pytest.fixture(scope="module")
 def trust() -> Trust:
@@ -58,6 +61,9 @@ def test_it_comes_back_from_the_file(tmp_path: Path, checkpoint: Checkpoint, tru
         (lambda trust: trust["familiarity"].update(rest=-1.0), "variances of the features must be above 0"),
         (lambda trust: trust["familiarity"]["centres"].update(base64="AAAA"), "must have as many numbers"),
         (lambda trust: trust["familiarity"]["centres"].update(base64="?"), "damaged"),
+        (lambda trust: trust["familiarity"]["centres"].update(shape=[-2, -32]), "must have as many numbers"),
+        (lambda trust: trust["familiarity"]["quantiles"].reverse(), "quantiles of familiarity must ascend"),
+        (lambda trust: trust["familiarity"].update(NARROW), "features of width 1; the model has 32"),
     ],
 )
 def test_damaged_facts(tmp_path: Path, checkpoint: Checkpoint, change: Callable[[Any], Any], message: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from vitrail.evaluation.metrics import Floats, Integers, Rate, rate
 from vitrail.weights.trust import UNFAMILIAR_RATE, Familiarity, Packed, pack
 
-TRAINING_PICTURES = 2000  # whose features are looked at: more change nothing
+TRAINING_PICTURES = 1000  # whose features are looked at: more change little
 FEWEST = 50
 DIRECTIONS = 32
 MOST_CENTRES = 100  # classes up to which each has a centre of its own,

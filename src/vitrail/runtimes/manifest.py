@@ -56,7 +56,10 @@ def read_manifest(text: str, path: Path) -> Manifest:
         )
     try:
         manifest = from_dict(Manifest, values, "manifest")
-    except (VitrailError, TypeError, ValueError, OverflowError) as error:
+        if manifest.facts.trust is not None and manifest.facts.trust.familiarity is not None:
+            config = json.loads(manifest.config)
+            manifest.facts.trust.familiarity.check_width(config["representation"] or config["width"])
+    except (VitrailError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise WeightsError(f"{path} is damaged: {error}") from error
     classes = manifest.facts.classes
     if manifest.num_classes < 0 or (classes is not None and len(classes) != manifest.num_classes):

@@ -35,5 +35,6 @@ def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) ->
         return
     finally:
         listener.ended()
+    listener.said(f"calibrated {trust.describe()[0]}")
     best = folder / "weights" / "best.safetensors"
     ranks.from_first(lambda: save_checkpoint(replace(read_native(best), trust=trust), best))

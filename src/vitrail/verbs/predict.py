@@ -27,7 +27,12 @@ class Predictions(Iterator[Prediction]):
 
     def __init__(self, rows: Iterator[Prediction], columns: Columns) -> None:
         self._rows = rows
-        self.columns = columns  # of each row: as many classes as asked for, or all where the model has fewer
+        self.columns = columns  # what the rows hold
+
+    @property
+    def top_k(self) -> int:
+        """Classes of each row: as many as asked for, or all where the model has fewer."""
+        return self.columns.top_k
 
     def __next__(self) -> Prediction:
         return next(self._rows)

@@ -32,6 +32,8 @@ class Checkpoint(Facts):
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
             twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
             raise WeightsError(f"class names must differ; {', '.join(map(repr, twice[:5]))} name several classes.")
+        if self.trust is not None and self.trust.familiarity is not None:
+            self.trust.familiarity.check_width(self.config.representation or self.config.width)
         check_shapes(self.config, self.tensors)
         check_types(self.tensors)
 

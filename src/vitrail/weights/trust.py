@@ -75,7 +75,8 @@ class Packed:
 
     def __post_init__(self) -> None:
         validate(self)
-        if len(self._bytes) != 2 * math.prod(self.shape) or not np.isfinite(self.values).all():
+        whole = min(self.shape, default=0) > 0 and len(self._bytes) == 2 * math.prod(self.shape)
+        if not whole or not np.isfinite(self.values).all():
             raise ConfigError(f"an array of shape {self.shape} must have as many numbers, all of them finite.")
 
     @cached_property
@@ -115,6 +116,13 @@ class Familiarity:
             raise ConfigError("the centres, directions and variances of the features must fit each other.")
         if min(*self.variances, self.rest) <= 0 or not all(map(math.isfinite, (*self.variances, *self.quantiles))):
             raise ConfigError("the variances of the features must be above 0.")
+        if list(self.quantiles) != sorted(self.quantiles):
+            raise ConfigError("the quantiles of familiarity must ascend.")
+
+    def check_width(self, width: int) -> None:
+        """Refuse to judge features of another width."""
+        if self.centres.shape[1] != width:
+            raise ConfigError(f"familiarity is about features of width {self.centres.shape[1]}; the model has {width}.")
 
     def scores(self, features: Any) -> Floats:  # (N, D) → (N,)
         """Higher is more familiar; 0 is the highest."""
