@@ -11,7 +11,7 @@ from vitrail.runtimes.runtime import Floats
 from vitrail.serving.computing import Engine
 
 SECONDS = 1.0  # for all of it, roughly
-TIMES = 4  # that each is measured, of which the quickest counts; the first call of a size prepares things
+TIMES, LEAST = 3, 0.05  # how often, and for how many seconds, a size is measured at least; the quickest call counts
 WORTH = 0.05  # of the time per picture, which a larger batch must save
 LONGEST = 0.25  # seconds that one batch may take: those who come next wait for it
 SPREADS = 0.8  # of the time on one core, below which a lone picture is divided among all cores
@@ -43,7 +43,7 @@ def measure(compute: Callable[[Floats], Floats], images: Floats) -> dict[int, fl
     size = 1
     while size <= len(images):
         took: list[float] = []
-        while len(took) < TIMES and (not took or time.perf_counter() + min(took) < ends):
+        while not took or ((len(took) < TIMES or sum(took) < LEAST) and time.perf_counter() + min(took) < ends):
             began = time.perf_counter()
             compute(images[:size])
             took.append(time.perf_counter() - began)

@@ -58,6 +58,7 @@ def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str],
     config = uvicorn.Config(
         app,
         http=cast("Any", partial(Connection, client_timeout=settings.client_timeout, report=app.report)),
+        loop="asyncio",  # with httptools, uvloop was no faster
         ws="none",
         lifespan="off",
         log_config=None,
