@@ -27,11 +27,11 @@ nitpicky = True
 
 html_theme = "furo"
 html_title = "vitrail"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 html_math_renderer = "mathml"
-templates_path: list[str] = []
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 copybutton_exclude = ".linenos, .gp, .go"

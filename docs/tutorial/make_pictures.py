@@ -24,7 +24,7 @@ from vitrail.model import AttentionQuery
 
 FOLDER = Path(__file__).parent / "images"
 SHIP = Path(__file__).parents[1] / "images" / "ship.png"
-DPI, COLOURS, MOST_BYTES = 100, 96, 60_000
+DPI, COLOURS, MOST_BYTES = 100, 256, 60_000
 PUBLISHED = 75.5
 
 
@@ -35,6 +35,7 @@ def draw_five_steps() -> Figure:
     patches = ship.reshape(14, 16, 14, 16, 3).swapaxes(1, 2)
     picture = _panel(figure, 0.01, "1  cut into patches", "14 × 14 patches of 16 × 16 pixels")
     picture.imshow(ship)
+    picture.set(xlim=(-0.5, 223.5), ylim=(223.5, -0.5))
     for line in range(0, 225, 16):
         picture.axhline(line - 0.5, color="white", linewidth=0.6)
         picture.axvline(line - 0.5, color="white", linewidth=0.6)
@@ -49,7 +50,7 @@ def draw_five_steps() -> Figure:
             0.5, y + 0.08, "attention, MLP", ha="center", va="center", fontsize=9.5, color=LIGHT.ink, bbox=_box()
         )
     blocks.text(0.5, 0.97, "… × 12", ha="center", fontsize=9.5, color=LIGHT.ink)
-    answer = _panel(figure, 0.81, "5  read [cls]", "LayerNorm, Linear: one logit per class")
+    answer = _panel(figure, 0.81, "5  read [cls]", "LayerNorm, then Linear")
     prediction = vitrail.load().predict(SHIP, top_k=4)
     for row, (label, score) in enumerate(zip(prediction.labels, prediction.scores, strict=True)):
         answer.barh(0.8 - 0.2 * row, 0.5 * score, left=0.45, height=0.1, color=LIGHT.blue)
@@ -158,7 +159,7 @@ def save(figure: Figure, name: str) -> None:
     """As a PNG of few colours."""
     path = FOLDER / name
     figure.savefig(path, metadata={"Software": None})
-    Image.open(path).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
     assert path.stat().st_size <= MOST_BYTES, f"{path} has {path.stat().st_size} bytes"
 
 

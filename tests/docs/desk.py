@@ -18,7 +18,11 @@ from vitrail.model import BlockConfig, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.writer import write_checkpoint
 
-FOLDERS = {"flowers": ("rose", "tulip"), **dict.fromkeys(("my-pictures", "pictures", "PICTURES"), ("cat", "dog"))}
+# Folder → its classes, each a folder of 14 pictures; of `photos`, which pages explain one by one, of 2.
+FOLDERS = {
+    "flowers": ("rose", "tulip"),
+    **dict.fromkeys(("my-pictures", "photos", "pictures", "PICTURES"), ("cat", "dog")),
+}
 # What the pages load from the hub → the files that stand for it.
 HUB = {"google/vit-base-patch16-224": "hub-vit", "facebook/dinov2-small": "hub-features"}
 DEIT = ViTConfig(image_size=(224, 224), patch_size=(16, 16), width=48, depth=2, heads=6, mlp_width=96, num_classes=5)
@@ -31,10 +35,9 @@ def lay_out(desk: Path) -> None:
         for number, (folder, classes) in enumerate(FOLDERS.items()):
             for label, name in enumerate(classes):
                 Path(folder, name).mkdir(parents=True)
-                for index in range(14):
+                for index in range(2 if folder == "photos" else 14):
                     picture(1000 * number + 100 * label + index).save(f"{folder}/{name}/{index:02d}.jpg", quality=90)
-        for index, name in enumerate(("rose.jpg", "cat.jpg", "photos/one.jpg", "photos/two.jpg")):
-            Path(name).parent.mkdir(exist_ok=True)
+        for index, name in enumerate(("rose.jpg", "cat.jpg")):
             picture(index, (48, 40)).save(name)
         _write_cifar(Path("named-data/cifar-10-batches-bin"))
         _write_checkpoints()
@@ -68,9 +71,9 @@ def _write_cifar(folder: Path) -> None:
 
 
 def _write_checkpoints() -> None:
-    named = ("cat", "dog", "horse", "ship", "bird", "frog", "deer")
-    write_checkpoint(_checkpoint(TINY, named), "model.safetensors")
-    write_checkpoint(_checkpoint(TINY, named), HUB["google/vit-base-patch16-224"], "hf")
+    two = replace(TINY, num_classes=2)
+    write_checkpoint(_checkpoint(two, ("cat", "dog")), "model.safetensors")
+    write_checkpoint(_checkpoint(two, ("cat", "dog")), HUB["google/vit-base-patch16-224"], "hf")
     write_checkpoint(_checkpoint(replace(TINY, num_classes=0), None), HUB["facebook/dinov2-small"], "hf")
     write_checkpoint(_checkpoint(DEIT, None), "deit.pth", "timm")
     write_checkpoint(_checkpoint(replace(DEIT, block=BlockConfig(activation="gelu_tanh")), None), "B_16.npz", "google")

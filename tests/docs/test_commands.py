@@ -13,7 +13,7 @@ from vitrail.cli.main import VERBS, build_app
 from vitrail.cli.usage import describe_usage
 
 SHELL = ("sh", "bash", "console", "")
-COMMAND = re.compile(r"(?:^|[|] |-m |\$ )(vitrail .*)$")
+COMMAND = re.compile(r"(?:^|[|] |-m |\$ )(?:[A-Z_]+=\S+ )*(vitrail .*)$")
 INLINE = re.compile(r"`(vitrail [a-z-][^`]*)`")
 CODE_OR_COMMENT = re.compile(r"^```.*?^```|<!--.*?-->", re.DOTALL | re.MULTILINE)
 PLACEHOLDERS = ("…", "VERB")  # a span that shows a form rather than a command

@@ -23,7 +23,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore::vitrail.AssumptionWarning")  # of foreign checkpoints, as on the page
 @pytest.mark.parametrize("page", EXECUTED, ids=str)
 def test_pages_run(page: Path, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sit_down(desk, tmp_path / "desk", monkeypatch)
