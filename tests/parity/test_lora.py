@@ -3,6 +3,8 @@
 1e-5 is relative to the largest number.
 """
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,30 @@ import pytest
 import torch
 from benchmarks.peers import timm, transformers
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from conftest import randomize
+from vitrail.errors import WeightsError
 from vitrail.model import ViT
 from vitrail.training.lora import adapted_layers, add_adapters, merged
-from vitrail.training.peft_files import libraries, write_adapter
+from vitrail.training.peft_files import write_adapter
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
+from vitrail.weights.peft import add_adapter, libraries
 from vitrail.weights.reader import read_checkpoint
 from vitrail.weights.writer import write_checkpoint
 
 THEIRS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "proj": "o_proj", "mlp": ("fc1", "fc2")}
+TIMM_SIZES: dict[str, Any] = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 32,
+    "depth": 3,
+    "num_heads": 4,
+    "mlp_ratio": 2,
+    "num_classes": 7,
+}
 CASES = {
     "query,value": ("query", "value"),
     "key": ("key",),
@@ -134,8 +148,7 @@ def test_timm_with_peft_loads_what_we_write(
     ours = adapted(base, CASES[case])
     library = next(each for each in libraries(ours.config) if each.name == "timm")
     write_adapter(tmp_path / "adapter", library, ours, ours.state_dict(), str(base))
-    sizes: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4}
-    plain = timm.models.vision_transformer.VisionTransformer(**sizes, mlp_ratio=2, num_classes=7)
+    plain = timm.models.vision_transformer.VisionTransformer(**TIMM_SIZES)
     timm.models.load_checkpoint(plain, str(base))
     theirs = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
     with torch.no_grad():
@@ -173,3 +186,77 @@ def test_merged_weights_compute_the_same(case: str, written: Callable[..., Path]
     with torch.no_grad():
         assert_same(plain.eval()(images), ours(images))
         assert (read_checkpoint(base).build()(images) - ours(images)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("case", ["transformers", "timm", "rslora"])
+def test_adapters_that_peft_saves_are_merged(
+    case: str, written: Callable[..., Path], images: Tensor, tmp_path: Path
+) -> None:
+    if case == "timm":
+        base = written("timm", "base.safetensors")
+        plain = timm.models.vision_transformer.VisionTransformer(**TIMM_SIZES)
+        timm.models.load_checkpoint(plain, str(base))
+        names, head = ["qkv", "fc1"], "head"
+    else:
+        base = written("hf")
+        plain = transformers.ViTForImageClassification.from_pretrained(base)
+        names, head = ["q_proj", "o_proj", "fc2"], "classifier"
+    settings: dict[str, Any] = {"rank_pattern": {"fc1": 2, "fc2": 2}, "use_rslora": case == "rslora"}
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=names, modules_to_save=[head], **settings)
+    theirs = get_peft_model(plain, config).eval()
+    for name, weight in theirs.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            nn.init.normal_(weight, std=0.2)
+    theirs.save_pretrained(tmp_path / "adapter")
+    merge = add_adapter(read_checkpoint(base, hints=Hints(heads=4)), tmp_path / "adapter").build()
+    with torch.no_grad():
+        expected = theirs(images)
+        assert_same(merge(images), expected if isinstance(expected, Tensor) else expected.logits)
+
+
+def test_the_older_names_of_transformers_are_known_too(written: Callable[..., Path], tmp_path: Path) -> None:
+    base = read_checkpoint(written("hf"))
+    (tmp_path / "adapter").mkdir()
+    query = "base_model.model.vit.encoder.layer.1.attention.attention.query"
+    down, up = torch.randn(2, 32), torch.randn(32, 2)
+    save_file(
+        {f"{query}.lora_A.weight": down, f"{query}.lora_B.weight": up}, tmp_path / "adapter/adapter_model.safetensors"
+    )
+    (tmp_path / "adapter/adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    merge = add_adapter(base, tmp_path / "adapter")
+    name = "blocks.1.attention.qkv.weight"
+    torch.testing.assert_close(merge.tensors[name][:32], base.tensors[name][:32] + 2 * up @ down)
+    assert torch.equal(merge.tensors[name][32:], base.tensors[name][32:])
+
+
+@pytest.mark.parametrize(
+    ("facts", "keys", "message"),
+    [
+        ({"peft_type": "IA3"}, (), "must be the config of a LoRA adapter"),
+        ({"use_dora": True}, (), "cannot merge an adapter that uses use_dora"),
+        ({"something_new": 3}, (), "uses something_new"),
+        ({"rank_pattern": {"(a|a)*": 3}}, (), "must be names of modules"),
+        ({"r": 0}, (), "a rank and an alpha above 0"),
+        ({}, ("classifier.weight",), "its classifier is not complete"),
+        ({}, ("vit.layernorm.weight",), "holds more than LoRA and a head: vit.layernorm.weight"),
+        ({}, ("vit.layers.9.attention.q_proj.lora_A.weight",), "modules that this model does not have"),
+        ({}, ("vit.layers.1.attention.q_proj.lora_A.weight",), "A and B of vit.layers.1.attention.q_proj do not fit"),
+    ],
+)
+def test_other_adapters_are_refused(
+    facts: dict[str, Any], keys: tuple[str, ...], message: str, written: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = read_checkpoint(written("hf"))
+    folder = tmp_path / "adapter"
+    with pytest.raises(WeightsError, match="has no adapter_config.json"):
+        add_adapter(base, folder)
+    folder.mkdir()
+    query = "vit.layers.0.attention.q_proj"
+    tensors = {f"{query}.lora_A.weight": torch.zeros(2, 32), f"{query}.lora_B.weight": torch.zeros(32, 2)}
+    tensors |= {name: torch.zeros(2, 32) for name in keys}
+    save_file(
+        {f"base_model.model.{name}": each for name, each in tensors.items()}, folder / "adapter_model.safetensors"
+    )
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, **facts}))
+    with pytest.raises(WeightsError, match=re.escape(message)):
+        add_adapter(base, folder)

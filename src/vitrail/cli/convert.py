@@ -22,6 +22,7 @@ def convert(
     *,
     to: FormatName = "vitrail",
     source_format: Annotated[FormatName | None, Parameter(name="--from")] = None,
+    adapter: Path | None = None,
     resize: str | None = None,
     resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] | None = None,
     channels: int | None = None,
@@ -49,6 +50,8 @@ def convert(
         The format to write.
     source_format
         The format of the source, if its keys do not identify it.
+    adapter
+        A folder with a LoRA adapter of PEFT for the source, to be merged into its weights first.
     resize
         Resample the positions for pictures of this size: 384, or HEIGHTxWIDTH such as 224x320.
     resample
@@ -79,6 +82,7 @@ def convert(
         target,
         to,
         source_format=source_format,
+        adapter=adapter,
         resize=resize,
         resample=resample,
         channels=channels,

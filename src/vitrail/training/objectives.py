@@ -23,9 +23,10 @@ from vitrail.training.gradients import Forward, Scores
 from vitrail.training.judging import Judgement
 from vitrail.training.listener import Listener
 from vitrail.training.lora import adapted_layers, merged
-from vitrail.training.peft_files import libraries, write_adapter
+from vitrail.training.peft_files import write_adapter
 from vitrail.training.state import Progress
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.peft import libraries
 from vitrail.weights.proof import Agreement, compare, outputs, sample_images
 
 RISEN = 2.0  # times the lowest training loss so far: above it, the loss diverges,

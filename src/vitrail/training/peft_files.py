@@ -8,7 +8,6 @@ has theirs in blocks.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +15,10 @@ import torch
 from torch import Tensor
 
 from vitrail.files import atomic_path
-from vitrail.model import ViT, ViTConfig
+from vitrail.model import ViT
 from vitrail.training.lora import QKV, AdaptedLinear, adapted_layers, pairs_of
-from vitrail.weights import huggingface, timm
-from vitrail.weights.catalogue import FormatName
 from vitrail.weights.files import write_safetensors
-from vitrail.weights.formats import refusals
-from vitrail.weights.keys import Rule
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-LARGEST = 2**20  # bytes of a config
-
-
-@dataclass(frozen=True, kw_only=True)
-class Library:
-    """Whose modules an adapter is for."""
-
-    name: str
-    rules: tuple[Rule, ...]  # our tensors and theirs
-    head: str = ""  # their name for the head, if they have one
-
-    def modules(self, layer: str) -> tuple[str, ...]:
-        """Their names for a layer of ours: three for the fused one where they keep queries, keys and values apart."""
-        weight = next(rule for rule in self.rules if rule.ours == f"{layer}.weight")
-        return tuple(name.removesuffix(".weight") for name in weight.theirs)
-
-
-def libraries(config: ViTConfig) -> list[Library]:
-    """The libraries that have such a model, with its head or at least without it."""
-    found: list[Library] = []
-    formats: tuple[tuple[str, FormatName], ...] = (("transformers", "hf"), ("timm", "timm"))
-    for name, format_name in formats:
-        for head in (True, False):
-            held = config if head else replace(config, num_classes=0)
-            if not refusals(held, format_name):
-                rules = timm.key_table(held)
-                if name == "transformers":
-                    rules = huggingface.key_table(held, {"generation": "modules"})
-                theirs = {"transformers": "classifier", "timm": "head"}[name] if held.num_classes else ""
-                found.append(Library(name=name, rules=tuple(rules), head=theirs))
-                break
-    return found
+from vitrail.weights.peft import CONFIG, PREFIX, WEIGHTS, Library
 
 
 def write_adapter(folder: Path, library: Library, model: ViT, tensors: Mapping[str, Tensor], base: str) -> None:

@@ -15,6 +15,7 @@ from vitrail.weights.catalogue import FormatName
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.class_names import ClassNames, name_classes, read_class_names
 from vitrail.weights.convert import Conversion
+from vitrail.weights.peft import add_adapter
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DtypeName = Literal["float32", "float16", "bfloat16"]
@@ -26,6 +27,7 @@ def convert(
     format: FormatName = "vitrail",  # noqa: A002
     *,
     source_format: FormatName | None = None,
+    adapter: str | Path | None = None,
     resize: Size | None = None,
     resample: adapt.Kernel | None = None,
     channels: int | None = None,
@@ -51,6 +53,7 @@ def convert(
         target: what to write: a file, or a folder for hf.
         format: the format to write.
         source_format: the format of the source, if its keys do not identify it.
+        adapter: a folder with a LoRA adapter of PEFT for the source, which is merged into its weights first.
         resize: resample the positions for pictures of this size.
         resample: the resampling kernel for the positions, instead of the checkpoint's own.
         channels: turn the 3 input channels of RGB into this many.
@@ -74,7 +77,7 @@ def convert(
 
     def change(checkpoint: Checkpoint) -> Checkpoint:
         changed = adapt.adapt(
-            checkpoint,
+            checkpoint if adapter is None else add_adapter(checkpoint, adapter),
             image_size=size,
             resample=resample,
             channels=channels,

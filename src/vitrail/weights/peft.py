@@ -1,0 +1,181 @@
+"""Adapters of PEFT (LoRA): a folder with `adapter_config.json` and `adapter_model.safetensors`, for another library's
+model. The modules that they adapt are found in the key tables of the formats.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import WeightsError, list_names, shorten
+from vitrail.model import ViTConfig
+from vitrail.weights import huggingface, timm
+from vitrail.weights.adapt import adapt
+from vitrail.weights.catalogue import FormatName
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.files import read_safetensors
+from vitrail.weights.formats import refusals
+from vitrail.weights.keys import Rule
+from vitrail.weights.layout import read_json
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+# Keys of a config that we use, and those that change nothing once an adapter is trained; any other must be off.
+USED = {"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
+IRRELEVANT = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "exclude_modules",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_dropout",
+    "megatron_core",
+    "modules_to_save",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """Whose modules an adapter is for."""
+
+    name: str
+    rules: tuple[Rule, ...]  # our tensors and theirs
+    head: str = ""  # their name for the head, if they have one
+
+    def modules(self, layer: str) -> tuple[str, ...]:
+        """Their names for a layer of ours: three for the fused one where they keep queries, keys and values apart."""
+        weight = next(rule for rule in self.rules if rule.ours == f"{layer}.weight")
+        return tuple(name.removesuffix(".weight") for name in weight.theirs)
+
+
+def libraries(config: ViTConfig) -> list[Library]:
+    """The libraries that have such a model, with its head or at least without it."""
+    found: list[Library] = []
+    formats: tuple[tuple[str, FormatName], ...] = (("transformers", "hf"), ("timm", "timm"))
+    for name, format_name in formats:
+        for held in (config, replace(config, num_classes=0)):
+            if not refusals(held, format_name):
+                rules = timm.key_table(held)
+                if name == "transformers":
+                    rules = huggingface.key_table(held, {"generation": "modules"})
+                head = {"transformers": "classifier", "timm": "head"}[name] if held.num_classes else ""
+                found.append(Library(name=name, rules=tuple(rules), head=head))
+                break
+    return found
+
+
+def add_adapter(checkpoint: Checkpoint, folder: str | Path) -> Checkpoint:
+    """The checkpoint with an adapter's products added to its weights, and with the adapter's head if it has one."""
+    path = Path(folder)
+    for name in (CONFIG, WEIGHTS):
+        if not (path / name).is_file():
+            raise WeightsError(f"an adapter of PEFT is a folder with {CONFIG} and {WEIGHTS}; {path} has no {name}.")
+    facts = _read_config(path / CONFIG)
+    theirs = {name.removeprefix(PREFIX): tensor for name, tensor in read_safetensors(path / WEIGHTS)[0].items()}
+    adapted = {name.removesuffix(".lora_A.weight") for name in theirs if name.endswith(".lora_A.weight")}
+    rules = _find_table(checkpoint.config, adapted, path)
+    tensors = dict(checkpoint.tensors)
+    for rule in rules:
+        if parts := _deltas(rule, theirs, facts, path):
+            weight = tensors[rule.ours]
+            delta = rule.form.read(_completed(parts, rule, weight))
+            if delta.shape != weight.shape:
+                raise WeightsError(f"{path} does not fit this model: {rule.theirs[0]} must be {tuple(weight.shape)}.")
+            tensors[rule.ours] = (weight.double() + delta).to(weight.dtype)
+    return _with_head(replace(checkpoint, tensors=tensors), theirs, path)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    facts: Any = read_json(path)
+    if not isinstance(facts, Mapping) or facts.get("peft_type") != "LORA":
+        raise WeightsError(f"{path} must be the config of a LoRA adapter.")
+    on = sorted(name for name in facts if name not in USED | IRRELEVANT and facts[name] not in (None, False, "none"))
+    unknown = [name for name in on if facts[name] not in ({}, [], "")]
+    if unknown:
+        raise WeightsError(f"{path}: we cannot merge an adapter that uses {list_names(unknown)}.")
+    return facts
+
+
+def _find_table(config: ViTConfig, adapted: set[str], path: Path) -> list[Rule]:
+    """The key table whose modules the adapter names, in whatever library and generation."""
+    bare = replace(config, num_classes=0)
+    tables = [timm.key_table(bare)] if not refusals(bare, "timm") else []
+    if not refusals(bare, "hf"):
+        generations = [(prefix, names) for prefix in huggingface.PREFIXES for names in ("modules", "files")]
+        tables += [
+            huggingface.key_table(bare, {"prefix": prefix, "generation": names}) for prefix, names in generations
+        ]
+    for table in tables:
+        known = {name.removesuffix(".weight") for rule in table for name in rule.theirs}
+        if adapted and adapted <= known:
+            return table
+    raise WeightsError(f"{path} adapts modules that this model does not have: {list_names(sorted(adapted)[:5])}.")
+
+
+def _deltas(rule: Rule, theirs: dict[str, Tensor], facts: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """What is added to those of their tensors of a rule that are adapted; taken out of `theirs`."""
+    deltas: dict[str, Tensor] = {}
+    for name in rule.theirs:
+        module = name.removesuffix(".weight")
+        down, up = theirs.pop(f"{module}.lora_A.weight", None), theirs.pop(f"{module}.lora_B.weight", None)
+        if down is None and up is None:
+            continue
+        if down is None or up is None or down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1]:
+            raise WeightsError(f"{path} is damaged: A and B of {module} do not fit each other.")
+        deltas[name] = _scale(module, facts, path) * (up.double() @ down.double())
+    return deltas
+
+
+def _completed(parts: Mapping[str, Tensor], rule: Rule, weight: Tensor) -> tuple[Tensor, ...]:
+    """Zeros for those that are not adapted."""
+    shapes = [part.shape for part in rule.form.write(weight)]
+    pairs = zip(rule.theirs, shapes, strict=True)
+    return tuple(parts.get(name, torch.zeros(shape, dtype=torch.float64)) for name, shape in pairs)
+
+
+def _scale(module: str, facts: Mapping[str, Any], path: Path) -> float:
+    rank = _by_pattern(facts.get("rank_pattern") or {}, module, facts.get("r"))
+    alpha = _by_pattern(facts.get("alpha_pattern") or {}, module, facts.get("lora_alpha"))
+    if not all(isinstance(number, int | float) and number > 0 for number in (rank, alpha)):
+        raise WeightsError(f"{path / CONFIG} must give a rank and an alpha above 0 for {module}.")
+    return alpha / (math.sqrt(rank) if facts.get("use_rslora") else rank)
+
+
+def _by_pattern(patterns: Mapping[str, Any], module: str, usual: Any) -> Any:
+    """A number for a module, as PEFT looks it up: by its name or the end of it. Regular expressions are refused."""
+    for key, value in patterns.items():
+        if not re.fullmatch(r"[\w.]+", key):
+            raise WeightsError(f"the patterns of an adapter must be names of modules; got {shorten(key)}.")
+        if f".{module}".endswith(f".{key}"):
+            return value
+    return usual
+
+
+def _with_head(checkpoint: Checkpoint, theirs: dict[str, Tensor], path: Path) -> Checkpoint:
+    """With the head that was trained beside the adapter; whatever else is in the file is refused."""
+    for name in ("classifier", "head"):
+        weight, bias = theirs.pop(f"{name}.weight", None), theirs.pop(f"{name}.bias", None)
+        if weight is None and bias is None:
+            continue
+        if weight is None or bias is None or weight.ndim != 2:
+            raise WeightsError(f"{path} is damaged: its {name} is not complete.")
+        if len(weight) != checkpoint.config.num_classes:
+            checkpoint = adapt(checkpoint, num_classes=len(weight), drop_representation=True)
+        tensors = {**checkpoint.tensors, "head.weight": weight, "head.bias": bias}
+        checkpoint = replace(checkpoint, tensors=tensors)
+    if theirs:
+        raise WeightsError(f"{path} holds more than LoRA and a head: {list_names(sorted(theirs)[:5])}.")
+    return checkpoint
