@@ -9,6 +9,7 @@ import torch
 from tests.prediction.conftest import make_predictor
 from tests.runtimes.test_damaged import edit_manifest, put
 from tests.trusting import make_trust, with_trust
+from tests.weights.test_trust import NARROW
 
 import vitrail
 from vitrail.errors import WeightsError
@@ -44,10 +45,9 @@ def test_older_readers_are_told_to_upgrade(exported: tuple[Predictor, Path], onn
     assert plain["version"] == 1
     assert "trust" not in plain["facts"]
     damaged = tmp_path / "damaged.onnx"
-    narrow = dict.fromkeys(("centres", "directions"), {"shape": [1, 1], "scale": 1.0, "base64": "ADw="})
     for key, value, message in (
         ("temperature", -1, "temperature must be above 0"),
-        ("familiarity", narrow | {"variances": [1.0], "rest": 1.0, "quantiles": [0, 1]}, "features of width 1"),
+        ("familiarity", NARROW | {"rest": 1.0, "quantiles": [0, 1]}, "features of width 1"),
     ):
         damaged.write_bytes(path.read_bytes())
         with pytest.raises(WeightsError, match=f"damaged.*{message}"):

@@ -145,6 +145,7 @@ def test_eval_refuses_what_an_uncalibrated_model_cannot(capsys: pytest.CaptureFi
         (["--coverage", "0.9"], "--coverage needs a calibrated model"),
         (["--unfamiliar", "others"], "--unfamiliar needs a model that can tell what is unfamiliar"),
         (["--unfamiliar", "othres"], "did you mean others?"),
+        (["--unfamiliar", "others", "--tta", "flip"], "--unfamiliar compares pictures as they are; omit --tta"),
     ):
         assert main(["eval", "tiny.safetensors", "animals", *options]) == 2
         assert message in capsys.readouterr().err

@@ -107,6 +107,8 @@ def evaluate(
     )
     if isinstance(unfamiliar, str | Path):
         check_where(str(unfamiliar))
+    if unfamiliar is not None and tta is not None:
+        raise ConfigError("unfamiliar= compares pictures as they are; omit tta=")
     if out is not None and not callable(out):
         check_run_folder(Path(out))
     wanted = Wanted(runtime=runtime, precision=precision, merge=merge)
