@@ -18,11 +18,9 @@ copyright = "the vitrail authors; Apache-2.0"
 version = release = vitrail.__version__
 
 extensions = ["myst_parser", "sphinx_copybutton"]
-exclude_patterns = ["results", "images", "tutorial/images"]
+exclude_patterns = ["README.md", "results", "images", "tutorial/images"]  # index.rst includes README.md
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4  # anchors as on GitHub
-myst_links_external_new_tab = False
-suppress_warnings = ["myst.strikethrough"]
 nitpicky = True
 
 html_theme = "furo"
