@@ -65,8 +65,8 @@ HEAD = (
     "p99 / its p99",
     "CPU ms",
     "same class",
+    "errors",
 )
-HEAD += ("errors",)
 PACKAGES = ("fastapi", "litserve", "transformers", "torch", "openvino")
 PEERS = {"FastAPI": "fastapi", "LitServe": "litserve"}
 
