@@ -201,7 +201,7 @@ def test_adapters_that_peft_saves_are_merged(
         base = written("hf")
         plain = transformers.ViTForImageClassification.from_pretrained(base)
         names, head = ["q_proj", "o_proj", "fc2"], "classifier"
-    settings: dict[str, Any] = {"rank_pattern": {"fc1": 2, "fc2": 2}, "use_rslora": case == "rslora"}
+    settings: dict[str, Any] = {"rank_pattern": {names[-1]: 2}, "use_rslora": case == "rslora"}
     config = LoraConfig(r=4, lora_alpha=6, target_modules=names, modules_to_save=[head], **settings)
     theirs = get_peft_model(plain, config).eval()
     for name, weight in theirs.named_parameters():
