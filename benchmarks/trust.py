@@ -4,7 +4,7 @@
 
 DIR holds CIFAR-10, or Fashion-MNIST's idx files; FOLDER holds class folders of photographs, of which those named in
 `KNOWN` are left out because CIFAR-10 has such pictures; scikit-learn's digits are always there. Everything is fitted on
-the 2,500 validation pictures that the model was not trained on (and, for familiarity, on 2,000 training pictures).
+the 2,500 validation pictures that the model was not trained on (and, for familiarity, on some training pictures).
 `halves` fits on one half of them and measures on the other, over several splits: that is what the choices were made
 by. The test pictures are measured with the same code, and decide nothing.
 """
@@ -168,7 +168,7 @@ def familiarity_methods(train: Numbers, val: Numbers) -> dict[str, Callable[[Num
         "probability": lambda it: it[0].max(axis=1) - energy(it[0]),
         "maximum logit": lambda it: it[0].max(axis=1),
         "energy": lambda it: energy(it[0]),
-        "10th nearest of 2,000, cosine": lambda it: nearest(it[1]),
+        f"10th nearest of {TRAINING_PICTURES:,}, cosine": lambda it: nearest(it[1]),
         "ViM, 32 directions": lambda it: energy(it[0]) - scale * residual(it[1]),
         "Mahalanobis, one centre": lambda it: -_square(it[1] - mean, marginal),
         "Mahalanobis, relative": lambda it: _square(it[1] - mean, marginal) - distance(it[1]),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.model import ConvStem, ResNetStem, ViT
+from vitrail.weights.trust import Trust
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Fake:
     model: ViT
     preprocess: Preprocess
     classes: tuple[str, ...] | None
+    trust: Trust | None = None
     in_torch = True
 
     @property

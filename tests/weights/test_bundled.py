@@ -32,8 +32,11 @@ def test_file_and_card(name: str) -> None:
 def test_works_on_any_photograph() -> None:
     predictor = vitrail.load()
     assert predictor.classes == CLASSES
+    assert predictor.trust is not None
+    assert predictor.trust.pictures == 2500
     for found in predictor.predict(sample_photos(), top_k=10):
         assert found.error is None
+        assert found.familiar is not None
         assert sum(found.scores) == pytest.approx(1, abs=1e-5)
 
 
@@ -43,4 +46,11 @@ def test_is_as_good_as_its_card_says() -> None:
         vitrail.load(), open_data("cifar10", DataConfig(data_dir=Path(os.environ["CIFAR10_DIR"]))), "test"
     )
     card = bundled.bundled_path("cifar10").with_suffix(".md").read_text(encoding="utf-8")
-    assert f"**{found.metrics.top1.value:.2%}**".replace("%", " %") in card
+    assert found.label_sets is not None
+    for number in (
+        f"**{found.metrics.top1.value:.2%}**",
+        f"{found.metrics.calibration.error:.2%}",
+        f"{found.label_sets.coverage.value:.2%}",
+    ):
+        assert number.replace("%", " %") in card
+    assert f"{found.label_sets.mean_size:.2f} labels" in card
