@@ -40,9 +40,9 @@ TRAIN = ["train", "photos"]
     [
         ([*TRAIN, "--model", "vit-b17"], "unknown model 'vit-b17'; did you mean vit-b16"),
         ([*TRAIN, "--recipe", "finetun"], "unknown recipe 'finetun'; did you mean finetune"),
-        ([*TRAIN, "--recipe", "finetune"], "the recipe 'finetune' starts from pretrained weights"),
-        ([*TRAIN, "--recipe", "linear"], "needs pretrained weights"),
-        ([*TRAIN, "--train", "head"], "needs pretrained weights"),
+        ([*TRAIN, "--recipe", "finetune", "--weights", "none"], "the recipe 'finetune' starts from pretrained weights"),
+        ([*TRAIN, "--recipe", "linear", "--weights", "none"], "needs pretrained weights"),
+        ([*TRAIN, "--train", "head", "--weights", "none"], "needs pretrained weights"),
         ([*TRAIN, "--weights", "gone.safetensors"], "there is no checkpoint gone.safetensors"),
         ([*TRAIN, "--weights", "runs/train-l"], "did you mean runs/train-1?"),
         ([*TRAIN, "--weights", "hf://nobody"], "hf://owner/name"),

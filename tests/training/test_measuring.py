@@ -10,6 +10,7 @@ import torch
 from vitrail.errors import ConfigError
 from vitrail.ranks import Ranks
 from vitrail.training import measuring
+from vitrail.training.budget import pictures_at_the_end
 from vitrail.training.building import Setup
 from vitrail.training.gradients import Plain
 from vitrail.training.measuring import (
@@ -75,7 +76,8 @@ def test_minutes_become_epochs(make_setup: Callable[..., Setup]) -> None:
     each = epoch_seconds(setup, measured, 1)
     assert each == pytest.approx(2.56 + 269 / 3 / 100 + 1.0)
     schedule = fit_minutes(setup, measured, ALONE, said.append).schedule
-    assert schedule.epochs == int((120 * 0.95 - 2 * 269 / 3 / 100) / each)
+    ending = pictures_at_the_end(setup.dataset.splits) / 3 / 100
+    assert schedule.epochs == int((120 * 0.95 - ending) / each)
     assert schedule.minutes == 2.0, "or nobody could revise the plan"
     slow = replace(measured, seconds=600.0)
     assert fit_minutes(setup, slow, ALONE, said.append).schedule.epochs == 1

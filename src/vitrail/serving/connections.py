@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-import resource
 from collections.abc import Callable
 from http import HTTPStatus
+from importlib.util import find_spec
 from typing import Any
 
 import httptools
@@ -27,7 +27,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *, client_timeout: float, report: Callable[[Exchange], None], **arguments: Any) -> None:
         super().__init__(**arguments)
         self._client_timeout, self._report = client_timeout, report
-        self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._most = min(MOST_CONNECTIONS, _open_files() // 2)
         self._head: int | None = None  # bytes of an unfinished head, without those of the chunk in which it begins
         self._begins = False  # whether a head begins in the chunk that is being parsed
         self._timer: asyncio.TimerHandle | None = None  # until a head must be complete
@@ -151,6 +151,15 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting_for_head()
         if self._reading is not None:
             self._reading.cancel()
+
+
+def _open_files() -> int:
+    """How many files this process may have open; Windows knows no such limit."""
+    if find_spec("resource") is None:
+        return 2 * MOST_CONNECTIONS
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _invalid() -> Problem:

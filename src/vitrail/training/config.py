@@ -102,7 +102,7 @@ class Start:
             return LORA_TARGETS
         for name in names:
             if name not in LORA_TARGETS:
-                raise ConfigError(f"lora_targets has no {name!r}; {suggest(name, [*LORA_TARGETS, 'all'])}")
+                raise ConfigError(f"lora_targets has no {name[:50]!r}; {suggest(name, [*LORA_TARGETS, 'all'])}")
         if not names:
             raise ConfigError(f"lora_targets must list some of {', '.join(LORA_TARGETS)}, or be all.")
         return tuple(name for name in LORA_TARGETS if name in names)
