@@ -299,9 +299,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--soak", type=float, metavar="MINUTES")
     options = parser.parse_args()
-    versions = ", ".join(
-        f"{name} {version(name)}" for name in ("fastapi", "litserve", "transformers", "torch", "openvino")
-    )
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that servers are ended, which have sessions of their own
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     print(f"{processor_name()}, {os.cpu_count()} cores; {versions}", flush=True)
     client = Child("benchmarks.serving_client")
     try:
