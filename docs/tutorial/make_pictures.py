@@ -24,7 +24,7 @@ from vitrail.model import AttentionQuery
 
 FOLDER = Path(__file__).parent / "images"
 SHIP = Path(__file__).parents[1] / "images" / "ship.png"
-DPI, COLOURS, MOST_BYTES = 100, 256, 60_000
+DPI, MOST_BYTES = 100, 60_000
 PUBLISHED = 75.5
 
 
@@ -129,7 +129,7 @@ def draw_curves(runs: dict[str, Path]) -> Figure:
     axes.axhline(PUBLISHED, color=LIGHT.ink, linestyle=":", linewidth=1, label="published, after 100 epochs")
     axes.set(xlabel="epoch", ylabel="validation accuracy, %")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     return figure
 
 
@@ -155,11 +155,11 @@ def draw_attention(run: Path, cifar: str) -> Figure:
     return figure
 
 
-def save(figure: Figure, name: str) -> None:
+def save(figure: Figure, name: str, colours: int = 256) -> None:
     """As a PNG of few colours."""
     path = FOLDER / name
     figure.savefig(path, metadata={"Software": None})
-    Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    Image.open(path).convert("RGB").quantize(colours).save(path, optimize=True)
     assert path.stat().st_size <= MOST_BYTES, f"{path} has {path.stat().st_size} bytes"
 
 
@@ -170,7 +170,7 @@ def main(*arguments: str) -> None:
     if arguments:
         run, other, cifar = arguments
         save(draw_curves({"our recipe": Path(run), "the write-up's settings": Path(other)}), "training.png")
-        save(draw_attention(Path(run), cifar), "attention.png")
+        save(draw_attention(Path(run), cifar), "attention.png", colours=64)
 
 
 if __name__ == "__main__":
