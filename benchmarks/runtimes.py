@@ -9,7 +9,8 @@ did in the same minutes, for float32 only. `same class` counts parts of two phot
 in torch. `ours / best peer` divides by the fastest of the other libraries at that batch size, eager or compiled.
 
 Weights are random unless `--weights FILE` names a checkpoint, which then takes the place of --models. int8 is what
-`vitrail export` makes with pictures to calibrate with; where it refuses, its words are printed.
+`vitrail export` makes with pictures to calibrate with; where it refuses, its words are printed. bf16 is measured where
+the processor computes in it.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import vitrail
 from benchmarks.data import write_photographs
 from benchmarks.processes import Child, serve_turns
 from vitrail.errors import VitrailError
-from vitrail.processor import processor_name
+from vitrail.processor import computes_bf16, processor_name
 from vitrail.runtimes.contestants import PEERS, Contestant, Entrant, Workshop, answer_all, merged, open_exports
 from vitrail.runtimes.measuring import Timing, measure_gemm_peak, sum_up, take_turn
 from vitrail.verbs.sample import photographs
@@ -76,6 +77,9 @@ def names_of(file: Path, folder: Path, merge: int, compile_too: bool, calibrate:
     ways = (False, True) if compile_too else (False,)
     everybody = {f"vitrail {runtime}": Contestant(runtime=runtime) for runtime in OURS}
     everybody[f"vitrail openvino, merge {merge}"] = Contestant(runtime="openvino", merge=merge)
+    if computes_bf16():
+        for runtime in ("torch", "openvino"):
+            everybody[f"vitrail {runtime}, bf16"] = Contestant(runtime=runtime, precision="bf16")
     everybody |= {name: Contestant(runtime="openvino", export=path) for name, path in
                   int8_exports(read_native(file), folder, merge, calibrate).items()}  # fmt: skip
     for peer in PEERS:
@@ -154,7 +158,7 @@ def print_table(
     print("|---|--:|--:|--:|--:|--:|--:|")
     for name, rate in rates.items():
         ours = "" if everybody[name].is_peer else f"{rate / peer:.2f}×"
-        is_float = not everybody[name].export
+        is_float = not everybody[name].export and everybody[name].precision == "float32"
         share = f"{2 * facts[name]['macs'] * rate / peak:.0%}" if is_float else ""
         same = f"{(answers[name] == expected).mean():.0%}"
         size = f"{facts[name]['megabytes']:,.0f}"
