@@ -23,11 +23,11 @@ class Preprocess:
     size: tuple[int, int] = (224, 224)  # (height, width) of the model's input
     channels: int = 3  # 1: grey; 3: RGB; other numbers: only arrays and tensors that have them
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # per channel, of pixels in [0, 1]
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)  # likewise
     resize: Literal["squash", "shortest"] = "squash"  # to the size itself, or the shortest side (then centre crop)
     crop: float = 1.0  # the part of each side that the centre crop keeps: we resize to floor(size / crop)
     resize_to: int | None = None  # resize the shortest side to this length instead of floor(size / crop)
-    interpolation: Interpolation = "bilinear"
+    interpolation: Interpolation = "bilinear"  # the filter of the resize
     antialias: bool = True  # widen the filter when shrinking (nearest never does)
     # Where the resize is computed, which decides its last bits: Pillow on bytes (timm, torchvision on PIL pictures),
     # torch on bytes (transformers, torchvision on tensors), or torch on floats without rounding (TensorFlow).

@@ -31,11 +31,11 @@ GROUP_SIZE = 8  # channels that a conv stem's group norm treats together
 class BlockConfig:
     """What all encoder blocks share besides their sizes."""
 
-    qkv_bias: bool = True
+    qkv_bias: bool = True  # whether queries, keys and values have biases
     attention_scale: float | None = None  # None: 1 / √(head size), as in the paper
     qk_norm: bool = False  # LayerNorm on the queries and keys of each head
     layer_scale: float | None = None  # first value of a learned factor per channel on both branches
-    norm_eps: float = 1e-6
+    norm_eps: float = 1e-6  # of every LayerNorm
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # the erf form, or Google's tanh approximation
     mlp: Literal["plain", "swiglu"] = "plain"  # the paper's, or one whose hidden features are gated (no GELU)
 
@@ -100,8 +100,8 @@ class ConvStem:
     """A few 3×3 convolutions, each with ReLU, before the patches are cut ("Early Convolutions Help Transformers")."""
 
     kind: Literal["conv"] = "conv"
-    widths: tuple[int, ...] = (48, 96, 192, 384)
-    strides: tuple[int, ...] = (2, 2, 2, 2)
+    widths: tuple[int, ...] = (48, 96, 192, 384)  # channels that each convolution gives
+    strides: tuple[int, ...] = (2, 2, 2, 2)  # one for each convolution
     norm: Literal["batch", "group", "none"] = "batch"  # group: of 8 channels, per picture, cheaper on a CPU
     pool: bool = False  # reduce by 3×3 max pooling instead of by striding, as CCT does
 
@@ -131,10 +131,10 @@ class ResNetStem:
 
     kind: Literal["resnet"] = "resnet"
     blocks: tuple[int, ...] = (3, 4, 9)  # bottlenecks per stage; () is only the root
-    width_factor: float = 1.0
-    groups: int = 32
-    norm_eps: float = 1e-6
-    ws_eps: float = 1e-5
+    width_factor: float = 1.0  # × 64 channels in the root
+    groups: int = 32  # of GroupNorm
+    norm_eps: float = 1e-6  # of GroupNorm
+    ws_eps: float = 1e-5  # of the standardisation
     ws_form: Literal["std", "variance"] = "std"
 
     def __post_init__(self) -> None:
@@ -163,22 +163,22 @@ Stem = PatchStem | ConvStem | ResNetStem
 class ViTConfig:
     """A Vision Transformer. `image_size` and `patch_size` also take one number for a square."""
 
-    image_size: Pair = (224, 224)
+    image_size: Pair = (224, 224)  # of the pictures, in pixels
     patch_size: Pair = (16, 16)  # in pixels, or in cells of the stem's output where there is a stem
-    channels: int = 3
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
+    channels: int = 3  # of the pictures: 3 for RGB
+    width: int = 768  # features of each token
+    depth: int = 12  # encoder blocks
+    heads: int = 12  # attention heads of each block
     mlp_width: int | None = None  # None: 4 × width
     num_classes: int = 1000  # 0: no head, the model gives features
-    class_token: bool = True
+    class_token: bool = True  # whether there is a [cls] token
     registers: int = 0  # extra learned tokens that are never read ("ViTs Need Registers")
     pooling: Literal["cls", "mean", "map"] = "cls"  # the [cls] token, mean of the patches, or attention pooling
     pool_norm: Literal["before", "after"] = "before"  # where the last LayerNorm is
     representation: int | None = None  # width of the Linear + tanh before the head, used in pre-training
     block: BlockConfig = field(default_factory=BlockConfig)
     positions: PositionConfig = field(default_factory=PositionConfig)
-    stem: Stem = field(default_factory=PatchStem)
+    stem: Stem = field(default_factory=PatchStem)  # what the pixels pass through before patches are cut
     rates: Rates = field(default_factory=Rates)
     merge: tuple[int, ...] = field(default=(), metadata=IF_USED)  # patches that each block merges away; (): none
 

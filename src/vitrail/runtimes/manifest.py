@@ -23,10 +23,10 @@ class Manifest:
     """What an export says about itself; a foreign one says nothing, and the user must."""
 
     facts: Facts
-    num_classes: int
+    num_classes: int  # 0: the graph gives features only
     tokens: int  # of one picture, which decides how many suit one call
     outputs: tuple[str, ...]  # in the order of the graph: logits or probabilities, features, attention_0 …
-    precision: Literal["float32", "int8"] = "float32"
+    precision: Literal["float32", "int8"] = "float32"  # of the numbers in the graph
     preprocesses: bool = False  # the graph takes bytes (B, H, W, 3) of any size and does the preprocessing itself
     config: str = "{}"  # the model's config, as JSON
     weights_sha256: str = ""  # of the weights that were exported

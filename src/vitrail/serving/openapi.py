@@ -69,7 +69,7 @@ def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
         "/v1/models": {"get": _get("The models and what they are", (), "Models", "not_ready")},
         "/v1/labels": {"get": _get("The names of a model's classes", (model,), "Labels", "not_ready", "unknown_model")},
         "/v1/predict": {"post": _post("The most likely classes", (model, top_k, coverage), many, "Predictions")},
-        "/v1/embed": {"post": _post("Embeddings", (model,), plain, "Embeddings")},
+        "/v1/embed": {"post": _post("The embeddings of pictures", (model,), plain, "Embeddings")},
         "/v1/explain": {"post": explained},
         "/v1/attention": {"post": attention},
     }
@@ -78,7 +78,7 @@ def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
 def _open_inference(model: Schema) -> Schema:
     version = _in_path("version", {"type": "string", "maxLength": 64}, "As /v2/models/{model} lists it.")
     paths: Schema = {
-        "/v2": {"get": _get("The server", (), "Server")},
+        "/v2": {"get": _get("The name, version and extensions of the server", (), "Server")},
         "/v2/health/live": {"get": _get("Whether the service runs", (), "Live", guarded=False)},
         "/v2/health/ready": {"get": _get("Whether all models are ready", (), "Ready", "not_ready", guarded=False)},
     }

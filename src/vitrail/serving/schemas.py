@@ -37,10 +37,26 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
+def _told(schema: Schema, description: str) -> Schema:
+    return {**schema, "description": description}
+
+
 _PAIR = _list(_COUNT, 2)
 _LABEL = reference("Label")
-_HEADING: Schema = {"model": reference("Answering"), "request_id": _TEXT}
+_HEADING: Schema = {
+    "model": reference("Answering"),
+    "request_id": _told(_TEXT, "Also the header x-request-id, and in the log."),
+}
 _TIMES = {"milliseconds": reference("Milliseconds")}
+_GEOMETRY: Schema = {
+    "grid": _told(_PAIR, "Rows and columns of patches."),
+    "box": _told(_list(_NUMBER, 4), "Left, top, right and bottom of the grid, in pixels of the upright picture."),
+    "picture_size": _told(_PAIR, "Width and height of the upright picture."),
+}
+_BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
+_PROBABILITY: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+_FAILED = _told(_or_null(reference("Error")), "Why this picture has no answer.")
+_NAME_OF_PICTURE = _told(_TEXT, "Its file name in a form, or its number.")
 _TENSOR: Schema = {
     "name": _TEXT,
     "datatype": {"enum": ["FP32", "BYTES"]},
@@ -72,55 +88,61 @@ SCHEMAS: Schema = {
     "Models": _object(models=_list(reference("Described"))),
     "Described": _object(
         name=_TEXT,
-        version=_TEXT,
-        sha256=_TEXT,
-        classes=_COUNT,
-        image_size=_PAIR,
-        grid=_or_null(_PAIR),
+        version=_told(_TEXT, "The beginning of its sha256."),
+        sha256=_told(_TEXT, "Of the model's file."),
+        classes=_told(_COUNT, "0: it gives embeddings only."),
+        image_size=_told(_PAIR, "Height and width of its input."),
+        grid=_told(_or_null(_PAIR), "Rows and columns of patches."),
         depth=_or_null(_COUNT),
         heads=_or_null(_COUNT),
-        runtime=_TEXT,
+        runtime=_told(_TEXT, "What computes."),
         precision=_TEXT,
-        explains={"type": "boolean"},
-        methods=_list(_TEXT),
-        temperature=_or_null(_NUMBER),
+        explains=_told({"type": "boolean"}, "Whether /v1/explain and /v1/attention take it."),
+        methods=_told(_list(_TEXT), "The methods of /v1/explain that it has."),
+        temperature=_told(_or_null(_NUMBER), "Of its calibration, if it has one."),
     ),
-    "Labels": _object(model=_TEXT, labels=_list(_TEXT)),
+    "Labels": _object(model=_TEXT, labels=_told(_list(_TEXT), "In the order of the logits.")),
     "Answering": _object(name=_TEXT, version=_TEXT, sha256=_TEXT, runtime=_TEXT),
-    "Milliseconds": _object(queue=_NUMBER, decode=_NUMBER, compute=_NUMBER, total=_NUMBER),
-    "Label": _object(label=_TEXT, index=_COUNT, score={"type": "number", "minimum": 0, "maximum": 1.000001}),
+    "Milliseconds": _object(
+        queue=_told(_NUMBER, "Of the picture that waited longest."),
+        decode=_told(_NUMBER, "Of the slowest picture."),
+        compute=_told(_NUMBER, "Of the slowest picture."),
+        total=_told(_NUMBER, "Of the whole request."),
+    ),
+    "Label": _object(
+        label=_TEXT,
+        index=_told(_COUNT, "The number of the class."),
+        score=_told({"type": "number", "minimum": 0, "maximum": 1.000001}, "Its probability."),
+    ),
     "Prediction": _object(
-        picture=_TEXT,
-        labels=_list(_LABEL),
-        label_set=_or_null(_list(_TEXT)),
-        familiarity=_or_null({"type": "number", "minimum": 0, "maximum": 1}),
-        familiar=_or_null({"type": "boolean"}),
-        error=_or_null(reference("Error")),
+        picture=_NAME_OF_PICTURE,
+        labels=_told(_list(_LABEL), "The most likely first."),
+        label_set=_told(_or_null(_list(_TEXT)), "With `coverage`: labels that hold the truth this often."),
+        familiarity=_told(_or_null(_PROBABILITY), "The share of validation pictures that are less familiar."),
+        familiar=_told(_or_null({"type": "boolean"}), "Whether it is like the pictures seen in training."),
+        error=_FAILED,
     ),
     "Predictions": _object(**_HEADING, predictions=_list(reference("Prediction")), **_TIMES),
-    "Embedding": _object(picture=_TEXT, vector=_or_null(_list(_NUMBER)), error=_or_null(reference("Error"))),
+    "Embedding": _object(picture=_NAME_OF_PICTURE, vector=_or_null(_list(_NUMBER)), error=_FAILED),
     "Embeddings": _object(**_HEADING, embeddings=_list(reference("Embedding")), **_TIMES),
     "Explained": _object(
         **_HEADING,
-        method=_TEXT,
-        target=_or_null(_LABEL),
-        labels=_list(_LABEL),
-        grid=_PAIR,
-        box=_list(_NUMBER, 4),
-        picture_size=_PAIR,
-        map=_list(_list({"type": "number", "minimum": 0, "maximum": 1})),
+        method=_told(_TEXT, "The one that was used."),
+        target=_told(_or_null(_LABEL), "The class that is explained, if the method depends on one."),
+        labels=_told(_list(_LABEL), "The most likely classes."),
+        **_GEOMETRY,
+        map=_told(_list(_list(_PROBABILITY)), "How much each patch counts, row by row; the largest is 1."),
         **_TIMES,
     ),
     "Attention": _object(
         **_HEADING,
-        grid=_PAIR,
-        box=_list(_NUMBER, 4),
-        layers=_COUNT,
-        heads=_COUNT,
-        layer=_COUNT,
-        head=_or_null(_COUNT),
-        data={"type": "string", "contentEncoding": "base64"},
-        cls=_or_null({"type": "string", "contentEncoding": "base64"}),
+        **_GEOMETRY,
+        layers=_told(_COUNT, "Of the model."),
+        heads=_told(_COUNT, "Of each layer."),
+        layer=_told(_COUNT, "The one that is shown."),
+        head=_told(_or_null(_COUNT), "The one that is shown; null: the mean of all."),
+        data=_told(_BASE64, "A byte for each two patches, row by row; each row is scaled to its own largest value."),
+        cls=_told(_or_null(_BASE64), "What [cls] attends to: a byte for each patch."),
         **_TIMES,
     ),
     "Server": _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),

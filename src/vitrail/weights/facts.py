@@ -13,7 +13,7 @@ from vitrail.weights.trust import Trust
 class Origin:
     """Where weights came from, and what it takes to write the same file again."""
 
-    format: FormatName = "vitrail"
+    format: FormatName = "vitrail"  # of the file that they were first read from
     dialect: dict[str, str] = field(default_factory=dict[str, str])  # spellings that vary within the format
     source: str = ""  # as the user named it
     sha256: dict[str, str] = field(default_factory=dict[str, str])  # file name → checksum of what was read
@@ -24,7 +24,7 @@ class Facts:
     """What belongs to a model besides its weights, and goes with it to every file and every runtime."""
 
     preprocess: Preprocess
-    classes: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None  # names in the order of the logits; None: unknown
     file_format: FormatName = "vitrail"  # of the file that it was read from
     origin: Origin = field(default_factory=Origin)  # of the weights, however often they have been converted since
     notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns about it

@@ -23,12 +23,12 @@ class Hints:
     """What the user knows about the file: each hint overrides what would be inferred."""
 
     ema: bool | None = None  # for a torch file with both: the moving average of the weights, or the weights themselves
-    heads: int | None = None
-    image_size: Pair | None = None
-    pooling: Literal["cls", "mean", "map"] | None = None
-    activation: Literal["gelu", "gelu_tanh"] | None = None
-    norm_eps: float | None = None
-    attention_scale: float | None = None
+    heads: int | None = None  # number of heads
+    image_size: Pair | None = None  # of the source's pictures, where they are not square
+    pooling: Literal["cls", "mean", "map"] | None = None  # instead of what the keys suggest
+    activation: Literal["gelu", "gelu_tanh"] | None = None  # instead of the format's own
+    norm_eps: float | None = None  # of LayerNorm, instead of the format's own
+    attention_scale: float | None = None  # what scores are multiplied by, instead of 1 / √(head size)
 
     def __post_init__(self) -> None:
         validate(self)

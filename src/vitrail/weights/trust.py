@@ -69,9 +69,9 @@ class LabelSets:
 class Packed:
     """An array as text: half-precision numbers, relative to the largest of them, in base64."""
 
-    shape: tuple[int, ...]
-    scale: float
-    base64: str
+    shape: tuple[int, ...]  # of the array
+    scale: float  # what the stored numbers are multiplied by
+    base64: str  # little-endian float16, row by row
 
     def __post_init__(self) -> None:
         validate(self)
@@ -155,7 +155,7 @@ class Trust:
     """What a calibration found; `vitrail.calibrate`, and every training run with a validation split, make one."""
 
     data: str  # whose pictures, and which split: "digits, val"
-    pictures: int
+    pictures: int  # how many
     temperature: float  # logits are divided by this before they become probabilities
     smoothing: float = 0.0  # the share of the probability that the model spreads over all classes, and must not
     sets: LabelSets | None = None

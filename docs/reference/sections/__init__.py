@@ -1,0 +1,1 @@
+"""What the pages of docs/reference take from the code, one module for each source."""

@@ -1,0 +1,126 @@
+"""Every verb of the command, from the parser itself and the table of verbs."""
+
+import re
+from collections.abc import Iterator
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from cyclopts import App
+from cyclopts.argument import Argument
+
+from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, typed, wrapped
+from vitrail.cli.flags import UNSET
+from vitrail.cli.main import VERBS, build_app
+
+_VALUES = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
+_DEFAULT = re.compile(r"\s*\[default: (.*)\]\.?$")
+
+
+def verbs() -> str:
+    """A table of all verbs, then a section for each of them."""
+    app = build_app()
+    groups = [verb.group for verb in VERBS.values()]
+    rows = [
+        ("" if group == before else group, link(f"vitrail {name}"), verb.line)
+        for (name, verb), group, before in zip(VERBS.items(), groups, ["", *groups], strict=False)
+    ]
+    return joined([table(("", "verb", ""), rows)], *(_verb(app, name) for name in (*VERBS, "--show-completion")))
+
+
+def _verb(app: App, name: str) -> Iterator[str]:
+    yield f"## vitrail {name}"
+    parsed = app[name]
+    if parsed.default_command is not None:
+        yield from _describe(app, name)
+        return
+    yield from _about(parsed)
+    for inner in (inner for inner in parsed if not inner.startswith("-")):
+        yield f"### vitrail {name} {inner}"
+        yield from _describe(app, name, inner)
+
+
+def _describe(app: App, *names: str) -> Iterator[str]:
+    """The usage of a verb, what it does, examples, and its arguments in their groups."""
+    _, apps, _ = app.parse_commands(list(names))
+    with app.app_stack(list(names)):  # so that settings of the verbs above hold
+        collected = apps[-1].assemble_argument_collection(parse_docstring=True).filter_by(show=True)
+    arguments = [argument for argument in collected if argument.parse and argument.name != "*"]
+    places = " ".join(_place(argument) for argument in arguments if _is_positional(argument))
+    usage = (VERBS[names[0]].usage if names[0] in VERBS else "") or places
+    yield f"```text\nvitrail {' '.join(names)} [OPTIONS] {usage}".rstrip() + "\n```"
+    yield from _about(apps[-1])
+    groups: dict[str, list[Argument]] = {}
+    for argument in sorted(arguments, key=lambda argument: not _is_positional(argument)):
+        heading = argument.parameter.group[0].name
+        groups.setdefault("" if heading in ("Parameters", "Arguments") else heading, []).append(argument)
+    for heading, members in groups.items():
+        yield table((heading or "option", "", "default"), map(_row, members))
+
+
+def _about(app: App) -> Iterator[str]:
+    """What a help text says before its parameters, and its examples."""
+    for paragraph in cleandoc(app.help).split("\n\n"):
+        if paragraph.startswith("Parameters\n"):
+            break
+        yield wrapped(protected(paragraph))
+    if examples := [line.strip() for line in (app.help_prologue or "").splitlines()[1:]]:
+        yield "\n".join(["```sh", *examples, "```"])
+
+
+def _row(argument: Argument) -> tuple[str, str, str]:
+    text = " ".join((argument.parameter.help or "").split())
+    stated = _DEFAULT.search(text)
+    choices = _choices(argument.hint)
+    meaning = sentence(protected(_DEFAULT.sub("", text)))
+    if choices:
+        meaning += f" One of {listed([code(choice) for choice in choices])}."
+    return _written(argument, bool(choices)), meaning, protected(stated[1]) if stated else _default(argument)
+
+
+def _written(argument: Argument, has_choices: bool) -> str:
+    """An option as it is typed, with a word for its value."""
+    if _is_positional(argument):
+        return code(_place(argument))
+    negatives = [name for name in argument.negatives if not name.startswith("--empty-")]
+    names = ", ".join(code(name) for name in (argument.name, *negatives))
+    value = "NAME" if has_choices else _value(argument.hint)
+    return f"{names} {value}".rstrip()
+
+
+def _value(hint: Any) -> str:
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)] or [hint]
+    if get_origin(kinds[0]) is tuple or get_origin(hint) is tuple:
+        inner = get_args(kinds[0]) or get_args(hint)
+        return f"{_VALUES[inner[0]]}…" if inner[-1] is Ellipsis else " ".join(_VALUES[kind] for kind in inner)
+    return "" if kinds[0] is bool else _VALUES[kinds[0]]
+
+
+def _choices(hint: Any) -> list[str]:
+    """The names that an option may take, if it takes names only or also."""
+    if get_origin(hint) is Literal:
+        return [str(choice) for choice in get_args(hint)]
+    inner = [choice for kind in get_args(hint) for choice in _choices(kind)]
+    return inner if int not in get_args(hint) else []
+
+
+def _default(argument: Argument) -> str:
+    """The default, where it says anything: a flag is off, and an option without one is not used."""
+    if argument.required:
+        return "required"
+    value = argument.field_info.default
+    if value is True:
+        return "on"
+    nothing = any(value is each for each in (UNSET, None, False, "", (), argument.field_info.empty))
+    return "" if nothing or argument.parameter.show_default is False else code(typed(value))
+
+
+def _is_positional(argument: Argument) -> bool:
+    return bool(argument.field_info.is_positional)
+
+
+def _place(argument: Argument) -> str:
+    """A positional argument as usage lines show it."""
+    name = argument.name.strip("-").upper()
+    several = "…" if get_origin(argument.hint) is tuple else ""
+    return f"{name}{several}" if argument.required else f"[{name}{several}]"

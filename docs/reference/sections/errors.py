@@ -1,0 +1,53 @@
+"""What can go wrong: the exceptions, the exit codes of the command and the codes of the service."""
+
+import inspect
+from collections.abc import Iterator
+
+from docs.reference.sections.markdown import code, protected, table
+from vitrail import errors
+from vitrail.cli.main import INTERRUPTED, TERMINATED, USER_ERROR
+from vitrail.serving.problems import CODES
+
+_EXIT_CODES = {
+    0: "Done.",
+    1: "Done, with problems: some pictures could not be read, a checkpoint or data set needs attention, or a report could "
+    "not be made. What was asked for is there, and the error stream says what is missing.",
+    USER_ERROR: "A mistake in the arguments or the files, or a `VitrailError`: one message on the error stream.",
+    INTERRUPTED: "Ctrl-C. A training run has saved its state and printed how to resume.",
+    TERMINATED: "SIGTERM; the same.",
+}
+
+
+def exceptions() -> str:
+    """The tree of exceptions and warnings, drawn as in errors.py, with what each says of itself."""
+    ours = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
+    roots = [kind for kind in ours if kind.__bases__[0] not in ours]
+    lines = [line for root in sorted(roots, key=_line) for line in _tree(root, ours)]
+    width = max(len(name) for name, _ in lines) + 2
+    return "\n".join(["```text", *(f"{name:{width}}{text}".rstrip() for name, text in lines), "```"])
+
+
+def _tree(root: type[Exception], ours: list[type[Exception]]) -> Iterator[tuple[str, str]]:
+    children = sorted((kind for kind in ours if kind.__bases__[0] is root), key=_line)
+    base = f" ({root.__bases__[0].__name__})"
+    yield f"{root.__name__}{base}", _about(root)
+    for child in children:
+        yield f"{'└──' if child is children[-1] else '├──'} {child.__name__}", _about(child)
+
+
+def _about(kind: type[Exception]) -> str:
+    return (kind.__doc__ or "").split("\n")[0]
+
+
+def _line(kind: type[Exception]) -> int:
+    return inspect.getsourcelines(kind)[1]
+
+
+def exit_codes() -> str:
+    return table(("exit code", "meaning"), ((str(number), meaning) for number, meaning in _EXIT_CODES.items()))
+
+
+def service_codes() -> str:
+    """The codes of the service in the order of their statuses."""
+    rows = ((str(status), code(name), protected(hint)) for name, (status, hint) in CODES.items())
+    return table(("status", "code", "hint"), rows)
