@@ -17,11 +17,17 @@ author = "the vitrail authors"
 copyright = "the vitrail authors; Apache-2.0"
 version = release = vitrail.__version__
 
-extensions = ["myst_parser", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["README.md", "results", "images", "tutorial/images"]  # index.rst includes README.md
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+default_role = "literal"  # `x` in a docstring is code
+python_maximum_signature_line_length = 100
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4  # anchors as on GitHub
 nitpicky = True
+# Types have a page of their own only where `vitrail.__all__` lists them; the site asks no other for theirs.
+nitpick_ignore_regex = [("py:.*", ".*")]
 
 html_theme = "furo"
 html_title = "vitrail"

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from docs.reference.sections import command, config, errors, http, python
+from docs.reference.sections import command, config, errors, http, python, tensors
 
 FOLDER = Path(__file__).parent
 SECTIONS: dict[str, Callable[[], str]] = {
     "verbs": command.verbs,
     "python": python.names,
+    "tensors": tensors.tensors,
     "routes": http.routes,
     "shapes": http.shapes,
     "exceptions": errors.exceptions,

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import App
 from cyclopts.argument import Argument
-
 from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, typed, wrapped
+
 from vitrail.cli.flags import UNSET
 from vitrail.cli.main import VERBS, build_app
 
@@ -48,7 +48,8 @@ def _describe(app: App, *names: str) -> Iterator[str]:
     arguments = [argument for argument in collected if argument.parse and argument.name != "*"]
     places = " ".join(_place(argument) for argument in arguments if _is_positional(argument))
     usage = (VERBS[names[0]].usage if names[0] in VERBS else "") or places
-    yield f"```text\nvitrail {' '.join(names)} [OPTIONS] {usage}".rstrip() + "\n```"
+    options = [] if all(map(_is_positional, arguments)) else ["[OPTIONS]"]
+    yield f"```text\n{' '.join(['vitrail', *names, *options, usage])}".rstrip() + "\n```"
     yield from _about(apps[-1])
     groups: dict[str, list[Argument]] = {}
     for argument in sorted(arguments, key=lambda argument: not _is_positional(argument)):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, typed, wrapped
+
 from vitrail.cli.flags import field_texts
 from vitrail.data import Augment, DataConfig, LoaderConfig, Preprocess
 from vitrail.data.config import Columns
@@ -52,7 +53,9 @@ def _page(config: type[Any]) -> str:
 def _section(config: type[Any]) -> list[str]:
     about = [wrapped(protected(paragraph)) for paragraph in inspect.cleandoc(config.__doc__ or "").split("\n\n")]
     types_, notes = get_type_hints(config), field_notes(config)
-    rows = [_row(each, types_[each.name], notes.get(each.name, ""), _page(config)) for each in dataclasses.fields(config)]
+    rows = [
+        _row(each, types_[each.name], notes.get(each.name, ""), _page(config)) for each in dataclasses.fields(config)
+    ]
     return [f"### {config.__name__}", *about, table(("field", "type", "default", ""), rows)]
 
 

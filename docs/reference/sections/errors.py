@@ -1,20 +1,23 @@
 """What can go wrong: the exceptions, the exit codes of the command and the codes of the service."""
 
 import inspect
+import signal
 from collections.abc import Iterator
 
 from docs.reference.sections.markdown import code, protected, table
+
 from vitrail import errors
 from vitrail.cli.main import INTERRUPTED, TERMINATED, USER_ERROR
 from vitrail.serving.problems import CODES
 
 _EXIT_CODES = {
     0: "Done.",
-    1: "Done, with problems: some pictures could not be read, a checkpoint or data set needs attention, or a report could "
-    "not be made. What was asked for is there, and the error stream says what is missing.",
+    1: "Done, with problems: some pictures could not be read, a checkpoint or a data set needs attention, or a report "
+    "could not be made. The rest of what was requested is there.",
     USER_ERROR: "A mistake in the arguments or the files, or a `VitrailError`: one message on the error stream.",
-    INTERRUPTED: "Ctrl-C. A training run has saved its state and printed how to resume.",
-    TERMINATED: "SIGTERM; the same.",
+    128 + signal.SIGHUP: "A training run whose terminal was closed; it has saved its state.",
+    INTERRUPTED: "Ctrl-C; a training run has saved its state and printed the command that continues it.",
+    TERMINATED: "SIGTERM; likewise.",
 }
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from docs.reference.sections.markdown import code, joined, link, listed, sentence, table, wrapped
+
 from vitrail.serving.openapi import describe_api
 from vitrail.serving.settings import ServeSettings
 
@@ -13,7 +14,7 @@ _KINDS = {"string": "text", "integer": "whole number", "number": "number", "bool
 
 
 @cache
-def _description() -> Schema:
+def description() -> Schema:
     """With the default limits; the names of the models are the service's own."""
     return describe_api(ServeSettings(), ["NAME"])
 
@@ -22,7 +23,7 @@ def routes() -> str:
     """What every route can answer, then each route."""
     operations = [
         (f"{method.upper()} {path}", operation)
-        for path, methods in _description()["paths"].items()
+        for path, methods in description()["paths"].items()
         for method, operation in methods.items()
     ]
     common = set.intersection(*(set(_codes(operation)) for _, operation in operations))
@@ -58,10 +59,8 @@ def _with_status(code_: str, status: str) -> str:
 
 
 def _parameter(parameter: Schema) -> tuple[str, str, str, str]:
-    if parameter["schema"].get("enum") == ["NAME"]:
-        kind = "the name of a model"
-    else:
-        kind = _words(parameter["schema"])
+    named = parameter["schema"].get("enum") == ["NAME"]
+    kind = "the name of a model" if named else _words(parameter["schema"])
     return code(parameter["name"]), parameter["in"], kind, parameter["description"]
 
 
@@ -82,7 +81,7 @@ def _form(schema: Schema) -> str:
 
 def shapes() -> str:
     """A table for each schema."""
-    return joined(*(_shape(name, schema) for name, schema in _description()["components"]["schemas"].items()))
+    return joined(*(_shape(name, schema) for name, schema in description()["components"]["schemas"].items()))
 
 
 def _shape(name: str, schema: Schema) -> Iterator[str]:

@@ -3,8 +3,9 @@
 import inspect
 from typing import Any
 
-import vitrail
 from docs.reference.sections.markdown import code, joined, protected, table
+
+import vitrail
 
 # Heading → the names below it, in the order of a model's life.
 GROUPS = {

@@ -67,7 +67,7 @@ class LoaderConfig:
     batch_size: int = 64  # over all ranks
     seed: int = 0  # of the order and of augmentation
     workers: int | None = None  # threads; 0: the caller's own; None: one for pictures in memory, else one per core
-    remainder: Literal["drop", "pad"] = "drop"  # in training, a last, shorter batch is left out, or filled from the start
+    remainder: Literal["drop", "pad"] = "drop"  # in training, a last, shorter batch is left out, or filled up
     output: Literal["float", "bytes"] = "float"  # normalised floats, or bytes to normalise on the device
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
     max_broken_rate: float = 0.01  # more than this in one epoch is always an error
