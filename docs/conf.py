@@ -26,8 +26,8 @@ python_maximum_signature_line_length = 100
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4  # anchors as on GitHub
 nitpicky = True
-# Types have a page of their own only where `vitrail.__all__` lists them; the site asks no other for theirs.
-nitpick_ignore_regex = [("py:.*", ".*")]
+# In signatures, other libraries' types and ours that are not public have no page; a public name must have one.
+nitpick_ignore_regex = [("py:.*", r"(?!vitrail\.\w+$).*")]
 
 html_theme = "furo"
 html_title = "vitrail"
@@ -57,8 +57,18 @@ def link_to_files(app: Any, name: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((\.\./[^)]*src/[^)]*\.md)\)", r"](path:\1)", source[0])
 
 
+def link_public_names(app: Any, env: Any, node: Any, content: nodes.Element) -> nodes.Element | None:
+    """In signatures, link a public name that is written with the module which defines it."""
+    name = node.get("reftarget", "").rpartition(".")[2]
+    if node.get("refdomain") != "py" or name not in vitrail.__all__:
+        return None
+    resolve = env.domains["py"].resolve_xref
+    return resolve(env, node["refdoc"], app.builder, node["reftype"], f"vitrail.{name}", node, content)
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", link_to_files)
+    app.connect("missing-reference", link_public_names)
     app.add_html_math_renderer(
         "mathml", inline_renderers=(visit_inline_math, None), block_renderers=(visit_block_math, None)
     )

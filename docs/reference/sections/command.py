@@ -75,26 +75,38 @@ def _row(argument: Argument) -> tuple[str, str, str]:
     choices = _choices(argument.hint)
     meaning = sentence(protected(_DEFAULT.sub("", text)))
     if choices:
-        meaning += f" One of {listed([code(choice) for choice in choices])}."
-    return _written(argument, bool(choices)), meaning, protected(stated[1]) if stated else _default(argument)
+        which = "Any of" if _is_list(argument.hint) else "One of"
+        meaning += f" {which} {listed([code(choice) for choice in choices])}."
+    default = protected(stated[1]) if stated else _default(argument)
+    return _written(argument, bool(choices)), meaning, default
 
 
 def _written(argument: Argument, has_choices: bool) -> str:
     """An option as it is typed, with a word for its value."""
     if _is_positional(argument):
-        return code(_place(argument))
+        return code(_name(argument))
     negatives = [name for name in argument.negatives if not name.startswith("--empty-")]
     names = ", ".join(code(name) for name in (argument.name, *negatives))
-    value = "NAME" if has_choices else _value(argument.hint)
-    return f"{names} {value}".rstrip()
+    several = "…" if _is_list(argument.hint) else ""
+    return f"{names} {'NAME' if has_choices else _value(argument.hint)}{several}".rstrip()
 
 
 def _value(hint: Any) -> str:
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)] or [hint]
-    if get_origin(kinds[0]) is tuple or get_origin(hint) is tuple:
-        inner = get_args(kinds[0]) or get_args(hint)
-        return f"{_VALUES[inner[0]]}…" if inner[-1] is Ellipsis else " ".join(_VALUES[kind] for kind in inner)
-    return "" if kinds[0] is bool else _VALUES[kinds[0]]
+    """A word for the value of an option; several words for several values."""
+    kind = next((kind for kind in get_args(hint) if kind is not type(None)), hint) if not _is_tuple(hint) else hint
+    if _is_tuple(kind):
+        inner = [each for each in get_args(kind) if each is not Ellipsis]
+        return " ".join(_VALUES[each] for each in inner)
+    return "" if kind is bool else _VALUES[kind]
+
+
+def _is_tuple(hint: Any) -> bool:
+    return get_origin(hint) is tuple
+
+
+def _is_list(hint: Any) -> bool:
+    """Whether there may be any number of values."""
+    return any(_is_tuple(kind) and get_args(kind)[-1] is Ellipsis for kind in (hint, *get_args(hint)))
 
 
 def _choices(hint: Any) -> list[str]:
@@ -107,8 +119,6 @@ def _choices(hint: Any) -> list[str]:
 
 def _default(argument: Argument) -> str:
     """The default, where it says anything: a flag is off, and an option without one is not used."""
-    if argument.required:
-        return "required"
     value = argument.field_info.default
     if value is True:
         return "on"
@@ -120,8 +130,11 @@ def _is_positional(argument: Argument) -> bool:
     return bool(argument.field_info.is_positional)
 
 
-def _place(argument: Argument) -> str:
+def _name(argument: Argument) -> str:
     """A positional argument as usage lines show it."""
-    name = argument.name.strip("-").upper()
-    several = "…" if get_origin(argument.hint) is tuple else ""
-    return f"{name}{several}" if argument.required else f"[{name}{several}]"
+    return argument.name.strip("-").upper() + ("…" if _is_list(argument.hint) else "")
+
+
+def _place(argument: Argument) -> str:
+    """The same, in brackets if it may be omitted."""
+    return _name(argument) if argument.required else f"[{_name(argument)}]"

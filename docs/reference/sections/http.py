@@ -10,7 +10,7 @@ from vitrail.serving.openapi import describe_api
 from vitrail.serving.settings import ServeSettings
 
 Schema = dict[str, Any]
-_KINDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+_NUMBERS = {"integer": "whole number", "number": "number"}
 
 
 @cache
@@ -103,44 +103,59 @@ def _fields(schema: Schema, prefix: str = "") -> Iterator[tuple[str, str, str]]:
 
 def _words(schema: Schema) -> str:
     """What a JSON schema allows."""
+    return listed(_choices(schema))
+
+
+def _choices(schema: Schema) -> list[str]:
     if "$ref" in schema:
-        return link(schema["$ref"].rsplit("/", 1)[1])
+        return [link(schema["$ref"].rsplit("/", 1)[1])]
     if "anyOf" in schema:
-        return listed([_words(choice) for choice in schema["anyOf"]])
+        return [words for choice in schema["anyOf"] for words in _choices(choice)]
     if "const" in schema:
-        return str(schema["const"]).lower()
+        return [str(schema["const"]).lower()]
     if "enum" in schema:
-        return listed([code(choice) for choice in schema["enum"]]) + _default(schema)
-    if schema["type"] == "array":
-        return _list(schema)
-    if schema["type"] == "string":
-        return _text(schema)
-    if schema["type"] == "object":
-        return "object" if "maxProperties" not in schema else f"a form with {_files(_between(schema, 'Properties'))}"
-    return "null" if schema["type"] == "null" else _KINDS[schema["type"]] + _range(schema) + _default(schema)
+        return [*map(code, schema["enum"][:-1]), code(schema["enum"][-1]) + _default(schema)]
+    if schema["type"] == "boolean":
+        return ["true", "false"]
+    return [_one(schema, "") + _default(schema)]
 
 
-def _list(schema: Schema) -> str:
-    items = schema.get("items", {})
-    inner = "objects" if "properties" in items else _words(items) if items else "values"
-    count = f"{_between(schema, 'Items')} × " if "maxItems" in schema else ""
-    return f"list of {count}{inner}"
+def _one(schema: Schema, plural: str) -> str:
+    """The words for a schema of a single type; `plural` is what the noun ends in."""
+    kind = schema["type"]
+    if kind == "array":
+        return _list(schema, plural)
+    if kind == "string":
+        return _text(schema, plural)
+    if kind == "object":
+        return f"a form with {_files(schema)}" if "maxProperties" in schema else f"object{plural}"
+    return "null" if kind == "null" else f"{_NUMBERS[kind]}{plural}{_range(schema)}"
 
 
-def _text(schema: Schema) -> str:
+def _list(schema: Schema, plural: str) -> str:
+    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    items = schema.get("items")
+    if items is None:
+        inner = "values"
+    else:
+        inner = _words(items) if "$ref" in items or "enum" in items else _one(items, "" if most == 1 else "s")
+    if most is None:
+        return f"list{plural} of {inner}"
+    if least == most:
+        return f"list of one {inner}" if most == 1 else f"{most} {inner}"
+    return f"list of {least} to {most} {inner}"
+
+
+def _text(schema: Schema, plural: str) -> str:
     if schema.get("format") == "binary":
         return "bytes"
-    kind = "base64" if schema.get("contentEncoding") == "base64" else "text"
+    kind = f"text{plural} in base64" if schema.get("contentEncoding") == "base64" else f"text{plural}"
     return f"{kind} of up to {schema['maxLength']:,} characters" if "maxLength" in schema else kind
 
 
-def _files(count: str) -> str:
-    return "one file" if count == "1" else f"{count} files"
-
-
-def _between(schema: Schema, what: str) -> str:
-    least, most = schema.get(f"min{what}", 0), schema[f"max{what}"]
-    return str(most) if least == most else f"{least} to {most}"
+def _files(schema: Schema) -> str:
+    least, most = schema["minProperties"], schema["maxProperties"]
+    return "one file" if most == 1 else f"{least} to {most} files"
 
 
 def _range(schema: Schema) -> str:
@@ -149,8 +164,8 @@ def _range(schema: Schema) -> str:
         return f" between {schema['exclusiveMinimum']} and {schema['exclusiveMaximum']}"
     if most is not None:
         return f" from {least:,} to {most:,.0f}"
-    return "" if least is None else f", at least {least}"
+    return f", at least {least}" if least else ""
 
 
 def _default(schema: Schema) -> str:
-    return f"; default {code(str(schema['default']))}" if "default" in schema else ""
+    return f" (default {code(str(schema['default']))})" if "default" in schema else ""

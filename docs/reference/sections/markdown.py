@@ -31,7 +31,7 @@ def listed(items: Sequence[str], last: str = "or") -> str:
 
 def sentence(text: str) -> str:
     """With a capital letter, unless it starts with code or a name of mixed case, and a full stop."""
-    first = text.split(" ", 1)[0].rstrip(",;")
+    first = text.split(" ", 1)[0].rstrip(";")
     text = text[:1].upper() + text[1:] if first.islower() and first.isalpha() else text
     return text if not text or text.endswith((".", "?", "…")) else f"{text}."
 
