@@ -13,7 +13,7 @@ from PIL import Image
 from accelerator import DEVICE, pretending
 from vitrail import load
 from vitrail.cli.main import main
-from vitrail.errors import ConfigError, InputError
+from vitrail.errors import ConfigError, ExplanationError, InputError
 from vitrail.explanation import METHODS
 from vitrail.explanation.explained import Explained, Explanations
 from vitrail.verbs.explain import explain
@@ -174,3 +174,9 @@ def test_the_command_takes_a_device(save_model, photos, capsys: pytest.CaptureFi
     assert main(["explain", "model.safetensors", *photos, "--device", "gpu", "--out", "here"]) == 2
     assert "the device 'gpu' cannot be used" in capsys.readouterr().err
     assert not Path("here").exists()
+
+
+def test_a_picture_without_information_is_an_error_of_its_own_kind(save_model, photos) -> None:
+    untrained = load(save_model(), num_classes=3)  # whose new head is zero
+    with pytest.raises(ExplanationError, match="gives every patch the same value"):
+        explain(untrained, photos[0], method="relevance")

@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 
 from vitrail.data.pixels import Picture
-from vitrail.errors import ConfigError, VitrailError, suggest
+from vitrail.errors import ConfigError, ExplanationError, VitrailError, suggest
 from vitrail.explanation import METHODS, Choice, choose, explain_by, measure, open_subject
 from vitrail.explanation.attention import check_choice
 from vitrail.explanation.choice import CANDIDATES, JUDGED
@@ -58,15 +58,18 @@ def explain(
     chosen: Method = choice.method if choice is not None else cast("Method", method)
     explained: list[Explained] = []
     failures: dict[str, str] = {}
+    kinds: set[type[Exception]] = set()
     with show("explaining", len(gathered)) as advance:
         for stem, (source, picture) in zip(unique_stems(gathered), gathered.items(), strict=True):
             try:
                 explained.append(work.explain(source, stem, picture, chosen))
             except (VitrailError, OSError) as error:
                 failures[source] = reason(error)
+                kinds.add(type(error))
             advance(1)
     if not explained:
-        raise ConfigError("no picture could be explained: " + " ".join(dict.fromkeys(failures.values())))
+        kind = ExplanationError if kinds == {ExplanationError} else ConfigError
+        raise kind("no picture could be explained: " + " ".join(dict.fromkeys(failures.values())))
     explanations = Explanations(
         model=name_of(model), method=chosen, choice=choice, pictures=tuple(explained), failures=failures
     )
