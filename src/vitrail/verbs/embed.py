@@ -50,7 +50,7 @@ def embed(
 
     Args:
         model: a loaded model, or what `vitrail.load` takes.
-        pictures: one or several, as for `Predictor.embed`; a folder and a pattern such as "photos/*.jpg" stand for
+        pictures: one or several, as for `Predictor.embed`; a folder and a pattern such as `photos/*.jpg` stand for
             several.
         data: a data set instead of pictures: open, or what `vitrail.open_data` takes; `settings` are the fields of its
             `DataConfig`. The labels and splits come with the features.

@@ -41,7 +41,7 @@ def explain(
     `score` measures deletion and insertion on every picture. An export can be explained by occlusion only.
 
     A single picture that cannot be explained is an error; one of several is listed in `failures`. A folder and a
-    pattern such as "photos/*.jpg" stand for several.
+    pattern such as `photos/*.jpg` stand for several.
     """
     if method != "auto" and method not in METHODS:
         raise ConfigError(f"unknown method {method!r}; {suggest(str(method), ('auto', *METHODS))}")

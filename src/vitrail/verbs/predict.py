@@ -71,7 +71,7 @@ def predict(
 
     Args:
         model: a loaded model, or what `vitrail.load` takes; None for the bundled CIFAR-10 model.
-        pictures: paths, bytes, PIL pictures, arrays or tensors; a folder and a pattern such as "photos/*.jpg" stand
+        pictures: paths, bytes, PIL pictures, arrays or tensors; a folder and a pattern such as `photos/*.jpg` stand
             for several.
         list_file: a file with one path per line, for more pictures.
         classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
