@@ -32,6 +32,7 @@ SECURITY_HEADERS: tuple[tuple[str, str], ...] = (
     ("cross-origin-resource-policy", "same-origin"),
 )
 _HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS]
+_OWN_PAGES = (b"none", b"same-origin")  # what a browser says of the service's own page; other programs say nothing
 _OPEN = ("/v2/health/live", "/v2/health/ready", "/", "/favicon.ico")
 _OPEN_BELOW = ("/static/", "/examples/")
 
@@ -50,7 +51,7 @@ class Gate:
         if scope["type"] != "http":
             return
         headers = dict(reversed(scope["headers"]))
-        exchange = begin(scope, headers.get(b"x-request-id", b"").decode("latin-1"))
+        exchange = begin(scope, headers.get(b"x-request-id", b"").decode("latin-1"), self._service.buffer)
         scope["app"] = self  # routes raise instead of answering in plain text
 
         async def send_on(message: Message) -> None:
@@ -71,6 +72,7 @@ class Gate:
                 raise
             await _answer(_problem_of(error), scope, receive, send_on)
         finally:
+            exchange.release()
             self.report(exchange)
 
     def report(self, exchange: Exchange) -> None:
@@ -82,19 +84,19 @@ class Gate:
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes], exchange: Exchange) -> None:
         if self._hosts is not None:
             self._check_host(headers.get(b"host", b"").decode("latin-1"))
-        if headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] != "GET":
-            raise Problem("forbidden", "other web sites may not send requests here.")
+        if headers.get(b"sec-fetch-site", b"none") not in _OWN_PAGES and scope["method"] not in ("GET", "HEAD"):
+            raise Problem("forbidden", "other websites may not send requests here.")
         path: str = scope["path"]
         if path in _OPEN or path.startswith(_OPEN_BELOW):
             return
+        if self._limit is not None:  # before the token: guessing one is limited, too
+            self._limit.check(exchange.client)
         if self._token is not None:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
                 raise Problem(
                     "unauthorized", "this service requires a token.", headers=(("www-authenticate", "Bearer"),)
                 )
-        if self._limit is not None:
-            self._limit.check(exchange.client)
 
     def _check_host(self, host: str) -> None:
         """A name that some other site's address server gave to this machine must not open it to that site's pages."""

@@ -60,6 +60,10 @@ def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
     form = _argument("format", {"type": "string", "enum": ["png", "json"], "default": "png"}, "An overlay, or numbers.")
     explained = _post("Explain one picture", (model, method, layer, head, target, form), _pictures(settings, 1))
     explained["responses"]["200"]["content"] = {"image/png": {"schema": _BINARY}, **_json("Explained")}
+    explained["responses"]["200"]["headers"] = {
+        f"X-Vitrail-{name}": {"schema": {"type": "string"}, "description": f"{what}; in JSON, it is in the answer."}
+        for name, what in (("Model", "The model's name"), ("Version", "Its version"), ("Sha256", "Its checksum"))
+    }
     explained["responses"]["422"] = _problems(("invalid_argument", "cannot_explain"))
     attention = _post(
         "What each patch attends to", (model, layer, head), _pictures(settings, 1), "Attention", "cannot_explain"

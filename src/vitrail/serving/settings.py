@@ -40,6 +40,8 @@ class ServeSettings:
     """Seconds that a client may pause while it sends a request, before the connection is closed."""
     max_body_mb: float = 20.0
     """Megabytes of a request's body at most."""
+    max_buffer_mb: float = 256.0
+    """Megabytes that the bodies of all requests may take together; further requests get 503 with Retry-After."""
     max_pixels: int = 50_000_000
     """Pixels of a picture at most, judged by its header before it is decoded."""
     max_pictures: int = 32
@@ -81,6 +83,11 @@ class ServeSettings:
         """Bytes."""
         return int(self.max_body_mb * 1e6)
 
+    @property
+    def max_buffer(self) -> int:
+        """Bytes."""
+        return int(self.max_buffer_mb * 1e6)
+
 
 def is_local_name(host: str) -> bool:
     """Whether a host name can only stand for this machine."""
@@ -120,6 +127,7 @@ def _check_numbers(settings: ServeSettings) -> None:
         "timeout": (0.05, 3600),
         "client_timeout": (0.05, 3600),
         "max_body_mb": (0.001, 1000),
+        "max_buffer_mb": (0.001, 1e6),
         "max_pixels": (1, MAX_PIXELS),
         "max_pictures": (1, 1024),
         "rate_limit": (0.001, 1e6),
@@ -133,4 +141,9 @@ def _check_numbers(settings: ServeSettings) -> None:
         raise ConfigError(
             f"max_pictures= must be at most queue_size= {settings.queue_size}, or a request could never be accepted; "
             f"got {settings.max_pictures}."
+        )
+    if settings.max_body_mb > settings.max_buffer_mb:
+        raise ConfigError(
+            f"max_body_mb= must be at most max_buffer_mb= {settings.max_buffer_mb:g}, or a request could never be "
+            f"accepted; got {settings.max_body_mb:g}."
         )

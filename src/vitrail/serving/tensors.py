@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any, cast
 
-from vitrail.serving.bodies import decode_base64, read_object
+from vitrail.serving.bodies import FEW, decode_base64, read_object
 from vitrail.serving.problems import Problem
 from vitrail.wording import counted, plain
 
@@ -36,14 +36,14 @@ class Inference:
     binary: bool  # whether outputs that are not named are wanted in binary
 
 
-def read_inference(body: bytes, header_length: str | None) -> Inference:
-    """The request in a body, whose JSON part may be followed by raw tensors."""
+def read_inference(body: bytes, header_length: str | None, most: int) -> Inference:
+    """The request in a body, whose JSON part, with tensors of `most` numbers, may be followed by raw ones."""
     text, rest = body, b""
     if header_length is not None:
         if not header_length.isdecimal() or int(header_length) > len(body):
             raise Problem("unreadable_body", "Inference-Header-Content-Length must be the length of the JSON part.")
         text, rest = body[: int(header_length)], body[int(header_length) :]
-    content = read_object(text)
+    content = read_object(text, 2 * most + FEW)
     _check_names("the request", content, {"id", "parameters", "inputs", "outputs"})
     inputs = [_read_tensor(each) for each in _objects("inputs", content.get("inputs"))]
     position = 0
