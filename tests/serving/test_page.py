@@ -257,7 +257,7 @@ def test_errors_are_told_in_words(visit: Visit) -> None:
     def script(page: Page) -> None:
         broken = {"name": "broken.jpg", "mimeType": "image/jpeg", "buffer": SHIP.read_bytes()[:100]}
         page.set_input_files("#file", broken)
-        expect(page.locator(".pane .problem")).to_contain_text("broken.jpg: is a JPEG without a readable size")
+        expect(page.locator(".pane .problem")).to_contain_text("broken.jpg is a JPEG without a readable size")
         expect(page.locator(".pane .problem")).to_contain_text("Send a complete JPEG, PNG or WebP file.")
         expect(page.locator(".frame")).to_be_hidden()
         page.set_input_files("#file", {"name": "a.gif", "mimeType": "image/gif", "buffer": b"GIF89a" + bytes(40)})

@@ -17,6 +17,11 @@ def test_the_front_never_loads_torch() -> None:
     assert subprocess.run([sys.executable, "-c", TORCHLESS]).returncode == 0
 
 
+def test_the_start_says_what_is_served_and_how(running: Running) -> None:
+    said = "".join(running.said)
+    assert "cifar10: 10 classes on torch, 1 thread, batches of up to 4, max wait 0 ms, version " in said
+
+
 def test_answers_are_those_of_the_library(client: httpx.Client) -> None:
     pictures = [
         encode("PNG"),

@@ -79,7 +79,7 @@ class Batcher:
             raise Problem(
                 "queue_full",
                 f"{counted(self.waiting, 'picture')} {agree(self.waiting, 'is', 'are')} waiting already, and "
-                f"{len(items)} more would be over the limit of {self.size:,}.",
+                f"{len(items)} more would exceed the limit of {self.size:,}.",
                 retry_after=self.retry_after(),
             )
         queue = self._queues.setdefault(kind, {})

@@ -26,7 +26,7 @@ from vitrail.weights.locate import locate
 from vitrail.wording import reason
 
 Facts = dict[str, Any]
-SHORTEST_VERSION = 12  # signs of a checksum that make a version
+SHORTEST_VERSION = 12  # characters of a checksum that make a version
 
 
 class Engine:
@@ -198,7 +198,7 @@ class Engine:
 
 def describe_failure(error: Exception) -> str:
     """For clients: what kind of failure, and no more."""
-    return f"the model cannot compute this: {type(error).__name__}."
+    return f"the model failed to compute this: {type(error).__name__}."
 
 
 def checksum(path: Path) -> str:

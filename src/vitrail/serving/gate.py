@@ -16,6 +16,7 @@ from vitrail.serving.exchange import Exchange, begin
 from vitrail.serving.problems import Problem
 from vitrail.serving.service import Service
 from vitrail.serving.settings import is_local_name
+from vitrail.serving.tracing import open_tracing
 
 LEFT = 499  # in the log: the client left before the answer
 MOST_CLIENTS = 10_000  # whose pace is remembered
@@ -45,6 +46,7 @@ class Gate:
         settings = service.settings
         self._token = settings.token.encode() if settings.token else None
         self._hosts = settings.host if settings.is_local else None
+        self._trace = open_tracing()
         self._limit = Pace(settings.rate_limit) if settings.rate_limit else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,6 +76,8 @@ class Gate:
         finally:
             exchange.release()
             self.report(exchange)
+            if self._trace is not None:
+                self._trace(exchange, headers)
 
     def report(self, exchange: Exchange) -> None:
         """Count and log an exchange that has ended."""
@@ -102,7 +106,7 @@ class Gate:
         """A name that some other site's address server gave to this machine must not open it to that site's pages."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         if not is_local_name(name) and name.lower() != str(self._hosts).lower():
-            raise Problem("forbidden", "this service answers to localhost only, not to the host that was asked for.")
+            raise Problem("forbidden", "this service answers to localhost only, not to the host name in the request.")
 
 
 class Pace:
@@ -124,7 +128,9 @@ class Pace:
             self._left.popitem(last=False)
         if not allowed:
             wait = max(1, round((1 - left) / self._rate + 0.5))
-            raise Problem("rate_limited", f"one client may send {self._rate:g} requests per second.", retry_after=wait)
+            raise Problem(
+                "rate_limited", f"a client may send at most {self._rate:g} requests per second.", retry_after=wait
+            )
 
 
 def _problem_of(error: Exception) -> Problem:
@@ -134,9 +140,9 @@ def _problem_of(error: Exception) -> Problem:
         return Problem("not_found", "there is nothing at this address.")
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = tuple((error.headers or {}).items())
-        return Problem("method_not_allowed", "this address does not take this method.", headers=allowed)
+        return Problem("method_not_allowed", "this address does not accept this method.", headers=allowed)
     traceback.print_exception(error)
-    return Problem("internal_error", "something went wrong here.")
+    return Problem("internal_error", "something went wrong in the service.")
 
 
 async def _answer(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:

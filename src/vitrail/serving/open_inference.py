@@ -38,7 +38,9 @@ class OpenInference:
 
     async def ready(self, request: Request) -> Response:
         if not self._service.ready:
-            raise Problem("not_ready", "the service is starting or stopping, or a worker is.", retry_after=START_RETRY)
+            raise Problem(
+                "not_ready", "the service, or one of its workers, is starting or stopping.", retry_after=START_RETRY
+            )
         return JSONResponse({"ready": True})
 
     async def model(self, request: Request) -> Response:
@@ -64,7 +66,7 @@ class OpenInference:
                     "invalid_argument", f"there is no output {plain(name)[:50]!r}; known: {', '.join(OUTPUTS)}."
                 )
         if len({name for name, _ in outputs}) != len(outputs):
-            raise Problem("invalid_argument", "an output is asked for twice.")
+            raise Problem("invalid_argument", "an output is requested twice.")
         answers = await self._service.ask(request, host, "logits", self._items(request, host, asked))
         for index, answer in enumerate(answers):
             if error := answer.facts.get("error"):
@@ -78,7 +80,7 @@ class OpenInference:
         host = self._service.find(request.path_params["model"])
         version = request.path_params.get("version")
         if version is not None and version != host.facts["version"]:
-            raise Problem("unknown_model", f"{host.name} is served in version {host.facts['version']} only.")
+            raise Problem("unknown_model", f"only version {host.facts['version']} of {host.name} is served.")
         return host
 
     def _items(self, request: Request, host: Host, asked: Inference) -> list[tuple[dict[str, Any], bytes]]:

@@ -27,8 +27,8 @@ def describe_api(settings: ServeSettings, models: Sequence[str]) -> Schema:
             "title": "vitrail",
             "version": __version__,
             "summary": "Labels, embeddings and explanations of pictures by Vision Transformers.",
-            "description": "A picture is a JPEG, PNG or WebP, told by its content. It is turned upright as its EXIF "
-            "tag says, and of an animated one the first frame counts. An error has a code, a message and a "
+            "description": "A picture is a JPEG, PNG or WebP, recognised by its content. It is turned upright as its "
+            "EXIF tag says, and of an animated one the first frame counts. An error has a code, a message and a "
             "hint; among several pictures, one that cannot be read has an error of its own, and the others an answer.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -45,11 +45,13 @@ def describe_api(settings: ServeSettings, models: Sequence[str]) -> Schema:
 
 def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
     model = _argument("model", {"type": "string", "enum": list(models)}, "The model; the first one by default.")
-    top_k = _argument("top_k", {"type": "integer", "minimum": 1, "maximum": 100_000, "default": 5}, "Labels to name.")
+    top_k = _argument(
+        "top_k", {"type": "integer", "minimum": 1, "maximum": 100_000, "default": 5}, "How many labels to give."
+    )
     coverage = _argument(
         "coverage",
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-        "Also give the labels that hold the truth this often; for calibrated models.",
+        "Also give a set of labels that contains the right one this often; for calibrated models.",
     )
     layer, head = (
         _argument(name, {"type": "integer", "minimum": -1000, "maximum": 1000}, f"A {name}, from 0; -1 is the last.")

@@ -46,7 +46,7 @@ class Service:
         host = next(iter(self.hosts.values())) if name is None else self.hosts.get(name)
         if host is None:
             known = ", ".join(self.hosts)
-            raise Problem("unknown_model", f"there is no model {plain(str(name))[:64]!r}; there is {known}.")
+            raise Problem("unknown_model", f"there is no model {plain(str(name))[:64]!r}; this service has {known}.")
         if not host.facts:
             raise Problem("not_ready", f"the model {host.name} is being loaded.", retry_after=START_RETRY)
         return host

@@ -124,7 +124,7 @@ class Host:
 
     def _check_stuck(self, worker: Worker) -> None:
         if worker.stuck_for() > max(SHORTEST_STUCK, 2 * self._settings.timeout):
-            self._say(f"the worker of {self.name} has not answered for {worker.stuck_for():.0f} s and is ended")
+            self._say(f"the worker of {self.name} has not answered for {worker.stuck_for():.0f} s and is being killed")
             worker.kill()
 
     async def _follow(self) -> None:

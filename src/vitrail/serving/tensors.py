@@ -62,7 +62,7 @@ def read_inference(body: bytes, header_length: str | None, most: int) -> Inferen
     binary = _parameters("the request", content).get("binary_data_output", False)
     identifier = content.get("id")
     if identifier is not None and (not isinstance(identifier, str) or len(identifier) > 200):
-        raise Problem("invalid_argument", "id must be a text of at most 200 signs.")
+        raise Problem("invalid_argument", "id must be a string of at most 200 characters.")
     outputs = _read_outputs(content.get("outputs"), bool(binary))
     return Inference(id=identifier, inputs=inputs, outputs=outputs, binary=bool(binary))
 
@@ -153,7 +153,7 @@ def _objects(name: str, value: Any) -> list[dict[str, Any]]:
 def _check_names(where: str, value: dict[str, Any], known: set[str]) -> None:
     if unknown := sorted(value.keys() - known):
         raise Problem(
-            "invalid_argument", f"{where} has no field {_shown(unknown[0])!r}; known: {', '.join(sorted(known))}."
+            "invalid_argument", f"unknown field {_shown(unknown[0])!r} in {where}; known: {', '.join(sorted(known))}."
         )
 
 
@@ -165,7 +165,7 @@ def _count(tensor: Tensor, dimensions: int, limit: int) -> int:
         raise Problem("invalid_argument", f"{tensor.name} must have {dimensions} dimensions and at least one picture.")
     if tensor.shape[0] > limit:
         limited = counted(limit, "picture")
-        raise Problem("invalid_argument", f"a request may have {limited} at most; got {tensor.shape[0]:,}.")
+        raise Problem("invalid_argument", f"a request may have at most {limited}; got {tensor.shape[0]:,}.")
     return tensor.shape[0]
 
 

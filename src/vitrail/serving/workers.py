@@ -65,10 +65,11 @@ class Worker:
             await self.end()
             raise VitrailError(frame.facts["failed"])
         self.facts = frame.facts["ready"]
+        if settings.max_wait_ms is not None:
+            self.facts["max_wait_ms"] = settings.max_wait_ms
         self.threads = self.free = self.facts["threads"]
         self.max_batch, self.spreads = self.facts["max_batch"], self.facts["spreads"]
-        wait = self.facts["max_wait_ms"] if settings.max_wait_ms is None else settings.max_wait_ms
-        self.max_wait, self.always_waits = wait / 1000, settings.max_wait_ms is not None
+        self.max_wait, self.always_waits = self.facts["max_wait_ms"] / 1000, settings.max_wait_ms is not None
         self._metrics = metrics
         self._task = asyncio.create_task(self._listen())
 
