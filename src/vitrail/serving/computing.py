@@ -136,6 +136,8 @@ class Engine:
         for index, (item, blob) in enumerate(zip(items, blobs, strict=True)):
             try:
                 if item.get("tensor"):
+                    if len(blob) != images[whole].nbytes:  # checked before, but against the model of then
+                        raise ConfigError(f"{item['name']} does not fit the model, which now takes {list(shape)}.")
                     images[whole] = np.frombuffer(blob, dtype="<f4").reshape(shape)
                     if not bool(np.isfinite(images[whole]).all()):
                         raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
