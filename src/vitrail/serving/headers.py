@@ -35,7 +35,9 @@ def size_of(data: bytes, name: str) -> tuple[int, int]:
         return _size_of_webp(data, name)
     if not data:
         raise Problem("unreadable_picture", f"{name} is empty (0 bytes).")
-    raise Problem("unsupported_format", f"{name} is not a JPEG, PNG or WebP; it starts with {data[:8]!r}.")
+    raise Problem(
+        "unsupported_format", f"{name} is not a JPEG, PNG or WebP; it starts with {data[:8].decode('latin-1')!a}."
+    )
 
 
 def _size_of_jpeg(data: bytes, name: str) -> tuple[int, int]:
