@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import vitrail
-from serving.conftest import InProcess, Running, encode, wait_for
+from serving.conftest import FACTS, InProcess, Running, encode, wait_for
 from serving.test_gate import ask as run_with
 from vitrail.errors import VitrailError
 from vitrail.serving.metrics import Metrics
@@ -77,7 +77,7 @@ def test_nobody_waits_for_a_model_that_cannot_be_started_again() -> None:
         asked = asyncio.create_task(client.post("/v1/predict", content=encode()))
         while not host.batcher.waiting:
             await asyncio.sleep(0.001)
-        with patch.object(host, "_open", side_effect=[VitrailError("gone"), Mock(facts={}, gone=Mock())]):
+        with patch.object(host, "_open", side_effect=VitrailError("gone")):
             starting = asyncio.create_task(host._restart(1))
             waited = await asked
             refused = await client.post("/v1/predict", content=encode())
@@ -85,7 +85,11 @@ def test_nobody_waits_for_a_model_that_cannot_be_started_again() -> None:
         for answer in (waited, refused):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             assert answer.json()["error"]["code"] == "not_ready"
+        host._switch(app.worker)  # type: ignore[arg-type]
+        assert not host.hopeless
 
+    app.worker.retire = lambda: None  # type: ignore[attr-defined]
+    app.worker.facts = {**FACTS}  # type: ignore[attr-defined]
     run_with(app, work)
 
 

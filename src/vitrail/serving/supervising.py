@@ -79,6 +79,7 @@ class Host:
     def _switch(self, worker: Worker) -> None:
         """From now on, this worker gets what waits; the one before it answers what it has."""
         before, self._worker = self._worker, worker
+        self.hopeless = False
         self.facts = worker.facts
         worker.heard = self.batcher.answered
         self.batcher.worker = worker
@@ -118,7 +119,6 @@ class Host:
                 self.batcher.refuse(restarting(self.name))
                 self._say(f"{self.name} cannot be started again yet: {reason(error)}")
             else:
-                self.hopeless = False
                 self._say(f"{self.name} is ready again")
                 return time.monotonic()
 
