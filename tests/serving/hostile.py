@@ -1,4 +1,4 @@
-"""Hostile requests over raw sockets. By hand, against a running service: python tests/serving/hostile.py PORT COUNT"""
+"""Hostile requests over raw sockets. Against a running service: python tests/serving/hostile.py PID PORT COUNT"""
 
 import base64
 import io
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
+import psutil
 from PIL import Image
 
 Random = random.Random
@@ -32,6 +33,7 @@ class Attack:
 
     pieces: list[bytes | float]
     listens: bool = True
+    resets: bool = False  # ends the connection without a goodbye
 
 
 def noise(rng: Random, kind: str, size: tuple[int, int], mode: str = "RGB", frames: int = 1) -> bytes:
@@ -131,6 +133,13 @@ def odd_form(rng: Random) -> Attack:
 def bomb(rng: Random) -> Attack:
     width, height = rng.choice(((20_000, 20_000), (2**31 - 1, 2**31 - 1), (1, 2**31 - 1), (50_000, 1_001), (65_535, 1)))
     return Attack([post(png_of(width, height, zlib.compress(b"\0" * 100_000)), rng.choice(PATHS[:4]))])
+
+
+def long_sides(rng: Random) -> Attack:
+    """Pictures of up to 20,000 pixels that are what they say, within the limit of pixels or not."""
+    width, height = rng.choice(((20_000, 1), (1, 20_000), (20_000, 200), (20_000, 20_000)))
+    rows = zlib.compress(bytes(height * (1 + 3 * width)), 1) if height < 20_000 or width == 1 else b""
+    return Attack([post(png_of(width, height, rows), rng.choice(PATHS[:4]))])
 
 
 def jpeg_with_another_size(rng: Random) -> Attack:
@@ -258,7 +267,8 @@ def slow(rng: Random) -> Attack:
 def leaves(rng: Random) -> Attack:
     body = noise(rng, "PNG", (200, 200))
     request = post(body, rng.choice(PATHS[:4]))
-    return Attack([request[: rng.choice((len(request), rng.randrange(len(request))))]], listens=False)
+    cut = rng.choice((len(request), rng.randrange(len(request))))
+    return Attack([request[:cut]], listens=False, resets=rng.random() < 0.5)
 
 
 def streamed(rng: Random) -> Attack:
@@ -291,8 +301,8 @@ def base64_pictures(rng: Random) -> Attack:
 
 
 ATTACKS: tuple[Callable[[Random], Attack], ...] = (
-    lie_about_types, odd_json, truncated_form, odd_form, bomb, jpeg_with_another_size, many_scans, unusual, polyglot,
-    damaged, smuggled, odd_requests, many_headers, slow, leaves, streamed, raw_tensors, base64_pictures,
+    lie_about_types, odd_json, truncated_form, odd_form, bomb, long_sides, jpeg_with_another_size, many_scans, unusual,
+    polyglot, damaged, smuggled, odd_requests, many_headers, slow, leaves, streamed, raw_tensors, base64_pictures,
 )  # fmt: skip
 
 
@@ -306,6 +316,8 @@ def carry_out(port: int, attack: Attack) -> tuple[int, bytes]:
                     time.sleep(piece)
                 else:
                     connection.sendall(piece)
+            if attack.resets:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if not attack.listens:
                 return 0, b""
             while chunk := connection.recv(65536):
@@ -351,8 +363,28 @@ def run(port: int, count: int, seed: int = 0, threads: int = 8) -> tuple[Counter
     return statuses, wrong
 
 
+def files_of(pid: int) -> int:
+    """Files and connections that a service has open, its workers included."""
+    front = psutil.Process(pid)
+    return sum(process.num_fds() for process in (front, *front.children()))
+
+
+def usage_of(pid: int) -> str:
+    """Process, memory, files and threads of a service and its workers."""
+    front = psutil.Process(pid)
+    return "; ".join(
+        f"{each.pid}: {each.memory_info().rss / 1e6:.0f} MB, {each.num_fds()} files, {each.num_threads()} threads"
+        for each in (front, *front.children())
+    )
+
+
 if __name__ == "__main__":
-    began = time.perf_counter()
-    statuses, wrong = run(int(sys.argv[1]), int(sys.argv[2]), seed=int(os.environ.get("SEED", "0")))
-    print(f"{sum(statuses.values())} requests in {time.perf_counter() - began:.0f} s: {dict(sorted(statuses.items()))}")
-    print("\n".join(wrong) or "no unexpected answer")
+    service, port, count, seed = *map(int, sys.argv[1:4]), int(os.environ.get("SEED", "0"))
+    for turn in range(2):  # what the second turn adds to the memory is a leak
+        print(f"before: {usage_of(service)}")
+        began = time.perf_counter()
+        statuses, wrong = run(port, count // 2, seed=seed + turn)
+        print(f"{statuses.total()} requests in {time.perf_counter() - began:.0f} s: {dict(sorted(statuses.items()))}")
+        print("\n".join(wrong) or "no unexpected answer")
+    time.sleep(1.0)
+    print(f"after: {usage_of(service)}")

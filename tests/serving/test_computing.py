@@ -61,11 +61,20 @@ def test_one_picture_does_not_spoil_the_answers_of_others(engine: Engine, monkey
     tensors = [np.full((3, 32, 32), value, dtype=np.float32).tobytes() for value in (1, 7, 2)]
     items = [{"want": "scores", "tensor": True, "name": "t"}] * 3
     answer = engine.run(Frame({"id": 1, "kind": "logits", "items": items}, tensors))
-    failed = {"error": {"code": "model_failed", "message": "the model cannot compute this: RuntimeError."}}
+    failed = {"error": {"code": "model_failed", "message": "the model failed to compute this: RuntimeError."}}
     assert [entry == failed for entry in answer.facts["items"]] == [False, True, False]
     assert len(answer.blobs) == 4
     with pytest.raises(RuntimeError):
         engine.run(Frame({"id": 1, "kind": "logits", "items": items[:1]}, tensors[1:2]))
+
+
+def test_a_tensor_for_the_model_of_before(engine: Engine) -> None:
+    """It waited while a model with another size of pictures took over."""
+    item = {"want": "scores", "tensor": True, "name": "images[0]"}
+    frame = Frame({"id": 1, "kind": "logits", "items": [item]}, [np.zeros((3, 8, 8), dtype=np.float32).tobytes()])
+    (entry,) = engine.run(frame).facts["items"]
+    assert entry["error"]["code"] == "invalid_argument"
+    assert "now takes [3, 32, 32]" in entry["error"]["message"]
 
 
 def test_a_calibrated_model_says_how_far_to_trust_it(engine: Engine) -> None:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from serving import hostile
-from serving.conftest import Running, encode
+from serving.conftest import Running, encode, wait_for
 
 HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -20,13 +20,14 @@ def send(port: int, *pieces: bytes | float) -> tuple[int, bytes]:
 
 def test_hostile_requests_achieve_nothing(running: Running, client: httpx.Client) -> None:
     expected = client.post("/v1/predict", content=encode()).json()["predictions"]
-    worker = running.worker().pid
+    worker, files = running.worker().pid, hostile.files_of(running.process.pid)
     statuses, wrong = hostile.run(running.port, 10 * len(hostile.ATTACKS))
     assert wrong == []
     assert statuses[200] > 5
     assert statuses[400] > 20
     assert client.post("/v1/predict", content=encode()).json()["predictions"] == expected
     assert running.worker().pid == worker
+    wait_for(lambda: hostile.files_of(running.process.pid) <= files, 10)
     assert not any("Traceback" in line for line in running.said)
 
 

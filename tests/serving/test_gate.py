@@ -9,6 +9,7 @@ import pytest
 
 from serving.conftest import InProcess, encode
 from vitrail.serving.gate import SECURITY_HEADERS, Pace
+from vitrail.serving.metrics import Metrics
 from vitrail.serving.problems import Problem
 
 TOKEN = "correct-horse"
@@ -63,12 +64,16 @@ def test_a_local_service_answers_to_local_names_only(host: str, allowed: bool) -
     assert ask(public, lambda client: client.get("/v2/health/live", headers={"host": host})).status_code == 200
 
 
-def test_other_sites_pages_may_not_post() -> None:
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_other_sites_pages_may_not_post(site: str, status: int) -> None:
+    """Another port of this machine is the same site to a browser, but not the same page."""
     answer = ask(
         InProcess(),
-        lambda client: client.post("/v1/predict", content=encode(), headers={"sec-fetch-site": "cross-site"}),
+        lambda client: client.post("/v1/predict", content=encode(), headers={"sec-fetch-site": site}),
     )
-    assert answer.status_code == 403
+    assert answer.status_code == status
 
 
 def test_a_token_opens_what_is_not_public() -> None:
@@ -117,6 +122,15 @@ def test_a_pace_is_kept_over_http() -> None:
     ask(InProcess(rate_limit=1.0), work)
 
 
+def test_guessing_tokens_is_limited_too() -> None:
+    async def work(client: httpx.AsyncClient) -> None:
+        for status in (401, 401, 429):
+            answer = await client.get("/v1/models", headers={"authorization": "Bearer a-guess-of-mine"})
+            assert answer.status_code == status
+
+    ask(InProcess(rate_limit=1.0, token=TOKEN), work)
+
+
 def test_mistakes_of_ours_are_told_without_details(capsys: pytest.CaptureFixture[str]) -> None:
     app = InProcess()
 
@@ -157,3 +171,19 @@ def test_requests_are_counted_by_route_and_status() -> None:
     assert 'vitrail_requests_total{method="GET",route="/v2/models/{model}",status="404"} 1.0' in text
     assert 'vitrail_requests_total{method="GET",route="unmatched",status="404"} 2.0' in text
     assert 'vitrail_ready{model="first"} 1.0' in text
+
+
+def test_batches_are_counted_by_model() -> None:
+    metrics = Metrics()
+    metrics.batch("first", "logits", 3, 0.002, 0.003, [0.001] * 3)
+    metrics.batch("second", "features", 1, 0.0, 0.003, [0.001])
+    text = metrics.text().decode()
+    for name, model, kind, count in (
+        ("queue_seconds", "first", "logits", 3.0),
+        ("decode_seconds", "first", "logits", 1.0),
+        ("compute_seconds", "second", "features", 1.0),
+        ("batch_size", "second", "features", 1.0),
+    ):
+        assert f'vitrail_{name}_count{{kind="{kind}",model="{model}"}} {count}' in text
+    assert 'vitrail_batch_size_sum{kind="logits",model="first"} 3.0' in text
+    assert 'decode_seconds_count{kind="features"' not in text  # nothing was decoded

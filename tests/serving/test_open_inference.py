@@ -107,7 +107,7 @@ def test_mistakes(triton: Any) -> None:
     Image.new("RGB", (50, 50)).save(damaged, "PNG")
     with pytest.raises(InferenceServerException, match=r"\[1\] picture 1: damaged or truncated"):
         triton.infer("cifar10", [bytes_input([PICTURES[0], damaged.getvalue()[:60]], True)])
-    with pytest.raises(InferenceServerException, match=r"\[415\] picture 0: is not a JPEG, PNG or WebP"):
+    with pytest.raises(InferenceServerException, match=r"\[415\] picture 0 is not a JPEG, PNG or WebP"):
         triton.infer("cifar10", [bytes_input([b"GIF89a, but no picture"], True)])
     tensor = InferInput("images", [1, 3, 32, 32], "FP32")
     tensor.set_data_from_numpy(np.full((1, 3, 32, 32), np.nan, dtype=np.float32))

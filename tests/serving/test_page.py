@@ -257,9 +257,12 @@ def test_errors_are_told_in_words(visit: Visit) -> None:
     def script(page: Page) -> None:
         broken = {"name": "broken.jpg", "mimeType": "image/jpeg", "buffer": SHIP.read_bytes()[:100]}
         page.set_input_files("#file", broken)
-        expect(page.locator(".pane .problem")).to_contain_text("broken.jpg: is a JPEG without a readable size")
+        expect(page.locator(".pane .problem")).to_contain_text("broken.jpg is a JPEG without a readable size")
         expect(page.locator(".pane .problem")).to_contain_text("Send a complete JPEG, PNG or WebP file.")
         expect(page.locator(".frame")).to_be_hidden()
+        cut = {"name": "cut.jpg", "mimeType": "image/jpeg", "buffer": SHIP.read_bytes()[:900]}
+        page.set_input_files("#file", cut)
+        expect(page.locator(".pane .problem strong")).to_have_text("cut.jpg: damaged or truncated.")
         page.set_input_files("#file", {"name": "a.gif", "mimeType": "image/gif", "buffer": b"GIF89a" + bytes(40)})
         expect(page.locator(".pane .problem")).to_contain_text("not a JPEG, PNG or WebP")
         page.context.set_offline(True)
@@ -295,6 +298,7 @@ def test_on_a_phone_nothing_is_cut_off(visit: Visit) -> None:
         expect(page.locator(".caption")).to_contain_text("Touch a patch")
         page.click("#compare")
         assert page.locator("html").evaluate(width) == 360
+        expect(page.get_by_role("radio", name="lower")).to_be_checked()  # the panes are not side by side here
 
     visit(script, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
 

@@ -1,20 +1,28 @@
 """The front process: what it loads, what it answers, and how it ends."""
 
+import socket
 import subprocess
 import sys
 import threading
 import time
 
 import httpx
+import pytest
 
 import vitrail
 from serving.conftest import Running, encode
+from vitrail.serving.server import stop_listening
 
 TORCHLESS = "import sys, vitrail.serving.server, vitrail.verbs.serve; sys.exit('torch' in sys.modules)"
 
 
 def test_the_front_never_loads_torch() -> None:
     assert subprocess.run([sys.executable, "-c", TORCHLESS]).returncode == 0
+
+
+def test_the_start_says_what_is_served_and_how(running: Running) -> None:
+    said = "".join(running.said)
+    assert "cifar10: 10 classes on torch, 1 thread, batches of up to 4, max wait 0 ms, version " in said
 
 
 def test_answers_are_those_of_the_library(client: httpx.Client) -> None:
@@ -52,10 +60,11 @@ def test_health_is_answered_while_the_worker_computes(client: httpx.Client, runn
 
 
 def test_sigterm_loses_no_accepted_request() -> None:
-    service = Running(max_batch=1)
-    data = encode("PNG", (600, 600))
+    """Nor one of a client that was connected in time: each answer ends the connection, and the next one is new."""
+    service = Running(max_batch=4)
+    data = encode("PNG", (200, 200))
     statuses: list[int | str] = []
-    began = threading.Barrier(9)
+    began = threading.Barrier(25)
 
     def ask() -> None:
         with httpx.Client(base_url=service.url, timeout=30) as client:
@@ -71,7 +80,7 @@ def test_sigterm_loses_no_accepted_request() -> None:
                     return
                 statuses.append(answer.status_code)
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=ask) for _ in range(24)]
     for thread in threads:
         thread.start()
     began.wait()
@@ -79,5 +88,19 @@ def test_sigterm_loses_no_accepted_request() -> None:
     assert service.end() == 143
     for thread in threads:
         thread.join()
-    assert len(statuses) > 16
+    assert len(statuses) > 48
     assert set(statuses) == {200}
+
+
+def test_who_is_connected_when_listening_ends_is_kept() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        address = listener.getsockname()
+        with socket.create_connection(address) as early:
+            early.sendall(b"hello")
+            (kept,) = stop_listening(listener)
+            with kept:
+                assert kept.recv(5) == b"hello"
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address)
+        assert listener.fileno() >= 0

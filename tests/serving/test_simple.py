@@ -60,6 +60,31 @@ def test_what_a_calibrated_model_adds() -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_argument")
 
 
+NEWER = {"version": "ba9876543210", "sha256": "ba9876543210" * 5, "runtime": "onnx", "classes": 2}
+
+
+def test_an_answer_names_the_model_that_gave_it() -> None:
+    """Also if it has been exchanged for another one by then."""
+    app = InProcess(lambda facts, blob: Answer({"labels": []}, [b"png"], model=NEWER))
+    answer = ask(app, lambda client: client.post("/v1/predict", content=PICTURE)).json()
+    assert (answer["model"]["version"], answer["model"]["sha256"]) == (NEWER["version"], NEWER["sha256"])
+    drawn = ask(app, lambda client: client.post("/v1/explain", content=PICTURE)).headers
+    assert [drawn[f"x-vitrail-{name}"] for name in ("model", "version", "sha256")] == [
+        *("first", NEWER["version"], NEWER["sha256"])
+    ]
+    labels = ask(app, lambda client: client.get("/v1/labels")).json()
+    assert (labels["version"], labels["sha256"]) == ("0123456789ab", "0123456789ab" * 5)
+
+
+def test_one_request_is_answered_by_one_model() -> None:
+    """A model is exchanged while a request's pictures are computed: they are computed again."""
+    models = iter([{"version": "old"}] + [NEWER] * 3)
+    app = InProcess(lambda facts, blob: Answer({"labels": []}, model=next(models)))
+    answer = ask(app, lambda client: client.post("/v1/predict", files=[("p", ("a", PICTURE))] * 2))
+    assert answer.json()["model"]["version"] == NEWER["version"]
+    assert len(app.worker.seen) == 2
+
+
 def test_one_broken_picture_among_several() -> None:
     def answers(facts: dict[str, Any], blob: bytes) -> Answer:
         if b"broken" in blob:
@@ -157,6 +182,19 @@ def test_mistakes(path: str, request_: dict[str, Any], status: int, code: str) -
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
 
 
+def test_json_that_only_costs_time_is_not_parsed() -> None:
+    """The front answers everybody, and could do nothing else meanwhile."""
+    request = listed(b'{"pictures": [' + b"[[[[]]]]," * 1000 + b'""]}')
+    answer = ask(InProcess(), lambda client: client.post("/v1/predict", **request))
+    assert answer.status_code == 400
+    assert "far more values" in answer.json()["error"]["message"]
+    numbers = [0.0] * (32 * 12)  # as many as the largest request may have
+    tensor = {"name": "images", "datatype": "FP32", "shape": [32, 3, 2, 2], "data": numbers}
+    for factor, told in ((1, "0 images"), (100, "far more values")):
+        asked = listed({"inputs": [{**tensor, "data": numbers * factor}], "outputs": [{"name": "0 images"}]})
+        assert told in ask(InProcess(), lambda client, asked=asked: client.post("/v2/models/first/infer", **asked)).text
+
+
 @pytest.mark.parametrize(
     "name", ["../settings.py", "..%2fsettings.py", "%2e%2e/settings.py", "settings.py", "/etc/passwd", "a%00"]
 )
@@ -182,6 +220,24 @@ def test_a_full_queue_and_a_time_limit() -> None:
         assert full.headers["retry-after"] == "1"
         assert all(host.batcher.waiting == 0 for host in app.service.hosts.values())
 
+    ask(app, work)
+
+
+def test_all_bodies_together_are_limited() -> None:
+    """Many requests that wait must not fill the memory, however few pictures they are."""
+    app = InProcess(None, max_body_mb=0.005, max_buffer_mb=0.012, timeout=0.2)
+
+    async def work(client: Any) -> None:
+        asked = [asyncio.create_task(client.post("/v1/predict", content=PICTURE)) for _ in range(6)]
+        answers = await asyncio.gather(*asked)
+        assert sorted(answer.status_code for answer in answers) == [503] * 3 + [504] * 3
+        full = next(answer for answer in answers if answer.status_code == 503)
+        assert full.json()["error"]["code"] == "queue_full"
+        assert full.headers["retry-after"].isdecimal()
+        assert (await client.post("/v1/predict", content=PICTURE)).status_code == 504  # there is room again
+        assert app.service.buffer.held == 0
+
+    assert 3000 < len(PICTURE) < 4000
     ask(app, work)
 
 

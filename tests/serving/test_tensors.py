@@ -20,7 +20,7 @@ def test_binary_parts_belong_to_their_inputs() -> None:
     blob = pack_texts(["ab", "cde"])
     assert blob == b"\2\0\0\0ab\3\0\0\0cde"
     tensor = {"name": "picture", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": len(blob)}}
-    asked = read_inference(*body(tensor, blob, outputs=[{"name": "label"}], id="7"))
+    asked = read_inference(*body(tensor, blob, outputs=[{"name": "label"}], id="7"), 100)
     assert read_bytes(asked.inputs[0], 2) == [b"ab", b"cde"]
     assert (asked.id, asked.outputs) == ("7", [("label", False)])
 
@@ -69,7 +69,7 @@ def test_wrong_numbers(shape: list[int], data: Any, raw: bytes | None) -> None:
 )
 def test_wrong_requests(tensor: dict[str, Any], blob: bytes, status: int) -> None:
     with pytest.raises(Problem) as caught:
-        read_inference(*body({"name": "picture", "datatype": "BYTES", "shape": [1], **tensor}, blob))
+        read_inference(*body({"name": "picture", "datatype": "BYTES", "shape": [1], **tensor}, blob), 100)
     assert caught.value.status == status
 
 

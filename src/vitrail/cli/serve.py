@@ -42,6 +42,6 @@ def _tell(address: str, models: dict[str, Any]) -> None:
         classes = counted(facts["classes"], "class")
         _say(
             f"{name}: {classes} on {facts['runtime']}, {counted(facts['threads'], 'thread')}, batches of up to "
-            f"{facts['max_batch']}, version {facts['version']}"
+            f"{facts['max_batch']}, max wait {facts['max_wait_ms']:g} ms, version {facts['version']}"
         )
     _say(f"serving on {address} (Ctrl-C to stop); try: curl --data-binary @PICTURE {address}/v1/predict")

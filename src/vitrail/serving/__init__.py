@@ -2,7 +2,8 @@
 
 settings     what can be set; also the flags and the arguments
 server       the front process: binds, runs, drains; connections holds what one connection may do
-gate         what every request passes: its id, who may ask, how often, the headers of the answer, the access log
+gate         what every request passes: its id, who may ask, how often, the headers of the answer; then access_log,
+             metrics and tracing are told what became of it
 app          the table of routes; simple has those of /v1, open_inference those of /v2, page the files of the page
 bodies       the pictures of a request, limited while they arrive; headers judges them before anything is decoded
 batching     the bounded queue, and which pictures are computed together

@@ -31,12 +31,12 @@ def read_arguments(request: Request, *known: str) -> dict[str, str]:
             shown = plain(name)[:50]
             raise Problem(
                 "invalid_argument",
-                f"unknown argument {shown!r}; {suggest(shown, known) if known else 'none is known.'}",
+                f"unknown argument {shown!r}; {suggest(shown, known) if known else 'this address takes none.'}",
             )
         if name in values:
-            raise Problem("invalid_argument", f"{name} is there twice.")
+            raise Problem("invalid_argument", f"{name} is given twice.")
         if len(value) > LONGEST:
-            raise Problem("invalid_argument", f"{name} must have at most {LONGEST} signs.")
+            raise Problem("invalid_argument", f"{name} must have at most {LONGEST} characters.")
         values[name] = value
     return values
 

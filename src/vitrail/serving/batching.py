@@ -8,8 +8,9 @@ waits, unless `max_wait_ms` says so; a wait that was measured to pay is made onl
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from vitrail.serving.problems import Problem
@@ -19,6 +20,7 @@ Kind = Literal["logits", "features", "explain", "attention"]
 BATCHED: tuple[Kind, ...] = ("logits", "features")
 REMEMBERED = 50  # pictures whose pace is the pace
 LONGEST_RETRY = 60  # seconds that a client is told to wait at most
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Answer(NamedTuple):
@@ -29,6 +31,7 @@ class Answer(NamedTuple):
     queue: float = 0.0
     decode: float = 0.0
     compute: float = 0.0
+    model: Mapping[str, Any] = NOTHING  # the facts of the model that answered, which may be exchanged any time
 
 
 @dataclass(eq=False)
@@ -76,7 +79,7 @@ class Batcher:
             raise Problem(
                 "queue_full",
                 f"{counted(self.waiting, 'picture')} {agree(self.waiting, 'is', 'are')} waiting already, and "
-                f"{len(items)} more would be over the limit of {self.size:,}.",
+                f"{len(items)} more would exceed the limit of {self.size:,}.",
                 retry_after=self.retry_after(),
             )
         queue = self._queues.setdefault(kind, {})
@@ -89,6 +92,14 @@ class Batcher:
         for item in items:
             queue.pop(item, None)
             item.future.cancel()
+
+    def refuse(self, problem: Problem) -> None:
+        """Answer all who wait that they wait in vain."""
+        for queue in self._queues.values():
+            for item in queue:
+                if not item.future.done():
+                    item.future.set_exception(problem)
+            queue.clear()
 
     def answered(self, count: int, seconds: float) -> None:
         """The worker has answered so many pictures, at so many seconds for each, and has a core free."""

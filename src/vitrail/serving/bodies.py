@@ -17,10 +17,11 @@ from vitrail.serving.problems import Problem
 from vitrail.serving.settings import ServeSettings
 from vitrail.wording import counted, plain
 
-LONGEST_NAME = 200  # signs of a file name that are sent back
+LONGEST_NAME = 200  # characters of a file name that are sent back
 SLOWEST = 10_000  # bytes per second below which a client is taken to be holding a connection, not using it
 DRAINED = 100_000_000  # bytes over a limit that are thrown away, so that the client can hear why
 DRAIN_SECONDS = 2.0
+FEW = 1000  # values of a JSON text that nobody has to account for
 
 
 class Picture(NamedTuple):
@@ -50,7 +51,7 @@ async def read_body(request: Request, settings: ServeSettings) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         await _drain(request)
-        raise _too_large(limit)
+        raise _over(limit)
     chunks: list[bytes] = []
     size = 0
     exchange = exchange_of(request)
@@ -62,12 +63,14 @@ async def read_body(request: Request, settings: ServeSettings) -> bytes:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
+                more = message.get("more_body", False)
                 if chunk := message.get("body", b""):
-                    size = exchange.received = size + len(chunk)
+                    problem = _over(limit) if size + len(chunk) > limit else exchange.receive(len(chunk))
+                    if problem is not None:
+                        break
+                    size += len(chunk)
                     chunks.append(chunk)
-                if size > limit:
-                    break
-                if not message.get("more_body", False):
+                if not more:
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
                 latest = began + 2 * settings.client_timeout + size / SLOWEST
                 deadline.reschedule(min(loop.time() + settings.client_timeout, latest))
@@ -75,8 +78,9 @@ async def read_body(request: Request, settings: ServeSettings) -> bytes:
         raise Problem(
             "request_timeout", f"the body stopped after {counted(size, 'byte')}.", headers=(("connection", "close"),)
         ) from None
-    await _drain(request)
-    raise _too_large(limit)
+    if more:
+        await _drain(request)
+    raise problem
 
 
 async def _drain(request: Request) -> None:
@@ -95,7 +99,7 @@ async def _drain(request: Request) -> None:
         return
 
 
-def _too_large(limit: int) -> Problem:
+def _over(limit: int) -> Problem:
     return Problem("too_large", f"the body is over the limit of {limit:,} bytes.", headers=(("connection", "close"),))
 
 
@@ -110,7 +114,7 @@ async def read_pictures(request: Request, settings: ServeSettings, fields: tuple
     else:  # by what it is, not by what it is called
         found = Pictures([Picture("0", body)])
     if not found.pictures:
-        raise Problem("unreadable_body", "the request has no picture.")
+        raise Problem("unreadable_body", "the request contains no picture.")
     return found
 
 
@@ -136,26 +140,28 @@ def describe(name: str) -> str:
 def _check_count(count: int, limit: int) -> None:
     if count > limit:
         raise Problem(
-            "invalid_argument", f"a request may have {counted(limit, 'picture')} at most; got {count:,} or more."
+            "invalid_argument", f"a request may have at most {counted(limit, 'picture')}; got {count:,} or more."
         )
 
 
 def _read_json(body: bytes, settings: ServeSettings, fields: tuple[str, ...]) -> Pictures:
-    content = read_object(body)
+    content = read_object(body, settings.max_pictures + FEW)
     listed = content.pop("pictures", None)
     if unknown := sorted(content.keys() - set(fields)):
         known = ", ".join(("pictures", *fields))
-        raise Problem("invalid_argument", f"the body has no field {plain(unknown[0])[:50]!r}; known: {known}.")
+        raise Problem("invalid_argument", f"unknown field {plain(unknown[0])[:50]!r} in the body; known: {known}.")
     if not isinstance(listed, list) or not listed:
-        raise Problem("invalid_argument", 'the body must have "pictures": a list of base64 texts, one at least.')
+        raise Problem("invalid_argument", 'the body must have "pictures": a list of at least one base64 string.')
     texts = cast("list[Any]", listed)
     _check_count(len(texts), settings.max_pictures)
     pictures = [Picture(str(index), decode_base64(text, describe(str(index)))) for index, text in enumerate(texts)]
     return Pictures(pictures, content)
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object from a client."""
+def read_object(body: bytes, most: int) -> dict[str, Any]:
+    """A JSON object from a client; one with far more values than a request can need is not even parsed."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > most:
+        raise Problem("unreadable_body", "the body has far more values than a request of this kind can need.")
     try:
         content: Any = parse_json(body)
     except ValueError as error:
@@ -168,7 +174,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 def decode_base64(text: Any, name: str) -> bytes:
     """The bytes that a text stands for."""
     if not isinstance(text, str):
-        raise Problem("invalid_argument", f"{name} must be a text in base64; got {type(text).__name__}.")
+        raise Problem("invalid_argument", f"{name} must be a base64 string; got {type(text).__name__}.")
     try:
         return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError):
@@ -187,7 +193,7 @@ def read_multipart(body: bytes, boundary: bytes, limit: int) -> list[Picture]:
     except FormParserError as error:
         raise Problem("unreadable_body", f"the form is damaged: {plain(str(error))[:200]}") from None
     if not form.ended:
-        raise Problem("unreadable_body", "the form is truncated: it has no end.")
+        raise Problem("unreadable_body", "the form is truncated: its closing boundary is missing.")
     return form.pictures
 
 

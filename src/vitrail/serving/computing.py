@@ -26,7 +26,7 @@ from vitrail.weights.locate import locate
 from vitrail.wording import reason
 
 Facts = dict[str, Any]
-SHORTEST_VERSION = 12  # signs of a checksum that make a version
+SHORTEST_VERSION = 12  # characters of a checksum that make a version
 
 
 class Engine:
@@ -136,6 +136,8 @@ class Engine:
         for index, (item, blob) in enumerate(zip(items, blobs, strict=True)):
             try:
                 if item.get("tensor"):
+                    if len(blob) != images[whole].nbytes:  # checked before, but against the model of then
+                        raise ConfigError(f"{item['name']} does not fit the model, which now takes {list(shape)}.")
                     images[whole] = np.frombuffer(blob, dtype="<f4").reshape(shape)
                     if not bool(np.isfinite(images[whole]).all()):
                         raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
@@ -198,7 +200,7 @@ class Engine:
 
 def describe_failure(error: Exception) -> str:
     """For clients: what kind of failure, and no more."""
-    return f"the model cannot compute this: {type(error).__name__}."
+    return f"the model failed to compute this: {type(error).__name__}."
 
 
 def checksum(path: Path) -> str:

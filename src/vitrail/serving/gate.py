@@ -16,6 +16,7 @@ from vitrail.serving.exchange import Exchange, begin
 from vitrail.serving.problems import Problem
 from vitrail.serving.service import Service
 from vitrail.serving.settings import is_local_name
+from vitrail.serving.tracing import open_tracing
 
 LEFT = 499  # in the log: the client left before the answer
 MOST_CLIENTS = 10_000  # whose pace is remembered
@@ -32,6 +33,7 @@ SECURITY_HEADERS: tuple[tuple[str, str], ...] = (
     ("cross-origin-resource-policy", "same-origin"),
 )
 _HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS]
+_OWN_PAGES = (b"none", b"same-origin")  # what a browser says of the service's own page; other programs say nothing
 _OPEN = ("/v2/health/live", "/v2/health/ready", "/", "/favicon.ico")
 _OPEN_BELOW = ("/static/", "/examples/")
 
@@ -44,13 +46,14 @@ class Gate:
         settings = service.settings
         self._token = settings.token.encode() if settings.token else None
         self._hosts = settings.host if settings.is_local else None
+        self._trace = open_tracing()
         self._limit = Pace(settings.rate_limit) if settings.rate_limit else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers = dict(reversed(scope["headers"]))
-        exchange = begin(scope, headers.get(b"x-request-id", b"").decode("latin-1"))
+        exchange = begin(scope, headers.get(b"x-request-id", b"").decode("latin-1"), self._service.buffer)
         scope["app"] = self  # routes raise instead of answering in plain text
 
         async def send_on(message: Message) -> None:
@@ -71,7 +74,10 @@ class Gate:
                 raise
             await _answer(_problem_of(error), scope, receive, send_on)
         finally:
+            exchange.release()
             self.report(exchange)
+            if self._trace is not None:
+                self._trace(exchange, headers)
 
     def report(self, exchange: Exchange) -> None:
         """Count and log an exchange that has ended."""
@@ -82,25 +88,25 @@ class Gate:
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes], exchange: Exchange) -> None:
         if self._hosts is not None:
             self._check_host(headers.get(b"host", b"").decode("latin-1"))
-        if headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] != "GET":
-            raise Problem("forbidden", "other web sites may not send requests here.")
+        if headers.get(b"sec-fetch-site", b"none") not in _OWN_PAGES and scope["method"] not in ("GET", "HEAD"):
+            raise Problem("forbidden", "other websites may not send requests here.")
         path: str = scope["path"]
         if path in _OPEN or path.startswith(_OPEN_BELOW):
             return
+        if self._limit is not None:  # before the token: guessing one is limited, too
+            self._limit.check(exchange.client)
         if self._token is not None:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
                 raise Problem(
                     "unauthorized", "this service requires a token.", headers=(("www-authenticate", "Bearer"),)
                 )
-        if self._limit is not None:
-            self._limit.check(exchange.client)
 
     def _check_host(self, host: str) -> None:
         """A name that some other site's address server gave to this machine must not open it to that site's pages."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         if not is_local_name(name) and name.lower() != str(self._hosts).lower():
-            raise Problem("forbidden", "this service answers to localhost only, not to the host that was asked for.")
+            raise Problem("forbidden", "this service answers to localhost only, not to the host name in the request.")
 
 
 class Pace:
@@ -122,7 +128,9 @@ class Pace:
             self._left.popitem(last=False)
         if not allowed:
             wait = max(1, round((1 - left) / self._rate + 0.5))
-            raise Problem("rate_limited", f"one client may send {self._rate:g} requests per second.", retry_after=wait)
+            raise Problem(
+                "rate_limited", f"a client may send at most {self._rate:g} requests per second.", retry_after=wait
+            )
 
 
 def _problem_of(error: Exception) -> Problem:
@@ -132,9 +140,9 @@ def _problem_of(error: Exception) -> Problem:
         return Problem("not_found", "there is nothing at this address.")
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = tuple((error.headers or {}).items())
-        return Problem("method_not_allowed", "this address does not take this method.", headers=allowed)
+        return Problem("method_not_allowed", "this address does not accept this method.", headers=allowed)
     traceback.print_exception(error)
-    return Problem("internal_error", "something went wrong here.")
+    return Problem("internal_error", "something went wrong in the service.")
 
 
 async def _answer(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:

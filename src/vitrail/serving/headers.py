@@ -34,13 +34,15 @@ def size_of(data: bytes, name: str) -> tuple[int, int]:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return _size_of_webp(data, name)
     if not data:
-        raise Problem("unreadable_picture", f"{name}: is empty (0 bytes).")
-    raise Problem("unsupported_format", f"{name}: is not a JPEG, PNG or WebP; it starts with {data[:8]!r}.")
+        raise Problem("unreadable_picture", f"{name} is empty (0 bytes).")
+    raise Problem(
+        "unsupported_format", f"{name} is not a JPEG, PNG or WebP; it starts with {data[:8].decode('latin-1')!a}."
+    )
 
 
 def _size_of_jpeg(data: bytes, name: str) -> tuple[int, int]:
     if data.count(b"\xff\xda") > MOST_SCANS:
-        raise Problem("unreadable_picture", f"{name}: has more than {counted(MOST_SCANS, 'scan')}; save it again.")
+        raise Problem("unreadable_picture", f"{name} has more than {counted(MOST_SCANS, 'scan')}; save it again.")
     position = 2
     for _ in range(MOST_SEGMENTS):
         while data[position : position + 2] == b"\xff\xff":  # fill bytes; a run of them costs no segment …
@@ -54,7 +56,7 @@ def _size_of_jpeg(data: bytes, name: str) -> tuple[int, int]:
                 break
             return int.from_bytes(sides[2:]), int.from_bytes(sides[:2])
         position += 2 if marker in _BARE else 2 + int.from_bytes(data[position + 2 : position + 4])
-    raise Problem("unreadable_picture", f"{name}: is a JPEG without a readable size; it is damaged or truncated.")
+    raise Problem("unreadable_picture", f"{name} is a JPEG without a readable size; it is damaged or truncated.")
 
 
 def _after_fill(data: bytes, position: int) -> int:
@@ -65,7 +67,7 @@ def _after_fill(data: bytes, position: int) -> int:
 
 def _size_of_png(data: bytes, name: str) -> tuple[int, int]:
     if data[12:16] != b"IHDR" or len(data) < 33:
-        raise Problem("unreadable_picture", f"{name}: is a PNG without a readable header; it is damaged or truncated.")
+        raise Problem("unreadable_picture", f"{name} is a PNG without a readable header; it is damaged or truncated.")
     size = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
     position = 8
     for _ in range(MOST_SEGMENTS):
@@ -73,7 +75,7 @@ def _size_of_png(data: bytes, name: str) -> tuple[int, int]:
         if kind == b"IDAT" or len(kind) < 4:
             return size
         position += 12 + int.from_bytes(data[position : position + 4])
-    raise Problem("unreadable_picture", f"{name}: has too much metadata before its pixels; save it again without it.")
+    raise Problem("unreadable_picture", f"{name} has too much metadata before its pixels; save it again without it.")
 
 
 def _size_of_webp(data: bytes, name: str) -> tuple[int, int]:
@@ -85,4 +87,4 @@ def _size_of_webp(data: bytes, name: str) -> tuple[int, int]:
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     if kind == b"VP8 " and len(data) >= 30 and data[23:26] == b"\x9d\x01\x2a":
         return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
-    raise Problem("unreadable_picture", f"{name}: is a WebP without a readable size; it is damaged or truncated.")
+    raise Problem("unreadable_picture", f"{name} is a WebP without a readable size; it is damaged or truncated.")

@@ -20,43 +20,32 @@ class Metrics:
         self._latency = Histogram(
             "vitrail_request_seconds", "Seconds per request.", ("route",), buckets=_SECONDS, registry=self._registry
         )
-        self._queue = Histogram(
-            "vitrail_queue_seconds",
-            "Seconds that a picture waits.",
-            ("kind",),
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._decode = Histogram(
-            "vitrail_decode_seconds", "Seconds to decode a batch.", buckets=_SECONDS, registry=self._registry
-        )
-        self._compute = Histogram(
-            "vitrail_compute_seconds",
-            "Seconds to compute a batch.",
-            ("kind",),
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._size = Histogram("vitrail_batch_size", "Pictures per batch.", buckets=_SIZES, registry=self._registry)
+        self._queue = self._histogram("vitrail_queue_seconds", "Seconds that a picture waits.")
+        self._decode = self._histogram("vitrail_decode_seconds", "Seconds to decode a batch.")
+        self._compute = self._histogram("vitrail_compute_seconds", "Seconds to compute a batch.")
+        self._size = self._histogram("vitrail_batch_size", "Pictures per batch.", _SIZES)
         self.ready = Gauge("vitrail_ready", "Whether the worker is ready (1).", ("model",), registry=self._registry)
         self.waiting = Gauge("vitrail_waiting", "Pictures that wait.", ("model",), registry=self._registry)
         self.restarts = Counter(
             "vitrail_worker_restarts", "Workers that were started again.", ("model",), registry=self._registry
         )
 
+    def _histogram(self, name: str, help_text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(name, help_text, ("model", "kind"), buckets=buckets, registry=self._registry)
+
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """One request that has ended."""
         self._requests.labels(route, method, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
-    def batch(self, kind: str, size: int, decode: float, compute: float, queued: Sequence[float]) -> None:
+    def batch(self, model: str, kind: str, size: int, decode: float, compute: float, queued: Sequence[float]) -> None:
         """One batch that was computed."""
         for seconds in queued:
-            self._queue.labels(kind).observe(seconds)
-        self._compute.labels(kind).observe(compute)
-        self._size.observe(size)
+            self._queue.labels(model, kind).observe(seconds)
+        self._compute.labels(model, kind).observe(compute)
+        self._size.labels(model, kind).observe(size)
         if decode:
-            self._decode.observe(decode)
+            self._decode.labels(model, kind).observe(decode)
 
     def text(self) -> bytes:
         """As Prometheus reads it."""

@@ -1,6 +1,7 @@
 """The routes of /v2: the Open Inference Protocol, as Triton's and KServe's clients speak it."""
 
 import json
+from math import prod
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +13,7 @@ from vitrail.serving.batching import Answer
 from vitrail.serving.bodies import Picture, describe, judge, read_body
 from vitrail.serving.exchange import exchange_of
 from vitrail.serving.problems import Problem
-from vitrail.serving.service import START_RETRY, Service
+from vitrail.serving.service import START_RETRY, Facts, Service, model_of
 from vitrail.serving.simple import floats
 from vitrail.serving.supervising import Host
 from vitrail.serving.tensors import Inference, Tensor, pack_texts, read_bytes, read_floats, read_inference
@@ -37,7 +38,9 @@ class OpenInference:
 
     async def ready(self, request: Request) -> Response:
         if not self._service.ready:
-            raise Problem("not_ready", "the service is starting or stopping, or a worker is.", retry_after=START_RETRY)
+            raise Problem(
+                "not_ready", "the service, or one of its workers, is starting or stopping.", retry_after=START_RETRY
+            )
         return JSONResponse({"ready": True})
 
     async def model(self, request: Request) -> Response:
@@ -54,7 +57,8 @@ class OpenInference:
         if not host.facts["classes"]:
             raise Problem("invalid_argument", f"{host.name} has no classes.", "Use /v1/embed.")
         body = await read_body(request, self._service.settings)
-        asked = read_inference(body, request.headers.get(HEADER_LENGTH))
+        most = self._service.settings.max_pictures * prod(_image_shape(host))
+        asked = read_inference(body, request.headers.get(HEADER_LENGTH), most)
         outputs = asked.outputs or [(name, asked.binary) for name in OUTPUTS]
         for name, _ in outputs:
             if name not in OUTPUTS:
@@ -62,21 +66,21 @@ class OpenInference:
                     "invalid_argument", f"there is no output {plain(name)[:50]!r}; known: {', '.join(OUTPUTS)}."
                 )
         if len({name for name, _ in outputs}) != len(outputs):
-            raise Problem("invalid_argument", "an output is asked for twice.")
+            raise Problem("invalid_argument", "an output is requested twice.")
         answers = await self._service.ask(request, host, "logits", self._items(request, host, asked))
         for index, answer in enumerate(answers):
             if error := answer.facts.get("error"):
                 raise Problem(
                     error["code"], f"{error['message']}" if len(answers) == 1 else f"[{index}] {error['message']}"
                 )
-        return _respond(host, asked, outputs, answers)
+        return _respond(host.name, model_of(host, answers), asked, outputs, answers)
 
     def _find(self, request: Request) -> Host:
         read_arguments(request)
         host = self._service.find(request.path_params["model"])
         version = request.path_params.get("version")
         if version is not None and version != host.facts["version"]:
-            raise Problem("unknown_model", f"{host.name} is served in version {host.facts['version']} only.")
+            raise Problem("unknown_model", f"only version {host.facts['version']} of {host.name} is served.")
         return host
 
     def _items(self, request: Request, host: Host, asked: Inference) -> list[tuple[dict[str, Any], bytes]]:
@@ -107,8 +111,11 @@ class OpenInference:
         return items
 
     def _read_images(self, host: Host, tensor: Tensor) -> list[bytes]:
-        shape = [host.facts["channels"], *host.facts["image_size"]]
-        return read_floats(tensor, shape, self._service.settings.max_pictures)
+        return read_floats(tensor, _image_shape(host), self._service.settings.max_pictures)
+
+
+def _image_shape(host: Host) -> list[int]:
+    return [host.facts["channels"], *host.facts["image_size"]]
 
 
 def describe_model(host: Host) -> dict[str, Any]:
@@ -130,7 +137,9 @@ def describe_model(host: Host) -> dict[str, Any]:
     }
 
 
-def _respond(host: Host, asked: Inference, outputs: list[tuple[str, bool]], answers: list[Answer]) -> Response:
+def _respond(
+    name_of_model: str, model: Facts, asked: Inference, outputs: list[tuple[str, bool]], answers: list[Answer]
+) -> Response:
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []
     for name, binary in outputs:
@@ -141,14 +150,19 @@ def _respond(host: Host, asked: Inference, outputs: list[tuple[str, bool]], answ
         else:
             texts = []
             data = b"".join(answer.blobs[OUTPUTS.index(name)] for answer in answers)
-            facts |= {"datatype": "FP32", "shape": [len(answers), host.facts["classes"]]}
+            facts |= {"datatype": "FP32", "shape": [len(answers), model["classes"]]}
         if binary:
             facts["parameters"] = {"binary_data_size": len(data)}
             raw.append(data)
         else:
             facts["data"] = texts if name == "label" else floats(data).tolist()
         described.append(facts)
-    content: dict[str, Any] = {"model_name": host.name, "model_version": host.facts["version"], "outputs": described}
+    content: dict[str, Any] = {
+        "model_name": name_of_model,
+        "model_version": model["version"],
+        "parameters": {"sha256": model["sha256"]},
+        "outputs": described,
+    }
     if asked.id is not None:
         content["id"] = asked.id
     if not raw:

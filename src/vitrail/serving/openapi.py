@@ -27,8 +27,8 @@ def describe_api(settings: ServeSettings, models: Sequence[str]) -> Schema:
             "title": "vitrail",
             "version": __version__,
             "summary": "Labels, embeddings and explanations of pictures by Vision Transformers.",
-            "description": "A picture is a JPEG, PNG or WebP, told by its content. It is turned upright as its EXIF "
-            "tag says, and of an animated one the first frame counts. An error has a code, a message and a "
+            "description": "A picture is a JPEG, PNG or WebP, recognised by its content. It is turned upright as its "
+            "EXIF tag says, and of an animated one the first frame counts. An error has a code, a message and a "
             "hint; among several pictures, one that cannot be read has an error of its own, and the others an answer.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -45,11 +45,13 @@ def describe_api(settings: ServeSettings, models: Sequence[str]) -> Schema:
 
 def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
     model = _argument("model", {"type": "string", "enum": list(models)}, "The model; the first one by default.")
-    top_k = _argument("top_k", {"type": "integer", "minimum": 1, "maximum": 100_000, "default": 5}, "Labels to name.")
+    top_k = _argument(
+        "top_k", {"type": "integer", "minimum": 1, "maximum": 100_000, "default": 5}, "How many labels to give."
+    )
     coverage = _argument(
         "coverage",
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-        "Also give the labels that hold the truth this often; for calibrated models.",
+        "Also give a set of labels that contains the right one this often; for calibrated models.",
     )
     layer, head = (
         _argument(name, {"type": "integer", "minimum": -1000, "maximum": 1000}, f"A {name}, from 0; -1 is the last.")
@@ -60,6 +62,10 @@ def _simple(settings: ServeSettings, models: Sequence[str]) -> Schema:
     form = _argument("format", {"type": "string", "enum": ["png", "json"], "default": "png"}, "An overlay, or numbers.")
     explained = _post("Explain one picture", (model, method, layer, head, target, form), _pictures(settings, 1))
     explained["responses"]["200"]["content"] = {"image/png": {"schema": _BINARY}, **_json("Explained")}
+    explained["responses"]["200"]["headers"] = {
+        f"X-Vitrail-{name}": {"schema": {"type": "string"}, "description": f"{what}; in JSON, it is in the answer."}
+        for name, what in (("Model", "The model's name"), ("Version", "Its version"), ("Sha256", "Its checksum"))
+    }
     explained["responses"]["422"] = _problems(("invalid_argument", "cannot_explain"))
     attention = _post(
         "What each patch attends to", (model, layer, head), _pictures(settings, 1), "Attention", "cannot_explain"

@@ -9,7 +9,7 @@ CODES: dict[str, tuple[int, str]] = {
     "unreadable_body": (400, "See /openapi.json for the bodies that are understood."),
     "invalid_request": (400, "Send one well-formed HTTP/1.1 request at a time."),
     "unauthorized": (401, "Send the header `Authorization: Bearer TOKEN`."),
-    "forbidden": (403, "Ask from this machine, by the name localhost, or from the service's own page."),
+    "forbidden": (403, "Send requests from this machine to localhost, or use the service's own page."),
     "not_found": (404, "See /openapi.json for the addresses of this service."),
     "unknown_model": (404, "See /v1/models for the models of this service."),
     "method_not_allowed": (405, "See the header Allow, and /openapi.json."),
@@ -27,7 +27,7 @@ CODES: dict[str, tuple[int, str]] = {
     "internal_error": (500, "This is a mistake in vitrail; please report it with the request's id."),
     "queue_full": (503, "Wait as long as Retry-After says, or send fewer pictures at once."),
     "not_ready": (503, "Wait as long as Retry-After says; /v2/health/ready tells when the model is ready."),
-    "too_many_connections": (503, "Wait as long as Retry-After says, and use few connections for many requests."),
+    "too_many_connections": (503, "Wait as long as Retry-After says, and reuse connections."),
     "timeout": (504, "Send fewer pictures at once, or raise the service's timeout."),
 }
 

@@ -101,7 +101,9 @@ SCHEMAS: Schema = {
         methods=_told(_list(_TEXT), "The methods of /v1/explain that it has."),
         temperature=_told(_or_null(_NUMBER), "Of its calibration, if it has one."),
     ),
-    "Labels": _object(model=_TEXT, labels=_told(_list(_TEXT), "In the order of the logits.")),
+    "Labels": _object(
+        model=_TEXT, version=_TEXT, sha256=_TEXT, labels=_told(_list(_TEXT), "In the order of the logits.")
+    ),
     "Answering": _object(name=_TEXT, version=_TEXT, sha256=_TEXT, runtime=_TEXT),
     "Milliseconds": _object(
         queue=_told(_NUMBER, "Of the picture that waited longest."),
@@ -173,6 +175,7 @@ SCHEMAS: Schema = {
             "id": _TEXT,
             "model_name": _TEXT,
             "model_version": _TEXT,
+            "parameters": _object(sha256=_TEXT),
             "outputs": _list(_partly(("data", "parameters"), {**_TENSOR, "data": _VALUES, "parameters": _PARAMETERS})),
         },
     ),

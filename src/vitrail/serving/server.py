@@ -1,7 +1,9 @@
 """The front process: it binds the port, runs the app, and drains when it is told to end."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -20,6 +22,7 @@ from vitrail.serving.settings import ServeSettings
 from vitrail.wording import reason
 
 LINGER = 0.5  # seconds after a signal in which requests are still taken, each with a note that the connection ends
+GRACE = 0.5  # seconds after that in which those who are connected may still ask
 BACKLOG = 512
 
 Ready = Callable[[str, Service], None]
@@ -46,6 +49,21 @@ class Server(uvicorn.Server):
 
     def _end(self) -> None:
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, let whoever has one ask, then end when all are answered."""
+        if not self.force_exit:
+            loop = asyncio.get_running_loop()
+            for listener in sockets or []:
+                loop.remove_reader(listener)
+                for connection in stop_listening(listener):
+                    await loop.connect_accepted_socket(self._open_connection, connection)
+            await asyncio.sleep(GRACE)
+        await super().shutdown(sockets)
+
+    def _open_connection(self) -> asyncio.Protocol:
+        opener = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        return opener(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str], None], on_ready: Ready) -> None:
@@ -109,10 +127,24 @@ def bind(settings: ServeSettings) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"host={settings.host!r} with port={settings.port} cannot be listened on: {reason(error)}; another "
+            f"cannot listen on host={settings.host!r} with port={settings.port}: {reason(error)}; another "
             "process may be using the port."
         ) from error
     return listener
+
+
+def stop_listening(listener: socket.socket) -> list[socket.socket]:
+    """Refuse further connections, and hand out those that the system has made already, which would be cut off.
+
+    asyncio must find the descriptor open when it closes its server, so that another socket takes the listener's place.
+    """
+    connections: list[socket.socket] = []
+    with contextlib.suppress(OSError):  # until none is left
+        while True:
+            connections.append(listener.accept()[0])
+    with socket.socket(listener.family) as placeholder:
+        os.dup2(placeholder.fileno(), listener.fileno())
+    return connections
 
 
 def address_of(listener: socket.socket) -> str:

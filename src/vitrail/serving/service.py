@@ -9,13 +9,14 @@ from starlette.requests import Request
 
 from vitrail.serving.batching import Answer, Item, Kind
 from vitrail.serving.bodies import ClientGoneError
+from vitrail.serving.exchange import Buffer, exchange_of
 from vitrail.serving.metrics import Metrics
 from vitrail.serving.problems import Problem
 from vitrail.serving.settings import ServeSettings
-from vitrail.serving.supervising import Host, Say
+from vitrail.serving.supervising import START_RETRY, Host, Say, restarting
 from vitrail.wording import plain
 
-START_RETRY = 5  # seconds after which a model that is being loaded may be ready
+Facts = Mapping[str, Any]
 
 
 class Service:
@@ -24,6 +25,7 @@ class Service:
     def __init__(self, models: Mapping[str, str], settings: ServeSettings, say: Say = lambda _: None) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.buffer = Buffer(settings.max_buffer)
         self.hosts = {name: Host(name, source, settings, self.metrics, say) for name, source in models.items()}
         self.draining = False
 
@@ -44,7 +46,7 @@ class Service:
         host = next(iter(self.hosts.values())) if name is None else self.hosts.get(name)
         if host is None:
             known = ", ".join(self.hosts)
-            raise Problem("unknown_model", f"there is no model {plain(str(name))[:64]!r}; there is {known}.")
+            raise Problem("unknown_model", f"there is no model {plain(str(name))[:64]!r}; this service has {known}.")
         if not host.facts:
             raise Problem("not_ready", f"the model {host.name} is being loaded.", retry_after=START_RETRY)
         return host
@@ -52,9 +54,17 @@ class Service:
     async def ask(
         self, request: Request, host: Host, kind: Kind, items: Sequence[tuple[dict[str, Any], bytes]]
     ) -> list[Answer]:
-        """The worker's answers, unless the client leaves or the time is up."""
-        if not host.ready:
-            raise Problem("not_ready", f"the model {host.name} is being started again.", retry_after=START_RETRY)
+        """The answers of one model, unless the client leaves or the time is up."""
+        answers = await self._ask_once(request, host, kind, items)
+        while len({answer.model.get("version") for answer in answers}) > 1:  # it was exchanged in between
+            answers = await self._ask_once(request, host, kind, items)
+        return answers
+
+    async def _ask_once(
+        self, request: Request, host: Host, kind: Kind, items: Sequence[tuple[dict[str, Any], bytes]]
+    ) -> list[Answer]:
+        if host.hopeless:
+            raise restarting(host.name)
         loop = asyncio.get_running_loop()
         waiting = [Item(facts, blob, loop.create_future()) for facts, blob in items]
         host.batcher.submit(kind, waiting)
@@ -64,7 +74,9 @@ class Service:
             await asyncio.wait((answered, left), timeout=self.settings.timeout, return_when=asyncio.FIRST_COMPLETED)
             if answered.done():
                 answered.result()
-                return [item.future.result() for item in waiting]
+                answers = [item.future.result() for item in waiting]
+                exchange_of(request).computed = max(zip(waiting, answers, strict=True), key=_seconds_of)
+                return answers
             if left.done():
                 raise ClientGoneError
             raise Problem("timeout", f"there was no answer within {self.settings.timeout:g} seconds.")
@@ -72,6 +84,16 @@ class Service:
             left.cancel()
             answered.cancel()
             host.batcher.withdraw(kind, waiting)
+
+
+def model_of(host: Host, answers: Sequence[Answer]) -> Facts:
+    """The facts of the model that has answered; the host may have another one by now."""
+    return next((answer.model for answer in answers if answer.model), host.facts)
+
+
+def _seconds_of(computed: tuple[Item, Answer]) -> float:
+    _, answer = computed
+    return answer.queue + answer.decode + answer.compute
 
 
 def _all_answered(futures: Sequence["asyncio.Future[Answer]"]) -> "asyncio.Future[None]":

@@ -29,31 +29,33 @@ class ServeSettings:
     token: str | None = None
     """What clients must send as `Authorization: Bearer TOKEN` [default: the environment variable VITRAIL_TOKEN]."""
     max_batch: int | None = None
-    """Pictures that are computed together at most [default: measured when the model is loaded]."""
+    """The most pictures that are computed together [default: measured when the model is loaded]."""
     max_wait_ms: float | None = None
-    """Milliseconds that a picture may wait for others while a core is idle [default: measured, mostly 0]."""
+    """Milliseconds that a picture may wait for others while a core is idle [default: measured, usually 0]."""
     queue_size: int = 256
     """Pictures that may wait for each model; further requests get 503 with Retry-After."""
     timeout: float = 30.0
-    """Seconds until a request that is still waiting for its answer gets 504."""
+    """Seconds after which a request that is still waiting for its answer gets 504."""
     client_timeout: float = 10.0
     """Seconds that a client may pause while it sends a request, before the connection is closed."""
     max_body_mb: float = 20.0
-    """Megabytes of a request's body at most."""
+    """Megabytes that the body of a request may have."""
+    max_buffer_mb: float = 256.0
+    """Megabytes that the bodies of all requests may take together; further requests get 503 with Retry-After."""
     max_pixels: int = 50_000_000
-    """Pixels of a picture at most, judged by its header before it is decoded."""
+    """Pixels that a picture may have, judged by its header before it is decoded."""
     max_pictures: int = 32
-    """Pictures of one request at most."""
+    """Pictures that one request may have."""
     rate_limit: float | None = None
-    """Requests per second that one client (by address) may send, with short bursts of twice as many [default: any]."""
+    """Requests per second that one client (by address) may send, with bursts of twice as many [default: unlimited]."""
     runtime: RuntimeChoice = "auto"
     """What computes; auto: the fastest whose answers equal torch's, measured once for each model and machine."""
     precision: PrecisionChoice = "float32"
-    """Numbers to compute in; auto: bf16 where it is measured to be faster."""
+    """The precision to compute in; auto: bf16 where it is measured to be faster."""
     threads: int | None = None
     """Cores that each model may use [default: all cores, shared evenly among the models]."""
     reload: bool = False
-    """Watch the models' files, and exchange a model for its new version without losing a request."""
+    """Watch the models' files, and replace a model by its new version without losing a request."""
     access_log: bool = True
     """Write one line of JSON for each request to standard output."""
 
@@ -80,6 +82,11 @@ class ServeSettings:
     def max_body(self) -> int:
         """Bytes."""
         return int(self.max_body_mb * 1e6)
+
+    @property
+    def max_buffer(self) -> int:
+        """Bytes."""
+        return int(self.max_buffer_mb * 1e6)
 
 
 def is_local_name(host: str) -> bool:
@@ -120,6 +127,7 @@ def _check_numbers(settings: ServeSettings) -> None:
         "timeout": (0.05, 3600),
         "client_timeout": (0.05, 3600),
         "max_body_mb": (0.001, 1000),
+        "max_buffer_mb": (0.001, 1e6),
         "max_pixels": (1, MAX_PIXELS),
         "max_pictures": (1, 1024),
         "rate_limit": (0.001, 1e6),
@@ -133,4 +141,9 @@ def _check_numbers(settings: ServeSettings) -> None:
         raise ConfigError(
             f"max_pictures= must be at most queue_size= {settings.queue_size}, or a request could never be accepted; "
             f"got {settings.max_pictures}."
+        )
+    if settings.max_body_mb > settings.max_buffer_mb:
+        raise ConfigError(
+            f"max_body_mb= must be at most max_buffer_mb= {settings.max_buffer_mb:g}, or a request could never be "
+            f"accepted; got {settings.max_body_mb:g}."
         )

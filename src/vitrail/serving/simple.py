@@ -13,7 +13,7 @@ from vitrail.serving.bodies import Picture, describe, judge, read_pictures
 from vitrail.serving.exchange import exchange_of
 from vitrail.serving.openapi import METHODS
 from vitrail.serving.problems import Problem
-from vitrail.serving.service import Clock, Service
+from vitrail.serving.service import Clock, Service, model_of
 from vitrail.serving.supervising import Host
 
 TOP_K = 5
@@ -40,7 +40,8 @@ class Simple:
 
     async def labels(self, request: Request) -> Response:
         host = self._service.find(read_arguments(request, "model").get("model"))
-        return JSONResponse({"model": host.name, "labels": host.facts["labels"]})
+        facts = {name: host.facts[name] for name in ("version", "sha256", "labels")}
+        return JSONResponse({"model": host.name, **facts})
 
     async def predict(self, request: Request) -> Response:
         clock = Clock()
@@ -60,7 +61,7 @@ class Simple:
             for picture, entry in zip(found.pictures, entries, strict=True)
         ]
         return JSONResponse(
-            {**_heading(request, host), "predictions": predictions, "milliseconds": clock.read(answers)}
+            {**_heading(request, host, answers), "predictions": predictions, "milliseconds": clock.read(answers)}
         )
 
     async def embed(self, request: Request) -> Response:
@@ -72,7 +73,9 @@ class Simple:
             {"picture": picture.name, "vector": _vector(entry), "error": _error(entry)}
             for picture, entry in zip(found.pictures, entries, strict=True)
         ]
-        return JSONResponse({**_heading(request, host), "embeddings": embeddings, "milliseconds": clock.read(answers)})
+        return JSONResponse(
+            {**_heading(request, host, answers), "embeddings": embeddings, "milliseconds": clock.read(answers)}
+        )
 
     async def explain(self, request: Request) -> Response:
         clock = Clock()
@@ -86,8 +89,11 @@ class Simple:
         }
         host, answer = await self._ask_about_one(request, "explain", arguments.get("model"), options)
         if form == "png":
-            return Response(answer.blobs[0], media_type="image/png")
-        return JSONResponse({**_heading(request, host), **answer.facts["result"], "milliseconds": clock.read([answer])})
+            model = model_of(host, [answer])
+            named = {"model": host.name, "version": model["version"], "sha256": model["sha256"]}
+            headers = {f"x-vitrail-{name}": value for name, value in named.items()}
+            return Response(answer.blobs[0], media_type="image/png", headers=headers)
+        return _result(request, host, answer, clock)
 
     async def attention(self, request: Request) -> Response:
         clock = Clock()
@@ -95,7 +101,7 @@ class Simple:
         host, answer = await self._ask_about_one(
             request, "attention", arguments.get("model"), _layer_and_head(arguments)
         )
-        return JSONResponse({**_heading(request, host), **answer.facts["result"], "milliseconds": clock.read([answer])})
+        return _result(request, host, answer, clock)
 
     async def _ask_about_one(
         self, request: Request, kind: Any, model: str | None, options: dict[str, Any]
@@ -137,8 +143,14 @@ def _settle(answer: Answer) -> Answer | Problem:
     return answer if error is None else Problem(error["code"], error["message"])
 
 
-def _heading(request: Request, host: Host) -> dict[str, Any]:
-    model = {"name": host.name, **{name: host.facts[name] for name in ("version", "sha256", "runtime")}}
+def _result(request: Request, host: Host, answer: Answer, clock: Clock) -> Response:
+    content = {**_heading(request, host, [answer]), **answer.facts["result"]}
+    return JSONResponse({**content, "milliseconds": clock.read([answer])})
+
+
+def _heading(request: Request, host: Host, answers: Sequence[Answer]) -> dict[str, Any]:
+    facts = model_of(host, answers)
+    model = {"name": host.name, **{name: facts[name] for name in ("version", "sha256", "runtime")}}
     return {"model": model, "request_id": exchange_of(request).id}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from vitrail.errors import VitrailError
 from vitrail.serving.batching import Batcher
 from vitrail.serving.metrics import Metrics
+from vitrail.serving.problems import Problem
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.workers import Worker, start_worker
 from vitrail.weights.layout import files_of
@@ -17,6 +18,7 @@ from vitrail.wording import reason
 LONGEST_PAUSE = 30.0  # seconds between two attempts to start a worker
 STEADY = 60.0  # seconds after which a worker counts as healthy, and the pauses begin anew
 LOOK = 0.5  # seconds between two looks at a model's files, or at a worker that may be stuck
+START_RETRY = 5  # seconds after which a model that is being loaded may be ready
 SHORTEST_STUCK = 30.0  # seconds without an answer after which a worker is ended
 
 Say = Callable[[str], None]
@@ -29,6 +31,7 @@ class Host:
         self.name, self.source, self._settings, self._metrics, self._say = name, source, settings, metrics, say
         self.facts: dict[str, Any] = {}  # of the model that was last ready
         self.batcher = Batcher(settings.queue_size)
+        self.hopeless = False  # its workers keep ending: better refuse than let wait
         self._worker: Worker | None = None
         self._tasks: list[asyncio.Task[None]] = []
         metrics.waiting.labels(name).set_function(lambda: self.batcher.waiting)
@@ -37,11 +40,6 @@ class Host:
     @property
     def ready(self) -> bool:
         return self._worker is not None and not self._worker.gone.is_set()
-
-    @property
-    def worker_id(self) -> int | None:
-        """The worker's process, for people and for tests."""
-        return None if self._worker is None else self._worker.process.pid
 
     async def start(self) -> None:
         """The first worker; a model that cannot be loaded is an error. From then on it is watched."""
@@ -72,7 +70,7 @@ class Host:
             "max_batch": settings.max_batch,
         }
         try:
-            await worker.wait_until_ready(order, settings, self._metrics)
+            await worker.wait_until_ready(self.name, order, settings, self._metrics)
         except BaseException:
             worker.kill()
             raise
@@ -81,6 +79,7 @@ class Host:
     def _switch(self, worker: Worker) -> None:
         """From now on, this worker gets what waits; the one before it answers what it has."""
         before, self._worker = self._worker, worker
+        self.hopeless = False
         self.facts = worker.facts
         worker.heard = self.batcher.answered
         self.batcher.worker = worker
@@ -103,6 +102,7 @@ class Host:
                 continue
             self.batcher.worker = None
             failures = 0 if time.monotonic() - since > STEADY else failures + 1
+            self.hopeless = failures > 1
             self._say(f"the worker of {self.name} has ended; starting it again")
             since = await self._restart(failures)
 
@@ -115,6 +115,8 @@ class Host:
                 self._switch(await self._open())
             except (VitrailError, OSError) as error:
                 failures += 1
+                self.hopeless = True
+                self.batcher.refuse(restarting(self.name))
                 self._say(f"{self.name} cannot be started again yet: {reason(error)}")
             else:
                 self._say(f"{self.name} is ready again")
@@ -122,7 +124,7 @@ class Host:
 
     def _check_stuck(self, worker: Worker) -> None:
         if worker.stuck_for() > max(SHORTEST_STUCK, 2 * self._settings.timeout):
-            self._say(f"the worker of {self.name} has not answered for {worker.stuck_for():.0f} s and is ended")
+            self._say(f"the worker of {self.name} has not answered for {worker.stuck_for():.0f} s and is being killed")
             worker.kill()
 
     async def _follow(self) -> None:
@@ -141,6 +143,11 @@ class Host:
                 self._say(f"{self.name} has changed but cannot be loaded, so the old one stays: {reason(error)}")
             else:
                 self._say(f"{self.name} has changed: version {self.facts['version']} is served from now on")
+
+
+def restarting(name: str) -> Problem:
+    """What is told while a model's worker is not there."""
+    return Problem("not_ready", f"the model {name} is being started again.", retry_after=START_RETRY)
 
 
 def fingerprint(source: str) -> tuple[tuple[str, int, int, int], ...] | None:

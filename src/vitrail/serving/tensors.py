@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any, cast
 
-from vitrail.serving.bodies import decode_base64, read_object
+from vitrail.serving.bodies import FEW, decode_base64, read_object
 from vitrail.serving.problems import Problem
 from vitrail.wording import counted, plain
 
@@ -36,14 +36,14 @@ class Inference:
     binary: bool  # whether outputs that are not named are wanted in binary
 
 
-def read_inference(body: bytes, header_length: str | None) -> Inference:
-    """The request in a body, whose JSON part may be followed by raw tensors."""
+def read_inference(body: bytes, header_length: str | None, most: int) -> Inference:
+    """The request in a body, whose JSON part, with tensors of `most` numbers, may be followed by raw ones."""
     text, rest = body, b""
     if header_length is not None:
         if not header_length.isdecimal() or int(header_length) > len(body):
             raise Problem("unreadable_body", "Inference-Header-Content-Length must be the length of the JSON part.")
         text, rest = body[: int(header_length)], body[int(header_length) :]
-    content = read_object(text)
+    content = read_object(text, 2 * most + FEW)
     _check_names("the request", content, {"id", "parameters", "inputs", "outputs"})
     inputs = [_read_tensor(each) for each in _objects("inputs", content.get("inputs"))]
     position = 0
@@ -62,7 +62,7 @@ def read_inference(body: bytes, header_length: str | None) -> Inference:
     binary = _parameters("the request", content).get("binary_data_output", False)
     identifier = content.get("id")
     if identifier is not None and (not isinstance(identifier, str) or len(identifier) > 200):
-        raise Problem("invalid_argument", "id must be a text of at most 200 signs.")
+        raise Problem("invalid_argument", "id must be a string of at most 200 characters.")
     outputs = _read_outputs(content.get("outputs"), bool(binary))
     return Inference(id=identifier, inputs=inputs, outputs=outputs, binary=bool(binary))
 
@@ -153,7 +153,7 @@ def _objects(name: str, value: Any) -> list[dict[str, Any]]:
 def _check_names(where: str, value: dict[str, Any], known: set[str]) -> None:
     if unknown := sorted(value.keys() - known):
         raise Problem(
-            "invalid_argument", f"{where} has no field {_shown(unknown[0])!r}; known: {', '.join(sorted(known))}."
+            "invalid_argument", f"unknown field {_shown(unknown[0])!r} in {where}; known: {', '.join(sorted(known))}."
         )
 
 
@@ -165,7 +165,7 @@ def _count(tensor: Tensor, dimensions: int, limit: int) -> int:
         raise Problem("invalid_argument", f"{tensor.name} must have {dimensions} dimensions and at least one picture.")
     if tensor.shape[0] > limit:
         limited = counted(limit, "picture")
-        raise Problem("invalid_argument", f"a request may have {limited} at most; got {tensor.shape[0]:,}.")
+        raise Problem("invalid_argument", f"a request may have at most {limited}; got {tensor.shape[0]:,}.")
     return tensor.shape[0]
 
 

@@ -44,14 +44,18 @@ class Worker:
         self.gone = asyncio.Event()
         self.retired = False  # nothing new is sent to it
         self.heard: Callable[[int, float], None] = lambda _, __: None  # pictures answered, and seconds for each
+        self._model = ""  # its name, for the metrics
         self._metrics: Metrics | None = None
         self._reader, self._writer = reader, writer
         self._sent: dict[int, Sent] = {}
         self._count = 0
         self._task: asyncio.Task[None] | None = None
 
-    async def wait_until_ready(self, order: dict[str, Any], settings: ServeSettings, metrics: Metrics) -> None:
+    async def wait_until_ready(
+        self, model: str, order: dict[str, Any], settings: ServeSettings, metrics: Metrics
+    ) -> None:
         """Until the model is loaded and warm; a model that cannot be loaded is an error."""
+        self._model = model
         self._writer.write(pack(Frame(order)))
         frame = await read_frame(self._reader)
         if frame is None:
@@ -61,10 +65,11 @@ class Worker:
             await self.end()
             raise VitrailError(frame.facts["failed"])
         self.facts = frame.facts["ready"]
+        if settings.max_wait_ms is not None:
+            self.facts["max_wait_ms"] = settings.max_wait_ms
         self.threads = self.free = self.facts["threads"]
         self.max_batch, self.spreads = self.facts["max_batch"], self.facts["spreads"]
-        wait = self.facts["max_wait_ms"] if settings.max_wait_ms is None else settings.max_wait_ms
-        self.max_wait, self.always_waits = wait / 1000, settings.max_wait_ms is not None
+        self.max_wait, self.always_waits = self.facts["max_wait_ms"] / 1000, settings.max_wait_ms is not None
         self._metrics = metrics
         self._task = asyncio.create_task(self._listen())
 
@@ -126,9 +131,8 @@ class Worker:
         self.explaining -= sent.kind not in BATCHED
         decode, compute = facts.get("decode", 0.0), facts.get("compute", 0.0)
         if self._metrics is not None:
-            self._metrics.batch(
-                sent.kind, len(sent.items), decode, compute, [sent.at - each.added for each in sent.items]
-            )
+            queued = [sent.at - each.added for each in sent.items]
+            self._metrics.batch(self._model, sent.kind, len(sent.items), decode, compute, queued)
         if "error" in facts or sent.kind not in BATCHED:  # one answer for the whole batch
             answers = [({name: facts[name] for name in ("error", "result") if name in facts}, frame.blobs)] * len(
                 sent.items
@@ -137,7 +141,7 @@ class Worker:
             answers = _share_blobs(facts["items"], sent.items, frame.blobs)
         for item, (entry, blobs) in zip(sent.items, answers, strict=True):
             if not item.future.done():
-                item.future.set_result(Answer(entry, blobs, sent.at - item.added, decode, compute))
+                item.future.set_result(Answer(entry, blobs, sent.at - item.added, decode, compute, self.facts))
         self.heard(len(sent.items), (decode + compute) / len(sent.items) / max(1, self.threads // sent.cores))
 
     def _forget(self) -> None:

@@ -106,10 +106,15 @@ export class Pane {
       return true;
     } catch (error) {
       if (error.name === "AbortError") return false;
-      error.message = error.message.replace(/^picture 0\b/i, this.name);
+      error.message = this.inWords(error.message);
       tell(this.part("problem"), error, error.status === 0 || error.status >= 500 ? () => this.start() : null);
       return false;
     }
+  }
+
+  /** A message about the only picture: by the name that people know, without the decoder's own words. */
+  inWords(message) {
+    return message.replace(/^(picture 0|the body)\b/i, () => this.name).replace(/(damaged or truncated) \(.*\)\.$/s, "$1.");
   }
 
   showLabels({ predictions: [{ labels, familiar }], milliseconds, model }) {
