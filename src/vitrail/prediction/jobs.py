@@ -26,6 +26,7 @@ class Wanted:
     runtime: RuntimeChoice = "auto"
     precision: PrecisionChoice = "float32"
     merge: int | Sequence[int] | None = None
+    preprocess: str | None = None  # of another tool's export, which does not say how its pictures are prepared
 
     def check(self, model: Predictor | str | Path, device: object = "auto") -> None:
         """Refuse what this model cannot have, before it is loaded; a loaded one is used as it is."""
@@ -46,7 +47,7 @@ class Wanted:
         self, source: str | Path, class_names: ClassNames | None = None, device: "str | torch.device" = "auto"
     ) -> Predictor:
         """The model before its job is known: a checkpoint on torch, an export as it will run."""
-        opened = partial(load, source, class_names=class_names, merge=self.merge)
+        opened = partial(load, source, class_names=class_names, merge=self.merge, preprocess=self.preprocess)
         if locate(source, allow_export=True).suffix in EXPORTS:
             return opened(runtime=self.runtime, precision=self.precision, device=device)
         device = "cpu" if self.runtime in ("onnx", "openvino") else device
