@@ -17,6 +17,7 @@ import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, MissingExtraError
 from vitrail.prediction import Predictor
+from vitrail.prediction.jobs import Wanted
 from vitrail.runtimes import choosing, converting, decisions, kept_exports, racing
 from vitrail.runtimes.choosing import Choice
 from vitrail.runtimes.converting import PLAIN, Converter, Way
@@ -297,6 +298,13 @@ def test_bf16_is_taken_where_it_gains_and_says_how_it_agrees(predictor: Predicto
     monkeypatch.setattr(choosing, "computes_bf16", lambda: False)
     assert {way.precision for way in choosing.list_ways(converter_of(predictor), "auto", "auto")} == {"float32"}
     assert predictor.on("torch", "bf16").runtime.name == "torch in bf16"
+
+
+def test_ranks_measure_nothing_and_do_as_they_are_told(predictor: Predictor, monkeypatch) -> None:
+    monkeypatch.setattr(choosing, "_decide", refuse)
+    assert Wanted(precision="auto").unmeasured().put(predictor, MANY) is predictor
+    assert Wanted(precision="bf16").unmeasured().put(predictor, MANY).runtime.name == "torch in bf16"
+    assert Wanted(runtime="openvino").unmeasured().runtime == "openvino"
 
 
 def test_the_race_is_short_and_in_turns() -> None:

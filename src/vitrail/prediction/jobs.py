@@ -1,7 +1,7 @@
 """A model for a job of many pictures: opened, and put on the runtime that the job gains most from."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,11 @@ class Wanted:
         """What differs from the defaults, by name."""
         usual = Wanted()
         return {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
+
+    def unmeasured(self) -> "Wanted":
+        """The same where nothing may be measured: instead of auto, torch and float32."""
+        runtime: RuntimeChoice = "torch" if self.runtime == "auto" else self.runtime
+        return replace(self, runtime=runtime, precision="float32" if self.precision == "auto" else self.precision)
 
     def open(
         self, source: str | Path, class_names: ClassNames | None = None, device: "str | torch.device" = "auto"

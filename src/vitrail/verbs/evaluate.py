@@ -182,8 +182,7 @@ def _put(
     wanted: Wanted, predictor: Predictor, source: Source, count: int, world_size: int, *, speaks: bool
 ) -> Predictor:
     """The model on what suits the work; ranks, which must compute the same, choose nothing by measuring."""
-    if world_size > 1 and "auto" in (wanted.runtime, wanted.precision):
-        return predictor
+    wanted = wanted if world_size == 1 else wanted.unmeasured()
     return wanted.put(predictor, count, (source.picture(place) for place in range(len(source))), speaks=speaks)
 
 
