@@ -75,6 +75,7 @@ def int8(predictor: Predictor, kept: Path, cache: Path, tmp_path: Path, monkeypa
     remember_int8(path, manifest)
     monkeypatch.setattr(racing, "MOST_ROUNDS", 1)
     monkeypatch.setattr(decisions, "WORTH_OTHER", 1e-9)
+    monkeypatch.setattr(choosing, "computes_bf16", lambda: False)
     return path
 
 

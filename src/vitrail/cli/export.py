@@ -127,7 +127,7 @@ def export(
         server = "openvino/model_server --config_path /models/config.json --rest_port 8000"
         print_end([result.path], f"docker run --rm -p 8000:8000 -v {volume} {server}")
         return
-    usable = result.target != "torch" and not with_preprocess
+    usable = result.target != "torch"
     following = ["vitrail", "predict", str(path)] if usable else ["vitrail", "inspect", model]
     print_end([result.path], shlex.join(following) + (" PICTURES…" if usable else ""))
 

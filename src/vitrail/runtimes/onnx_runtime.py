@@ -23,7 +23,9 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]
     path = located.fetch()
     check_for_export(options, path)
     if options.precision != "float32":
-        raise ConfigError(f"ONNX files run in their own numbers, precision must be float32; got {options.precision}.")
+        raise ConfigError(
+            f"{path} is an ONNX file and runs in its own numbers: precision= must be float32; got {options.precision!r}."
+        )
     facts = read_onnx_facts(path)
     if text := facts.metadata.get(KEY):
         manifest = read_manifest(text, path)
