@@ -24,7 +24,7 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]
     check_for_export(options, path)
     if options.precision != "float32":
         raise ConfigError(
-            f"{path} is an ONNX file and runs in its own numbers: precision= must be float32; got {options.precision!r}."
+            f"{path} is an ONNX file and runs in its own numbers: precision= must be float32; got {options.precision}."
         )
     facts = read_onnx_facts(path)
     if text := facts.metadata.get(KEY):
