@@ -70,8 +70,9 @@ def test_without_enough_validation_pictures_nothing_is_stored(trained: tuple[Set
 def test_features_that_are_kept_are_not_computed_again(
     make_setup: Callable[..., Setup], trained: tuple[Setup, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = make_setup(model=None, weights=str(trained[1]), train="head", mixup=0.0, ema=None, epochs=1)
-    folder = tmp_path / "head"
+    head = {"model": None, "weights": str(trained[1]), "train": "head", "optimizer": "adamw", "ema": None}
+    setup, folder = make_setup(**head, mixup=0.0, epochs=1), tmp_path / "head"
+    folder.mkdir()
     Trainer(setup, Ranks(), folder).run()
     expected = fit_trust(vitrail.load(folder), setup.dataset)[0]
     with monkeypatch.context() as patch:

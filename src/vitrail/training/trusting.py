@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from vitrail.draws import Integers
 from vitrail.errors import VitrailError
@@ -60,7 +61,7 @@ def look_at_kept(
     kept = FeatureStore(folder=folder / FOLDER, split=split, key=key, count=len(source)).read_whole()
     if kept is None:
         return None
-    chosen = np.isin(kept.indices.numpy(), samples)
+    chosen = torch.from_numpy(np.isin(kept.indices.numpy(), samples))
     features, runtime = kept.features[chosen], predictor.runtime
     assert isinstance(runtime, TorchRuntime)
     logits = runtime.run(runtime.model.classify, features).numpy()[:, order]
