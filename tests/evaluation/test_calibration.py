@@ -10,7 +10,7 @@ from sklearn.frozen import FrozenEstimator
 
 from vitrail.evaluation import metrics
 from vitrail.evaluation.calibration import FEWEST, Scaling, fit_scaling
-from vitrail.weights.trust import Trust, calibrate, probabilities
+from vitrail.weights.trust import Trust, calibrate, probabilities, restore_logits
 
 
 def sample(temperature: float, count: int = 2000, classes: int = 7, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -100,3 +100,12 @@ def test_answers_that_mean_nothing_are_not_believed() -> None:
 def test_too_few_pictures() -> None:
     logits, targets = sample(1.0, count=FEWEST - 1)
     assert fit_scaling(logits, targets) is None
+
+
+@pytest.mark.parametrize("trust", [None, (0.4, 0.0), (1.3, 0.0), (1.3, 0.17), (0.7, 0.9)])
+def test_logits_come_back_from_calibrated_probabilities(trust: tuple[float, float] | None) -> None:
+    logits, _ = sample(1.0, count=300)
+    found = trust and Trust(data="", pictures=300, temperature=trust[0], smoothing=trust[1])
+    back = restore_logits(probabilities(logits, found).astype(np.float32), found)
+    expected = logits - logits.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(back - back.mean(axis=1, keepdims=True), expected, atol=1e-5)

@@ -17,6 +17,7 @@ import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, MissingExtraError
 from vitrail.prediction import Predictor
+from vitrail.prediction.jobs import Wanted
 from vitrail.runtimes import choosing, converting, decisions, kept_exports, racing
 from vitrail.runtimes.choosing import Choice
 from vitrail.runtimes.converting import PLAIN, Converter, Way
@@ -74,6 +75,7 @@ def int8(predictor: Predictor, kept: Path, cache: Path, tmp_path: Path, monkeypa
     remember_int8(path, manifest)
     monkeypatch.setattr(racing, "MOST_ROUNDS", 1)
     monkeypatch.setattr(decisions, "WORTH_OTHER", 1e-9)
+    monkeypatch.setattr(choosing, "computes_bf16", lambda: False)
     return path
 
 
@@ -178,21 +180,22 @@ def test_really_measured_and_other_answers_are_not_taken(predictor: Predictor, k
 
     def open_wrong(way: Way) -> Any:
         runtime = real(way)
-        if way.runtime == "onnx":
-            logits = runtime.logits
-            monkeypatch.setattr(runtime, "logits", lambda images: logits(images) * 1.01)
+        factor = {Way("onnx", "float32"): 1.01, Way("openvino", "bf16"): 1.2}.get(way, 1.0)
+        logits = runtime.logits
+        monkeypatch.setattr(runtime, "logits", lambda images: logits(images) * factor)
         return runtime
 
     monkeypatch.setattr(converter, "open", open_wrong)
     images = racing.prepare_some([], converter.checkpoint)
-    ways = [PLAIN, Way("onnx", "float32"), Way("openvino", "float32"), Way("torch", "bf16")]
-    plain, wrong, right, rounded = racing.measure(converter, ways, images, 0.01)
+    ways = [PLAIN, Way("onnx", "float32"), Way("openvino", "float32"), Way("torch", "bf16"), Way("openvino", "bf16")]
+    plain, wrong, right, rounded, astray = racing.measure(converter, ways, images, 0.01)
     assert plain.seconds > 0
     assert right.seconds > 0
     assert (right.problem, rounded.problem, wrong.seconds) == ("", "", 0)
     assert right.difference < 1e-4 < rounded.difference
     assert rounded.pictures == 4
     assert "gives other answers" in wrong.problem
+    assert "gives other answers" in astray.problem
     assert Decision(key="", outcomes=(replace(plain, seconds=9), wrong)).best.runtime == "torch"
 
 
@@ -296,6 +299,13 @@ def test_bf16_is_taken_where_it_gains_and_says_how_it_agrees(predictor: Predicto
     monkeypatch.setattr(choosing, "computes_bf16", lambda: False)
     assert {way.precision for way in choosing.list_ways(converter_of(predictor), "auto", "auto")} == {"float32"}
     assert predictor.on("torch", "bf16").runtime.name == "torch in bf16"
+
+
+def test_ranks_measure_nothing_and_do_as_they_are_told(predictor: Predictor, monkeypatch) -> None:
+    monkeypatch.setattr(choosing, "_decide", refuse)
+    assert Wanted(precision="auto").unmeasured().put(predictor, MANY) is predictor
+    assert Wanted(precision="bf16").unmeasured().put(predictor, MANY).runtime.name == "torch in bf16"
+    assert Wanted(runtime="openvino").unmeasured().runtime == "openvino"
 
 
 def test_the_race_is_short_and_in_turns() -> None:

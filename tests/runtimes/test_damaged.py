@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.data.conftest import picture
 
 import vitrail
+from vitrail.cli.main import main
 from vitrail.data.preprocess import preset
 from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, VitrailError, WeightsError
@@ -66,8 +68,11 @@ def test_files_of_openvino_that_are_not_whole(openvino_folder: Path) -> None:
     text, numbers = xml.read_bytes(), weights.read_bytes()
     for length in (0, 100, len(text) // 2, len(text) - 20):
         xml.write_bytes(text[:length])
-        with pytest.raises(WeightsError, match=r"model\.xml cannot be read by OpenVINO|model\.xml is damaged"):
+        with pytest.raises(
+            WeightsError, match=r"model\.xml cannot be read by OpenVINO|model\.xml is damaged"
+        ) as raised:
             vitrail.load(openvino_folder)
+        assert ".cpp" not in str(raised.value)
     xml.write_bytes(text)
     for length in (0, len(numbers) // 2, len(numbers) - 1):
         weights.write_bytes(numbers[:length])
@@ -83,7 +88,9 @@ def test_files_of_openvino_that_are_not_whole(openvino_folder: Path) -> None:
 
 def test_stripped_metadata(onnx_file: Path, openvino_folder: Path) -> None:
     edit(onnx_file, lambda model: model.ClearField("metadata_props"))
-    with pytest.raises(WeightsError, match=r"must give one row of logits|not an export of vitrail, or its metadata"):
+    with pytest.raises(
+        WeightsError, match=r"metadata was stripped; .* must give one row .* this gives logits, features"
+    ):
         vitrail.load(onnx_file)
     xml = openvino_folder / "model.xml"
     text = xml.read_text(encoding="utf-8")
@@ -171,7 +178,7 @@ def test_options_that_would_change_a_finished_graph(onnx_file: Path, openvino_fo
             vitrail.load(source, preprocess="timm")
         with pytest.raises(ConfigError, match='device must be "auto" or "cpu"'):
             vitrail.load(source, device="cuda")
-    with pytest.raises(ConfigError, match="ONNX files run in their own numbers"):
+    with pytest.raises(ConfigError, match="is an ONNX file and runs in its own numbers"):
         vitrail.load(onnx_file, precision="bf16")
 
 
@@ -210,6 +217,24 @@ def test_a_foreign_graph_with_what_the_user_says(tmp_path: Path, batch: int | st
     assert model.predict(pictures[0]).label == rows[0].label
     with pytest.raises(VitrailError, match="no output 'features', only logits"):
         model.embed(pictures[0])
+
+
+def test_a_foreign_graph_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, names, photo = tmp_path / "foreign.onnx", tmp_path / "names.txt", tmp_path / "photo.png"
+    write_foreign(path)
+    names.write_text("red\ngreen\nblue\n", encoding="utf-8")
+    picture(0, (20, 24)).save(photo)
+    assert main(["predict", str(path), str(photo)]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "Pass --preprocess (google, timm," in error
+    assert "the class names with --classes" in error
+    command = ["predict", str(path), str(photo), "--preprocess", "hf", "--classes", str(names), "--format", "jsonl"]
+    assert main(command) == 0
+    expected = vitrail.load(path, preprocess="hf", class_names=names).predict(photo, top_k=3)
+    assert json.loads(capsys.readouterr().out)["labels"] == list(expected.labels)
+    assert vitrail.predict(path, photo, preprocess="hf", classes=names) == replace(expected, picture=str(photo))
+    assert main([*command[:3], "--preprocess", "himm"]) == 2
+    assert "unknown preprocessing 'himm'" in capsys.readouterr().err
 
 
 def test_a_foreign_graph_without_a_word(tmp_path: Path) -> None:

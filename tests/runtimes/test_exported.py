@@ -11,6 +11,7 @@ from tests.prediction.conftest import CLASSES, write_tiny
 from tests.report.test_render import check_page
 
 import vitrail
+from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import ConfigError
 from vitrail.explanation.explained import Explained
@@ -46,7 +47,9 @@ def test_an_export_gets_the_same_report_but_for_its_attention(name: str, exports
     assert "an export" in " ".join(texts[1])
 
 
-def test_occlusion_of_an_export_is_that_of_its_checkpoint(exports: Path, tmp_path: Path) -> None:
+def test_occlusion_of_an_export_is_that_of_its_checkpoint(
+    exports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     image = picture(3, (40, 30))
     expected = vitrail.explain(str(exports / "tiny.safetensors"), image, method="occlusion")
     assert isinstance(expected, Explained)
@@ -58,6 +61,13 @@ def test_occlusion_of_an_export_is_that_of_its_checkpoint(exports: Path, tmp_pat
         torch.testing.assert_close(explained.map, expected.map, rtol=1e-3, atol=1e-4)
     written = vitrail.explain(str(exports / "tiny.onnx"), [image]).save(tmp_path)  # pyright: ignore
     assert sorted(path.suffix for path in written) == [".npz", ".png", ".png"]  # pyright: ignore
+    image.save(tmp_path / "one.png")
+    assert (
+        main(["explain", str(exports / "tiny.onnx"), str(tmp_path / "one.png"), "--out", str(tmp_path / "maps")]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert "beside it: overlays, raw maps (npz)" in printed
+    assert f"next: vitrail predict {exports / 'tiny.onnx'}" in printed
 
 
 @pytest.mark.parametrize(

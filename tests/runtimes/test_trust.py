@@ -38,6 +38,16 @@ def test_an_export_answers_as_the_checkpoint_does(exported: tuple[Predictor, Pat
         assert theirs.error or theirs.familiarity == pytest.approx(ours.familiarity, abs=1e-3)
 
 
+def test_an_export_that_prepares_its_pictures_is_calibrated_once(photos: list[Path], tmp_path: Path) -> None:
+    calibrated = with_trust(make_predictor())
+    vitrail.export(calibrated, tmp_path / "whole.onnx", with_preprocess=True)
+    export = vitrail.load(tmp_path / "whole.onnx")
+    assert export.trust == calibrated.trust
+    for ours, theirs in zip(*(model.predict(photos, coverage=0.9) for model in (calibrated, export)), strict=True):
+        assert (theirs.label, theirs.label_set) == (ours.label, ours.label_set)
+        np.testing.assert_allclose(theirs.scores, ours.scores, atol=5e-3)
+
+
 def test_older_readers_are_told_to_upgrade(exported: tuple[Predictor, Path], onnx_file: Path, tmp_path: Path) -> None:
     _, path = exported
     assert json.loads(read_onnx_facts(path).metadata[KEY])["version"] == 2

@@ -18,6 +18,7 @@ from vitrail.training.config import apply_changes
 from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.measuring import settle
+from vitrail.training.probing import probe_config
 from vitrail.training.run import describe_end, read_config
 from vitrail.training.signals import InterruptedRunError
 
@@ -125,6 +126,10 @@ def test_a_budget_without_room_for_an_epoch_ends_with_the_head(base: str) -> Non
     assert setup.config.schedule.minutes is None
     assert any("leave no time for fine-tuning" in line for line in heard.lines)
     assert "no time for more than the head" in setup.config.chosen
+
+
+def test_the_head_is_never_rounded() -> None:
+    assert probe_config(quick_config(**PROBE, weights="base", precision="bf16")).machine.precision == "float32"
 
 
 def test_mistakes() -> None:

@@ -12,6 +12,7 @@ import torch
 import vitrail
 from vitrail.evaluation.trusting import fit_trust
 from vitrail.ranks import Ranks
+from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.building import Setup
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
@@ -64,3 +65,28 @@ def test_without_enough_validation_pictures_nothing_is_stored(trained: tuple[Set
     store_trust(with_val(0), Ranks(), folder, listener)
     assert len(listener.lines) == 1
     assert vitrail.load(folder).trust is None
+
+
+def test_features_that_are_kept_are_not_computed_again(
+    make_setup: Callable[..., Setup], trained: tuple[Setup, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = {"model": None, "weights": str(trained[1]), "train": "head", "optimizer": "adamw", "ema": None}
+    setup, folder = make_setup(**head, mixup=0.0, epochs=1), tmp_path / "head"
+    folder.mkdir()
+    Trainer(setup, Ranks(), folder).run()
+    expected = fit_trust(vitrail.load(folder), setup.dataset)[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchRuntime, "logits_and_features", pytest.fail)
+        store_trust(setup, Ranks(), folder, Listener())
+    found = vitrail.load(folder).trust
+    assert found is not None
+    assert (found.pictures, found.data) == (expected.pictures, expected.data)
+    assert found.temperature == pytest.approx(expected.temperature, rel=1e-3)
+    assert found.sets is not None
+    assert expected.sets is not None
+    np.testing.assert_allclose(found.sets.thresholds, expected.sets.thresholds, atol=1e-3)
+    (folder / "features" / "val.safetensors").unlink()
+    store_trust(setup, Ranks(), folder, Listener())  # from the pictures then
+    again = vitrail.load(folder).trust
+    assert again is not None
+    assert again.temperature == pytest.approx(expected.temperature, rel=1e-3)

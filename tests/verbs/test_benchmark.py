@@ -77,6 +77,9 @@ def test_exports_of_the_same_weights_beside_the_model(
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["runtime"], row["export"]) for row in rows] == [("torch", ""), ("onnx", "model.onnx")]
     assert rows[1]["difference"] < 1e-5
+    vitrail.export(name, "whole.onnx", with_preprocess=True)
+    whole = vitrail.benchmark(name, **QUICK, runtimes=["torch"], exports=["whole.onnx"])
+    assert whole.rows[-1].difference < 0.02, "probabilities instead of logits are no difference"
     alone = vitrail.benchmark("model.onnx", **QUICK)
     assert labels(alone) == ["onnx, model.onnx 1"]
     assert alone.rows[0].difference == 0
@@ -88,6 +91,12 @@ def test_exports_of_the_same_weights_beside_the_model(
     with pytest.raises(WeightsError, match=r"exports= takes what `vitrail export` wrote.*other\.safetensors is none"):
         vitrail.benchmark(name, **QUICK, exports=[other])
     assert main(["benchmark", other, "--with", "model.onnx"]) == 2
+
+
+def test_an_export_that_was_loaded_in_bf16(save_model: Callable[..., str]) -> None:
+    vitrail.export(save_model(depth=1), "model", to="openvino")
+    (row,) = vitrail.benchmark(vitrail.load("model", precision="bf16"), **QUICK).rows
+    assert (row.contestant.runtime, row.contestant.precision, row.peak_share) == ("openvino", "bf16", None)
 
 
 def test_the_same_weights_in_other_libraries(save_model: Callable[..., str]) -> None:

@@ -134,6 +134,10 @@ def test_eval_measures_sets_and_strangers(capsys: pytest.CaptureFixture[str]) ->
     assert sum(row["familiar"] == "0" for row in rows) == facts["familiarity"]["unfamiliar"]["correct"]
     classes = read_csv("result/classes.csv")
     assert all(float(row["mean_set_size"]) >= 1 for row in classes)
+    for row in classes:
+        low, coverage, high = (float(row[name]) for name in ("coverage_low", "coverage", "coverage_high"))
+        assert 0 <= low <= coverage <= high <= 1
+        assert low < high
     page = " ".join(check_page(Path("result/report.html").read_text(encoding="utf-8")).text)
     assert "How far to trust it" in page
     assert "told from others" in page

@@ -14,7 +14,7 @@ from vitrail.errors import WeightsError
 from vitrail.model import ConvStem, Rates
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.facts import Origin
-from vitrail.weights.native import read_native, save_checkpoint
+from vitrail.weights.native import fingerprint, read_native, save_checkpoint
 from vitrail.weights.reader import read_checkpoint
 
 
@@ -122,3 +122,10 @@ def test_edited_files_are_refused(
 def test_our_suffix_is_required(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     with pytest.raises(WeightsError, match=r"end in \.safetensors"):
         save_checkpoint(make_checkpoint(), tmp_path / "a.pth")
+
+
+def test_weights_have_the_same_fingerprint_in_their_file_and_in_float32() -> None:
+    half = {"a": torch.randn(3, generator=torch.Generator().manual_seed(0)).half(), "b": torch.arange(2)}
+    whole = {name: tensor.float() if name == "a" else tensor for name, tensor in half.items()}
+    assert fingerprint(half) == fingerprint(whole)
+    assert fingerprint({**whole, "a": whole["a"] + 1e-3}) != fingerprint(whole)

@@ -24,7 +24,9 @@ def benchmark(
     runtimes: str | None = None,
     precision: str | None = None,
     merge: str = "0",
-    exports: Annotated[tuple[Path, ...], Parameter(name="--with", consume_multiple=True, negative=())] = (),
+    exports: Annotated[
+        tuple[Path, ...], Parameter(name="--with", consume_multiple=True, negative=(), show_default=False)
+    ] = (),
     batch: str = "1,8",
     threads: str | None = None,
     compare: str | None = None,

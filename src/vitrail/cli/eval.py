@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitrail.cli.eval_table import print_evaluation, print_probes
-from vitrail.cli.options import Classes, Device, Json, Merge, Precision, Raw, Runtime, read_merge
+from vitrail.cli.options import Classes, Device, Json, Merge, Precision, Preprocessing, Raw, Runtime, read_merge
 from vitrail.cli.printing import print_end, print_json, print_no_report, print_note
 from vitrail.data.config import DataConfig
 from vitrail.errors import list_names
@@ -42,6 +42,7 @@ def eval(  # noqa: A001 - the verb's name
     runtime: Runtime = "auto",
     precision: Precision = "float32",
     merge: Merge = None,
+    preprocess: Preprocessing = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> int:
@@ -97,6 +98,7 @@ def eval(  # noqa: A001 - the verb's name
         runtime=runtime,
         precision=precision,
         merge=read_merge(merge),
+        preprocess=preprocess,
         device=device,
         progress=True,
         **changed_settings(config),

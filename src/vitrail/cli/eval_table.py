@@ -133,7 +133,8 @@ def _class_table(measurement: "Measurement") -> Table:
         column.justify = "right"
     for place in places:
         numbers = (scores.precision[place], scores.recall[place], scores.f1[place])
-        numbers += class_sets(measurement, place) if sets else ()
+        held = class_sets(measurement, place)
+        numbers += (held.coverage, held.mean_size) if sets else ()
         cells = ("–" if math.isnan(value) else f"{value:.3f}" for value in numbers)
         table.add_row(Text(plain(measurement.classes[place])), *cells, f"{scores.support[place]:,}")
     return table

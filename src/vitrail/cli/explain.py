@@ -76,7 +76,9 @@ def explain(
         print_json(_as_json(explanations, written))
     else:
         _print(explanations, target is not None)
-        _print_written(written, shlex.join(["vitrail", "figures", source, explanations[0].source]))
+        inside = any(path.stem.endswith("heads") for path in written)  # which an export does not show
+        following = ["figures", source, explanations[0].source] if inside else ["predict", source, *names[:1]]
+        _print_written(written, shlex.join(["vitrail", *following]), heads=inside)
     return BROKEN if explanations.failures else 0
 
 
@@ -144,11 +146,11 @@ def _print(explanations: "Explanations", asked: bool) -> None:
         console.print(Text("not explained ", style="yellow") + Text(plain(why if path in why else f"{path}: {why}")))
 
 
-def _print_written(written: tuple[Path, ...], following: str) -> None:
+def _print_written(written: tuple[Path, ...], following: str, *, heads: bool) -> None:
     console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"\nwrote {plain(str(written[0]))} and {counted(len(written) - 1, 'file')} beside it: "
-        "overlays, heads, layers, raw maps (npz)"
+        f"overlays, {'heads, layers, ' if heads else ''}raw maps (npz)"
     )
     console.print(f"next: {plain(following)}")
 

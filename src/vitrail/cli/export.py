@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 INT8 = Group("Eight bits", sort_key=1)
 REPOSITORY = Group("For Triton and OpenVINO Model Server", sort_key=2)
+LIST = Parameter(consume_multiple=True, negative=(), show_default=False)
 
 
 def export(
@@ -28,20 +29,20 @@ def export(
     to: Literal["onnx", "openvino", "torch"] | None = None,
     with_preprocess: Annotated[bool, Parameter(negative=())] = False,
     dynamic_size: Annotated[bool, Parameter(negative=())] = False,
-    attention: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())] = (),
+    attention: Annotated[tuple[int, ...], LIST] = (),
     merge: Merge = None,
     precision: Annotated[Literal["float32", "int8"], Parameter(group=INT8)] = "float32",
     calibrate: Annotated[str | None, Parameter(group=INT8)] = None,
     agreement: Annotated[float | None, Parameter(group=INT8)] = None,
     max_loss: Annotated[float | None, Parameter(group=INT8)] = None,
-    pictures: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative=())] = (),
+    pictures: Annotated[tuple[Path, ...], LIST] = (),
     overwrite: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
 ) -> None:
     """Export a model to ONNX, OpenVINO or torch.export, and prove that it gives the same answers.
 
-    The class names, the preprocessing, the config and the hash of the weights travel inside. What was written is run by
-    its own runtime on real pictures and compared with torch; nothing is left at PATH unless they agree.
+    Class names, preprocessing, calibration and the hash of the weights travel inside. What was written is run
+    by its own runtime on real pictures and compared with torch; nothing is left at PATH unless they agree.
 
     Parameters
     ----------
@@ -57,8 +58,7 @@ def export(
     to
         The kind of export, where the path does not tell.
     with_preprocess
-        Put resizing and normalisation into the graph: bytes (batch, height, width, 3) of any size in, probabilities
-        out.
+        Put resizing and normalisation into the graph: pictures of any size in, as bytes, and probabilities out.
     dynamic_size
         Take prepared pictures of any size into which whole patches fit.
     attention
@@ -127,7 +127,7 @@ def export(
         server = "openvino/model_server --config_path /models/config.json --rest_port 8000"
         print_end([result.path], f"docker run --rm -p 8000:8000 -v {volume} {server}")
         return
-    usable = result.target != "torch" and not with_preprocess
+    usable = result.target != "torch"
     following = ["vitrail", "predict", str(path)] if usable else ["vitrail", "inspect", model]
     print_end([result.path], shlex.join(following) + (" PICTURES…" if usable else ""))
 

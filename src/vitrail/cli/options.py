@@ -28,7 +28,9 @@ Runtime = Annotated[
 ]
 Precision = Annotated[
     Literal["float32", "bf16", "auto"],
-    Parameter(help="Numbers to compute in; auto: bf16 where it is measured to be faster, and how well it agrees."),
+    Parameter(
+        help="The numbers to compute in; auto: bf16, or your int8 export of this model, if it is measured to be faster."
+    ),
 ]
 
 Classes = Annotated[
@@ -70,6 +72,15 @@ Merge = Annotated[
     Parameter(
         help="Merge about this many similar patches away in each block, for speed, such as 8; or a number for each "
         "block, such as 8,8,4,4."
+    ),
+]
+
+
+Preprocessing = Annotated[
+    str | None,
+    Parameter(
+        help="For an ONNX file of another tool, how its pictures are prepared: google, timm, timm-imagenet, hf, "
+        "torchvision, dinov2 or clip."
     ),
 ]
 

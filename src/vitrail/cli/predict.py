@@ -10,7 +10,7 @@ from typing import Annotated, get_type_hints
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import Classes, Device, Merge, Precision, Raw, Runtime, read_merge
+from vitrail.cli.options import Classes, Device, Merge, Precision, Preprocessing, Raw, Runtime, read_merge
 from vitrail.cli.printing import SteadyConsole, print_end, progress_bar, working
 from vitrail.cli.rows import Format, choose_format, open_rows
 from vitrail.errors import ConfigError
@@ -32,10 +32,10 @@ Pictures = Annotated[str, Parameter(allow_leading_hyphen=True)]
 NamedPictures = Annotated[
     Pictures,
     Parameter(
-        help="[MODEL] PICTURES…: the first argument is the model if it is a .safetensors or .npz file, a run folder, "
-        "hf://owner/name, google://NAME or cifar10; otherwise the bundled cifar10 is used. A picture is a file, a "
-        "folder with everything below it, a quoted pattern such as 'photos/**/*.jpg', or - for one picture on "
-        "standard input."
+        help="[MODEL] PICTURES…: the first argument is the model if it is a .safetensors, .npz or .onnx file, a run "
+        "folder, a folder with an OpenVINO export, hf://owner/name, google://NAME or cifar10; otherwise the bundled "
+        "cifar10 is used. A picture is a file, a folder with everything below it, a quoted pattern such as "
+        "'photos/**/*.jpg', or - for one picture on standard input."
     ),
 ]
 
@@ -55,6 +55,7 @@ def predict(
     runtime: Runtime = "auto",
     precision: Precision = "float32",
     merge: Merge = None,
+    preprocess: Preprocessing = None,
     device: Device = "auto",
 ) -> int:
     """Classify pictures: vitrail predict [MODEL] PICTURES…
@@ -96,6 +97,7 @@ def predict(
             runtime=runtime,
             precision=precision,
             merge=read_merge(merge),
+            preprocess=preprocess,
             device=device,
             progress=True,
         )

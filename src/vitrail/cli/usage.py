@@ -42,7 +42,14 @@ def show_examples(commands: Iterable[str]) -> str:
 # An argument in a message of the library, such as weights= or split="all"; not one within code or a path.
 _ARGUMENT = re.compile(r"(?<![\w./(\[`'\"-])([a-z][a-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[\w./-]*\w)?")
 # Arguments whose flag has another name.
-RENAMED = {"format": "to", "source_format": "from", "list_file": "list", "exports": "with", "compiled": "compile"}
+RENAMED = {
+    "format": "to",
+    "source_format": "from",
+    "list_file": "list",
+    "exports": "with",
+    "compiled": "compile",
+    "class_names": "classes",
+}
 
 
 def flags_of(app: App, tokens: Sequence[str]) -> set[str]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,8 @@ COLUMNS = (
     "error",
 )
 CURVE = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)  # coverages of which the facts tell what they get
-CLASS_COLUMNS = ("class", "precision", "recall", "f1", "pictures", "coverage", "mean_set_size")
+SET_COLUMNS = ("coverage", "coverage_low", "coverage_high", "mean_set_size")
+CLASS_COLUMNS = ("class", "precision", "recall", "f1", "pictures", *SET_COLUMNS)
 MOST_CLASSES = 1000  # in the facts, the worst ones; classes.csv has them all
 MOST_CELLS = 100  # classes up to which the facts hold the confusion matrix; confusion.csv has every pair
 MOST_MISTAKES = 100  # pairs of classes in the facts
@@ -80,12 +81,21 @@ def write_classes(measurement: Measurement, path: Path, *, raw: bool = False) ->
             write((name, *cells[:3], int(scores.support[index]), *cells[3:]))
 
 
-def class_sets(measurement: Measurement, index: int) -> tuple[float, float]:
-    """How often the label set of a class holds the truth, and its mean size; NaN where nobody knows."""
+class ClassSets(NamedTuple):
+    """How often the label sets of a class hold the truth, with its interval, and their mean size."""
+
+    coverage: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    mean_size: float = math.nan
+
+
+def class_sets(measurement: Measurement, index: int) -> ClassSets:
+    """The label sets of a class; NaN where nobody knows."""
     sets = measurement.label_sets
     if sets is None or (held := sets.classes[index]) is None:
-        return math.nan, math.nan
-    return held.value, float(sets.class_sizes[index])
+        return ClassSets()
+    return ClassSets(held.value, held.low, held.high, float(sets.class_sizes[index]))
 
 
 def write_confusion(measurement: Measurement, path: Path, *, raw: bool = False) -> None:
@@ -122,8 +132,7 @@ def facts(measurement: Measurement) -> dict[str, Any]:
             "recall": number(scores.recall[index]),
             "f1": number(scores.f1[index]),
             "support": int(scores.support[index]),
-            "coverage": number(class_sets(measurement, index)[0]),
-            "mean_set_size": number(class_sets(measurement, index)[1]),
+            **dict(zip(SET_COLUMNS, map(number, class_sets(measurement, index)), strict=True)),
         }
         for index in indices
     ]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,15 +32,29 @@ def count_pictures(dataset: Dataset, split: str = "val") -> int:
     return len(dataset.split(split)) + min(TRAINING_PICTURES, len(dataset.split("train")))
 
 
+class Look(NamedTuple):
+    """What a model makes of some pictures of a split."""
+
+    samples: Integers  # (n,) those that can be read
+    logits: Floats  # (n, classes) in the order of the data
+    features: Floats  # (n, D)
+    broken: dict[str, str]  # the others, and why
+
+
 def fit_trust(
     predictor: Predictor,
     dataset: Dataset,
     split: str = "val",
     *,
     by_position: bool = False,
+    known: Callable[[str, Integers, list[int]], Look | None] = lambda *_: None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[Trust, Measurement]:
-    """What a calibration on a split finds, and what was measured for it; too few pictures are an error."""
+    """What a calibration on a split finds, and what was measured for it; too few pictures are an error.
+
+    Args:
+        known: what is known already of these samples of a split, by the order of the classes; None: nothing is.
+    """
     source, train = dataset.split(split), dataset.split("train")
     if len(source) < FEWEST:
         raise DataError(
@@ -48,8 +63,13 @@ def fit_trust(
         )
     order = align_classes(predictor, dataset.classes, by_position=by_position)
     start = time.perf_counter()
-    kept, logits, features, broken = _look(predictor, source, order, None, progress)
-    seen, _, known, _ = _look(predictor, train, order, TRAINING_PICTURES, progress)
+
+    def look(name: str, limit: int | None = None) -> Look:
+        samples = choose(len(dataset.split(name)), limit)
+        return known(name, samples, order) or _look(predictor, dataset.split(name), order, samples, progress)
+
+    kept, logits, features, broken = look(split)
+    seen, _, trained_on, _ = look("train", TRAINING_PICTURES)
     measurement = Measurement(
         data=dataset.name,
         split=split,
@@ -68,16 +88,15 @@ def fit_trust(
     trust = replace(
         trust,
         sets=fit_sets(logits, measurement.targets, trust),
-        familiarity=fit_familiarity(known, train.labels[seen], features),
+        familiarity=fit_familiarity(trained_on, train.labels[seen], features),
     )
     return trust, measurement
 
 
 def _look(
-    predictor: Predictor, source: Source, order: list[int], limit: int | None, progress: Callable[[int], None]
-) -> tuple[Integers, Floats, Floats, dict[str, str]]:
-    """Readable samples of a source, their logits in the order of the data, their features, and the other samples."""
-    samples = choose(len(source), limit)
+    predictor: Predictor, source: Source, order: list[int], samples: Integers, progress: Callable[[int], None]
+) -> Look:
+    """By computing it from the pictures."""
 
     def compute(images: Floats) -> Floats:
         logits, features = predictor.runtime.logits_and_features(images)
@@ -86,4 +105,4 @@ def _look(
     kept, numbers, broken = run(predictor, source, samples, compute, progress=progress)
     if len(broken) > MAX_BROKEN_RATE * len(samples):
         raise_broken(broken, len(samples))
-    return kept, np.ascontiguousarray(numbers[:, : len(order)]), numbers[:, len(order) :], broken
+    return Look(kept, np.ascontiguousarray(numbers[:, : len(order)]), numbers[:, len(order) :], broken)

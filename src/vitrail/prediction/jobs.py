@@ -1,7 +1,7 @@
 """A model for a job of many pictures: opened, and put on the runtime that the job gains most from."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ class Wanted:
     runtime: RuntimeChoice = "auto"
     precision: PrecisionChoice = "float32"
     merge: int | Sequence[int] | None = None
+    preprocess: str | None = None  # of another tool's export, which does not say how its pictures are prepared
 
     def check(self, model: Predictor | str | Path, device: object = "auto") -> None:
         """Refuse what this model cannot have, before it is loaded; a loaded one is used as it is."""
@@ -42,11 +43,16 @@ class Wanted:
         usual = Wanted()
         return {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
 
+    def unmeasured(self) -> "Wanted":
+        """The same where nothing may be measured: instead of auto, torch and float32."""
+        runtime: RuntimeChoice = "torch" if self.runtime == "auto" else self.runtime
+        return replace(self, runtime=runtime, precision="float32" if self.precision == "auto" else self.precision)
+
     def open(
         self, source: str | Path, class_names: ClassNames | None = None, device: "str | torch.device" = "auto"
     ) -> Predictor:
         """The model before its job is known: a checkpoint on torch, an export as it will run."""
-        opened = partial(load, source, class_names=class_names, merge=self.merge)
+        opened = partial(load, source, class_names=class_names, merge=self.merge, preprocess=self.preprocess)
         if locate(source, allow_export=True).suffix in EXPORTS:
             return opened(runtime=self.runtime, precision=self.precision, device=device)
         device = "cpu" if self.runtime in ("onnx", "openvino") else device

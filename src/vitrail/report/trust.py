@@ -96,7 +96,7 @@ def _class_table(measurement: Measurement) -> Table:
     indices = list(range(len(measurement.classes)))
     note = "The promise is for all pictures together, not for each class."
     if len(indices) > MOST_CLASSES:
-        indices = worst_first([class_sets(measurement, index)[0] for index in indices])[:MOST_CLASSES]
+        indices = worst_first([class_sets(measurement, index).coverage for index in indices])[:MOST_CLASSES]
         note += f" The {MOST_CLASSES} worst of {len(measurement.classes):,} classes; classes.csv has all of them."
     rows = [
         (

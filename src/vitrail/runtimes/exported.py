@@ -14,6 +14,7 @@ from vitrail.runtimes.manifest import FEATURES, PROBABILITIES, Manifest
 from vitrail.runtimes.runtime import Floats, batch_for
 from vitrail.schema import from_dict
 from vitrail.threads import cores_of_this_thread, num_cores
+from vitrail.weights.trust import restore_logits
 
 Compiled = TypeVar("Compiled")
 FOREIGN_PATCH = 16  # pixels
@@ -63,7 +64,7 @@ class ExportedRuntime(Generic[Compiled]):
         return from_dict(ViTConfig, config, "config").grid_of(size)
 
     def logits(self, images: Floats) -> Floats:
-        """Logits; of a graph that gives probabilities, their logarithms, which say the same."""
+        """Logits; of a graph that gives probabilities, those that have the same, calibrated or not."""
         return self._as_logits(self._outputs(images, self.manifest.scores)[0])
 
     def features(self, images: Floats) -> Floats:
@@ -91,7 +92,7 @@ class ExportedRuntime(Generic[Compiled]):
     def _as_logits(self, scores: Floats) -> Floats:
         if self.manifest.scores != PROBABILITIES:
             return scores
-        return np.log(np.maximum(scores, np.finfo(np.float32).tiny))
+        return restore_logits(scores, self.manifest.facts.trust).astype(np.float32)
 
     def _run(self, images: Floats) -> Sequence[Floats]:
         cores = cores_of_this_thread()

@@ -23,7 +23,9 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]
     path = located.fetch()
     check_for_export(options, path)
     if options.precision != "float32":
-        raise ConfigError(f"ONNX files run in their own numbers, precision must be float32; got {options.precision}.")
+        raise ConfigError(
+            f"{path} is an ONNX file and runs in its own numbers: precision= must be float32; got {options.precision}."
+        )
     facts = read_onnx_facts(path)
     if text := facts.metadata.get(KEY):
         manifest = read_manifest(text, path)
@@ -50,10 +52,15 @@ def make_foreign_runtime(path: Path, options: LoadOptions) -> ExportedRuntime[An
     """Somebody else's graph with one picture input and one row of logits as output."""
     session = make_session(path, 1)
     inputs, outputs = session.get_inputs(), session.get_outputs()
+    foreign = f"{path} is not an export of vitrail, or its metadata was stripped; another tool's model must"
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type != "tensor(float)":
-        raise WeightsError(f"{path} must take one tensor of pictures (batch, channels, height, width) in float32.")
+        takes = ", ".join(f"{each.name} {each.shape}" for each in inputs) or "nothing"
+        raise WeightsError(
+            f"{foreign} take one tensor of pictures (batch, channels, height, width) in float32; this takes {takes}."
+        )
     if len(outputs) != 1 or len(outputs[0].shape) != 2:
-        raise WeightsError(f"{path} must give one row of logits for each picture and nothing else.")
+        gives = ", ".join(_names(outputs)) or "nothing"
+        raise WeightsError(f"{foreign} give one row of logits for each picture and nothing else; this gives {gives}.")
     batch, *sides = inputs[0].shape
     classes = outputs[0].shape[1]
     if not all(isinstance(side, int) for side in (*sides, classes)):

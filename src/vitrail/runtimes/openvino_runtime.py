@@ -1,6 +1,7 @@
 """OpenVINO's files on OpenVINO. Needs no torch."""
 
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from vitrail.weights.facts import Facts
 from vitrail.weights.locate import Located
 
 _FIRST_USE = Lock()
+_PLACES = re.compile(r"Exception from \S+:\d+:|Check '.*?' failed at \S+:\d+:")
 NAMES = {"float32": "f32", "bf16": "bf16"}  # OpenVINO's names for the numbers to compute in
 
 
@@ -96,8 +98,9 @@ def read_model(path: Path) -> Any:
     try:
         return openvino.Core().read_model(str(path))
     except Exception as error:  # a damaged file raises many kinds
-        reason = " ".join(str(error).split())
-        raise WeightsError(f"{path} cannot be read by OpenVINO: {reason[:300]}") from error
+        raise WeightsError(
+            f"{path} cannot be read by OpenVINO, so it is damaged, or not a model: {_reason(error)}"
+        ) from error
 
 
 def compile_model(model: Any, cores: int, precision: Precision, name: str) -> Any:
@@ -112,8 +115,13 @@ def compile_model(model: Any, cores: int, precision: Precision, name: str) -> An
     try:
         return openvino.Core().compile_model(model, "CPU", config)
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise WeightsError(f"{name} cannot be run by OpenVINO: {reason[:300]}") from error
+        raise WeightsError(f"{name} cannot be run by OpenVINO: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What OpenVINO says went wrong, without the places in its own source where it noticed."""
+    text = " ".join(str(error).split())
+    return (_PLACES.sub("", text).strip() or text)[:300]
 
 
 def crc_of(path: Path) -> int:

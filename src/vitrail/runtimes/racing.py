@@ -11,15 +11,17 @@ import torch
 
 from vitrail.data.pixels import Picture, prepare_array
 from vitrail.errors import InputError
-from vitrail.runtimes.converting import PLAIN, Converter, Way
+from vitrail.runtimes.converting import Converter, Way
 from vitrail.runtimes.decisions import Outcome
+from vitrail.runtimes.opening import Numbers
 from vitrail.runtimes.runtime import Floats, Runtime
 from vitrail.threads import start_workers
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.proof import Agreement, compare, sample_images
 from vitrail.wording import reason
 
-TOLERANCE = 1e-4  # of the largest number, within which answers are the same
+# Of the largest number, within which answers are the same; in bf16, as far as its rounding can bring them.
+TOLERANCES: dict[Numbers, float] = {"float32": 1e-4, "bf16": 0.1}
 SAMPLE = 16  # pictures to measure and compare with
 CALL_SECONDS = 0.15  # of one call that is measured: enough to tell, and short enough for several
 RACE_SECONDS, MOST_ROUNDS = 2.0, 8
@@ -149,6 +151,6 @@ def _agree(expected: Floats, actual: Floats) -> Agreement:
 
 def _judge(outcome: Outcome, agreements: Sequence[Agreement]) -> Outcome:
     difference = max(agreement.relative for agreement in agreements)
-    too_far = outcome.precision == PLAIN.precision and difference > TOLERANCE
+    too_far = difference > TOLERANCES.get(outcome.precision, float("inf"))  # int8 was judged when it was made
     problem = f"gives other answers (by up to {difference:.1e} of the largest number)" if too_far else ""
     return replace(outcome, difference=difference, problem=problem)

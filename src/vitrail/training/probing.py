@@ -51,10 +51,11 @@ class _Quiet(Listener):
 
 
 def probe_config(config: TrainConfig) -> TrainConfig:
-    """The head's own run: the recipe for it, on the same data, with the same seed."""
+    """The head's own run: the recipe for it, on the same data, with the same seed; rounding would save no time."""
     linear = recipe("linear")
     start = replace(config.start, train="head", probe=False, dropout=0.0, drop_path=0.0)
-    machine = replace(config.machine, batch_size=linear.machine.batch_size, compile="off", strategy="ddp")
+    batch_size = linear.machine.batch_size
+    machine = replace(config.machine, batch_size=batch_size, compile="off", strategy="ddp", precision="float32")
     return replace(linear, data=config.data, start=start, machine=machine, source=config.source)
 
 

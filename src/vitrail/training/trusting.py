@@ -3,11 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import torch
+
+from vitrail.draws import Integers
 from vitrail.errors import VitrailError
-from vitrail.evaluation.trusting import count_pictures, fit_trust
+from vitrail.evaluation.trusting import Look, count_pictures, fit_trust
 from vitrail.prediction import load
+from vitrail.prediction.predictor import Predictor
 from vitrail.ranks import Ranks
+from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.building import Setup
+from vitrail.training.kept_features import FOLDER, FeatureStore, backbone_of, features_key
 from vitrail.training.listener import Listener
 from vitrail.weights.native import read_native, save_checkpoint
 
@@ -28,8 +35,11 @@ def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) ->
         done = min(done + count, total)
         listener.prepared("pictures measured for the calibration", done, total)
 
+    def known(split: str, samples: Integers, order: list[int]) -> Look | None:
+        return look_at_kept(setup, predictor, folder, split, samples, order)
+
     try:
-        trust, _ = fit_trust(predictor, setup.dataset, progress=advance)
+        trust, _ = fit_trust(predictor, setup.dataset, known=known, progress=advance)
     except VitrailError as error:
         listener.said(f"the model is not calibrated: {error}")
         return
@@ -38,3 +48,23 @@ def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) ->
     listener.said(f"calibrated {trust.describe()[0]}")
     best = folder / "weights" / "best.safetensors"
     ranks.from_first(lambda: save_checkpoint(replace(read_native(best), trust=trust), best))
+
+
+def look_at_kept(
+    setup: Setup, predictor: Predictor, folder: Path, split: str, samples: Integers, order: list[int]
+) -> Look | None:
+    """What the head makes of the features on which it was trained, which are not computed again; None if it was not."""
+    if not setup.config.start.training.on_features:
+        return None
+    source = setup.dataset.split(split)
+    key = features_key(backbone_of(setup.model, setup.preprocess), source)
+    kept = FeatureStore(folder=folder / FOLDER, split=split, key=key, count=len(source)).read_whole()
+    if kept is None:
+        return None
+    chosen = torch.from_numpy(np.isin(kept.indices.numpy(), samples))
+    features, runtime = kept.features[chosen], predictor.runtime
+    assert isinstance(runtime, TorchRuntime)
+    logits = runtime.run(runtime.model.classify, features).numpy()[:, order]
+    there: Integers = kept.indices[chosen].numpy()
+    lost = {source.key(int(index)): "cannot be read" for index in np.setdiff1d(samples, there)}
+    return Look(there, np.ascontiguousarray(logits), features.numpy(), lost)

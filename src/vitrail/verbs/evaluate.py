@@ -62,6 +62,7 @@ def evaluate(
     runtime: RuntimeChoice = "auto",
     precision: PrecisionChoice = "float32",
     merge: int | Sequence[int] | None = None,
+    preprocess: str | None = None,
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Any,
@@ -90,6 +91,8 @@ def evaluate(
         runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
         precision: float32, bf16, or auto: bf16 where it is measured to be faster.
         merge: merge about so many similar patches away in each block, for speed; see docs/model.md.
+        preprocess: for an ONNX file of another tool, how its pictures are prepared: google, timm, timm-imagenet, hf,
+            torchvision, dinov2 or clip.
     """
     probes = (probe,) if isinstance(probe, str) else tuple(probe)
     config = read_data_settings(evaluate, settings)
@@ -111,7 +114,7 @@ def evaluate(
         raise ConfigError("unfamiliar= compares pictures as they are; omit tta=")
     if out is not None and not callable(out):
         check_run_folder(Path(out))
-    wanted = Wanted(runtime=runtime, precision=precision, merge=merge)
+    wanted = Wanted(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
     arguments = _passed(
         split=split,
         tta=tta,
@@ -179,8 +182,7 @@ def _put(
     wanted: Wanted, predictor: Predictor, source: Source, count: int, world_size: int, *, speaks: bool
 ) -> Predictor:
     """The model on what suits the work; ranks, which must compute the same, choose nothing by measuring."""
-    if world_size > 1 and "auto" in (wanted.runtime, wanted.precision):
-        return predictor
+    wanted = wanted if world_size == 1 else wanted.unmeasured()
     return wanted.put(predictor, count, (source.picture(place) for place in range(len(source))), speaks=speaks)
 
 

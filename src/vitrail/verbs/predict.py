@@ -62,6 +62,7 @@ def predict(
     runtime: RuntimeChoice = "auto",
     precision: PrecisionChoice = "float32",
     merge: int | Sequence[int] | None = None,
+    preprocess: str | None = None,
     progress: bool = False,
     device: "str | torch.device" = "auto",
 ) -> Prediction | Predictions:
@@ -83,12 +84,14 @@ def predict(
         runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
         precision: float32, bf16, or auto: bf16 where it is measured to be faster.
         merge: merge about so many similar patches away in each block, for speed; see docs/model.md.
+        preprocess: for an ONNX file of another tool, how its pictures are prepared: google, timm, timm-imagenet, hf,
+            torchvision, dinov2 or clip.
         progress: show on the error stream which runtime was chosen.
     """
     for name, number in (("top_k", top_k), ("batch_size", batch_size)):
         if number is not None and number < 1:
             raise ConfigError(f"{name}= must be at least 1; got {number}.")
-    wanted = Wanted(runtime=runtime, precision=precision, merge=merge)
+    wanted = Wanted(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
     check_model(model, device, classes, wanted)
     if isinstance(model, str | Path):
         locate(model, allow_export=True)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
@@ -118,10 +119,14 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of all the weights with their names, types and shapes: the same for the same weights in any file."""
+    """SHA-256 of all the weights with their names, types and shapes: the same for the same weights in any file.
+
+    Half-precision numbers count as float32, in which they are computed: a loaded model is its file.
+    """
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
+        tensor = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         digest.update(f"{name} {DTYPES[tensor.dtype]} {tuple(tensor.shape)}\n".encode())
         digest.update(bytes_of(tensor))
     return digest.hexdigest()

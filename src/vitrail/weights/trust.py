@@ -212,6 +212,23 @@ def calibrate(logits: Any, temperature: float, smoothing: float) -> Floats:
     return _log_softmax(logs + np.log(np.maximum(kept, FLOOR)))
 
 
+def restore_logits(shares: Any, trust: Trust | None) -> Floats:  # (…, classes), each
+    """The logits, up to a constant for each picture, of which a calibration made these probabilities."""
+    shares = np.maximum(np.asarray(shares).astype(np.float64), np.finfo(np.float32).tiny)
+    if trust is None:
+        return np.log(shares)
+    if trust.smoothing:
+        # What was left of q is min(l + part, l / FLOOR) of l = shares · total; the k largest have the first form, and
+        # q sums to 1 at the largest of the totals that each k would have.
+        part = trust.smoothing / shares.shape[-1]
+        ranked = np.cumsum(-np.sort(-shares, axis=-1), axis=-1)
+        counts = np.arange(1, shares.shape[-1] + 1)
+        totals = (1 - counts * part) / (ranked + (ranked[..., -1:] - ranked) / FLOOR)
+        left = shares * totals.max(axis=-1, keepdims=True)
+        shares = np.minimum(left + part, left / FLOOR)
+    return trust.temperature * np.log(shares)
+
+
 def _log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
