@@ -80,7 +80,7 @@ def estimate_footprint(
         gradients=FULL * weights,
         optimizer=FULL * moments,
         average=FULL * weights if optim.ema is not None else 0,
-        copies=_copied(model, recompute=recompute) if precision == "bf16" else 0,
+        copies=_copied(model) if precision == "bf16" else 0,
         gathered=_gathered(model) if shards > 1 else 0,
         activations=pictures * _kept(config, 2 if precision == "bf16" else FULL, recompute=recompute),
         sent=_sent(model, ranks, strategy),
@@ -105,8 +105,11 @@ def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _copied(model: ViT, *, recompute: bool) -> int:
-    """Bytes of the bf16 copies: autocast keeps them until the forward pass ends, and autograd beyond that."""
+def _copied(model: ViT) -> int:
+    """Bytes of the bf16 copies: autocast keeps them until the forward pass ends, and autograd beyond that.
+
+    When blocks are computed again, autograd does not keep them; at the end of the forward pass they are all there.
+    """
     return 2 * sum(each.numel() for each in model.parameters() if each.ndim in (2, 4))
 
 
