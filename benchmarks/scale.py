@@ -58,9 +58,9 @@ def resident(what: str) -> int:
 def measure_rank(model: str, strategy: str, pictures: int) -> dict[str, Any]:
     """What this rank holds and sends, and what it should."""
     ranks = join_ranks("cpu")
-    changes = {"data": "digits", "model": model, "image_size": (SIDE, SIDE), "strategy": strategy}
+    changes = {"model": model, "image_size": (SIDE, SIDE), "strategy": strategy}
     batch = {"batch_size": pictures * ranks.world_size, "micro_batch": pictures}
-    config = apply_changes(TrainConfig(), changes | batch)
+    config = apply_changes(TrainConfig(data="digits"), changes | batch)
     dataset = open_training_data(config)
     before = resident("VmRSS")
     setup = prepare_run(config, dataset)

@@ -127,9 +127,10 @@ def _kept(config: ViTConfig, half: int, *, recompute: bool) -> int:
     blocks.append(_attending(config, last, half) + _answering(config, read, half))
     pixels = config.channels * math.prod(config.image_size)
     picture = pixels * (FULL + (half if half != FULL else 0))  # the batch itself, and its copy in bf16
+    outside = picture + _pooling(config, last, half)
     if recompute:
-        return picture + FULL * config.width * sum((*entering, last)) + max(blocks)
-    return picture + sum(blocks)
+        return outside + FULL * config.width * sum((*entering, last)) + max(blocks)
+    return outside + sum(blocks)
 
 
 def _attending(config: ViTConfig, tokens: int, half: int) -> int:
@@ -140,9 +141,19 @@ def _attending(config: ViTConfig, tokens: int, half: int) -> int:
 def _answering(config: ViTConfig, tokens: int, half: int) -> int:
     """What it keeps of the tokens that it gives: the heads' outputs, the stream, normalised, and inside the MLP."""
     hidden = MLP_KEEPS[config.block.mlp] * config.hidden_width
+    if config.block.mlp == "swiglu" and half != FULL:  # two matrices read it, each from a bf16 copy of its own
+        hidden += config.width
     scaled = 2 * config.width if config.block.layer_scale is not None else 0
     statistics = FULL * (2 + config.heads)  # of LayerNorm and of softmax
     return tokens * (config.width * (FULL + 2 * half) + (hidden + scaled) * half + statistics)
+
+
+def _pooling(config: ViTConfig, tokens: int, half: int) -> int:
+    """What the end of the model keeps of all tokens: the stream; attention pooling also normalised, keys and values."""
+    if config.pooling == "cls":
+        return 0
+    vectors = {"mean": FULL if config.pool_norm == "before" else 0, "map": FULL + 3 * half}
+    return tokens * config.width * vectors[config.pooling]
 
 
 def _sent(model: ViT, ranks: int, strategy: str) -> int:
