@@ -7,6 +7,7 @@ they need when first used, so that `import vitrail` (and `vitrail --help`) stays
 from typing import TYPE_CHECKING
 
 from vitrail.lazy import lazy_names
+from vitrail.processor import avoid_unusable_amx
 
 if TYPE_CHECKING:
     from vitrail.diagnosis import doctor
@@ -102,5 +103,7 @@ __all__ = [
     "train",
     "variants",
 ]
+
+avoid_unusable_amx()  # oneDNN asks once, when torch or OpenVINO first compute: later would be too late
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -86,11 +86,13 @@ def _guarded(title: str, name: str, examine: Callable[[str], Section]) -> Sectio
 def _machine() -> Section:
     import torch
 
-    from vitrail.processor import processor_name
+    from vitrail.processor import ONEDNN_LIMIT, has_unusable_amx, processor_name
 
+    capability = torch.backends.cpu.get_cpu_capability()
+    limit = f", without AMX ({ONEDNN_LIMIT}={os.environ.get(ONEDNN_LIMIT)})" if has_unusable_amx() else ""
     facts = [
         ("system", platform.platform()),
-        ("processor", f"{processor_name()}, {_cores()}, {torch.backends.cpu.get_cpu_capability()}"),
+        ("processor", f"{processor_name()}, {_cores()}, {capability}{limit}"),
         ("memory", _memory()),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
     ]

@@ -1,29 +1,52 @@
 """The processor that this machine computes with: its name, and what it can do. Needs no torch."""
 
+import os
 import platform
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+AMX_LEAF = 0x1D  # where CPUID describes the tiles of AMX
+ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
 BF16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}  # the flags that Linux gives x86 and Arm processors with bf16
 
 
 def processor_name() -> str:
     """The name that its maker gave it, where the system tells."""
-    return _line("model name") or platform.processor() or platform.machine()
+    return _fact("model name") or platform.processor() or platform.machine()
 
 
 def computes_bf16() -> bool:
     """Whether it multiplies in bf16 itself; emulated, as on all others, bf16 is never faster than float32."""
-    return bool(BF16 & set((_line("flags") or _line("Features")).split()))
+    return bool(BF16 & set((_fact("flags") or _fact("Features")).split()))
+
+
+def has_unusable_amx() -> bool:
+    """Whether it claims AMX's matrix units without describing their tiles, as some virtual machines do.
+
+    oneDNN, inside torch and OpenVINO, then sets up no tiles, and the next bf16 or int8 product kills the process.
+    """
+    level = _fact("cpuid level")
+    return "amx_tile" in _fact("flags").split() and level.isdecimal() and int(level) < AMX_LEAF
+
+
+def avoid_unusable_amx() -> None:
+    """Let oneDNN do without AMX where it cannot work, unless the user has set a limit; it asks when first used."""
+    if has_unusable_amx():
+        os.environ.setdefault(ONEDNN_LIMIT, "AVX512_CORE_FP16")
+
+
+def _fact(name: str) -> str:
+    return _first_core().get(name, "")
 
 
 @cache
-def _line(name: str) -> str:
-    """What Linux says under a heading about the first core; "" elsewhere."""
+def _first_core() -> dict[str, str]:
+    """What Linux says about the first core, by its headings; nothing elsewhere."""
     try:
-        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+        with CPUINFO.open(encoding="utf-8") as file:
+            pairs = [line.partition(":") for line in takewhile(str.strip, file)]
     except OSError:
-        return ""
-    values = [line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name]
-    return values[0] if values else ""
+        return {}
+    return {name.strip(): value.strip() for name, _, value in pairs}
