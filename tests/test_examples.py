@@ -1,4 +1,4 @@
-"""The programs of examples/, on small things."""
+"""The programs of examples/ on small things, and its notebooks from top to bottom."""
 
 import runpy
 import sys
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.data.conftest import picture
+
+from notebooks import Notebook, rich_forms
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SHIP = str(Path(__file__).parents[1] / "docs" / "images" / "ship.png")
@@ -57,6 +59,39 @@ def test_search(run_example) -> None:
     assert float(best.split()[0]) > 0.95
 
 
+@pytest.fixture
+def run_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a notebook of examples/ in a folder that has the project's docs; the rich forms that its cells show."""
+    (tmp_path / "docs").symlink_to(EXAMPLES.parent / "docs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+
+    def run(name: str) -> list[set[str]]:
+        return [set(rich_forms(value)) for value in Notebook(EXAMPLES / name).run()]
+
+    return run
+
+
+MARKDOWN, PNG, HTML, NOTHING = {"_repr_markdown_"}, {"_repr_png_"}, {"_repr_html_"}, set[str]()
+
+
+def test_digits_in_a_notebook(run_notebook, no_report: None) -> None:
+    shown = run_notebook("digits.ipynb")
+    assert shown == [NOTHING, MARKDOWN, PNG, MARKDOWN, PNG, HTML, PNG, PNG]
+
+
+def test_explain_in_a_notebook(run_notebook, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run_notebook("explain.ipynb")
+    assert shown == [NOTHING, PNG, PNG, NOTHING, PNG, PNG, NOTHING]
+    assert "random" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.name)
+def test_notebooks_hold_no_results(path: Path) -> None:
+    assert Notebook(path).is_stripped
+
+
 def test_every_example_is_tested() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
-    assert all(f'"{path.name}"' in tested for path in EXAMPLES.glob("*.py"))
+    files = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]
+    assert all(f'"{path.name}"' in tested for path in files)

@@ -94,3 +94,14 @@ def test_the_average_is_chosen_by_a_flag(tmp_path: Path, capsys: pytest.CaptureF
         assert ("note: the file holds model and model_ema: model_ema is used" in capsys.readouterr().err) == told
     means = [read_native(Path(name)).tensors["norm.bias"].mean() for name in ("0.safetensors", "1.safetensors")]
     assert means[0] == means[1] == read_native(Path("1n.safetensors")).tensors["norm.bias"].add(1).mean()
+
+
+@pytest.mark.parametrize("verb", ["inspect", "convert"])
+def test_what_is_printed_names_flags_and_not_arguments(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a file of ours, which keeps the notes of the file that it was made from."""
+    assert main(["convert", "tiny.npz", "ours.safetensors"]) == 0
+    source = {"inspect": ["inspect", "tiny.npz"], "convert": ["convert", "ours.safetensors", "theirs", "--to", "hf"]}
+    assert main(source[verb]) == 0
+    printed = capsys.readouterr().out
+    assert "--image-size" in printed
+    assert "image_size=" not in printed

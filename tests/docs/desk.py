@@ -26,6 +26,7 @@ FOLDERS = {
 # What the pages load from the hub → the files that stand for it.
 HUB = {"google/vit-base-patch16-224": "hub-vit", "facebook/dinov2-small": "hub-features"}
 DEIT = ViTConfig(image_size=(224, 224), patch_size=(16, 16), width=48, depth=2, heads=6, mlp_width=96, num_classes=5)
+SCRIPT = ViTConfig(image_size=(64, 64), patch_size=(8, 8), width=96, depth=4, heads=3, mlp_width=384, num_classes=3)
 
 
 def lay_out(desk: Path) -> None:
@@ -76,7 +77,15 @@ def _write_checkpoints() -> None:
     write_checkpoint(_checkpoint(two, ("cat", "dog")), HUB["google/vit-base-patch16-224"], "hf")
     write_checkpoint(_checkpoint(replace(TINY, num_classes=0), None), HUB["facebook/dinov2-small"], "hf")
     write_checkpoint(_checkpoint(DEIT, None), "deit.pth", "timm")
+    _write_like_a_script(_checkpoint(SCRIPT, None), "theirs.pth")
     write_checkpoint(_checkpoint(replace(DEIT, block=BlockConfig(activation="gelu_tanh")), None), "B_16.npz", "google")
+
+
+def _write_like_a_script(checkpoint: Checkpoint, path: str) -> None:
+    """As training scripts save timm's models: beside an epoch, with the prefix of DataParallel."""
+    write_checkpoint(checkpoint, path, "timm")
+    weights = {f"module.{name}": tensor for name, tensor in torch.load(path, weights_only=True).items()}
+    torch.save({"epoch": 90, "state_dict": weights}, path)
 
 
 def _checkpoint(config: ViTConfig, classes: tuple[str, ...] | None) -> Checkpoint:

@@ -3,11 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from vitrail.errors import ConfigError
+from vitrail.model.block import Block
 from vitrail.ranks import Ranks
 from vitrail.training import measuring
 from vitrail.training.budget import pictures_at_the_end
@@ -138,3 +141,22 @@ def test_a_compiler_that_does_not_pay_is_left_out(make_setup: Callable[..., Setu
         "torch.compile gives 1.00× here",
         "torch.compile gives 1.30× here",
     ]
+
+
+@pytest.mark.parametrize(("strategy", "blocks"), [("ddp", 2), ("fsdp", 1)])
+def test_of_a_model_that_is_spread_only_one_block_is_copied(
+    strategy: str, blocks: int, make_setup: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank with room for its share has none for the moments of the whole model."""
+    setup = make_setup(strategy=strategy, optimizer="adamw")
+    copied: list[nn.Module] = []
+    build = measuring.build_optimizers
+
+    def watch(model: nn.Module, *rest: Any) -> Any:
+        copied.append(model)
+        return build(model, *rest)
+
+    monkeypatch.setattr(measuring, "build_optimizers", watch)
+    assert measure(setup, ALONE).seconds > 0
+    assert sum(isinstance(module, Block) for module in copied[0].modules()) == blocks
+    assert not any(module is setup.model for module in copied)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
+from vitrail.cli.flags import flags_of_configs
 from vitrail.cli.options import NO_HINTS, Classes, HintFlags, Json
 from vitrail.cli.printing import SteadyConsole, print_json
+from vitrail.cli.usage import as_flags
 from vitrail.weights.catalogue import FormatName
 from vitrail.wording import counted
 
@@ -116,7 +118,7 @@ def _print(source: str, target: Path, conversion: "Conversion") -> None:
         _print_agreement(console, f"{conversion.target_format}'s own library", conversion.peer)
     for note in conversion.notes:
         if note not in conversion.assumed:  # these were printed on the error stream already
-            console.print(f"note: {note}")
+            console.print(f"note: {as_flags(note, flags_of_configs(HintFlags))}")
     if conversion.how_to_load:
         console.print(f"load it: {conversion.how_to_load}")
     console.print(f"inspect it: vitrail inspect {target}")

@@ -7,8 +7,10 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
+from vitrail.cli.flags import flags_of_configs
 from vitrail.cli.options import NO_HINTS, HintFlags, Json
 from vitrail.cli.printing import SteadyConsole, print_json
+from vitrail.cli.usage import as_flags
 from vitrail.weights.catalogue import FormatName
 
 if TYPE_CHECKING:
@@ -52,4 +54,5 @@ def _print(inspection: "Inspection") -> None:
     console.print(table)
     for finding in inspection.findings:
         style = {"error": "red", "warning": "yellow", "note": ""}[finding.severity]
-        console.print(Text(f"{finding.severity}: ", style=style) + Text(finding.message), soft_wrap=True)
+        message = as_flags(finding.message, flags_of_configs(HintFlags))
+        console.print(Text(f"{finding.severity}: ", style=style) + Text(message), soft_wrap=True)

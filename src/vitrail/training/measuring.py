@@ -151,7 +151,7 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
         for name, buffer in model.named_buffers():
             buffer.copy_(states[name])
     return Measured(
-        seconds=seconds + _measure_update(setup) * images * ranks.world_size / size,
+        seconds=seconds + _measure_update(setup, ranks.world_size) * images * ranks.world_size / size,
         images=images,
         peak_bytes=peak_memory(ranks.device),
         epoch_overhead=_estimate_saving(setup),
@@ -186,17 +186,24 @@ def _time_batches(
     return min(timed[WARM:] or timed, key=lambda pair: pair[0] / pair[1])
 
 
-def _measure_update(setup: Setup) -> float:
-    """Seconds of an optimiser's step, on a copy of the model."""
-    model = copy.deepcopy(setup.model)
-    optimizers = build_optimizers(model, setup.config.optim, model.config.depth)
+def _measure_update(setup: Setup, world_size: int) -> float:
+    """Seconds of an optimiser's step, on a copy of the model.
+
+    Of a model that is spread over the ranks, since it is too large for one, it is the time of a single block, and from
+    that of this rank's share of all.
+    """
+    sharded = setup.config.machine.strategy == "fsdp"
+    part = copy.deepcopy(setup.model.blocks[0] if sharded else setup.model)
+    depth = setup.model.config.depth
+    optimizers = build_optimizers(part, setup.config.optim, depth)
     start_state(optimizers)
-    for parameter in model.parameters():
+    for parameter in part.parameters():
         parameter.grad = torch.zeros_like(parameter)
     began = time.perf_counter()
     for optimizer in optimizers:
         optimizer.step()
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    return seconds * depth / world_size if sharded else seconds
 
 
 def _estimate_saving(setup: Setup) -> float:
