@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import App
 from cyclopts.argument import Argument
-from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, typed, wrapped
+from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, wrapped
 
-from vitrail.cli.flags import UNSET
+from vitrail.cli.flags import UNSET, as_typed
 from vitrail.cli.main import VERBS, build_app
 
 _VALUES = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
@@ -123,7 +123,7 @@ def _default(argument: Argument) -> str:
     if value is True:
         return "on"
     nothing = any(value is each for each in (UNSET, None, False, "", (), argument.field_info.empty))
-    return "" if nothing or argument.parameter.show_default is False else code(typed(value))
+    return "" if nothing or argument.parameter.show_default is False else code(as_typed(value))
 
 
 def _is_positional(argument: Argument) -> bool:

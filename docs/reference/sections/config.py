@@ -10,9 +10,9 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, typed, wrapped
+from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, wrapped
 
-from vitrail.cli.flags import field_texts
+from vitrail.cli.flags import as_typed, field_texts
 from vitrail.data import Augment, DataConfig, LoaderConfig, Preprocess
 from vitrail.data.config import Columns
 from vitrail.model.config import BlockConfig, ConvStem, PatchStem, PositionConfig, Rates, ResNetStem, ViTConfig
@@ -129,4 +129,4 @@ def _default(each: "dataclasses.Field[Any]") -> str:
 
 def _shown(value: Any) -> str:
     """A default as Python and YAML have it."""
-    return f"({', '.join(map(typed, cast('tuple[Any, ...]', value)))})" if isinstance(value, tuple) else typed(value)
+    return f"({', '.join(map(as_typed, cast('tuple[Any, ...]', value)))})" if isinstance(value, tuple) else as_typed(value)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, cast
 
 WIDTH = 120
 
@@ -39,13 +38,6 @@ def sentence(text: str) -> str:
 def protected(text: str) -> str:
     """Text that Markdown shows as it is: paths with stars, dollars, brackets before brackets."""
     return re.sub(r"([*$<]|\[(?=[^\]]*\]))", r"\\\1", text)
-
-
-def typed(value: Any) -> str:
-    """A value as it is typed: the numbers of a tuple one after the other, with four digits."""
-    if isinstance(value, tuple):
-        return " ".join(typed(item) for item in cast("tuple[Any, ...]", value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def wrapped(text: str) -> str:

@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import inspect
 from functools import cache
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -61,7 +61,14 @@ def _flag_type(hint: Any) -> Any:
 def _shown_default(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING or field.default is None:
         return ""
-    return str(field.default)
+    return as_typed(field.default)
+
+
+def as_typed(value: Any) -> str:
+    """A value as it is typed: the numbers of a tuple one after the other, with four digits."""
+    if isinstance(value, tuple):
+        return " ".join(as_typed(item) for item in cast("tuple[Any, ...]", value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @cache
