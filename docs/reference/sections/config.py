@@ -129,4 +129,6 @@ def _default(each: "dataclasses.Field[Any]") -> str:
 
 def _shown(value: Any) -> str:
     """A default as Python and YAML have it."""
-    return f"({', '.join(map(as_typed, cast('tuple[Any, ...]', value)))})" if isinstance(value, tuple) else as_typed(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(as_typed, cast('tuple[Any, ...]', value)))})"
+    return as_typed(value)
