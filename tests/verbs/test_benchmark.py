@@ -26,6 +26,24 @@ def labels(comparison: Comparison) -> list[str]:
     return [f"{row.contestant.label} {row.batch}" for row in comparison.rows]
 
 
+@pytest.fixture(autouse=True)
+def _without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the processor of the tests computes in."""
+    monkeypatch.setattr(contestants, "computes_bf16", lambda: False)
+
+
+def test_bf16_takes_part_where_the_processor_computes_in_it(
+    save_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contestants, "computes_bf16", lambda: True)
+    rows = vitrail.benchmark(save_model(depth=1), **QUICK).rows
+    ways = [(row.contestant.runtime, row.contestant.precision) for row in rows]
+    assert ways == [(name, number) for name in ("torch", "onnx", "openvino") for number in ("float32", "bf16")
+                    if (name, number) != ("onnx", "bf16")]  # fmt: skip
+    assert all(row.difference < (1e-4 if row.contestant.precision == "float32" else 0.1) for row in rows)
+    assert rows[1].difference > 1e-4
+
+
 @pytest.fixture
 def data(inside: Path) -> Path:
     """A picture of each class to train with, and two to measure with."""
@@ -132,7 +150,6 @@ def test_mistakes_are_errors_before_anything_is_measured(
     save_model: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contestants, "computes_bf16", lambda: False)
     monkeypatch.setattr(contestants.Workshop, "build", lambda *_: pytest.fail("nothing may be built"))
     with pytest.raises(error, match=message):
         vitrail.benchmark(save_model(), **{**QUICK, **arguments})
