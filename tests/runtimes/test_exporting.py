@@ -70,7 +70,10 @@ def test_a_full_disk_leaves_nothing(
     if to == "openvino":  # which gets its graph from ONNX: let that file be, so that OpenVINO meets the limit
         write = exporting.write_onnx
         monkeypatch.setattr(exporting, "write_onnx", lambda *arguments: unlimited(write, *arguments))
-    with full_disk(), pytest.raises((OSError, WeightsError), match="cannot|too large|No space|not enough|damaged"):
+    with (
+        full_disk(),
+        pytest.raises(WeightsError, match=rf"{path} cannot be written: file too large|cannot write|damaged"),
+    ):
         vitrail.export(name, path, to=to)  # pyright: ignore
     assert sorted(inside.iterdir()) == before
 
@@ -86,7 +89,7 @@ def test_targets_that_cannot_be_written(inside: Path, save_model: Callable[..., 
     name = save_model()
     (inside / "file").touch()
     assert main(["export", name, "file/model.onnx"]) == 2
-    assert "file" in capsys.readouterr().err
+    assert "file/model.onnx cannot be written: " in capsys.readouterr().err
     for path, to, message in (
         ("model.xyz", None, r"an export ends in \.onnx or \.pt2"),
         ("model.onnx", "openvino", "writes a folder; got model.onnx"),

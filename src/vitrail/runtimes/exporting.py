@@ -1,5 +1,6 @@
 """Checkpoint → ONNX, OpenVINO or torch.export; `proving.py` runs what was written before it is moved into place."""
 
+import errno
 import io
 import json
 import logging
@@ -30,6 +31,7 @@ Target = Literal["onnx", "openvino", "torch"]
 Precision = Literal["float32", "int8"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "openvino": "", "torch": ".pt2"}
 OPSET = 20  # the first with Gelu as one operation; later ones run slower or not at all in today's runtimes
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that has no room
 LARGEST_ONNX = 2_000_000_000  # bytes in one file, which protobuf limits to 2 GiB
 NEEDS: dict[Target, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
@@ -108,8 +110,16 @@ def draft_of(path: Path, target: Target) -> Generator[Path]:
             )
     elif path.is_dir():
         raise WeightsError(f"{path} is a folder; name a file that ends in {SUFFIXES[target]}.")
-    with atomic_path(path) as draft:
-        yield draft
+    begun = False
+    try:
+        with atomic_path(path) as draft:
+            begun = True
+            yield draft
+    except OSError as error:
+        if begun and error.errno not in FULL:
+            raise
+        why = (error.strerror or str(error)).lower()
+        raise WeightsError(f"{path} cannot be written: {why}; nothing is left there.") from error
 
 
 def write_export(exported: Exported, draft: Path, target: Target) -> None:
