@@ -47,7 +47,7 @@ def fit_trust(
     split: str = "val",
     *,
     by_position: bool = False,
-    known: Callable[[str, Integers, list[int]], Look | None] = lambda *_: None,
+    known: Callable[[str, Integers, list[int]], Look | None] = lambda _split, _classes, _samples: None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[Trust, Measurement]:
     """What a calibration on a split finds, and what was measured for it; too few pictures are an error.
