@@ -22,7 +22,8 @@ def group() -> Generator[None]:
 def test_gradients_lie_in_what_is_sent(tiny: ViTConfig, group: None) -> None:
     """Otherwise, DDP would keep all of them twice."""
     model = ViT(tiny)
-    spread(model, Ranks(rank=0, world_size=2), "ddp")(torch.randn(2, 3, *tiny.image_size)).sum().backward()
+    copied = spread(model, Ranks(rank=0, world_size=2), "ddp")
+    copied(torch.randn(2, 3, *tiny.image_size)).sum().backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     storages = {gradient.untyped_storage().data_ptr(): gradient.untyped_storage().nbytes() for gradient in gradients}
     assert len(storages) < len(gradients)
