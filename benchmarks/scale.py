@@ -1,6 +1,6 @@
 """What ranks hold and send, against `vitrail.training.estimate_footprint`: DDP and FSDP2 on 1, 2 and 4 ranks.
 
-    python -m benchmarks.scale [--models vit-s16 vit-b16] [--ranks 1 2 4] [--pictures 4]
+    python -m benchmarks.scale [--models vit-s16] [--ranks 1 2 4] [--pictures 4]
 
 Each rank is a process with one thread, connected by gloo, that takes steps of the training loop (AdamW, float32) on
 upscaled digits of 64 pixels:
@@ -141,7 +141,7 @@ def print_table(rows: Iterable[tuple[str, int, str, dict[str, Any]]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What ranks hold and send.")
-    parser.add_argument("--models", nargs="+", default=["vit-s16", "vit-b16"])
+    parser.add_argument("--models", nargs="+", default=["vit-s16"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--pictures", type=int, default=4, help="on each rank")
     parser.add_argument("--rank", nargs=2, metavar=("MODEL", "STRATEGY"), help="be one of the ranks")

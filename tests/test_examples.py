@@ -66,8 +66,10 @@ def run_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
 
-    def run(name: str) -> list[set[str]]:
-        return [set(rich_forms(value)) for value in Notebook(EXAMPLES / name).run()]
+    def run(name: str, shortened: dict[str, str]) -> list[set[str]]:
+        notebook = Notebook(EXAMPLES / name)
+        assert all(any(old in source for source in notebook.code) for old in shortened)
+        return [set(rich_forms(value)) for value in notebook.run(shortened)]
 
     return run
 
@@ -76,12 +78,12 @@ MARKDOWN, PNG, HTML, NOTHING = {"_repr_markdown_"}, {"_repr_png_"}, {"_repr_html
 
 
 def test_digits_in_a_notebook(run_notebook, no_report: None) -> None:
-    shown = run_notebook("digits.ipynb")
+    shown = run_notebook("digits.ipynb", {"epochs=12": "epochs=2"})
     assert shown == [NOTHING, MARKDOWN, PNG, MARKDOWN, PNG, HTML, PNG, PNG]
 
 
 def test_explain_in_a_notebook(run_notebook, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = run_notebook("explain.ipynb")
+    shown = run_notebook("explain.ipynb", {})
     assert shown == [NOTHING, PNG, PNG, NOTHING, PNG, PNG, NOTHING]
     assert "random" in capsys.readouterr().out
 

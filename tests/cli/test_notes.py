@@ -96,12 +96,15 @@ def test_the_average_is_chosen_by_a_flag(tmp_path: Path, capsys: pytest.CaptureF
     assert means[0] == means[1] == read_native(Path("1n.safetensors")).tensors["norm.bias"].add(1).mean()
 
 
-@pytest.mark.parametrize("verb", ["inspect", "convert"])
-def test_what_is_printed_names_flags_and_not_arguments(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_names_flags_and_not_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     """Also of a file of ours, which keeps the notes of the file that it was made from."""
-    assert main(["convert", "tiny.npz", "ours.safetensors"]) == 0
-    source = {"inspect": ["inspect", "tiny.npz"], "convert": ["convert", "ours.safetensors", "theirs", "--to", "hf"]}
-    assert main(source[verb]) == 0
-    printed = capsys.readouterr().out
-    assert "--image-size" in printed
-    assert "image_size=" not in printed
+    model = randomize(ViT(replace(TINY, num_classes=2)))
+    checkpoint = Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=preset("timm", 32))
+    write_checkpoint(checkpoint, "tiny.pth", "timm")
+    assert main(["convert", "tiny.pth", "ours.safetensors", "--heads", "4"]) == 0
+    capsys.readouterr()
+    for command in (["inspect", "tiny.pth", "--heads", "4"], ["convert", "ours.safetensors", "theirs", "--to", "hf"]):
+        assert main(command) == 0
+        printed = capsys.readouterr().out
+        assert "assumed 1e-06; --norm-eps changes that" in printed
+        assert "norm_eps=" not in printed

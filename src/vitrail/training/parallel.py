@@ -22,7 +22,8 @@ def spread(model: nn.Module, ranks: Ranks, strategy: str) -> nn.Module:
         return model
     if ranks.world_size == 1:
         return model
-    return DistributedDataParallel(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None)
+    devices = [ranks.device] if ranks.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)  # not all of them twice
 
 
 def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
