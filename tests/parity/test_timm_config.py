@@ -294,7 +294,6 @@ def test_any_transform_agrees_or_is_refused(folders: dict[bool, Path]) -> None:
     run()
     assert results["agreed"] > 10
     assert results["refused"] > 10
-    assert results["noted"] > 0
 
 
 def tiny(folder: Path, **changes: Any) -> nn.Module:

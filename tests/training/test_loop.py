@@ -237,7 +237,6 @@ def test_the_head_alone_learns_on_cached_features(tmp_path: Path) -> None:
     assert [what for what, done, total in told if done == total] == [
         "train features",
         "val features",
-        "pictures measured for the calibration",
         "test pictures measured",
     ]
     after = open_checkpoint(tmp_path / "second")

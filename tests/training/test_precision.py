@@ -31,6 +31,7 @@ def test_what_is_faster_is_kept(times, chosen: str, text: str, make_setup: Calla
 
     monkeypatch.setattr(precision, "computes_bf16", lambda: True)
     monkeypatch.setattr(precision, "time_gradients", fake)
+    monkeypatch.setattr(precision, "NARROW", 0)
     said: list[str] = []
     setup = make_setup(compile="auto")
     settled = settle_precision(setup, Ranks(), said.append)
@@ -44,6 +45,14 @@ def test_nothing_is_measured_where_bf16_is_emulated(make_setup: Callable[..., Se
     monkeypatch.setattr(precision, "computes_bf16", lambda: False)
     setup = make_setup()
     assert settle_precision(setup, Ranks(), pytest.fail) is setup.config
+
+
+def test_no_noise_decides_for_a_narrow_model(make_setup: Callable[..., Setup], monkeypatch) -> None:
+    monkeypatch.setattr(precision, "computes_bf16", lambda: True)
+    monkeypatch.setattr(precision, "time_gradients", pytest.fail)
+    setup = make_setup()
+    settled = settle_precision(setup, Ranks(), pytest.fail)
+    assert settled == replace(setup.config, machine=replace(setup.config.machine, precision="float32"))
 
 
 def test_measuring_is_short_and_changes_nothing(make_setup: Callable[..., Setup]) -> None:

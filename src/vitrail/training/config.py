@@ -191,7 +191,7 @@ class Machine:
     """Pictures per forward pass; gradients are accumulated over the batch [default: whatever suits the device]."""
     device: str = "auto"
     """cpu, cuda, mps, or auto."""
-    precision: Literal["auto", "float32", "bf16"] = "auto"
+    precision: Literal["float32", "bf16", "auto"] = "auto"
     """Number type of the forward pass; auto: bf16 on GPUs that have it, and on CPUs where it is measured faster."""
     compile: Literal["auto", "on", "off"] = "off"
     """Whether to use torch.compile; auto tries it and keeps it only if it is faster."""

@@ -1,7 +1,7 @@
 """Whether a run on a processor computes in bf16: measured on its own model and pictures before it begins.
 
-Processors differ: one multiplies in bf16 at twice the speed of float32, another at a quarter; and small models, which
-`Lanes` compute in float32, gain nothing. What is decided goes into the run's config, so that a resumed run computes the
+Processors differ: one multiplies in bf16 at twice the speed of float32, another at a quarter. Narrow models gain nothing
+on any of them, so they are not timed: no noise then decides how they are trained. What is decided goes into the run's config, so that a resumed run computes the
 same bits.
 """
 
@@ -19,6 +19,7 @@ from vitrail.training.config import TrainConfig
 from vitrail.training.gradients import Lanes, Plain, make_engine
 from vitrail.training.objectives import make_objective
 
+NARROW = 128  # up to this width, matrix products are too small to gain: 0.57× at width 48
 WORTH = 1.1  # bf16 rounds: it must be this much faster
 MOST_TIMED = 256  # pictures of a batch that are timed
 PATIENCE = 5.0  # seconds after which no further round is timed
@@ -32,13 +33,19 @@ def settle_precision(setup: Setup, ranks: Ranks, say: Callable[[str], None]) -> 
     config = setup.config
     if config.machine.precision != "auto" or ranks.device.type != "cpu" or not computes_bf16():
         return config
+    if setup.model.config.width <= NARROW:
+        return _with_precision(config, "float32")
     plain, rounded = time_gradients(setup, [_engine(setup, ranks, name) for name in ("float32", "bf16")])
     gain = plain / rounded
     if gain < WORTH:
         say(f"bf16 gives {gain:.2f}× here; computing in float32")
     else:
         say(f"computing in bf16, {gain:.2f}× float32 here")
-    return replace(config, machine=replace(config.machine, precision="float32" if gain < WORTH else "bf16"))
+    return _with_precision(config, "float32" if gain < WORTH else "bf16")
+
+
+def _with_precision(config: TrainConfig, precision: str) -> TrainConfig:
+    return replace(config, machine=replace(config.machine, precision=precision))
 
 
 def time_gradients(setup: Setup, engines: list[Plain | Lanes], clock: Clock = time.perf_counter) -> list[float]:
