@@ -1,8 +1,8 @@
 """Whether a run on a processor computes in bf16: measured on its own model and pictures before it begins.
 
-Processors differ: one multiplies in bf16 at twice the speed of float32, another at a quarter. Narrow models gain nothing
-on any of them, so they are not timed: no noise then decides how they are trained. What is decided goes into the run's config, so that a resumed run computes the
-same bits.
+Processors differ: one multiplies in bf16 at twice the speed of float32, another at a quarter. Narrow models gain
+nothing on any of them, so they are not timed, and no noise decides how they are trained. What is decided goes into the
+run's config, so that a resumed run computes the same bits.
 """
 
 import time
