@@ -14,7 +14,7 @@ from vitrail.training.parallel import spread
 @pytest.fixture
 def group() -> Generator[None]:
     """A group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
     yield
     dist.destroy_process_group()
 
