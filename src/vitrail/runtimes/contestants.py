@@ -20,7 +20,7 @@ from vitrail.runtimes import onnx_runtime, openvino_runtime
 from vitrail.runtimes.exported import ExportedRuntime
 from vitrail.runtimes.exporting import Exported, prepare_export, write_onnx
 from vitrail.runtimes.graph import GraphOptions
-from vitrail.runtimes.opening import RUNTIMES, LoadOptions, Precision, label_of, open_runtime
+from vitrail.runtimes.opening import RUNTIMES, LoadOptions, Precision, RuntimeName, label_of, open_runtime
 from vitrail.runtimes.runtime import Floats
 from vitrail.schema import from_dict
 from vitrail.weights.catalogue import FormatName
@@ -205,7 +205,7 @@ def export_entrant(runtime: ExportedRuntime[Any], path: str | Path) -> Entrant:
     """An export as it was loaded."""
     manifest = runtime.manifest
     merge, macs = _of_config(manifest.config)
-    kind = next(kind.key for kind in RUNTIMES if runtime.name.startswith(kind.name))
+    kind: RuntimeName = next(each.key for each in RUNTIMES if runtime.name.startswith(each.name))
     precision = manifest.precision if runtime.name != label_of(kind, "bf16") else "bf16"
     contestant = Contestant(runtime=kind, precision=precision, merge=merge, export=str(path))
     source = Path(path)
