@@ -66,7 +66,8 @@ def fit_trust(
 
     def look(name: str, limit: int | None = None) -> Look:
         samples = choose(len(dataset.split(name)), limit)
-        return known(name, samples, order) or _look(predictor, dataset.split(name), order, samples, progress)
+        found = None if known is None else known(name, samples, order)
+        return found or _look(predictor, dataset.split(name), order, samples, progress)
 
     kept, logits, features, broken = look(split)
     seen, _, trained_on, _ = look("train", TRAINING_PICTURES)
