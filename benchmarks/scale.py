@@ -148,7 +148,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank:
         torch.set_num_threads(1)
-        print(json.dumps(measure_rank(*options.rank, options.pictures)))
+        model, strategy = options.rank
+        print(json.dumps(measure_rank(model, strategy, options.pictures)))
         return
     if not dist.is_gloo_available():
         raise SystemExit("this build of torch has no gloo")
