@@ -5,6 +5,7 @@ from collections.abc import Generator
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from vitrail.model import ViT, ViTConfig
 from vitrail.ranks import Ranks
@@ -14,7 +15,7 @@ from vitrail.training.parallel import spread
 @pytest.fixture
 def group() -> Generator[None]:
     """A group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
