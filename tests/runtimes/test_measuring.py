@@ -1,7 +1,9 @@
 """Turns, quantiles and the best matrix product."""
 
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,3 +43,19 @@ def test_the_best_matrix_product_is_that_of_this_machine() -> None:
     with cores(2):
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == before
+
+
+def test_numpy_which_takes_all_cores_does_not_measure_a_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, ...]] = []
+    own = np.matmul
+
+    def matmul(left: np.ndarray, right: np.ndarray, **rest: Any) -> Any:
+        sizes.append(left.shape)
+        return own(left, right, **rest)
+
+    monkeypatch.setattr(np, "matmul", matmul)
+    with cores(2):
+        measure_gemm_peak(1, seconds=0.01)
+        assert not sizes
+        measure_gemm_peak(2, seconds=0.01)
+    assert sizes

@@ -113,7 +113,8 @@ def probabilities(
         rows = [_index("query row", row, query.shape[2]) for row in queries]
         query = query[:, :, rows]
         mask = mask[:, :, rows] if mask is not None and mask.shape[2] > 1 else mask
-    scores = query @ key.transpose(-2, -1) * scale
+    scores = query @ key.transpose(-2, -1)
+    scores = scores if scale == 1.0 else scores * scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))  # exact under autocast

@@ -68,11 +68,13 @@ class ViT(nn.Module):
         """Logits (B, classes); the features where the config has no classes."""
         return self.classify(self.features(images, mask))
 
-    def features(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    def features(
+        self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None, mix: LayerMix | None = None
+    ) -> Tensor:
         """What the head sees (B, D): pooled tokens, through the representation layer where there is one."""
         tokens, mask = self.embed_images(images, mask)
         keep = 1 if self.config.pooling == "cls" else None  # the other tokens of the last block are never read
-        return self.summarize(*self.encode(tokens, mask, keep))
+        return self.summarize(*self.encode(tokens, mask, keep, mix), mix)
 
     def tokens(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         """All tokens (B, N, D) after the encoder: [cls] and registers first, then the patches row by row.

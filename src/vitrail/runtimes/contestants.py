@@ -21,7 +21,8 @@ from vitrail.runtimes.exported import ExportedRuntime
 from vitrail.runtimes.exporting import Exported, prepare_export, write_onnx
 from vitrail.runtimes.graph import GraphOptions
 from vitrail.runtimes.opening import RUNTIMES, LoadOptions, Precision, RuntimeName, label_of, open_runtime
-from vitrail.runtimes.runtime import Floats
+from vitrail.runtimes.runtime import Floats, Runtime
+from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.schema import from_dict
 from vitrail.weights.catalogue import FormatName
 from vitrail.weights.checkpoint import Checkpoint
@@ -140,7 +141,9 @@ class Workshop:
         if contestant.runtime == "torch":
             checkpoint = merged(self.checkpoint, contestant.merge)
             model = checkpoint.build(DTYPES[contestant.precision])
-            return _torch_entrant(contestant, model, summarize(checkpoint.config).forward_macs)
+            macs = summarize(checkpoint.config).forward_macs
+            own = None if contestant.compiled else answers_of(TorchRuntime(model))
+            return _torch_entrant(contestant, model, macs, own)
         exported, path = self._graph(contestant.merge)
         macs = summarize(exported.graph.model.config).forward_macs
         megabytes = path.stat().st_size / 1e6
@@ -170,7 +173,8 @@ class Workshop:
         return _torch_entrant(contestant, build_peer(checkpoint, path), summarize(checkpoint.config).macs)
 
 
-def _torch_entrant(contestant: Contestant, model: nn.Module, macs: int) -> Entrant:
+def _torch_entrant(contestant: Contestant, model: nn.Module, macs: int, own: Compute | None = None) -> Entrant:
+    """A model in torch, called as such, or by `own`."""
     megabytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()) / 1e6
     dtype = DTYPES[contestant.precision]
     run = cast("nn.Module", torch.compile(model, dynamic=False)) if contestant.compiled else model
@@ -179,10 +183,10 @@ def _torch_entrant(contestant: Contestant, model: nn.Module, macs: int) -> Entra
     def compute(images: Floats) -> Floats:
         return run(torch.from_numpy(images).to(dtype)).float().numpy()
 
-    return Entrant(contestant=contestant, compute=compute, megabytes=megabytes, macs=macs)
+    return Entrant(contestant=contestant, compute=own or compute, megabytes=megabytes, macs=macs)
 
 
-def answers_of(runtime: ExportedRuntime[Any]) -> Compute:
+def answers_of(runtime: Runtime) -> Compute:
     """Logits, or features where there is no head."""
     return runtime.logits if runtime.num_classes else runtime.features
 

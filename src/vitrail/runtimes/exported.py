@@ -10,6 +10,7 @@ import numpy as np
 from vitrail.data.pixels import Array
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, WeightsError
+from vitrail.runtimes.dividing import compute_divided
 from vitrail.runtimes.manifest import FEATURES, PROBABILITIES, Manifest
 from vitrail.runtimes.runtime import Floats, batch_for
 from vitrail.schema import from_dict
@@ -86,7 +87,8 @@ class ExportedRuntime(Generic[Compiled]):
                     f"this export has no output {name!r}, only {', '.join(self.manifest.outputs)}; export the "
                     "checkpoint again and ask for it, or use the checkpoint itself."
                 )
-        rows = self._run(images)
+        divisible = self._fixed_batch is None
+        rows = compute_divided(self._run, images, self.manifest.tokens) if divisible else self._run(images)
         return [rows[self.manifest.outputs.index(name)] for name in names]
 
     def _as_logits(self, scores: Floats) -> Floats:

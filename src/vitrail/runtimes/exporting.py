@@ -137,7 +137,7 @@ def write_export(exported: Exported, draft: Path, target: Target) -> None:
 def write_onnx(exported: Exported, path: Path) -> None:
     """An ONNX file; one that would be too large keeps its weights in a file beside it."""
     graph = exported.graph
-    with _quiet():
+    with _quiet(), graph.written_out():
         program: Any = torch.onnx.export(
             graph,
             (graph.example(),),

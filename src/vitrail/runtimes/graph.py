@@ -1,6 +1,8 @@
 """The computation that is exported: the model's own forward pass, with what is asked for before and after it."""
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError
 from vitrail.model import AttentionQuery, ViT
+from vitrail.model.attention import LayerMix
 from vitrail.model.positions import OFFSETS
+from vitrail.runtimes.graph_attention import in_graph_form, mix_written_out
 from vitrail.runtimes.manifest import FEATURES, LOGITS, PROBABILITIES
 from vitrail.runtimes.resizing import check_resizable, prepare_in_graph
 from vitrail.weights.trust import FLOOR, Trust
@@ -40,6 +44,7 @@ class Graph(nn.Module):
     def __init__(self, model: ViT, spec: Preprocess, options: GraphOptions, trust: Trust | None = None) -> None:
         super().__init__()
         self.model, self.spec, self.options, self.trust = model, spec, options, trust
+        self.mix: LayerMix | None = None  # what attends instead of the fused kernel
         self.layers = tuple(dict.fromkeys(model.layer_index(layer) for layer in options.attention))
         if options.with_preprocess:
             check_resizable(spec)
@@ -64,7 +69,7 @@ class Graph(nn.Module):
             trace = self.model.trace(images, attention=AttentionQuery(layers=self.layers))
             logits, features, maps = trace.logits, trace.features, [trace.attention[layer] for layer in self.layers]
         else:
-            features = self.model.features(images)
+            features = self.model.features(images, mix=self.mix)
             logits, maps = self.model.classify(features), []
         scores = self._probabilities(logits) if self.options.with_preprocess else logits
         head = (scores,) if self.model.config.num_classes else ()
@@ -79,6 +84,16 @@ class Graph(nn.Module):
             return shares
         left = torch.maximum(shares - self.trust.smoothing / logits.shape[-1], FLOOR * shares)
         return left / left.sum(dim=-1, keepdim=True)
+
+    @contextmanager
+    def written_out(self) -> Generator[None]:
+        """While the context lasts, attention is in the form that runtimes compute fastest."""
+        with in_graph_form(self.model):
+            self.mix = mix_written_out
+            try:
+                yield
+            finally:
+                self.mix = None
 
     def example(self, count: int = 2) -> Tensor:
         """Pictures of the right kind to trace with; torch keeps the batch free only from two pictures on."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from vitrail.threads import num_cores
+from vitrail.threads import num_cores, start_workers
 
 ROUNDS = 6  # turns of each
 REST = 0.02  # seconds before a turn, in which the threads of the one before fall asleep
@@ -90,13 +91,16 @@ def cores(count: int) -> Generator[None]:
 
 
 def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
-    """The most float32 operations in a second that a matrix product does here on so many cores.
+    """The most float32 operations in a second that matrix products do here on so many cores.
 
-    A multiplication and an addition are two. The best of torch's library and, on all cores, NumPy's.
+    A multiplication and an addition are two. The best of torch's library, NumPy's, and a product for each core by
+    itself, which no core has to wait for.
     """
+    with_numpy = count == num_cores()  # NumPy always takes them all
     best = 0.0
-    with cores(count):
-        runs = [run for rows, inner, columns in PRODUCTS for run in _products(rows, inner, columns, count)]
+    with cores(count), start_workers(count) as workers:
+        runs = [run for sizes in PRODUCTS for run in _products(*sizes, with_numpy)]
+        runs += [_products_apart(*sizes, workers, count) for sizes in PRODUCTS if count > 1]
         end = time.perf_counter() + seconds
         while best == 0.0 or time.perf_counter() < end:
             for operations, multiply in runs:
@@ -104,11 +108,24 @@ def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
     return best
 
 
-def _products(rows: int, inner: int, columns: int, count: int) -> list[tuple[int, Callable[[], object]]]:
+Product = tuple[int, Callable[[], object]]  # its operations, and what does it
+
+
+def _products(rows: int, inner: int, columns: int, with_numpy: bool) -> list[Product]:
     left, right, out = torch.randn(rows, inner), torch.randn(inner, columns), torch.empty(rows, columns)
     operations = 2 * rows * inner * columns
-    products: list[tuple[int, Callable[[], object]]] = [(operations, lambda: torch.mm(left, right, out=out))]
-    if count == num_cores():  # NumPy always takes them all
+    products: list[Product] = [(operations, lambda: torch.mm(left, right, out=out))]
+    if with_numpy:
         arrays = left.numpy(), right.numpy(), out.numpy()
         products.append((operations, lambda: np.matmul(arrays[0], arrays[1], out=arrays[2])))
     return products
+
+
+def _products_apart(rows: int, inner: int, columns: int, workers: ThreadPoolExecutor, count: int) -> Product:
+    """As many products at once as there are cores."""
+    own = [(torch.randn(rows, inner), torch.randn(inner, columns), torch.empty(rows, columns)) for _ in range(count)]
+
+    def multiply(matrices: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+        torch.mm(matrices[0], matrices[1], out=matrices[2])
+
+    return 2 * rows * inner * columns * count, lambda: list(workers.map(multiply, own))

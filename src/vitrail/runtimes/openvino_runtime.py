@@ -96,11 +96,35 @@ def read_model(path: Path) -> Any:
     """The graph of an .xml file and its .bin, or of an ONNX file."""
     openvino = load_openvino()
     try:
-        return openvino.Core().read_model(str(path))
+        model = openvino.Core().read_model(str(path))
+        transpose_in_products(model)
+        return model
     except Exception as error:  # a damaged file raises many kinds
         raise WeightsError(
             f"{path} cannot be read by OpenVINO, so it is damaged, or not a model: {_reason(error)}"
         ) from error
+
+
+# How the second factor of Q Kᵀ is transposed → what remains to be done before a product that transposes it itself.
+KEY_ORDERS = {(0, 1, 3, 2): None, (0, 2, 3, 1): (0, 2, 1, 3)}
+
+
+def transpose_in_products(model: Any) -> None:
+    """Q Kᵀ as a product that transposes K itself: OpenVINO fuses it with the softmax also where K has 8 bits."""
+    from openvino import opset13
+
+    for product in model.get_ordered_ops():
+        if product.get_type_name() != "MatMul" or product.get_attributes()["transpose_b"]:
+            continue
+        query, key = product.input_value(0), product.input_value(1).get_node()
+        order = key.input_value(1).get_node() if key.get_type_name() == "Transpose" else None
+        if order is None or order.get_type_name() != "Constant" or tuple(order.data) not in KEY_ORDERS:
+            continue
+        rest, key = KEY_ORDERS[tuple(order.data)], key.input_value(0)
+        key = key if rest is None else opset13.transpose(key, np.array(rest))
+        joined = opset13.matmul(query, key, product.get_attributes()["transpose_a"], True)
+        joined.set_friendly_name(product.get_friendly_name())
+        product.output(0).replace(joined.output(0))
 
 
 def compile_model(model: Any, cores: int, precision: Precision, name: str) -> Any:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vitrail.model import ViT
 from vitrail.model.config import Pair
+from vitrail.runtimes.dividing import compute_divided
 from vitrail.runtimes.opening import label_of
 from vitrail.runtimes.runtime import Floats, batch_for
 
@@ -46,18 +47,32 @@ class TorchRuntime:
         return DEVICE_BATCH if self.device.type != "cpu" else batch_for(self.model.config.tokens)
 
     def logits(self, images: Floats) -> Floats:
-        return self.run(self.model, torch.from_numpy(images)).numpy()
+        return self._compute(images, lambda part: (self.run(self.model, part),))[0]
 
     def features(self, images: Floats) -> Floats:
-        return self.run(self.model.features, torch.from_numpy(images)).numpy()
+        return self._compute(images, lambda part: (self.run(self.model.features, part),))[0]
 
     @property
     def has_features(self) -> bool:
         return True
 
     def logits_and_features(self, images: Floats) -> tuple[Floats, Floats]:
-        features = self.run(self.model.features, torch.from_numpy(images))
-        return self.run(self.model.classify, features).numpy(), features.numpy()
+        def both(part: Tensor) -> tuple[Tensor, Tensor]:
+            features = self.run(self.model.features, part)
+            return self.run(self.model.classify, features), features
+
+        logits, features = self._compute(images, both)
+        return logits, features
+
+    def _compute(self, images: Floats, outputs: Callable[[Tensor], Sequence[Tensor]]) -> Sequence[Floats]:
+        """Some outputs; on a CPU, large batches are divided among its cores."""
+
+        def compute(part: Floats) -> list[Floats]:
+            return [rows.numpy() for rows in outputs(torch.from_numpy(part))]
+
+        if self.device.type != "cpu":
+            return compute(images)
+        return compute_divided(compute, images, self.model.config.tokens)
 
     @torch.inference_mode()
     def run(self, compute: Callable[..., Tensor], images: Tensor | Sequence[Tensor]) -> Tensor:
