@@ -1,6 +1,7 @@
 """One model on every runtime, beside timm, transformers and torchvision, each eager and compiled; same weights.
 
-    python -m benchmarks.runtimes [--models vit-s16 vit-b16] [--batches 1 8] [--seconds 12] [--no-compile] [--merge 8]
+    python -m benchmarks.runtimes [--models vit-s16 vit-b16] [--batches 1 8] [--seconds 12] [--no-compile]
+        [--merge 9] [--schedule alternating]
 
 Forward passes at 224 pixels on all cores. Each contestant runs in a process of its own, so that nobody's threads are in
 another's way, and sleeps while another has its turn; the turns rotate. `ms` is the median call of the quieter half of
@@ -15,13 +16,13 @@ the processor computes in it.
 
 import argparse
 import dataclasses
-import inspect
 import json
 import os
 import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -29,8 +30,9 @@ import vitrail
 from benchmarks.data import write_photographs
 from benchmarks.processes import Child, serve_turns
 from vitrail.errors import VitrailError
+from vitrail.model.merging import Schedule, with_merging
 from vitrail.processor import computes_bf16, processor_name
-from vitrail.runtimes.contestants import PEERS, Contestant, Entrant, Workshop, answer_all, merged, open_exports
+from vitrail.runtimes.contestants import PEERS, Contestant, Entrant, Workshop, answer_all, open_exports
 from vitrail.runtimes.measuring import Timing, measure_gemm_peak, sum_up, take_turn
 from vitrail.verbs.sample import photographs
 from vitrail.weights.checkpoint import Checkpoint
@@ -72,34 +74,38 @@ def serve(contestant: Contestant, file: Path) -> None:
         serve_turns(turn)
 
 
-def names_of(file: Path, folder: Path, merge: int, compile_too: bool, calibrate: Path) -> dict[str, Contestant]:
+def names_of(file: Path, folder: Path, options: argparse.Namespace, calibrate: Path) -> dict[str, Contestant]:
     """Who takes part, by the name that the table shows."""
-    ways = (False, True) if compile_too else (False,)
+    ways = (False, True) if options.compile else (False,)
     everybody = {f"vitrail {runtime}": Contestant(runtime=runtime) for runtime in OURS}
-    everybody[f"vitrail openvino, merge {merge}"] = Contestant(runtime="openvino", merge=merge)
     if computes_bf16():
         for runtime in ("torch", "openvino"):
             everybody[f"vitrail {runtime}, bf16"] = Contestant(runtime=runtime, precision="bf16")
-    everybody |= {name: Contestant(runtime="openvino", export=path) for name, path in
-                  int8_exports(read_native(file), folder, merge, calibrate).items()}  # fmt: skip
+    for name, path in exports_of(read_native(file), folder, options, calibrate).items():
+        everybody[name] = Contestant(runtime="openvino", precision=name.split(",")[0].split()[1], export=path)
     for peer in PEERS:
         for way in ways:
             everybody[f"{peer}, compiled" if way else f"{peer}, eager"] = Contestant(runtime=peer, compiled=way)
     return everybody
 
 
-def int8_exports(checkpoint: Checkpoint, folder: Path, merge: int, calibrate: Path) -> dict[str, str]:
-    """int8 with and without merged tokens, as `vitrail export` makes them, where it can and will."""
-    if "precision" not in inspect.signature(vitrail.export).parameters:
-        print("int8 is left out: this vitrail does not export it")
-        return {}
+def exports_of(checkpoint: Checkpoint, folder: Path, options: argparse.Namespace, calibrate: Path) -> dict[str, str]:
+    """int8 with and without merged tokens, and float32 with them, as `vitrail export` makes them, where it will."""
     made: dict[str, str] = {}
-    for name, count in (("vitrail int8", 0), (f"vitrail int8, merge {merge}", merge)):
-        file, target = folder / f"merge-{count}.safetensors", folder / f"int8-{count}"
-        write_checkpoint(merged(checkpoint, count), file)
-        options = {"precision": "int8", "calibrate": calibrate, "agreement": 0.6}  # random weights agree less
+    how = f"merge {options.merge} {options.schedule}"
+    for name, merge, int8 in (
+        (f"vitrail float32, {how}", options.merge, False),
+        ("vitrail int8", 0, True),
+        (f"vitrail int8, {how}", options.merge, True),
+    ):
+        file, target = folder / f"{len(made)}.safetensors", folder / f"export-{len(made)}"
+        config = with_merging(checkpoint.config, merge, options.schedule) if merge else checkpoint.config
+        write_checkpoint(dataclasses.replace(checkpoint, config=config), file)
         try:
-            vitrail.export(file, target, to="openvino", **options)
+            if int8:  # random weights agree less
+                vitrail.export(file, target, to="openvino", precision="int8", calibrate=calibrate, agreement=0.6)
+            else:
+                vitrail.export(file, target, to="openvino")
             made[name] = str(target)
         except VitrailError as error:
             print(f"{name} is left out: {error}")
@@ -123,7 +129,7 @@ def race(children: dict[str, Child], batch: int, seconds: float) -> dict[str, Ti
 def compare(file: Path, title: str, options: argparse.Namespace, calibrate: Path) -> None:
     """One checkpoint: its table for each batch size."""
     with tempfile.TemporaryDirectory() as folder:
-        everybody = names_of(file, Path(folder), options.merge, options.compile, calibrate)
+        everybody = names_of(file, Path(folder), options, calibrate)
         children = {
             name: Child("benchmarks.runtimes", "--serve", json.dumps(dataclasses.asdict(each)), "--weights", str(file))
             for name, each in everybody.items()
@@ -158,7 +164,7 @@ def print_table(
     print("|---|--:|--:|--:|--:|--:|--:|")
     for name, rate in rates.items():
         ours = "" if everybody[name].is_peer else f"{rate / peer:.2f}×"
-        is_float = not everybody[name].export and everybody[name].precision == "float32"
+        is_float = everybody[name].precision == "float32"
         share = f"{2 * facts[name]['macs'] * rate / peak:.0%}" if is_float else ""
         same = f"{(answers[name] == expected).mean():.0%}"
         size = f"{facts[name]['megabytes']:,.0f}"
@@ -173,7 +179,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["vit-s16", "vit-b16"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--seconds", type=float, default=12.0, help="for each contestant at each batch size")
-    parser.add_argument("--merge", type=int, default=8)
+    parser.add_argument("--merge", type=int, default=9, help="patches in each block, on average")
+    parser.add_argument("--schedule", choices=get_args(Schedule), default="alternating")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--weights", type=Path, help="a checkpoint of ours, instead of random weights")
     parser.add_argument("--calibrate", type=Path, help="pictures for int8; by default, parts of two photographs")

@@ -147,6 +147,9 @@ def test_a_schedule_is_made_for_any_model() -> None:
     assert merge_schedule(4, 3, 100) == (3, 3, 3, 3)
     assert merge_schedule(4, 3, 100, "decreasing") == (6, 4, 2, 0)
     assert merge_schedule(1, 3, 100, "decreasing") == (3,)
+    assert merge_schedule(5, 3, 100, "alternating") == (0, 6, 0, 6, 0)
+    assert merge_schedule(4, 30, 100, "alternating") == (0, 50, 0, 25), "at most half of what is there"
+    assert merge_schedule(1, 3, 100, "alternating") == (3,)
     assert merge_schedule(5, 8, 25) == (8, 8, 4, 2, 1)
     mean = replace(TINY, pooling="mean")
     assert with_merging(mean, 2).merge == (2, 2, 2)
@@ -168,7 +171,7 @@ def test_what_cannot_be_merged_is_refused(make_model: Callable[..., ViT]) -> Non
         replace(TINY, merge=(-1, 0, 0))
     with pytest.raises(ConfigError, match="0 or more patches per block; got -3"):
         with_merging(TINY, -3)
-    with pytest.raises(ConfigError, match="constant or decreasing; got 'steep'"):
+    with pytest.raises(ConfigError, match="constant, decreasing, alternating; got 'steep'"):
         with_merging(TINY, 3, "steep")  # pyright: ignore
     model = make_model(merge=(2, 2, 0))
     with pytest.raises(InputError, match="needs pictures of one size"):

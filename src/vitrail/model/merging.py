@@ -17,7 +17,7 @@ Equal, MatMul), so exports contain it. Which pairs are best depends on each pict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from vitrail.errors import ConfigError
 from vitrail.model.attention import Mix
 from vitrail.model.config import ViTConfig
 
-Schedule = Literal["constant", "decreasing"]
+Schedule = Literal["constant", "decreasing", "alternating"]
 
 
 def with_merging(config: ViTConfig, merge: int | Sequence[int], schedule: Schedule = "constant") -> ViTConfig:
@@ -43,7 +43,10 @@ def with_merging(config: ViTConfig, merge: int | Sequence[int], schedule: Schedu
 
 
 def merge_schedule(depth: int, merge: int, patches: int, schedule: Schedule = "constant") -> tuple[int, ...]:
-    """How many patches each block merges away: the same number in all, or from 2 × `merge` in the first down to 0.
+    """How many patches each block merges away.
+
+    "constant" is the same number in all, "decreasing" from 2 × `merge` in the first down to 0, "alternating" twice the
+    number in every second block, which sorts half as often and chooses from more pairs.
 
     No block can merge more than half of the patches that reach it; where that is fewer, it merges half.
     """
@@ -53,8 +56,10 @@ def merge_schedule(depth: int, merge: int, patches: int, schedule: Schedule = "c
         wanted = [merge] * depth
     elif schedule == "decreasing":
         wanted = [round(2 * merge * (1 - block / (depth - 1))) if depth > 1 else merge for block in range(depth)]
+    elif schedule == "alternating":
+        wanted = [2 * merge * (block % 2) if depth > 1 else merge for block in range(depth)]
     else:
-        raise ConfigError(f"the schedule of merging must be constant or decreasing; got {schedule!r}.")
+        raise ConfigError(f"the schedule of merging must be {', '.join(get_args(Schedule))}; got {schedule!r}.")
     counts: list[int] = []
     for count in wanted:
         counts.append(min(count, patches // 2))

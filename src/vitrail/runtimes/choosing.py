@@ -17,6 +17,7 @@ from vitrail.data.pixels import Picture
 from vitrail.processor import computes_bf16, processor_name
 from vitrail.runtimes.converting import Converter, Way
 from vitrail.runtimes.decisions import Decision, has_decisions, read_decision, write_decision
+from vitrail.runtimes.exporting import GRAPH_FORM
 from vitrail.runtimes.opening import Precision, PrecisionChoice, RuntimeChoice, RuntimeName, label_of
 from vitrail.runtimes.racing import measure, prepare_some, time_picture
 from vitrail.runtimes.runtime import Runtime
@@ -122,6 +123,7 @@ def decision_key(converter: Converter, ways: Sequence[Way]) -> str:
     facts = {
         "weights": converter.sha256,
         "config": to_dict(converter.checkpoint.config),
+        "form": GRAPH_FORM,
         "batch": own.batch_size,
         "ways": [label_of(*way) for way in ways],
         "int8": _int8_graph(converter, ways),

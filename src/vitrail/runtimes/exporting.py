@@ -30,6 +30,7 @@ from vitrail.weights.native import fingerprint
 Target = Literal["onnx", "openvino", "torch"]
 Precision = Literal["float32", "int8"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "openvino": "", "torch": ".pt2"}
+GRAPH_FORM = 2  # raised when graphs are written another way: what was kept and measured before is then made anew
 OPSET = 20  # the first with Gelu as one operation; later ones run slower or not at all in today's runtimes
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that has no room
 LARGEST_ONNX = 2_000_000_000  # bytes in one file, which protobuf limits to 2 GiB

@@ -13,7 +13,7 @@ from vitrail import __version__
 from vitrail.cache import cache_folder, make_room, mark_used
 from vitrail.errors import WeightsError
 from vitrail.files import atomic_path
-from vitrail.runtimes.exporting import OPSET, prepare_export, write_onnx
+from vitrail.runtimes.exporting import GRAPH_FORM, OPSET, prepare_export, write_onnx
 from vitrail.runtimes.graph import GraphOptions
 from vitrail.runtimes.manifest import KEY, Manifest, read_manifest
 from vitrail.runtimes.onnx_file import read_onnx_facts
@@ -81,5 +81,5 @@ def _has_room(folder: Path, size: int) -> bool:
 
 def _name(checkpoint: Checkpoint, sha256: str) -> str:
     """Of the folder of an export: the weights, and whatever else decides about the graph."""
-    rest = [to_dict(checkpoint.config), OPSET, version("torch"), __version__]
+    rest = [to_dict(checkpoint.config), GRAPH_FORM, OPSET, version("torch"), __version__]
     return f"{sha256[:32]}-{hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:12]}"
