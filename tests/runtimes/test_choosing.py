@@ -26,6 +26,7 @@ from vitrail.runtimes.exported import ExportedRuntime
 from vitrail.runtimes.exporting import seal_onnx
 from vitrail.runtimes.kept_exports import find_export, make_export
 from vitrail.runtimes.made_int8 import remember_int8
+from vitrail.runtimes.racing import Lap
 
 MANY = 10**9
 
@@ -170,6 +171,23 @@ def test_another_model_machine_or_number_of_threads_is_measured_again(
     monkeypatch.setattr(choosing, "version", lambda name: "9")
     keys.add(choosing.decision_key(converter_of(predictor), ways))
     assert len(keys) == 6
+
+
+def test_small_batches_are_measured_as_such(predictor: Predictor, monkeypatch) -> None:
+    sizes: list[int] = []
+
+    def run(pool: Any, calls: Any, parts: Any) -> list[Lap]:
+        sizes.append(len(parts[0]))
+        assert len(parts) * len(parts[0]) == predictor.runtime.threads * 20, "as much work as in one large call of each"
+        return [Lap(1.0, 1.0) for _ in calls]
+
+    monkeypatch.setattr(racing, "race", run)
+    converter, images = converter_of(predictor), racing.prepare_some((), predictor.checkpoint())
+    for batch in (4, None, 1000):
+        racing.measure(converter, [PLAIN], images, racing.CALL_SECONDS / 20.5, batch)
+    assert sizes == [4, 20, 20]
+    ways = [PLAIN]
+    assert choosing.decision_key(converter, ways, 4) != choosing.decision_key(converter, ways)
 
 
 def test_really_measured_and_other_answers_are_not_taken(predictor: Predictor, kept: Path, monkeypatch) -> None:
@@ -390,7 +408,10 @@ def test_the_verbs_answer_alike_on_every_runtime(
 def test_the_verbs_say_how_much_there_is_to_do(checkpoint_file: Path, photos: list[Path], monkeypatch, capsys) -> None:
     asked: list[tuple[int | None, int]] = []
 
-    def choose(own: Any, checkpoint: Any, runtime: str, precision: str, count: int | None, pictures: Any) -> Choice:
+    def choose(
+        own: Any, checkpoint: Any, runtime: str, precision: str, count: int | None, pictures: Any, batch: int | None
+    ) -> Choice:
+        assert batch is None
         asked.append((count, len(list(pictures))))
         return Choice(own, "running on something")
 

@@ -11,7 +11,8 @@ from vitrail.serving.measuring import choose_batch, choose_wait, measure
 @pytest.mark.parametrize(
     ("seconds", "batch", "wait"),
     [
-        ({1: 0.010, 2: 0.020, 4: 0.040}, 1, 0.0),  # nothing is gained
+        ({1: 0.040, 2: 0.080, 4: 0.160}, 1, 0.0),  # nothing is gained
+        ({1: 0.001, 2: 0.002, 4: 0.004, 8: 0.008, 16: 0.016}, 16, 0.0),  # nothing but fewer calls
         ({1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024, 16: 0.047}, 8, 2.5),  # gains, until they end
         ({1: 0.010, 2: 0.018, 4: 0.030, 8: 0.060}, 4, 0.0),  # gains, but not enough to wait for
         ({1: 0.300, 2: 0.310}, 1, 75.0),  # a larger batch would keep the others waiting

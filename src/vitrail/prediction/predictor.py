@@ -106,6 +106,7 @@ class Predictor(Facts):
         *,
         count: int | None = None,
         pictures: Iterable[Picture] = (),
+        batch: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> "Predictor":
         """The same model on another runtime: "torch", "onnx", "openvino", or "auto" for the fastest.
@@ -116,6 +117,7 @@ class Predictor(Facts):
             precision: "bf16" or "auto" too; see docs/fast.md for what is the same then.
             count: how many pictures there are to do; if nobody knows, only what was measured before counts.
             pictures: some of them, to measure and compare with.
+            batch: how many come together; by default as many as suit the model.
             say: is told in one line what was chosen, if there was a choice.
         """
         own = torch_runtime_of(self.runtime)
@@ -128,7 +130,7 @@ class Predictor(Facts):
             raise ConfigError('this model was loaded in bf16; load it with precision="float32" first.')
         from vitrail.runtimes.choosing import choose
 
-        choice = choose(own, self.checkpoint(), runtime, precision, count, pictures)
+        choice = choose(own, self.checkpoint(), runtime, precision, count, pictures, batch)
         if choice.note:
             say(choice.note)
         return self if choice.runtime is own else replace(self, runtime=choice.runtime)

@@ -47,8 +47,11 @@ def choose(
     precision: PrecisionChoice,
     count: int | None,
     pictures: Iterable[Picture] = (),
+    batch: int | None = None,
 ) -> Choice:
     """The runtime for a job of `count` pictures, of which `pictures` are some; None: nobody knows how many.
+
+    `batch` of them come together; by default as many as suit the model.
 
     Where `runtime` and `precision` leave no choice, what they say; a model that cannot be converted is an error then.
     """
@@ -56,7 +59,7 @@ def choose(
     ways = list_ways(converter, runtime, precision)
     if len(ways) == 1:
         return Choice(converter.open(ways[0]))
-    decision, is_new = _decide(converter, ways, count, pictures)
+    decision, is_new = _decide(converter, ways, count, pictures, batch)
     if decision is None:
         return Choice(converter.open(ways[0]))
     plain, best = decision.outcomes[0], decision.best
@@ -87,7 +90,7 @@ def list_ways(converter: Converter, runtime: RuntimeChoice, precision: Precision
 
 
 def _decide(
-    converter: Converter, ways: Sequence[Way], count: int | None, pictures: Iterable[Picture]
+    converter: Converter, ways: Sequence[Way], count: int | None, pictures: Iterable[Picture], batch: int | None
 ) -> tuple[Decision | None, bool]:
     """What was measured before, or is measured now; None for a job that is too short. And whether it is new."""
     if count is None and not has_decisions():
@@ -95,7 +98,7 @@ def _decide(
     rough = float("inf") if count is None else count * _rough_seconds(converter)
     if GAIN * rough < _opening_seconds(converter, ways):
         return None, False
-    key = decision_key(converter, ways)
+    key = decision_key(converter, ways, batch)
     if decision := read_decision(key):
         exports = decision.best.runtime != "torch"
         return (None if count is None and exports and converter.kept is None else decision), False
@@ -107,7 +110,7 @@ def _decide(
     if GAIN * count * seconds / converter.own.threads < cost:
         return None, False
     try:
-        decision = Decision(key=key, outcomes=measure(converter, ways, images, seconds))
+        decision = Decision(key=key, outcomes=measure(converter, ways, images, seconds, batch))
     except (OSError, MemoryError):  # a full disk or memory says nothing about the runtimes
         return None, False
     if decision.outcomes[0].problem:
@@ -116,7 +119,7 @@ def _decide(
     return decision, True
 
 
-def decision_key(converter: Converter, ways: Sequence[Way]) -> str:
+def decision_key(converter: Converter, ways: Sequence[Way], batch: int | None = None) -> str:
     """Everything that a decision depends on."""
     own = converter.own
     device = torch.cuda.get_device_name(own.device) if own.device.type == "cuda" else processor_name()
@@ -124,7 +127,7 @@ def decision_key(converter: Converter, ways: Sequence[Way]) -> str:
         "weights": converter.sha256,
         "config": to_dict(converter.checkpoint.config),
         "form": GRAPH_FORM,
-        "batch": own.batch_size,
+        "batch": batch or own.batch_size,
         "ways": [label_of(*way) for way in ways],
         "int8": _int8_graph(converter, ways),
         "device": [own.device.type, device],

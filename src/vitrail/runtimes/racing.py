@@ -61,11 +61,15 @@ def time_picture(runtime: Runtime, images: Floats, clock: Clock = time.perf_coun
             count = more
 
 
-def measure(converter: Converter, ways: Sequence[Way], images: Floats, picture_seconds: float) -> tuple[Outcome, ...]:
-    """How each way does: as fast as that, or why it is not to be taken."""
+def measure(
+    converter: Converter, ways: Sequence[Way], images: Floats, picture_seconds: float, batch: int | None = None
+) -> tuple[Outcome, ...]:
+    """How each way does with so many pictures in a call: as fast as that, or why it is not to be taken."""
     own = converter.own
-    count = max(1, min(own.batch_size, int(CALL_SECONDS / picture_seconds)))
-    parts = [_part(images, place * count, count) for place in range(own.threads)]
+    most = max(1, min(own.batch_size, int(CALL_SECONDS / picture_seconds)))
+    count = most if batch is None else min(batch, most)
+    calls = own.threads * (most // count)  # as much work as with the largest calls
+    parts = [_part(images, place * count, count) for place in range(calls)]
     with start_workers(own.threads) as pool:
         expected = _run_all(pool, _call(own), parts)
         features = pool.submit(own.features, parts[0][:1]).result()
@@ -84,7 +88,7 @@ def measure(converter: Converter, ways: Sequence[Way], images: Floats, picture_s
                 outcomes[way] = replace(outcome, problem=f"does not run this model ({reason(error)[:200]})")
         usable = [way for way in ways if not outcomes[way].problem]
         laps = race(pool, [_call(runtimes[way]) for way in usable], parts)
-        for way, seconds in zip(usable, judge_laps(laps, len(parts), own.device.type == "cpu"), strict=True):
+        for way, seconds in zip(usable, judge_laps(laps, own.threads, own.device.type == "cpu"), strict=True):
             outcomes[way] = replace(outcomes[way], seconds=seconds / (count * len(parts)))
             if way.precision == "int8" and converter.int8 is not None:
                 agreement = converter.int8.runtime.manifest.agreement

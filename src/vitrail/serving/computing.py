@@ -26,6 +26,7 @@ from vitrail.weights.locate import locate
 from vitrail.wording import reason
 
 Facts = dict[str, Any]
+SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more come together, else fewer
 SHORTEST_VERSION = 12  # characters of a checksum that make a version
 
 
@@ -41,7 +42,9 @@ class Engine:
             self.explainer = self.predictor
         else:
             self.explainer = load(source)
-            self.predictor = self.explainer.on(runtime, precision, count=MANY, say=self.notes.append)
+            self.predictor = self.explainer.on(
+                runtime, precision, count=MANY, batch=SERVED_BATCH, say=self.notes.append
+            )
         self.max_pixels = max_pixels
 
     def describe(self) -> Facts:
