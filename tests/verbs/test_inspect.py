@@ -7,7 +7,6 @@ from vitrail.cli.main import main
 from vitrail.errors import ConfigError
 from vitrail.verbs.inspect import inspect
 
-pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.AssumptionWarning")
 FIXTURE = Path(__file__).parents[1] / "weights" / "fixtures" / "google_token.npz"
 
 

@@ -1,10 +1,12 @@
 """`vitrail.inspect`: what a checkpoint is, and likely problems with it."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitrail.data.preprocess import Preprocess
+from vitrail.errors import AssumptionWarning
 from vitrail.model import ViTConfig
 from vitrail.schema import to_dict
 from vitrail.verbs.hints import read_hints
@@ -96,7 +98,9 @@ def inspect(source: str | Path, *, source_format: FormatName | None = None, **se
     identify it. The `settings` are the fields of `Hints`, each for something that the source leaves open.
     """
     hints = read_hints(inspect, settings)
-    checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssumptionWarning)  # what is assumed is among the findings
+        checkpoint = open_checkpoint(source, format_name=source_format, hints=hints, allow_pickle=True)
     tensors = checkpoint.tensors.values()
     return Inspection(
         source=str(source),
