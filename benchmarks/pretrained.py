@@ -123,8 +123,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--only", choices=list(CONTESTANTS))
     options = parser.parse_args()
-    print("| | flags | val accuracy | epochs | minutes in all | peak memory |")
-    print("|---|---|---|---|---|---|")
+    if not options.only:
+        print("| | flags | val accuracy | epochs | minutes in all | peak memory |")
+        print("|---|---|---|---|---|---|", flush=True)
     for name in [options.only] if options.only else CONTESTANTS:
         if not options.only:  # in a process of its own, whose children's memory is this contestant's
             subprocess.run([sys.executable, "-m", "benchmarks.pretrained", *sys.argv[1:], "--only", name], check=True)
