@@ -245,7 +245,13 @@ def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytes
 def test_signals_save_and_say_how_to_go_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vitrail", "train", "digits", "--epochs", "4000", "--no-check", "--out", "run dir"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment)
+
+    def heed() -> None:  # also where the tests run below nohup
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heed
+    )
     rows = tmp_path / "run dir" / "results.csv"
     deadline = time.monotonic() + 120
     while not rows.exists():

@@ -8,6 +8,7 @@ from vitrail.training.signals import Signals
 
 def _hang_up() -> None:
     """In a process of its own: signals go to the main thread, which a test need not run in."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run below nohup
     with Signals() as signals:
         signal.raise_signal(signal.SIGHUP)
         assert signals.received == signal.SIGHUP
