@@ -190,6 +190,12 @@ def test_small_batches_are_measured_as_such(predictor: Predictor, monkeypatch) -
     assert choosing.decision_key(converter, ways, 4) != choosing.decision_key(converter, ways)
 
 
+@pytest.mark.parametrize("batch", [0, -3, 2.5, True])
+def test_a_batch_of_no_pictures_is_refused(predictor: Predictor, batch: Any) -> None:
+    with pytest.raises(ConfigError, match=f"batch= must be a whole number of at least 1; got {batch}"):
+        predictor.on("auto", count=10**9, batch=batch)
+
+
 def test_really_measured_and_other_answers_are_not_taken(predictor: Predictor, kept: Path, monkeypatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(kept))
     monkeypatch.setattr(racing, "MOST_ROUNDS", 1)

@@ -14,6 +14,7 @@ import torch
 
 from vitrail import __version__
 from vitrail.data.pixels import Picture
+from vitrail.errors import ConfigError
 from vitrail.processor import computes_bf16, processor_name
 from vitrail.runtimes.converting import Converter, Way
 from vitrail.runtimes.decisions import Decision, has_decisions, read_decision, write_decision
@@ -55,6 +56,8 @@ def choose(
 
     Where `runtime` and `precision` leave no choice, what they say; a model that cannot be converted is an error then.
     """
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise ConfigError(f"batch= must be a whole number of at least 1; got {batch!r}.")
     converter = Converter(own, checkpoint)
     ways = list_ways(converter, runtime, precision)
     if len(ways) == 1:
