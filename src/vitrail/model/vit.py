@@ -71,7 +71,10 @@ class ViT(nn.Module):
     def features(
         self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None, mix: LayerMix | None = None
     ) -> Tensor:
-        """What the head sees (B, D): pooled tokens, through the representation layer where there is one."""
+        """What the head sees (B, D): pooled tokens, through the representation layer where there is one.
+
+        `mix` attends instead of the fused kernel.
+        """
         tokens, mask = self.embed_images(images, mask)
         keep = 1 if self.config.pooling == "cls" else None  # the other tokens of the last block are never read
         return self.summarize(*self.encode(tokens, mask, keep, mix), mix)

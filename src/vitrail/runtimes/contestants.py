@@ -141,9 +141,8 @@ class Workshop:
         if contestant.runtime == "torch":
             checkpoint = merged(self.checkpoint, contestant.merge)
             model = checkpoint.build(DTYPES[contestant.precision])
-            macs = summarize(checkpoint.config).forward_macs
-            own = None if contestant.compiled else answers_of(TorchRuntime(model))
-            return _torch_entrant(contestant, model, macs, own)
+            compute = _forward(contestant, model) if contestant.compiled else answers_of(TorchRuntime(model))
+            return _torch_entrant(contestant, model, summarize(checkpoint.config).forward_macs, compute)
         exported, path = self._graph(contestant.merge)
         macs = summarize(exported.graph.model.config).forward_macs
         megabytes = path.stat().st_size / 1e6
@@ -170,12 +169,17 @@ class Workshop:
         checkpoint = as_peer(self.checkpoint, kind)
         if not path.exists():
             write_checkpoint(checkpoint, path, kind)
-        return _torch_entrant(contestant, build_peer(checkpoint, path), summarize(checkpoint.config).macs)
+        model = build_peer(checkpoint, path)
+        return _torch_entrant(contestant, model, summarize(checkpoint.config).macs, _forward(contestant, model))
 
 
-def _torch_entrant(contestant: Contestant, model: nn.Module, macs: int, own: Compute | None = None) -> Entrant:
-    """A model in torch, called as such, or by `own`."""
+def _torch_entrant(contestant: Contestant, model: nn.Module, macs: int, compute: Compute) -> Entrant:
     megabytes = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()) / 1e6
+    return Entrant(contestant=contestant, compute=compute, megabytes=megabytes, macs=macs)
+
+
+def _forward(contestant: Contestant, model: nn.Module) -> Compute:
+    """A plain call of a model in torch, as the users of its library write it."""
     dtype = DTYPES[contestant.precision]
     run = cast("nn.Module", torch.compile(model, dynamic=False)) if contestant.compiled else model
 
@@ -183,7 +187,7 @@ def _torch_entrant(contestant: Contestant, model: nn.Module, macs: int, own: Com
     def compute(images: Floats) -> Floats:
         return run(torch.from_numpy(images).to(dtype)).float().numpy()
 
-    return Entrant(contestant=contestant, compute=own or compute, megabytes=megabytes, macs=macs)
+    return compute
 
 
 def answers_of(runtime: Runtime) -> Compute:
