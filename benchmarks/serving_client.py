@@ -86,7 +86,8 @@ def take_turn(port: int, requests: list[bytes], clients: int, seconds: float) ->
             connection.picture += clients
             if now < began + seconds:
                 connection.ask(requests)
-            else:
+            else:  # a server may close a connection on which nothing more is asked, and that is no error
+                selector.unregister(connection.socket)
                 waiting -= 1
         now = time.perf_counter()
     elapsed, busy = time.perf_counter() - began, time.process_time() - used

@@ -13,21 +13,16 @@ from tests.docs.running import run_page
 
 
 def record(page: Path, desk: Path) -> None:
-    """Replace every `text` block after a block that is run."""
+    """Replace every `text` block after a block that is run, except those of real pictures."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     changes: list[tuple[int, int, list[str]]] = []
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        sit_down(desk, Path(folder) / "desk", patch)
-        for _, printed, shown in run_page(page, {"__name__": page.stem}):
-            if shown is not None:
-                first = shown.line - 1
-                changes.append(
-                    (
-                        first,
-                        first + len(shown.text.splitlines()),
-                        [line.rstrip() for line in printed.rstrip().splitlines()],
-                    )
-                )
+        sit_down(page, desk, Path(folder) / "desk", patch)
+        for ran in run_page(page, {"__name__": page.stem}):
+            if ran.shown is not None and "of real pictures" not in ran.shown.marks:
+                first, count = ran.shown.line - 1, len(ran.shown.text.splitlines())
+                printed = ran.everything if ran.shown.text.startswith("error: ") else ran.output
+                changes.append((first, first + count, [line.rstrip() for line in printed.rstrip().splitlines()]))
     for first, last, printed in reversed(changes):
         lines[first:last] = printed
     (ROOT / page).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,63 +1,144 @@
-"""Run a page from top to bottom: its Python blocks in one namespace, its marked shell blocks by the command itself."""
+"""Run a page from top to bottom: its Python blocks in one namespace, its shell blocks by the command itself."""
 
 import io
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests.docs.pages import Block, blocks
 
 from vitrail.cli.main import main
 
-# Page → what takes hours or a large batch as it stands, and what is run in its place.
+# Page → what takes hours or other pictures, or does again what the shell did, and what is run in its place.
 SHORTENED: dict[str, dict[str, str]] = {
     # without the network, photographs would start from scratch, in a model that no other format can hold
     "README.md": {'train("flowers")': 'train("flowers", epochs=1, weights="hf://google/vit-base-patch16-224")'},
     "docs/data.md": {"batch_size=256": "batch_size=4", "range(10)": "range(2)"},
-    "docs/fast.md": {'exports=["model.onnx"])': 'exports=["model.onnx"], runtimes=["torch"], seconds=0.05, batch=[1])'},
+    "docs/evaluate.md": {"model.safetensors digits": "model.safetensors my-pictures"},
+    "docs/fast.md": {
+        "benchmark runs/train-1": "benchmark runs/train-1 --runtimes torch",
+        " --with model-int8": " --with model.onnx",
+        "benchmark model.onnx --with model.onnx": "benchmark model.onnx",
+        " --precision int8 --calibrate photos": "",  # quantising has its own tests, and wants hundreds of pictures
+        'export("runs/train-1", "model.onnx")': 'export("runs/train-1", "model.onnx", overwrite=True)',
+        'exports=["model.onnx"])': 'exports=["model.onnx"], runtimes=["torch"], seconds=0.05, batch=[1])',
+    },
     "docs/tutorial/4-training.md": {"epochs=25": "epochs=1"},
-    "docs/train.md": {"minutes=30": "epochs=1", 'recipe="scratch"': 'recipe="scratch", image_size=64'},
+    "docs/tutorial/7-to-a-service.md": {"benchmark model.safetensors": "benchmark model.safetensors --runtimes torch"},
+    "docs/train.md": {
+        "PICTURES --train lora": "imagenette --train lora",
+        "minutes=30": "epochs=1",
+        'recipe="scratch"': 'recipe="scratch", image_size=64',
+    },
+    "docs/weights.md": {'"deit.safetensors", heads=6)': '"deit.safetensors", heads=6, overwrite=True)'},
+}
+# Word of a command → what makes it a matter of seconds; not in the guides, whose outputs are compared.
+QUICK = {
+    "train": ("--epochs", "1", "--no-check"),
+    "benchmark": ("--seconds", "0.05", "--batch", "1"),
+    "--robustness": ("--robustness-pictures", "2"),
 }
 # What only programs of their own contain: those with arguments, services and their clients, which have their own tests.
 OWN_PROGRAMS = ("sys.argv", "vitrail.serve(", "127.0.0.1:8000")
+# How a line of the shell may begin that is not run, because it is tried elsewhere.
+ELSEWHERE = {
+    "vitrail serve": "tests/serving",
+    "VITRAIL_TOKEN=… vitrail serve": "tests/serving",
+    "curl": "tests/serving; pictures on standard input: tests/cli/test_predict.py",
+    "find": "tests/cli/test_predict.py",
+    "torchrun --nproc-per-node 8": "tests/training/test_distributed.py",
+    "torchrun --nnodes": "tests/training/test_distributed.py",
+    "docker": "tests/test_deploy.py",
+    "make": ".ci/run",
+    "pip": ".ci/run",
+    "vitrail demo": "tests/cli/test_demo.py",
+}
+PEERS = ("--verify-with-peer", "--compare")  # what runs other libraries
 
 
-def run_page(page: Path, namespace: dict[str, Any]) -> Iterator[tuple[Block, str, Block | None]]:
-    """Each block that runs, what it printed, and the `text` block in which the page shows that."""
+@dataclass(frozen=True)
+class Ran:
+    """A block that was run, and what it printed."""
+
+    block: Block
+    output: str  # its standard output
+    everything: str  # with the error stream
+    shown: Block | None  # the `text` block in which the page shows that
+
+
+def run_page(page: Path, namespace: dict[str, Any]) -> Iterator[Ran]:
+    """Each block that runs."""
     all_blocks = blocks(page)
     for block, following in zip(all_blocks, [*all_blocks[1:], None], strict=True):
-        if "not run" in block.marks or any(sign in block.text for sign in OWN_PROGRAMS):
+        shown = following if following is not None and following.language == "text" else None
+        if "not run" in block.marks:
             continue
-        if block.language == "python":
+        if block.language == "python" and not any(sign in block.text for sign in OWN_PROGRAMS):
             printed = _run_python(page, block, namespace)
-        elif "run" in block.marks:
-            printed = _run_commands(page, block)
-        else:
-            continue
-        yield block, printed, following if following is not None and following.language == "text" else None
+            yield Ran(block, printed, printed, shown)
+        elif block.language == "sh":
+            yield _run_commands(page, block, shown)
 
 
 def _run_python(page: Path, block: Block, namespace: dict[str, Any]) -> str:
-    text = block.text
-    for old, new in SHORTENED.get(page.as_posix(), {}).items():
-        text = text.replace(old, new)
     printed = io.StringIO()
-    code = compile("\n" * (block.line - 1) + text, str(page), "exec")  # errors name the line of the page
+    code = compile("\n" * (block.line - 1) + _shorten(page, block), str(page), "exec")  # errors name the page's line
     with redirect_stdout(printed):
         exec(code, namespace)
     return printed.getvalue()
 
 
-def _run_commands(page: Path, block: Block) -> str:
-    printed = io.StringIO()
-    for line in block.text.replace("\\\n", " ").splitlines():
+def _run_commands(page: Path, block: Block, shown: Block | None) -> Ran:
+    """Every line of a shell block; one that the page shows as an error must end as one."""
+    everything = io.StringIO()
+    output = _Both(everything)
+    expected = 2 if shown is not None and shown.text.startswith("error: ") else 0
+    for line in _shorten(page, block).replace("\\\n", " ").splitlines():
+        if any(line.startswith(beginning) for beginning in ELSEWHERE):
+            continue
         words = shlex.split(line, comments=True)
-        assert words[0] == "vitrail", f"{page}:{block.line}: only commands of vitrail can be run"
-        with redirect_stdout(printed):
-            code = main(words[1:])
-        sys.stderr.flush()
-        assert code == 0, f"{page}:{block.line}: {line} ended with exit code {code}"
-    return printed.getvalue()
+        with redirect_stdout(output), redirect_stderr(everything):
+            code = _run(page, words)
+        place = f"{page}:{block.line}: {line}"
+        assert code == expected, f"{place} ended with exit code {code}\n{everything.getvalue()}"
+    return Ran(block, output.getvalue(), everything.getvalue(), shown)
+
+
+def _run(page: Path, words: list[str]) -> int:
+    if words[0] == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        print(done.stdout, end="")
+        return done.returncode
+    assert words[0] == "vitrail", f"{page}: only commands of vitrail can be run; got {words[0]}"
+    if any(flag in words for flag in PEERS):
+        import benchmarks.peers  # noqa: F401
+    words = words[1:]
+    if not page.is_relative_to("docs/guides") and not {"--dry-run", "--resume"} & set(words):
+        extra = [flag for word, flags in QUICK.items() if word in words for flag in flags]
+        words = [word for word in words if word not in ("--minutes", "30")] + extra
+    return main(words)
+
+
+def _shorten(page: Path, block: Block) -> str:
+    text = block.text
+    for old, new in SHORTENED.get(page.as_posix(), {}).items():
+        text = text.replace(old, new)
+    return text
+
+
+class _Both(io.StringIO):
+    """Keeps what is written to it, and passes it on to another stream."""
+
+    def __init__(self, other: TextIO) -> None:
+        super().__init__()
+        self.other = other
+
+    def write(self, text: str, /) -> int:
+        self.other.write(text)
+        return super().write(text)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.docs.pages import agree, blocks
+from tests.docs.pages import agree, agree_in_words, blocks
 
 PAGE = """# A page
 <!-- not run: needs the network -->
@@ -52,3 +52,36 @@ def test_blocks_are_found_with_their_marks(tmp_path: Path) -> None:
 )
 def test_outputs_are_compared_as_precisely_as_they_are_shown(printed, shown, within, same) -> None:
     assert agree(printed, shown, within) is same
+
+
+TRAINED = """writing to runs/train-1
+epoch 1/3  loss 2.30  0 s
+epoch 2/3  loss 2.10  2 min  best
+note: no improvement for 20 epochs: stopping early
+wrote report.html, best.safetensors
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "same"),
+    [
+        (TRAINED, True),
+        (TRAINED.replace("2.30", "1,234"), True),
+        ("…\nepoch 7/9  loss 0.1  5 s  best\n…\nwrote report.html, …\n", True),
+        ("…\nepoch 7/9  loss 0.1  5 s\n", False),  # more was printed
+        ("writing to runs/train-1\nwrote report.html, …\n", False),  # the epochs are left out without a word
+        (TRAINED.replace("loss", "the loss"), False),
+        (TRAINED.replace("wrote", "saved"), False),
+    ],
+)
+def test_outputs_of_real_pictures_are_compared_by_their_words(shown, same) -> None:
+    assert agree_in_words(TRAINED, shown, ("cat", "dog")) is same
+
+
+def test_names_and_sets_of_classes_may_be_others() -> None:
+    printed = "a.jpg  90% cat  5% dog  {cat}\nmistakes: cat → dog 2×\n"
+    shown = (
+        "a.jpg  61% dog  4% cat  {dog, cat}  unlike anything seen in training\nmistakes: dog → cat 1×, cat → dog 1×\n"
+    )
+    assert agree_in_words(printed, shown, ("cat", "dog"))
+    assert not agree_in_words(printed, shown, ("cat",))
