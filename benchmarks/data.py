@@ -22,6 +22,7 @@ from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.peers import torchvision, transformers
+from benchmarks.timing import print_machine
 from vitrail.data import Augment, Loader, LoaderConfig, Preprocess, open_data, preset
 from vitrail.data.source import ArraySource
 from vitrail.data.source import Dataset as VitrailDataset
@@ -197,6 +198,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
     options = parser.parse_args()
+    print_machine("torchvision", "transformers")
     if options.cifar:
         train: Any = open_data(options.cifar).split("train")
         small = train.images

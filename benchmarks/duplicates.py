@@ -8,6 +8,7 @@ photographs.
 """
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ import vitrail
 from vitrail.data.picture import EXTENSIONS
 
 Edit = Callable[[Image.Image], Image.Image]
+LABELS = ("even", "odd")  # a data set has at least two classes; the check does not look at them
 
 
 def shrink(share: float) -> Edit:
@@ -63,13 +65,14 @@ EDITS: dict[str, tuple[Edit, int]] = {
 def measure(photographs: list[Path], edit: Edit, quality: int) -> tuple[int, int]:
     """How many copies were found, and how many pairs of different photographs were reported."""
     with tempfile.TemporaryDirectory() as place:
-        for split in ("train", "val"):
-            Path(place, split, "any").mkdir(parents=True)
+        for split, label in itertools.product(("train", "val"), LABELS):
+            Path(place, split, label).mkdir(parents=True)
         for number, path in enumerate(photographs):
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
-            image.save(f"{place}/train/any/{number}.png", compress_level=1)
-            edit(image).save(f"{place}/val/any/{number}.jpg", quality=quality)
+            label = LABELS[number % 2]
+            image.save(f"{place}/train/{label}/{number}.png", compress_level=1)
+            edit(image).save(f"{place}/val/{label}/{number}.jpg", quality=quality)
         report = vitrail.check_data(place)
     pairs = [{Path(fact.key).stem for fact in finding.pair} for finding in report.findings if finding.pair]
     own = {name for pair in pairs if len(pair) == 1 for name in pair}

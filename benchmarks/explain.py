@@ -23,7 +23,7 @@ from torch import Tensor
 
 import vitrail
 from benchmarks.peers import transformers
-from benchmarks.timing import best_seconds
+from benchmarks.timing import best_seconds, print_machine
 from vitrail.data import open_data
 from vitrail.errors import ExplanationError
 from vitrail.explanation import METHODS, Faithfulness, explain_by, measure, open_subject
@@ -97,7 +97,7 @@ def compare_costs(variant_name: str, quick: bool) -> None:
     best = best_seconds(runs, rounds, seconds)
     memory = {name: peak_megabytes(name, variant_name) for name in CONTESTANTS}
     base = CONTESTANTS[0]
-    title = f"one picture, {variant_name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    title = f"one picture, {variant_name}, {torch.get_num_threads()} threads"
     table = Table("", "ms", "× plain forward", "peak MB", "more than plain", title=title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--steps", type=int, default=STEPS)
     arguments = parser.parse_args()
+    print_machine("transformers")
     if arguments.model and arguments.data:
         compare_methods(arguments.model, arguments.data, arguments.pictures, arguments.steps)
     elif arguments.model or arguments.data:

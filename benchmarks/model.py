@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.peers import timm, torchvision, transformers
-from benchmarks.timing import best_seconds, ratio_table
+from benchmarks.timing import best_seconds, print_machine, ratio_table
 from vitrail.model import ViTConfig, create, variant
 
 SETTINGS = [("vit-b16", 1), ("vit-b16", 8), ("vit-ti16", 1), ("vit-ti16", 8), ("cifar-tiny", 256)]
@@ -96,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few rounds: a quick look, not a measurement")
     rounds, seconds = (2, 0.0) if parser.parse_args().quick else (5, 12.0)
+    print_machine("timm", "transformers", "torchvision")
     rows: dict[str, dict[str, float]] = {}
     for name, batch in SETTINGS:
         config = variant(name)
@@ -108,7 +109,7 @@ def main() -> None:
             }
             best = best_seconds(runs, rounds, seconds)
             rows[f"{name} {kind}, batch {batch}"] = {peer: batch / time for peer, time in best.items()}
-    ratio_table(f"images/s, {torch.get_num_threads()} threads, torch {torch.__version__}", rows)
+    ratio_table(f"images/s, {torch.get_num_threads()} threads", rows)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ from torch.utils.data import DataLoader, Dataset
 import vitrail
 from benchmarks.data import write_photographs
 from benchmarks.peers import timm, transformers
+from benchmarks.timing import print_machine
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViT, variant
-from vitrail.processor import processor_name
 from vitrail.verbs.sample import photographs
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.writer import write_checkpoint
@@ -204,13 +204,14 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--folder", type=Path, help="JPEGs in class folders, instead of parts of two photographs")
     options = parser.parse_args()
+    print_machine("openvino", "timm", "transformers")
     transformers.utils.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         if options.folder is None:
             write_photographs(Path(folder), options.pictures, 500, 375)
         paths = sorted((options.folder or Path(folder)).rglob("*.[jJ]*[gG]"))[: options.pictures]
         kind = "JPEGs of 500×375" if options.folder is None else "JPEGs"
-        title = f"{len(paths)} {kind} → labels, best of {options.repeats} interleaved turns, {processor_name()}"
+        title = f"{len(paths)} {kind} → labels, best of {options.repeats} interleaved turns"
         table = Table("model", "contestant", "pictures/s", "busy", "ours / theirs", "same label", title=title)
         for column in table.columns[2:]:
             column.justify = "right"

@@ -20,7 +20,6 @@ import json
 import os
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
@@ -29,9 +28,10 @@ import numpy as np
 import vitrail
 from benchmarks.data import write_photographs
 from benchmarks.processes import Child, serve_turns
+from benchmarks.timing import print_machine
 from vitrail.errors import VitrailError
 from vitrail.model.merging import Schedule, with_merging
-from vitrail.processor import computes_bf16, processor_name
+from vitrail.processor import computes_bf16
 from vitrail.runtimes.contestants import PEERS, Contestant, Entrant, Workshop, answer_all, open_exports
 from vitrail.runtimes.measuring import Timing, measure_gemm_peak, sum_up, take_turn
 from vitrail.verbs.sample import photographs
@@ -41,7 +41,6 @@ from vitrail.weights.writer import write_checkpoint
 
 ROUNDS = 6
 OURS = ("torch", "onnx", "openvino")
-PACKAGES = ("torch", "onnxruntime", "openvino", "timm", "transformers", "torchvision")
 BEST = "vitrail auto (the best of float32)"
 
 
@@ -191,8 +190,7 @@ def main() -> None:
         return
     from benchmarks.predict import make_checkpoint
 
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    print(f"{processor_name()}, {os.cpu_count()} cores; {versions}")
+    print_machine("onnxruntime", "openvino", *PEERS)
     with tempfile.TemporaryDirectory() as folder:
         calibrate = options.calibrate or Path(folder) / "pictures"
         if options.calibrate is None:

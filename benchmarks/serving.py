@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,9 @@ import vitrail
 from benchmarks.data import write_photographs
 from benchmarks.predict import make_checkpoint
 from benchmarks.processes import Child
+from benchmarks.timing import print_machine
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig
-from vitrail.processor import processor_name
 from vitrail.weights.locate import locate
 from vitrail.weights.writer import write_checkpoint
 
@@ -67,7 +66,6 @@ HEAD = (
     "same class",
     "errors",
 )
-PACKAGES = ("fastapi", "litserve", "transformers", "torch", "openvino")
 PEERS = {"FastAPI": "fastapi", "LitServe": "litserve"}
 
 
@@ -302,8 +300,7 @@ def main() -> None:
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
     )  # so that servers are ended, which have sessions of their own
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    print(f"{processor_name()}, {os.cpu_count()} cores; {versions}", flush=True)
+    print_machine("openvino", "transformers", "fastapi", "litserve")
     client = Child("benchmarks.serving_client")
     try:
         for name in options.models[:1] if options.soak else options.models:

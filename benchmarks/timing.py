@@ -1,10 +1,20 @@
 """Fair timing on a noisy machine: contestants take turns, and the best of many short rounds counts."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 
 from rich.console import Console
 from rich.table import Table
+
+from vitrail.processor import processor_name
+
+
+def print_machine(*packages: str) -> None:
+    """What belongs beside a published number: the processor, its cores, and the versions of torch and of the peers."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", *packages))
+    print(f"{processor_name()}, {os.cpu_count()} cores; {versions}", flush=True)
 
 
 def best_seconds(

@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.model import model_makers
 from benchmarks.peers import torchvision
 from benchmarks.processes import Child, serve_turns
-from benchmarks.timing import best_seconds, ratio_table
+from benchmarks.timing import best_seconds, print_machine, ratio_table
 from vitrail.data import Augment, DataConfig, Loader, LoaderConfig
 from vitrail.data.source import ArraySource
 from vitrail.model import variant
@@ -268,6 +268,7 @@ def main() -> None:
         run = build(options.contestant, options.cifar, options.batches)
         serve_turns(lambda _: f"done: {run()}")
         return
+    print_machine("timm", "transformers", "torchvision")
     compare_epochs(options.cifar, options.batches, options.rounds)
     if not options.no_memory:
         compare_memory()

@@ -23,7 +23,7 @@ from torch import nn
 
 import vitrail
 from benchmarks.peers import timm, transformers
-from benchmarks.timing import best_seconds
+from benchmarks.timing import best_seconds, print_machine
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
@@ -77,6 +77,7 @@ def measure_converting(source: Path, target: Path, to: str) -> tuple[float, floa
 
 
 def main() -> None:
+    print_machine("timm", "transformers")
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = ViTConfig(positions=PositionConfig(resample="timm"))
