@@ -2,7 +2,8 @@
 
     python examples/train_on_a_folder.py flowers rose.jpg --minutes 10
 
-For photographs, add `--weights hf://google/vit-base-patch16-224`: far better with few pictures.
+Photographs start from pretrained weights by default; `--weights` names others, as in
+`--weights hf://google/vit-base-patch16-224`.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""What a model must be for each format to hold it, for tests that go through all formats."""
+"""What a model must be for each format to hold it, for tests that go through all formats; and a small DINOv2."""
 
 from typing import Any
 
-from vitrail.model import BlockConfig, PositionConfig
+from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.weights.catalogue import FormatName
 
 FITTING: dict[FormatName, dict[str, Any]] = {
@@ -24,3 +24,15 @@ FITTING: dict[FormatName, dict[str, Any]] = {
         "positions": PositionConfig(resample="timm"),
     },
 }
+# DINOv2's architecture: features and no head, LayerScale, patches of 14 pixels.
+TINY_DINO = ViTConfig(
+    image_size=(56, 56),
+    patch_size=(14, 14),
+    width=16,
+    depth=2,
+    heads=2,
+    mlp_width=64,
+    num_classes=0,
+    block=BlockConfig(layer_scale=0.1),
+    positions=PositionConfig(resample="dinov2"),
+)

@@ -18,6 +18,7 @@ from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.writer import write_checkpoint
+from weights_fixtures import TINY_DINO
 
 # The classes of the guides' photographs.
 IMAGENETTE = (
@@ -31,17 +32,7 @@ FOLDERS = {
 }
 # What the pages load from the hub → the files that stand for it.
 HUB = {"google/vit-base-patch16-224": "hub-vit", "facebook/dinov2-small": "hub-features"}
-DINO = ViTConfig(
-    image_size=(518, 518),
-    patch_size=(14, 14),
-    width=32,
-    depth=2,
-    heads=2,
-    mlp_width=64,
-    num_classes=0,
-    block=BlockConfig(layer_scale=1.0),
-    positions=PositionConfig(resample="hf"),
-)
+DINO = replace(TINY_DINO, image_size=(518, 518), positions=PositionConfig(resample="hf"))
 DEIT = ViTConfig(image_size=(224, 224), patch_size=(16, 16), width=48, depth=2, heads=6, mlp_width=96, num_classes=5)
 SCRIPT = ViTConfig(image_size=(64, 64), patch_size=(8, 8), width=96, depth=4, heads=3, mlp_width=384, num_classes=3)
 

@@ -22,23 +22,13 @@ from conftest import randomize
 from hub_server import Hub, serve_hub
 from processes import run
 from vitrail.data.preprocess import preset
-from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
+from vitrail.model import ViT
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import read_native
 from vitrail.weights.reader import read_checkpoint
 from vitrail.weights.writer import write_checkpoint
+from weights_fixtures import TINY_DINO
 
-TINY_DINO = ViTConfig(
-    image_size=(56, 56),
-    patch_size=(14, 14),
-    width=16,
-    depth=2,
-    heads=2,
-    mlp_width=64,
-    num_classes=0,
-    block=BlockConfig(layer_scale=0.1),
-    positions=PositionConfig(resample="dinov2"),
-)
 NAME = "facebook/dinov2-small"
 
 
