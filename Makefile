@@ -8,9 +8,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
 	$(BIN)/vitrail demo
 
-# Two workers share the cores: threads that wait for work must not spin in the meantime.
+# One worker more than there are cores, because some tests wait for other processes. The workers share the cores: threads
+# that wait for work must not spin in the meantime.
 test: check  ## lint, types, then every test
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
 
 check: .venv/dev.stamp  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -54,7 +54,8 @@ def profile(folder: Path, images: np.ndarray, calls: int) -> Counter[str]:
         request.infer([images])
         took: Counter[str] = Counter()
         for operation in request.get_profiling_info():
-            column = COLUMN_OF.get(operation.node_type, operation.node_type)
+            kind = str(operation.node_type)
+            column = COLUMN_OF.get(kind, kind)
             took[column] += 1000 * operation.real_time.total_seconds()
         if not fastest or took.total() < fastest.total():
             fastest = took

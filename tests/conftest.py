@@ -30,8 +30,14 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training without its report, which takes seconds, for tests that are about something else."""
-    monkeypatch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
+    """Training and evaluation without a report, for tests that are about something else."""
+    skip_reports(monkeypatch)
+
+
+def skip_reports(patch: pytest.MonkeyPatch) -> None:
+    """A report takes seconds, and has tests of its own."""
+    patch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
+    patch.setattr("vitrail.verbs.evaluation.write_page", lambda target, *_: target)
 
 
 @pytest.fixture

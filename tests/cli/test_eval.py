@@ -92,12 +92,14 @@ def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "x/robustness.png" in facts["written"]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_one_argument_is_the_data_for_the_bundled_model(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (inside / "digits.safetensors").rename(inside / "cifar10.safetensors")
     assert main(["eval", "digits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "cifar10"
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_broken_picture_is_a_row_and_exit_1(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny(inside / "animals.safetensors")
     make_class_folders(inside / "animals")
@@ -151,6 +153,7 @@ def test_a_split_that_is_made_here_is_said_everywhere(inside: Path, capsys: pyte
     assert "by_position= is for checkpoints without class names" in as_arguments(capsys.readouterr().err)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_probes_on_data_without_a_test_split(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny(inside / "digits.safetensors", DIGITS)
     for split, count in (("train", 4), ("val", 3)):

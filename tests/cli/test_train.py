@@ -56,6 +56,7 @@ def test_a_folder_alone_is_enough(pictures: Path, capsys: pytest.CaptureFixture[
         assert curves.size[0] > 600
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_head_alone_is_planned_and_trained(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["train", str(pictures), "--weights", "cifar10", "--recipe", "linear", "--epochs", "20"]
     assert main([*arguments, "--dry-run", "--json"]) == 0
@@ -222,6 +223,7 @@ def test_an_unknown_field_of_a_file_is_named(here: Path, capsys: pytest.CaptureF
     assert "did you mean epochs" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.usefixtures("no_report")
 def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--out", "run"]) == 0
     before = (here / "run" / "weights" / "best.safetensors").read_bytes()
@@ -266,18 +268,18 @@ def test_signals_save_and_say_how_to_go_on(number: signal.Signals, code: int, tm
     assert progress["step"] >= 9
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("place", ["vitrail.training.run.measure_test", "vitrail.verbs.train.write_reports"])
 def test_ctrl_c_after_the_last_step_says_how_to_go_on(
-    place: str, here: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+    place: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(place, interrupt)
-    assert main(["train", "digits", "--epochs", "1", "--no-check", "--out", "run"]) == 130
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, interrupt)
+        assert main(["train", "digits", "--epochs", "1", "--no-check", "--out", "run"]) == 130
     assert "vitrail train --resume run" in " ".join(capsys.readouterr().out.split())
-    monkeypatch.undo()
-    monkeypatch.chdir(here)
     assert main(["train", "--resume", "run"]) == 0
 
 

@@ -13,7 +13,7 @@ from tests.data.conftest import picture
 from tests.docs.pages import ROOT
 
 import vitrail
-from conftest import TINY, randomize
+from conftest import TINY, randomize, skip_reports
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ SCRIPT = ViTConfig(image_size=(64, 64), patch_size=(8, 8), width=96, depth=4, he
 def lay_out(desk: Path) -> None:
     """Write everything into the folder `desk`."""
     with pytest.MonkeyPatch.context() as patch, chdir(desk):
-        _skip_report(patch)
+        skip_reports(patch)
         for number, (folder, classes) in enumerate(FOLDERS.items()):
             for label, name in enumerate(classes):
                 Path(folder, name).mkdir(parents=True)
@@ -68,12 +68,7 @@ def sit_down(page: Path, desk: Path, folder: Path, patch: pytest.MonkeyPatch) ->
     patch.setenv("VITRAIL_CACHE", str(folder / "cache"))
     patch.setenv("VITRAIL_DATA", str(desk / "named-data"))
     patch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(desk / HUB[name]))
-    _skip_report(patch)
-
-
-def _skip_report(patch: pytest.MonkeyPatch) -> None:
-    """A report takes seconds, and has tests of its own."""
-    patch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
+    skip_reports(patch)
 
 
 def _write_photographs() -> None:
