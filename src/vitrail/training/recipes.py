@@ -40,7 +40,7 @@ def mnist() -> TrainConfig:
 
 
 def cifar10_tiny() -> TrainConfig:
-    """`vitrail.train("cifar10", recipe="cifar10-tiny")`: the usual exercise, 119 k weights. 84.69 % test."""
+    """`vitrail.train("cifar10", recipe="cifar10-tiny")`: the usual exercise, 119 k weights; 84.86 % test, 74 min."""
     return TrainConfig(
         data="cifar10",
         recipe="cifar10-tiny",
