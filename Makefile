@@ -3,14 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: demo test check docs bench lock clean
+.PHONY: demo test pytest check docs bench lock clean
 
 demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
 	$(BIN)/vitrail demo
 
+test: .venv/dev.stamp  ## lint, types and every test, side by side
+	@$(MAKE) --no-print-directory --jobs=2 check pytest
+
 # One worker more than there are cores, because some tests wait for other processes. The workers share the cores: threads
 # that wait for work must not spin in the meantime.
-test: check  ## lint, types, then every test
+pytest: .venv/dev.stamp  ## every test
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
 
 check: .venv/dev.stamp  ## ruff and pyright

@@ -223,7 +223,6 @@ def test_an_unknown_field_of_a_file_is_named(here: Path, capsys: pytest.CaptureF
     assert "did you mean epochs" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.usefixtures("no_report")
 def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--out", "run"]) == 0
     before = (here / "run" / "weights" / "best.safetensors").read_bytes()
