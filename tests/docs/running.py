@@ -31,7 +31,6 @@ SHORTENED: dict[str, dict[str, str]] = {
     "docs/guides/fine-tune.md": {"--recipe linear --out": "--recipe linear --epochs 5 --out"},
     "docs/predict.md": {"--data digits": "--data my-pictures"},  # 30 pictures on the map instead of 1,797
     "docs/tutorial/4-training.md": {'recipe="cifar10-tiny")': 'recipe="cifar10-tiny", epochs=1)'},
-    "docs/tutorial/6-choices.md": {"for seed in seeds]": "for seed in seeds[:2]]"},
     "docs/tutorial/7-to-a-service.md": {"benchmark model.safetensors": "benchmark model.safetensors --runtimes torch"},
     "docs/train.md": {
         "PICTURES --train lora": "imagenette --image-size 56 --train lora",
