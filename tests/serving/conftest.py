@@ -128,6 +128,7 @@ class StandIn:
         self.free = self.threads = 1
         self.explaining, self.max_batch, self.max_wait = 0, 4, 0.0
         self.always_waits = True
+        self.missed = 0
         self.seen: list[Sequence[Item]] = []
         self._answers = answers
         self.gone = type("Never", (), {"is_set": lambda self: False})()

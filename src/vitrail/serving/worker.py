@@ -1,17 +1,19 @@
 """The worker process of one model: `python -m vitrail.serving.worker FD`. It reads batches, and answers each.
 
-It ends when its front has gone. Signals that are meant for the service as a whole are left to the front, which lets the
-worker finish what was accepted.
+It ends when its front has gone; on Linux also if it is stopped or stuck by then. Signals that are meant for the service
+as a whole are left to the front, which lets the worker finish what was accepted.
 """
 
+import ctypes
 import json
 import os
 import signal
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from socket import socket
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from vitrail.errors import AssumptionWarning, VitrailError
@@ -19,11 +21,16 @@ from vitrail.serving.frames import Frame, pack, receive_frame
 from vitrail.threads import start_workers
 from vitrail.wording import reason
 
+BEAT = 1.0  # seconds between two signs of life, which come while it loads and computes, too
+SET_DEATH_SIGNAL = 1  # prctl's number for: send me this signal when my parent ends
+
 
 def main() -> None:
     """Load the model that the first frame names, tell the front, and work until it has gone."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL))
     warnings.simplefilter("ignore", AssumptionWarning)  # the notes go to the front
     connection = socket(fileno=int(sys.argv[1]))
     first = receive_frame(connection)
@@ -42,6 +49,12 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
         except OSError:
             os._exit(0)  # the front has gone
 
+    def beat() -> None:
+        while True:
+            send(Frame({"beat": True}))
+            time.sleep(BEAT)
+
+    Thread(target=beat, name="beat", daemon=True).start()
     try:
         from vitrail.serving.computing import Engine, describe_failure
         from vitrail.serving.measuring import warm_up

@@ -18,6 +18,7 @@ from vitrail.serving.settings import ServeSettings
 
 GONE_RETRY = 2  # seconds after which a worker that has ended may be back
 END_SECONDS = 5.0  # that a worker gets to end by itself
+LOAD_SILENCE = 60.0  # seconds without a sign of life while it loads: a library may hold up all of Python for some time
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Worker:
         self.spreads = self.always_waits = False
         self.gone = asyncio.Event()
         self.retired = False  # nothing new is sent to it
+        self.missed = 0  # looks at it since its last sign of life
         self.heard: Callable[[int, float], None] = lambda _, __: None  # pictures answered, and seconds for each
         self._model = ""  # its name, for the metrics
         self._metrics: Metrics | None = None
@@ -57,7 +59,13 @@ class Worker:
         """Until the model is loaded and warm; a model that cannot be loaded is an error."""
         self._model = model
         self._writer.write(pack(Frame(order)))
-        frame = await read_frame(self._reader)
+        try:
+            while (frame := await asyncio.wait_for(read_frame(self._reader), LOAD_SILENCE)) and "beat" in frame.facts:
+                pass
+        except TimeoutError:
+            raise VitrailError(
+                f"the worker for {order['source']} gave no sign of life for {LOAD_SILENCE:.0f} s while it loaded it."
+            ) from None
         if frame is None:
             code = await self.process.wait()
             raise VitrailError(f"the worker for {order['source']} ended while it loaded the model (exit code {code}).")
@@ -116,13 +124,16 @@ class Worker:
     async def _listen(self) -> None:
         try:
             while (frame := await read_frame(self._reader)) is not None:
-                self._answered(frame)
+                self.missed = 0
+                if "beat" not in frame.facts:
+                    self._answered(frame)
                 if self.retired and not self._sent:
                     break
         finally:
             self._writer.close()
             self._forget()
             self.gone.set()
+        await self.end()
 
     def _answered(self, frame: Frame) -> None:
         facts = frame.facts
