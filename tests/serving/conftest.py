@@ -125,7 +125,7 @@ class StandIn:
     """A worker that answers at once, or never, in the event loop itself."""
 
     def __init__(self, answers: Callable[[dict[str, Any], bytes], Answer] | None) -> None:
-        self.free = self.threads = 1
+        self.free = self.spare = self.threads = 1
         self.explaining, self.max_batch, self.max_wait = 0, 4, 0.0
         self.always_waits = True
         self.missed = 0
@@ -136,7 +136,8 @@ class StandIn:
     def start(self, kind: str, items: Sequence[Item], alone: bool) -> None:
         self.seen.append(items)
         if self._answers is None:
-            self.free -= 1
+            self.spare -= items[0].large
+            self.free -= not items[0].large
             return
         for item in items:
             item.future.set_result(self._answers(item.facts, item.blob))

@@ -14,8 +14,8 @@ _SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers tha
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # JPEG's markers without a length
 
 
-def check_header(data: bytes, max_pixels: int, name: str) -> None:
-    """Refuse what is no JPEG, PNG or WebP, has no size, or too many pixels."""
+def check_header(data: bytes, max_pixels: int, name: str) -> int:
+    """The number of pixels; what is no JPEG, PNG or WebP, has no size, or too many pixels is refused."""
     width, height = size_of(data, name)
     if not width or not height:
         raise Problem("unreadable_picture", f"{name}: the header gives a size of {width}×{height} pixels.")
@@ -23,6 +23,7 @@ def check_header(data: bytes, max_pixels: int, name: str) -> None:
         raise Problem(
             "too_large", f"{name}: {width}×{height} pixels are over the limit of {max_pixels:,}; shrink the picture."
         )
+    return width * height
 
 
 def size_of(data: bytes, name: str) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from vitrail.threads import start_workers
 from vitrail.wording import reason
 
 BEAT = 1.0  # seconds between two signs of life, which come while it loads and computes, too
+GIVES_WAY = 10  # how nice the threads of large pictures are: with others at work, they get a tenth of a core
 SET_DEATH_SIGNAL = 1  # prctl's number for: send me this signal when my parent ends
 
 
@@ -60,8 +61,12 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
         from vitrail.serving.measuring import warm_up
 
         engine = Engine(order["source"], order["runtime"], order["precision"], order["max_pixels"])
-        narrow, wide = start_workers(order["threads"]), ThreadPoolExecutor(1)
-        measured = warm_up(engine, narrow, wide, order["threads"], order["max_batch"])
+        pools = {
+            "narrow": start_workers(order["threads"]),
+            "large": start_workers(order["threads"]),
+            "wide": ThreadPoolExecutor(1),
+        }
+        measured = warm_up(engine, pools["narrow"], pools["wide"], order["threads"], order["max_batch"])
         facts = {**engine.describe(), **measured}
     except Exception as error:  # of any library that loads a model: the front reports it
         message = reason(error) if isinstance(error, VitrailError | OSError) else f"{type(error).__name__}: {error}"
@@ -72,6 +77,8 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
     send(Frame({"ready": facts}))
 
     def work(frame: Frame) -> None:
+        if frame.facts["pool"] == "large" and sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, 0, GIVES_WAY)  # of this thread
         try:
             answer = engine.run(frame)
         except Exception as error:  # our own mistake, or a runtime's: this batch has no answer, others may
@@ -82,7 +89,7 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
         send(answer)
 
     while (frame := receive_frame(connection)) is not None:
-        (wide if frame.facts.get("spread") else narrow).submit(work, frame)
+        pools[frame.facts["pool"]].submit(work, frame)
     os._exit(0)  # without waiting for answers that nobody will read
 
 
