@@ -23,7 +23,15 @@ from vitrail.serving.batching import Answer, Item
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServeSettings
 
-QUICK = {"runtime": "torch", "threads": 1, "max_batch": 4, "max_wait_ms": 0, "client_timeout": 1, "port": 0}
+QUICK = {
+    "runtime": "torch",
+    "threads": 1,
+    "max_batch": 4,
+    "max_wait_ms": 0,
+    "client_timeout": 1,
+    "max_client_connections": 64,
+    "port": 0,
+}
 
 
 class Running:

@@ -50,6 +50,8 @@ class ServeSettings:
     """Pixels that all large pictures (over a megapixel) that wait may have together; further ones get 503."""
     max_pictures: int = 32
     """Pictures that one request may have."""
+    max_client_connections: int = 1000
+    """Connections that one client (by address) may have open; behind a proxy, all clients are one."""
     rate_limit: float | None = None
     """Requests per second that one client (by address) may send, with bursts of twice as many [default: unlimited]."""
     runtime: RuntimeChoice = "auto"
@@ -136,6 +138,7 @@ def _check_numbers(settings: ServeSettings) -> None:
         "max_request_pixels": (1, 1024 * MAX_PIXELS),
         "max_queue_pixels": (1, 1_000_000 * MAX_PIXELS),
         "max_pictures": (1, 1024),
+        "max_client_connections": (1, 100_000),
         "rate_limit": (0.001, 1e6),
         "threads": (1, 1024),
     }

@@ -128,7 +128,7 @@ class Host:
                 return time.monotonic()
 
     def _check(self, worker: Worker) -> None:
-        """End a worker that is stopped or stuck; looks are counted, not seconds: the front may have been stopped, too."""
+        """End a worker that is stopped or stuck; looks are counted, not seconds: the front may have been stopped."""
         worker.missed += 1
         if worker.missed > HUNG:
             silence = f"given no sign of life for {HUNG * LOOK:.0f} s"
