@@ -134,7 +134,7 @@ class StandIn:
 
     def __init__(self, answers: Callable[[dict[str, Any], bytes], Answer] | None) -> None:
         self.free = self.spare = self.threads = 1
-        self.explaining, self.max_batch, self.max_wait = 0, 4, 0.0
+        self.explaining, self.decoding, self.max_batch, self.max_wait = 0, 0, 4, 0.0
         self.always_waits = True
         self.missed = 0
         self.seen: list[Sequence[Item]] = []

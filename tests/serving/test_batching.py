@@ -15,13 +15,14 @@ class Cores:
 
     def __init__(self, threads: int = 2, max_batch: int = 4, max_wait: float = 0.0) -> None:
         self.free = self.spare = self.threads = threads
-        self.explaining, self.max_batch, self.max_wait = 0, max_batch, max_wait
+        self.explaining, self.decoding, self.max_batch, self.max_wait = 0, 0, max_batch, max_wait
         self.always_waits = True
         self.batches: list[tuple[str, list[Any]]] = []
 
     def start(self, kind: str, items: Sequence[Item], alone: bool) -> None:
         if items[0].large:
             self.spare -= 1
+            self.decoding += items[0].pixels
         else:
             self.free -= 1
             self.explaining += kind == "explain"
@@ -113,9 +114,20 @@ def test_small_pictures_pass_large_ones_by() -> None:
         batcher.answered(1, 0.1)
         assert cores.batches[2:] == [("features", [5, 6])]
         for _ in range(3):
-            cores.spare = 1
+            cores.spare, cores.decoding = 1, 0
             batcher.answered(1, 0.1)
         assert cores.batches[3:] == [("logits", [1]), ("logits", [2]), ("explain", [4])]  # each by itself
+
+    asyncio.run(work())
+
+
+def test_as_many_large_pictures_at_once_as_their_pixels_allow() -> None:
+    async def work() -> None:
+        for pixels, at_once in ((12_000_000, 4), (49_000_000, 1), (80_000_000, 1)):
+            batcher, cores = Batcher(100), Cores(threads=8)
+            batcher.worker = cores
+            batcher.submit("logits", items(8, 0, pixels))
+            assert cores.sizes() == [1] * at_once
 
     asyncio.run(work())
 
@@ -127,11 +139,11 @@ def test_clients_take_turns_by_pixels() -> None:
         batcher.submit("logits", items(3, 10, 12_000_000, "modest"))
         batcher.worker = cores
         for _ in range(4):
-            cores.spare = 1
+            cores.spare, cores.decoding = 1, 0
             batcher.pump()
         batcher.submit("logits", items(1, 20, 2_000_000, "late"))
         for _ in range(5):
-            cores.spare = 1
+            cores.spare, cores.decoding = 1, 0
             batcher.pump()
         assert [n for _, each in cores.batches for n in each] == [0, 10, 11, 12, 20, 1, 2, 3, 4]
 

@@ -4,8 +4,8 @@ Whenever a core of the worker is free, what waits is divided among the free core
 While all cores are busy pictures gather, so that batches grow with the load by themselves. While a core is idle nobody
 waits, unless `max_wait_ms` says so; a wait that was measured to pay is made only while pictures come in company.
 
-Large pictures take long to decode. They have threads of their own, which give way to the others, and are computed one
-by one. Among those who wait, clients take turns by the pixels that they have sent.
+Large pictures take long to decode. They have threads of their own, which give way to the others; few of them are
+decoded at once, very large ones one by one. Among those who wait, clients take turns by the pixels that they have sent.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from vitrail.wording import agree, counted
 Kind = Literal["logits", "features", "explain", "attention"]
 BATCHED: tuple[Kind, ...] = ("logits", "features")
 LARGE = 1 << 20  # pixels, over which a picture is large
+AT_ONCE = 50_000_000  # pixels of large pictures that a worker decodes at once, unless a single one has more
 REMEMBERED = 50  # pictures whose pace is the pace
 LONGEST_RETRY = 60  # seconds that a client is told to wait at most
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -61,6 +62,7 @@ class Slots(Protocol):
 
     free: int  # batches that it could start now
     spare: int  # large pictures that it could start now
+    decoding: int  # pixels of the large ones that it has
     explaining: int  # explanations that it works on
     threads: int
     max_batch: int
@@ -134,7 +136,11 @@ class Batcher:
         if worker is None:
             return
         while worker.spare > 0 and (kind := self._next(worker, large=True)) is not None:
-            self._start(worker, kind, self._queues[kind, True], 1)
+            queue = self._queues[kind, True]
+            pixels = min(queue, key=_turn).pixels
+            if worker.decoding and worker.decoding + pixels > AT_ONCE:
+                break
+            self._start(worker, kind, queue, 1)
         while worker.free > 0 and (kind := self._next(worker, large=False)) is not None:
             queue = self._queues[kind, False]
             most = worker.max_batch if kind in BATCHED else 1
@@ -147,7 +153,7 @@ class Batcher:
             self._start(worker, kind, queue, self._last)
 
     def _start(self, worker: Slots, kind: Kind, queue: dict[Item, None], count: int) -> None:
-        items = heapq.nsmallest(count, queue, key=lambda item: item.turn)
+        items = heapq.nsmallest(count, queue, key=_turn)
         for item in items:
             del queue[item]
         self._turn = max(self._turn, items[-1].turn)
@@ -174,3 +180,7 @@ class Batcher:
     def _wake(self) -> None:
         self._timer = None
         self.pump()
+
+
+def _turn(item: Item) -> int:
+    return item.turn

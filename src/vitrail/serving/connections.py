@@ -169,12 +169,12 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting_for_head()
         self._room.work(self)
         super().on_headers_complete()
-        if self._only_health and self.cycle is not None:
+        if self._only_health:
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle.response_complete:
             self._room.rest(self)
 
     def timeout_keep_alive_handler(self) -> None:

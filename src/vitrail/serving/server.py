@@ -23,7 +23,7 @@ from vitrail.wording import reason
 
 LINGER = 0.5  # seconds after a signal in which requests are still taken, each with a note that the connection ends
 GRACE = 0.5  # seconds after that in which those who are connected may still ask
-BACKLOG = 512  # connections that are taken at once, or a quarter of the files that this process may open
+BACKLOG = 512  # connections that are taken at once, or an eighth of the files that this process may open
 
 Ready = Callable[[str, Service], None]
 
@@ -84,7 +84,7 @@ def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str],
         access_log=False,
         server_header=False,
         proxy_headers=False,  # a client's address is its own, not what it claims
-        backlog=min(BACKLOG, open_files() // 4),
+        backlog=min(BACKLOG, open_files() // 8),
         timeout_keep_alive=30,
     )
     server = Server(config, service)

@@ -40,7 +40,7 @@ class Worker:
     ) -> None:
         self.process = process
         self.facts: dict[str, Any] = {}
-        self.free = self.spare = self.explaining = self.threads = 0
+        self.free = self.spare = self.decoding = self.explaining = self.threads = 0
         self.max_batch, self.max_wait = 1, 0.0
         self.spreads = self.always_waits = False
         self.gone = asyncio.Event()
@@ -101,6 +101,7 @@ class Worker:
         """Count what a batch takes, or (-1) gives back."""
         if sent.large:
             self.spare -= sign
+            self.decoding += sign * sent.items[0].pixels
         else:
             self.free -= sign * sent.cores
             self.explaining += sign * (sent.kind not in BATCHED)
