@@ -18,7 +18,7 @@ from vitrail.data.sources.hub import open_hub
 from vitrail.data.sources.idx import FASHION_CLASSES, is_idx, is_whole_idx, open_idx
 from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
-from vitrail.data.split import SplitPlan, write_split
+from vitrail.data.split import UNUSED, SplitPlan, write_split
 from vitrail.errors import DataError, shorten, suggest
 from vitrail.reading import check_regular
 from vitrail.wording import hint_path, reason
@@ -167,4 +167,4 @@ def write_split_file(dataset: Dataset, path: Path) -> None:
         name: [(source.key(index), dataset.classes[label]) for index, label in enumerate(source.labels)]
         for name, source in dataset.splits.items()
     }
-    write_split(path, rows)
+    write_split(path, rows | ({UNUSED: list(dataset.unused)} if dataset.unused else {}))

@@ -94,6 +94,7 @@ class Dataset:
     splits: Mapping[str, Source] = field(repr=False)
     made_split: bool = False  # vitrail made the splits, so a run should record them
     ignored: tuple[str, ...] = field(default=(), repr=False)  # skipped files: not a picture, or without a class
+    unused: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # samples left out, and their classes: `sample`
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -119,6 +120,17 @@ class Dataset:
         parts = stratify([train.key(index) for index in range(len(train))], train.labels, {"val": rate}, seed)
         made = {name: train.select(indices) for name, indices in parts.items() if len(indices)}
         return replace(self, splits={**self.splits, **made}, made_split=True)
+
+    def sample(self, share: float, seed: int = 0) -> "Dataset":
+        """A share of each split, the classes in the same proportions, and at least one picture of each."""
+        splits: dict[str, Source] = {}
+        unused: list[tuple[str, str]] = []
+        for name, source in self.splits.items():
+            keys = [source.key(index) for index in range(len(source))]
+            parts = stratify(keys, source.labels, {"unused": 1 - share}, seed)
+            splits[name] = source.select(parts["train"])
+            unused += [(keys[index], self.classes[source.labels[index]]) for index in parts["unused"]]
+        return replace(self, splits=splits, unused=(*self.unused, *unused), made_split=True)
 
 
 def _sizes(splits: Mapping[str, Source]) -> str:

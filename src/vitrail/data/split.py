@@ -24,6 +24,7 @@ SPLIT_NAMES = {
     "testing": "test",
 }
 SPLITS = ("train", "val", "test")
+UNUSED = "unused"  # in a split file: a sample that is in no split
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -117,6 +118,7 @@ def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
     parts: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
         parts.setdefault(where[key], []).append(index)
+    parts.pop(UNUSED, None)
     return {name: np.array(indices, dtype=np.int64) for name, indices in parts.items()}
 
 
@@ -124,7 +126,8 @@ def _read_rows(path: Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str
     """Key → split; an unknown split would silently remove its samples from the run."""
     where: dict[str, str] = {}
     for row in rows:
-        key, split = str(row["key"]), SPLIT_NAMES.get(str(row["split"]).strip().lower())
+        name = str(row["split"]).strip().lower()
+        key, split = str(row["key"]), UNUSED if name == UNUSED else SPLIT_NAMES.get(name)
         if split is None:
             raise DataError(
                 f"{path}: {key[:100]} is in the split {shorten(row['split'])}; must be one of {', '.join(SPLITS)}."

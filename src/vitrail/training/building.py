@@ -1,7 +1,8 @@
 """From a config to what training works with: data, model, loaders."""
 
 import os
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -34,6 +35,7 @@ class Setup:
     model: ViT
     preprocess: Preprocess
     source: str = ""  # where the first weights came from
+    began: float = field(default_factory=time.monotonic)  # when the user's minutes began to run
 
     @property
     def has_validation(self) -> bool:

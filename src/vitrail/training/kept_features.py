@@ -69,6 +69,7 @@ class FeatureStore:
     split: str
     key: str
     count: int  # pictures of the split
+    spread: bool = False  # whether each part is a sample of the split, so that some of them can stand for all
 
     @property
     def parts(self) -> range:
@@ -76,29 +77,35 @@ class FeatureStore:
 
     def pictures(self, part: int) -> range:
         """The samples of a part."""
+        if self.spread:
+            return range(part, self.count, len(self.parts))
         return range(part * PART, min((part + 1) * PART, self.count))
 
     def missing(self) -> list[int]:
         """The parts that are not there; files of other weights or pictures, and damaged ones, do not count."""
         if self.read_whole() is not None:
             return []
-        return [part for part in self.parts if self._read(self._path(part)) is None]
+        return [part for part in self.parts if self._read_part(part) is None]
 
     def write(self, part: int, features: Features) -> None:
         """Keep a part."""
         self._write(self._path(part), features)
 
-    def read(self) -> Features:
-        """All parts, in the order of the samples."""
-        whole = self.read_whole()
-        if whole is not None:
-            return whole
-        parts = [self._read(self._path(part)) for part in self.parts]
-        there = [part for part in parts if part is not None]
-        if len(there) < len(parts):
+    def read(self, parts: Iterable[int]) -> Features:
+        """These parts, in the order of the samples."""
+        there = [self._read_part(part) for part in parts]
+        found = [part for part in there if part is not None]
+        if len(found) < len(there):
             raise WeightsError(f"features of {self.split} pictures have disappeared from {self.folder}; resume the run")
-        full = [part for part in there if len(part.indices)] or there[:1]
-        return Features(*(torch.cat(tensors) for tensors in zip(*full, strict=True)))
+        full = [part for part in found if len(part.indices)] or found[:1]
+        features, indices = (torch.cat(tensors) for tensors in zip(*full, strict=True))
+        order = indices.argsort()
+        return Features(features[order], indices[order])
+
+    def _read_part(self, part: int) -> Features | None:
+        """A part, if it is there and has the samples that it should have."""
+        features = self._read(self._path(part))
+        return features if features is not None and set(features.indices.tolist()) <= set(self.pictures(part)) else None
 
     def read_whole(self) -> Features | None:
         """All features, if they are in one file already."""

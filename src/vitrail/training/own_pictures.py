@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrail.data import Dataset, LoaderConfig, open_data
 from vitrail.data.source import FileSource, Source
-from vitrail.data.split import SPLIT_NAMES, SPLITS
+from vitrail.data.split import SPLIT_NAMES, SPLITS, UNUSED
 from vitrail.errors import DataError
 from vitrail.training.building import open_training_data
 from vitrail.training.config import TrainConfig
@@ -52,7 +52,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _parse(path: Path, number: int, line: Mapping[str, str | None]) -> Row:
     key, name = line["key"], line["class"]
-    split = SPLIT_NAMES.get(str(line["split"]))
+    split = UNUSED if line["split"] == UNUSED else SPLIT_NAMES.get(str(line["split"]))
     if not key or not name or split is None or "\0" in key:
         raise DataError(f"{path} is damaged at line {number}: it must name a picture, its split and its class.")
     return Row(key, split, name)

@@ -32,8 +32,8 @@ from vitrail.training.judging import Judgement
 from vitrail.training.listener import Listener
 from vitrail.training.lock import RunLock
 from vitrail.training.loop import Trainer
-from vitrail.training.measuring import settle
 from vitrail.training.own_pictures import reopen_data
+from vitrail.training.planning import settle
 from vitrail.training.pretrained import AUTO, NONE
 from vitrail.training.probing import probe
 from vitrail.training.trusting import store_trust

@@ -1,6 +1,7 @@
 """`vitrail.train`, `resume`, `plan` and `demo`: from a folder of pictures to a model and its report."""
 
 import os
+import time
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ from vitrail.training.config import TrainConfig, combine_changes, field_homes, f
 from vitrail.training.display import Display
 from vitrail.training.listener import Listener, Listeners, Plan
 from vitrail.training.lock import RunLock, refuse_locked
-from vitrail.training.measuring import Measured, describe_plan, settle
+from vitrail.training.measuring import Measured
+from vitrail.training.planning import describe_plan, settle
 from vitrail.training.run import (
     CONFIG,
     Run,
@@ -218,11 +220,13 @@ def _prepare(
     data: str, changes: dict[str, Any], ranks: Ranks, listener: Listener, *, check: bool, progress: bool | Listener
 ) -> tuple[Setup, Measured, CheckRecord | None]:
     """The data opened and checked, the model built, and what is decided by measuring."""
+    began = time.monotonic()
     config, dataset = resolve(data, changes, ranks, listener.said)
     checked = None
     if check:
         checked = ranks.from_first(lambda: _check(dataset, config.data, listener, _bars(progress)))
-    return *settle(config, dataset, ranks, listener), checked
+    may_shrink = changes.get("image_size") is None
+    return *settle(config, dataset, ranks, listener, began=began, may_shrink=may_shrink), checked
 
 
 def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> CheckRecord | None:
