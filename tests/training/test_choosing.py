@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from vitrail.data import ArraySource, Dataset, open_data
+from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.model import variants
+from vitrail.model import ViT, variants
 from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
 from vitrail.training import TrainConfig, recipe
@@ -19,6 +20,9 @@ from vitrail.training.choosing import Look, choose, look_at, resolve
 from vitrail.training.config import apply_changes, field_homes, flatten
 from vitrail.training.pretrained import Backbone
 from vitrail.training.recipes import RECIPES
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.writer import write_checkpoint
+from weights_fixtures import TINY_DINO
 
 
 def arrays(count: int, channels: int, side: int) -> Dataset:
@@ -159,6 +163,47 @@ def test_photographs_start_from_pretrained_weights(
     assert start.image_size == ((224, 224) if source else None)
     assert bool(config.chosen) == bool(fetched), "what is chosen is explained"
     assert from_dict(TrainConfig, to_dict(config)) == config
+
+
+@pytest.fixture(scope="module")
+def dino(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small DINOv2 whose own size is 518 pixels, as people download it."""
+    config = replace(TINY_DINO, image_size=(518, 518))
+    tensors = ViT(config).state_dict()
+    folder = tmp_path_factory.mktemp("weights") / "dinov2-small"
+    write_checkpoint(Checkpoint(config=config, tensors=tensors, preprocess=preset("dinov2", (224, 224))), folder, "hf")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "expected"),
+    [
+        (CPU, {}, ("linear", "head", False, (224, 224))),
+        (CPU, {"minutes": 5.0}, ("lora", "lora", True, (224, 224))),
+        (CPU, {"image_size": (112, 112)}, ("linear", "head", False, (112, 112))),
+        (CPU, {"train": "all"}, ("finetune-adamw", "all", True, (224, 224))),
+        (CPU, {"recipe": "linear"}, ("linear", "head", False, (224, 224))),
+        (GPU, {}, ("finetune-adamw", "all", True, (224, 224))),
+    ],
+)
+def test_weights_that_the_user_names_are_treated_like_the_default(
+    ranks: Ranks, changes: dict[str, Any], expected: tuple[object, ...], dino: str, tmp_path: Path
+) -> None:
+    """The advice that is given offline must train what would have been trained online."""
+    photographs = str(folder_of(tmp_path / "p", (96, 80)))
+    config, _ = resolve(photographs, {"weights": dino, **changes}, ranks)
+    start = config.start
+    assert (config.recipe, start.train, start.probe, start.image_size) == expected
+    assert ("Pictures of 224×224, for speed; the weights' own size is 518×518" in config.chosen) == (
+        "image_size" not in changes
+    )
+    assert ("the head is trained" in config.chosen) == (not {"train", "recipe"} & changes.keys())
+
+
+def test_weights_that_cannot_be_read_are_found_before_the_pictures_are(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"no weights")
+    with pytest.raises(WeightsError, match="w.safetensors"):
+        resolve(str(folder_of(tmp_path / "p", (96, 80))), {"weights": str(tmp_path / "w.safetensors")}, CPU)
 
 
 @pytest.mark.parametrize("changes", [{}, {"weights": "auto"}])

@@ -76,7 +76,9 @@ def _settle_head(setup: Setup, ranks: Ranks, listener: Listener, *, may_shrink: 
     measured = ranks.from_first(lambda: measure_features(setup, ranks))
     if config.schedule.minutes is not None:
         setup, measured = _fit_head(setup, measured, ranks, listener, may_shrink=may_shrink)
-    check_batch_size(config.machine.batch_size, len(setup.dataset.split("train")), ranks.world_size)
+    size = setup.config.machine.batch_size
+    assert isinstance(size, int)
+    check_batch_size(size, len(setup.dataset.split("train")), ranks.world_size)
     return setup, measured
 
 
