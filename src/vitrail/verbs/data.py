@@ -1,9 +1,10 @@
 """`vitrail.open_data`, `check_data`, `show_data` and `shard_data`: what the command does with a data set."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from PIL import Image
 
@@ -19,7 +20,7 @@ from vitrail.data.source import Dataset
 from vitrail.data.view import augmentation_sheet, contact_sheet
 from vitrail.errors import ConfigError
 from vitrail.progress import Progress, pick_progress
-from vitrail.verbs.settings import build, check_settings
+from vitrail.verbs.settings import DataSettings, ShowSettings, build, check_settings
 from vitrail.wording import counted, reason
 
 
@@ -57,7 +58,7 @@ class DataCheck(Report):
         return "\n".join(lines)
 
 
-def open_data(data: str | Path, **settings: Any) -> Dataset:
+def open_data(data: str | Path, **settings: Unpack[DataSettings]) -> Dataset:
     """A data set by its path, address or name, with its splits; `settings` are the fields of `DataConfig`.
 
     Names: digits, cifar10, cifar100, mnist, fashion-mnist, hf:NAME. Paths: class folders, a table, CIFAR's or MNIST's
@@ -68,7 +69,11 @@ def open_data(data: str | Path, **settings: Any) -> Dataset:
 
 
 def check_data(
-    data: str | Path | Dataset, *, workers: int | None = None, progress: bool | Progress = False, **settings: Any
+    data: str | Path | Dataset,
+    *,
+    workers: int | None = None,
+    progress: bool | Progress = False,
+    **settings: Unpack[DataSettings],
 ) -> DataCheck:
     """Check every picture: damaged files, duplicates, leakage between splits, imbalance.
 
@@ -89,7 +94,7 @@ def show_data(
     size: int | None = None,
     pictures: int = 8,
     seed: int = 0,
-    **settings: Any,
+    **settings: Unpack[ShowSettings],
 ) -> Image.Image:
     """What the model sees: training pictures after preprocessing and augmentation, epoch after epoch, on a sheet.
 
@@ -113,7 +118,7 @@ def shard_data(
     max_megabytes: int = 200,
     seed: int = 0,
     progress: bool | Progress = False,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Written:
     """Write a data set as webdataset tar shards, shuffled, with a shards.json beside them, into a new or empty folder.
 
@@ -127,7 +132,7 @@ def shard_data(
         return write_shards(dataset, Path(out), max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
 
 
-def _open(data: str | Path | Dataset, settings: dict[str, Any]) -> Dataset:
+def _open(data: str | Path | Dataset, settings: Mapping[str, Any]) -> Dataset:
     if not isinstance(data, Dataset):
         return open_dataset(data, build(DataConfig, settings))
     if settings:

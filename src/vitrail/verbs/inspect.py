@@ -3,13 +3,14 @@
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import AssumptionWarning
 from vitrail.model import ViTConfig
 from vitrail.schema import to_dict
 from vitrail.verbs.hints import read_hints
+from vitrail.verbs.settings import HintSettings
 from vitrail.weights.catalogue import FormatName
 from vitrail.weights.diagnose import Finding, diagnose
 from vitrail.weights.facts import Origin
@@ -91,7 +92,9 @@ class Inspection:
         return "\n".join([table[0], "|---|---|", *table[1:], "", *findings])
 
 
-def inspect(source: str | Path, *, source_format: FormatName | None = None, **settings: Any) -> Inspection:
+def inspect(
+    source: str | Path, *, source_format: FormatName | None = None, **settings: Unpack[HintSettings]
+) -> Inspection:
     """The facts about a checkpoint, and likely problems with it.
 
     A source is a file, a folder, hf://owner/name or google://NAME; `source_format` names its format if its keys do not
