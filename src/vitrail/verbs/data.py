@@ -21,10 +21,10 @@ from vitrail.data.view import augmentation_sheet, contact_sheet
 from vitrail.errors import ConfigError
 from vitrail.progress import Progress, pick_progress
 from vitrail.verbs.settings import DataSettings, ShowSettings, build, check_settings
-from vitrail.wording import counted, reason
+from vitrail.wording import counted, markdown_cell, reason
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DataCheck(Report):
     """What is in a data set, and what problems it has."""
 
@@ -48,13 +48,15 @@ class DataCheck(Report):
 
     def _repr_markdown_(self) -> str:
         pictures, classes = counted(len(self.facts), "picture"), counted(len(self.dataset.classes), "class")
-        lines = [f"**{_cell(self.dataset.name)}**: {pictures}, {classes}", ""]
+        lines = [f"**{markdown_cell(self.dataset.name)}**: {pictures}, {classes}", ""]
         if not self.findings:
             return "\n".join([*lines, "No problems were found."])
         lines += ["| severity | finding | count | example |", "|---|---|--:|---|"]
         for finding, count in self.summary():
             example = f"{finding.key} ({finding.detail})" if finding.detail else finding.key
-            lines.append(f"| {finding.severity} | {_cell(finding.what)} | {count:,} | {_cell(example)} |")
+            lines.append(
+                f"| {finding.severity} | {markdown_cell(finding.what)} | {count:,} | {markdown_cell(example)} |"
+            )
         return "\n".join(lines)
 
 
@@ -142,7 +144,3 @@ def _open(data: str | Path | Dataset, settings: Mapping[str, Any]) -> Dataset:
 
 def _count(dataset: Dataset) -> int:
     return sum(len(source) for source in dataset.splits.values())
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())

@@ -16,7 +16,7 @@ from vitrail.weights.diagnose import Finding, diagnose
 from vitrail.weights.facts import Origin
 from vitrail.weights.opening import open_checkpoint
 from vitrail.weights.trust import Trust
-from vitrail.wording import counted
+from vitrail.wording import counted, markdown_cell
 
 SHOWN = 5  # names of classes in a row
 
@@ -87,7 +87,7 @@ class Inspection:
         return [("calibration", text) if not index else ("", text) for index, text in enumerate(self.trust.describe())]
 
     def _repr_markdown_(self) -> str:
-        table = [f"| {name} | {_cell(value)} |" for name, value in [("checkpoint", self.source), *self.rows]]
+        table = [f"| {name} | {markdown_cell(value)} |" for name, value in [("checkpoint", self.source), *self.rows]]
         findings = [f"- **{finding.severity}**: {finding.message}" for finding in self.findings]
         return "\n".join([table[0], "|---|---|", *table[1:], "", *findings])
 
@@ -158,7 +158,3 @@ def _classes(config: ViTConfig, classes: tuple[str, ...] | None) -> str:
 
 def _numbers(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.4g}" for value in dict.fromkeys(values))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
