@@ -35,6 +35,8 @@ def test_both_doors_check_the_same(make_folder, inside, capsys: pytest.CaptureFi
     table = report._repr_markdown_()
     assert "| error | cannot be read | 1 | dog/empty.jpg (" in table
     assert "121 pictures, 2 classes" in table
+    assert repr(report) == f"<DataCheck of {report.dataset.name}: 121 pictures; 1 error, 0 warnings, 120 notes>"
+    assert "thumbnail" not in repr(report.facts[0])
     assert capsys.readouterr() == ("", ""), "Python is quiet"
     splits = [{fact.key for fact in check.facts if fact.split == "val"} for check in (check_data(root), report)]
     assert splits[0] != splits[1], "another seed, another split"

@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, InputError, VitrailError
 from vitrail.prediction import Prediction
-from vitrail.verbs.predict import Predictions, predict
+from vitrail.verbs.predict import Predictions, PredictionStream, predict
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def several(*arguments: Any, **options: Any) -> Predictions:
     return predictions
 
 
-def fields(rows: Iterator[Prediction]) -> list[dict[str, Any]]:
+def fields(rows: Iterable[Prediction]) -> list[dict[str, Any]]:
     return [
         {"picture": row.picture, "labels": list(row.labels), "scores": list(row.scores), "error": row.error}
         for row in rows
@@ -124,4 +124,17 @@ def test_a_file_that_cannot_be_written(options: dict[str, Any], message: str, in
     with pytest.raises(ConfigError, match=re.escape(message)):
         predictions.save(**options)
     assert sorted(inside.rglob("*")) == before
-    assert next(predictions).picture == "photos/00.jpg"  # nothing was lost
+    assert predictions[0].picture == "photos/00.jpg"
+
+
+def test_what_has_a_length_is_a_sequence_and_the_rest_a_stream(inside: Path) -> None:
+    model = vitrail.load("tiny.safetensors")
+    folder = several(model, "photos", batch_size=4)
+    assert [row.picture for row in folder] == [f"photos/{index:02}.jpg" for index in range(11)]
+    assert list(folder.stream()) == list(folder) == list(several(model, Path("photos"), batch_size=4))
+    Path("list").write_text("photos/00.jpg\nphotos/01.jpg\n")
+    assert len(several(model, list_file="list")) == 2
+    stream = predict(model, (name for name in ["photos/00.jpg", "photos/01.jpg"]))
+    assert isinstance(stream, PredictionStream)
+    assert next(stream).picture == "photos/00.jpg"
+    assert stream.save("rest.csv").read_text().count("photos/") == 1  # what is left

@@ -78,7 +78,7 @@ def predict(
         Pictures per forward pass [default: whatever suits the model].
     """
     from vitrail.prediction.arguments import check_standard_input
-    from vitrail.verbs.predict import Predictions
+    from vitrail.prediction.results import Prediction
     from vitrail.verbs.predict import predict as predict_all
 
     chosen = choose_format(form, out, raw=raw)
@@ -101,7 +101,7 @@ def predict(
             device=device,
             progress=True,
         )
-    assert isinstance(predictions, Predictions)  # a sequence of names, however many
+    assert not isinstance(predictions, Prediction)  # a sequence of names, however many
     count = broken = strange = 0
     start = time.perf_counter()
     shown = out is None and sys.stdout.isatty()  # the rows themselves show progress, and a bar would get in the way
@@ -109,7 +109,7 @@ def predict(
         progress_bar("pictures", speaks=not shown) as advance,
         open_rows(chosen, out, predictions.columns, raw=raw) as write,
     ):
-        for row in predictions:
+        for row in predictions.stream():
             write(row)
             count += 1
             broken += row.error is not None

@@ -76,8 +76,8 @@ def train(
     def work() -> int:
         if resume is not None:
             _refuse_with_resume(resume, out, dry_run)
-            named = {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
-            return end(resume_run(resume, config=config, track=track, progress=display, **settings, **named), as_json)
+            settings.update({name: value for name, value in (("data", data), ("recipe", recipe)) if value})
+            return end(resume_run(resume, config=config, track=track, progress=display, **settings), as_json)
         if dry_run:
             plan = plan_run(data, recipe=recipe, config=config, out=out, check=check, progress=display, **settings)
             _print_plan(plan, display, as_json)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from vitrail.data.pixels import Picture
 from vitrail.data.split import stratify
 from vitrail.errors import DataError, list_names
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,10 +92,10 @@ class Dataset:
 
     name: str
     classes: tuple[str, ...]
-    splits: Mapping[str, Source] = field(repr=False)
+    splits: Mapping[str, Source]
     made_split: bool = False  # vitrail made the splits, so a run should record them
-    ignored: tuple[str, ...] = field(default=(), repr=False)  # skipped files: not a picture, or without a class
-    unused: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # samples left out, and their classes: `sample`
+    ignored: tuple[str, ...] = ()  # skipped files: not a picture, or without a class
+    unused: tuple[tuple[str, str], ...] = ()  # samples left out, and their classes: `sample`
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -105,6 +106,9 @@ class Dataset:
         empty = [name for name, count in zip(self.classes, counts, strict=True) if not count]
         if empty:
             raise DataError(f"{self.name}: no training pictures of {list_names(empty)}; add some or remove the class.")
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.name}: {counted(len(self.classes), 'class')}; {_sizes(self.splits)}>"
 
     def split(self, name: str) -> Source:
         """One split by its name."""

@@ -1,9 +1,10 @@
 """`vitrail.open_data`, `check_data`, `show_data` and `shard_data`: what the command does with a data set."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from PIL import Image
 
@@ -19,11 +20,11 @@ from vitrail.data.source import Dataset
 from vitrail.data.view import augmentation_sheet, contact_sheet
 from vitrail.errors import ConfigError
 from vitrail.progress import Progress, pick_progress
-from vitrail.verbs.settings import build, check_settings
-from vitrail.wording import counted, reason
+from vitrail.verbs.settings import DataSettings, ShowSettings, build, check_settings
+from vitrail.wording import counted, markdown_cell, reason
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DataCheck(Report):
     """What is in a data set, and what problems it has."""
 
@@ -47,17 +48,19 @@ class DataCheck(Report):
 
     def _repr_markdown_(self) -> str:
         pictures, classes = counted(len(self.facts), "picture"), counted(len(self.dataset.classes), "class")
-        lines = [f"**{_cell(self.dataset.name)}**: {pictures}, {classes}", ""]
+        lines = [f"**{markdown_cell(self.dataset.name)}**: {pictures}, {classes}", ""]
         if not self.findings:
             return "\n".join([*lines, "No problems were found."])
         lines += ["| severity | finding | count | example |", "|---|---|--:|---|"]
         for finding, count in self.summary():
             example = f"{finding.key} ({finding.detail})" if finding.detail else finding.key
-            lines.append(f"| {finding.severity} | {_cell(finding.what)} | {count:,} | {_cell(example)} |")
+            lines.append(
+                f"| {finding.severity} | {markdown_cell(finding.what)} | {count:,} | {markdown_cell(example)} |"
+            )
         return "\n".join(lines)
 
 
-def open_data(data: str | Path, **settings: Any) -> Dataset:
+def open_data(data: str | Path, **settings: Unpack[DataSettings]) -> Dataset:
     """A data set by its path, address or name, with its splits; `settings` are the fields of `DataConfig`.
 
     Names: digits, cifar10, cifar100, mnist, fashion-mnist, hf:NAME. Paths: class folders, a table, CIFAR's or MNIST's
@@ -68,7 +71,11 @@ def open_data(data: str | Path, **settings: Any) -> Dataset:
 
 
 def check_data(
-    data: str | Path | Dataset, *, workers: int | None = None, progress: bool | Progress = False, **settings: Any
+    data: str | Path | Dataset,
+    *,
+    workers: int | None = None,
+    progress: bool | Progress = False,
+    **settings: Unpack[DataSettings],
 ) -> DataCheck:
     """Check every picture: damaged files, duplicates, leakage between splits, imbalance.
 
@@ -89,7 +96,7 @@ def show_data(
     size: int | None = None,
     pictures: int = 8,
     seed: int = 0,
-    **settings: Any,
+    **settings: Unpack[ShowSettings],
 ) -> Image.Image:
     """What the model sees: training pictures after preprocessing and augmentation, epoch after epoch, on a sheet.
 
@@ -113,7 +120,7 @@ def shard_data(
     max_megabytes: int = 200,
     seed: int = 0,
     progress: bool | Progress = False,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Written:
     """Write a data set as webdataset tar shards, shuffled, with a shards.json beside them, into a new or empty folder.
 
@@ -127,7 +134,7 @@ def shard_data(
         return write_shards(dataset, Path(out), max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
 
 
-def _open(data: str | Path | Dataset, settings: dict[str, Any]) -> Dataset:
+def _open(data: str | Path | Dataset, settings: Mapping[str, Any]) -> Dataset:
     if not isinstance(data, Dataset):
         return open_dataset(data, build(DataConfig, settings))
     if settings:
@@ -137,7 +144,3 @@ def _open(data: str | Path | Dataset, settings: dict[str, Any]) -> Dataset:
 
 def _count(dataset: Dataset) -> int:
     return sum(len(source) for source in dataset.splits.values())
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())

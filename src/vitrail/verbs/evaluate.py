@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -37,6 +37,7 @@ from vitrail.training.history import chose_epoch
 from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.evaluation import Evaluation
 from vitrail.verbs.loading import check_model, open_model
+from vitrail.verbs.settings import DataSettings
 from vitrail.weights.class_names import ClassNames
 
 SHOTS = 5
@@ -65,7 +66,7 @@ def evaluate(
     preprocess: str | None = None,
     device: str = "auto",
     progress: bool | Progress = False,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Evaluation:
     """Measure a model on a data set.
 

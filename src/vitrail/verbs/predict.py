@@ -1,6 +1,7 @@
 """`vitrail.predict`: labels for pictures."""
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from vitrail.errors import ConfigError
 from vitrail.prediction import Prediction, Predictor
 from vitrail.prediction.answering import Request
 from vitrail.prediction.jobs import Wanted
+from vitrail.prediction.pictures import STDIN
+from vitrail.prediction.predictions import LazyPredictions
 from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.pictures import Pictures, gather_pictures, is_single, size_up, stream_pictures
@@ -22,31 +25,48 @@ from vitrail.weights.locate import locate
 TOP_K = 3
 
 
-class Predictions(Iterator[Prediction]):
-    """A stream of predictions, in the order of the pictures: each is computed when it is asked for, and only once."""
+class _Rows(ABC):
+    """Predictions that can be written to a file."""
 
-    def __init__(self, rows: Iterator[Prediction], columns: Columns) -> None:
-        self._rows = rows
-        self.columns = columns  # what the rows hold
+    columns: Columns  # what the rows hold
+
+    @abstractmethod
+    def stream(self) -> Iterator[Prediction]:
+        """Every prediction once, in order; none of them is kept."""
 
     @property
     def top_k(self) -> int:
         """Classes of each row: as many as asked for, or all where the model has fewer."""
         return self.columns.top_k
 
-    def __next__(self) -> Prediction:
-        return next(self._rows)
-
     def save(self, out: str | Path, format: FileFormat | None = None, *, raw: bool = False) -> Path:  # noqa: A002
-        """Write what is left of the stream to a .jsonl, .csv or .parquet file, which appears when it is whole.
+        """Write a .jsonl, .csv or .parquet file, which appears when it is whole; of a stream, what is left of it.
 
         Cells of a CSV file that a spreadsheet would take for formulas are neutralised, unless `raw`.
         """
         path = Path(out)
         with open_file(choose_file_format(format, path, raw=raw), path, self.columns, raw=raw) as write:
-            for row in self:
+            for row in self.stream():
                 write(row)
         return path
+
+
+class Predictions(LazyPredictions, _Rows):
+    """The predictions for several pictures, as a sequence."""
+
+
+class PredictionStream(Iterator[Prediction], _Rows):
+    """The predictions for pictures that nobody has counted: each is computed when it is asked for, and only once."""
+
+    def __init__(self, rows: Iterator[Prediction]) -> None:
+        self._rows = rows
+
+    def __next__(self) -> Prediction:
+        return next(self._rows)
+
+    def stream(self) -> Iterator[Prediction]:
+        """What is left of it."""
+        return self
 
 
 def predict(
@@ -65,9 +85,10 @@ def predict(
     preprocess: str | None = None,
     progress: bool = False,
     device: "str | torch.device" = "auto",
-) -> Prediction | Predictions:
-    """The most likely classes of one picture; of several, a stream of them.
+) -> Prediction | Predictions | PredictionStream:
+    """The most likely classes of one picture; of several, a sequence that is computed as it is read.
 
+    For a generator, and for a list on standard input, it is a stream of predictions, each computed only once.
     A single picture that cannot be read is an error; of several, it is a row with its `error`.
 
     Args:
@@ -112,4 +133,10 @@ def predict(
         label_set=coverage is not None,
         familiarity=predictor.judges_familiarity,
     )
-    return Predictions(predictor.predict_named(stream, request, batch_size), columns)
+    compute, size = predictor.answering(request, batch_size)
+    if (pictures is not None and not isinstance(pictures, Sized | Path)) or str(list_file) == STDIN:
+        rows = PredictionStream(compute(stream))
+    else:
+        rows = Predictions(lambda: stream_pictures(pictures, list_file), compute, size)
+    rows.columns = columns
+    return rows

@@ -3,11 +3,11 @@
 import os
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from vitrail.data import Dataset
 from vitrail.data.check.record import RECORD, CheckRecord, sum_up, write_record
@@ -42,6 +42,7 @@ from vitrail.training.run import (
 )
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.tensorboard import TensorBoard, require_tensorboard
+from vitrail.verbs.settings import ResumeSettings, TrainSettings
 from vitrail.wording import counted, reason
 
 PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
@@ -57,7 +58,7 @@ def train(
     check: bool = True,
     track: bool = False,
     progress: bool | Listener = False,
-    **settings: Any,
+    **settings: Unpack[TrainSettings],
 ) -> Run:
     """Train or fine-tune on pictures, measure the result and write its report.
 
@@ -83,7 +84,7 @@ def resume(
     config: str | Path | TrainConfig | None = None,
     track: bool = False,
     progress: bool | Listener = False,
-    **settings: Any,
+    **settings: Unpack[ResumeSettings],
 ) -> Run:
     """Continue a run in its folder, with the same result to the bit as if it had not been stopped.
 
@@ -105,7 +106,7 @@ def plan(
     out: str | Path | None = None,
     check: bool = True,
     progress: bool | Listener = False,
-    **settings: Any,
+    **settings: Unpack[TrainSettings],
 ) -> Plan:
     """What `train` would do with these arguments: the whole config, parameters, memory and time; nothing is written."""
     changes = _read_changes("plan", recipe, config, settings)
@@ -187,7 +188,7 @@ def _carry_out(
 
 
 def _read_changes(
-    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: dict[str, Any]
+    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """All requested settings by name."""
     known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]

@@ -1,7 +1,7 @@
 """What the facts of a data set mean: findings with a severity, tables of counts, and the files that show them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ from vitrail.data.check.scan import Facts, scan
 from vitrail.data.config import LoaderConfig
 from vitrail.data.source import Dataset
 from vitrail.tables import open_table
+from vitrail.wording import counted
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -32,7 +33,7 @@ class Finding:
     split: str = ""
     label: str = ""
     detail: str = ""
-    pair: tuple[Facts, Facts] | None = None  # the two pictures that are the same
+    pair: tuple[Facts, Facts] | None = field(default=None, repr=False)  # the two pictures that are the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,11 @@ class Report:
     dataset: Dataset
     facts: Sequence[Facts]
     findings: Sequence[Finding]
+
+    def __repr__(self) -> str:
+        counts = [counted(sum(item.severity == level for item in self.findings), level) for level in SEVERITIES]
+        pictures = counted(len(self.facts), "picture")
+        return f"<{type(self).__name__} of {self.dataset.name}: {pictures}; {', '.join(counts)}>"
 
     @property
     def exit_code(self) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,8 +38,8 @@ class Facts:
     kind: str = ""  # JPEG, PNG, …, or "array"
     traits: tuple[str, ...] = ()  # what is unusual in the file: grey, alpha, CMYK, …
     extension: str = ""  # of the file, if it belongs to another format
-    digest: bytes = b""  # of the decoded pixels
-    thumbnail: bytes = b""  # 16×16 grey levels
+    digest: bytes = field(default=b"", repr=False)  # of the decoded pixels
+    thumbnail: bytes = field(default=b"", repr=False)  # 16×16 grey levels
 
 
 def scan(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Iterator[Facts]:
