@@ -115,9 +115,8 @@ def check_every_failure(
         place = folder / str(number)
         place.mkdir()
         start(place)
-        with failing(Disk(place, number, lasting=lasting)) as disk:
-            with suppress(OSError, VitrailError):
-                act(place)
+        with failing(Disk(place, number, lasting=lasting)) as disk, suppress(OSError, VitrailError):
+            act(place)
         if not disk.failed:
             assert contents(place) == new
             return number - 1
