@@ -25,6 +25,7 @@ from vitrail.training import snapshots
 from vitrail.training.building import Setup, prepare_run
 from vitrail.training.choosing import ask_for, resolve
 from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
+from vitrail.training.contents import report_replaced, write_contents
 from vitrail.training.curves import RESULTS, draw_curves, learning_rates, read_rows
 from vitrail.training.judging import Judgement
 from vitrail.training.kept_features import FOLDER
@@ -101,6 +102,7 @@ def write_start(setup: Setup, folder: Path) -> None:
         draft.write_text(json.dumps(environment(), indent=1), encoding="utf-8")
     if setup.dataset.made_split or not isinstance(setup.dataset.split("train"), ArraySource):
         write_split_file(setup.dataset, folder / SPLIT)
+    write_contents(setup.dataset, folder)
     sheet = augmentation_sheet(
         setup.dataset, setup.preprocess, setup.config.augment, seed=setup.config.machine.seed, num_pictures=8
     )
@@ -228,6 +230,7 @@ def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) 
     """The setup of a begun run, on the pictures that it began with."""
     begun = ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / "weights" / "last")))
     dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
+    ranks.from_first(lambda: report_replaced(dataset, folder, listener.said))
     if config.schedule.minutes is not None and not begun:  # killed before its plan was saved
         return settle(config, dataset, ranks, listener)[0]
     return prepare_run(config, dataset)

@@ -169,20 +169,20 @@ class ShardSource(Source):
 
     def __init__(self, shards: Sequence[Shard], positions: Labels, labels: Sequence[int] | Labels) -> None:
         super().__init__(labels)
-        self._shards = shards
+        self.shards = shards
         self._positions = positions  # (N, 2): which shard, and which sample in it
 
     def picture(self, index: int) -> bytes:
         shard, position = (int(number) for number in self._positions[index])
-        return self._shards[shard].read(position)
+        return self.shards[shard].read(position)
 
     def key(self, index: int) -> str:
         shard, position = (int(number) for number in self._positions[index])
-        return f"{self._shards[shard].name}:{position}"
+        return f"{self.shards[shard].name}:{position}"
 
     def select(self, indices: Sequence[int] | Labels) -> "ShardSource":
         chosen = np.asarray(indices)
-        return ShardSource(self._shards, self._positions[chosen], self.labels[chosen])
+        return ShardSource(self.shards, self._positions[chosen], self.labels[chosen])
 
     @property
     def blocks(self) -> Sequence[int] | None:
