@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from faults import check_every_failure
 from vitrail.errors import DataError
 from vitrail.model import ViT, variant
 from vitrail.report.learning import training_section
@@ -41,6 +42,20 @@ def test_rows_come_back(tmp_path: Path) -> None:
         append_row(path, each)
     assert read_rows(path) == rows
     assert read_rows(tmp_path / "none.csv") == []
+
+
+def test_an_empty_file_gets_its_header(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").touch()
+    append_row(tmp_path / "results.csv", row(1))
+    assert read_rows(tmp_path / "results.csv") == [row(1)]
+
+
+def test_a_row_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        append_row(folder / "results.csv", row(2))
+
+    check_every_failure(write, tmp_path / "first")
+    check_every_failure(write, tmp_path / "second", lambda folder: append_row(folder / "results.csv", row(1)))
 
 
 def test_a_last_line_that_was_cut_off_is_dropped_and_a_broken_middle_is_an_error(tmp_path: Path) -> None:

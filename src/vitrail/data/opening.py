@@ -4,7 +4,6 @@ import gzip
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, cast
 
 from vitrail.data.archive import files_of, open_tar, read_member
@@ -20,6 +19,7 @@ from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
 from vitrail.data.split import UNUSED, SplitPlan, write_split
 from vitrail.errors import DataError, shorten, suggest
+from vitrail.files import atomic_path
 from vitrail.reading import check_regular
 from vitrail.wording import hint_path, reason
 
@@ -145,19 +145,17 @@ def _open_named_cifar(name: str, folder: Path) -> Dataset:
 
 def _unpack(archive: Path, folder: Path) -> Path:
     """The files of a checked archive, in one flat folder, whatever paths it names."""
-    folder.mkdir(parents=True, exist_ok=True)
     check_regular(archive)
     with (
-        TemporaryDirectory(dir=folder.parent) as temporary,
+        atomic_path(folder) as draft,  # or half of them would pass for the whole next time
         cast("IO[bytes]", gzip.open(archive)) as file,
         open_tar(file, str(archive), 2 * MAX_BYTES, packed=True) as members,
     ):
+        draft.mkdir()
         for member in files_of(members):
             if member.size > MAX_BYTES:
                 raise DataError(f"{archive}: unpacks to {member.size:,} bytes, and CIFAR has at most {MAX_BYTES:,}.")
-            (Path(temporary) / Path(member.name).name).write_bytes(read_member(members, member))
-        for path in Path(temporary).iterdir():  # all or none, or half of them would pass for the whole next time
-            path.replace(folder / path.name)
+            (draft / Path(member.name).name).write_bytes(read_member(members, member))
     return folder
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from vitrail.data.config import TEST_RATE, VAL_RATE
 from vitrail.errors import ConfigError, DataError, shorten
+from vitrail.files import atomic_path
 
 # Folder or column value → the split that it means.
 SPLIT_NAMES = {
@@ -85,14 +86,14 @@ def _rank(key: str, seed: int) -> bytes:
 
 def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:
     """Write split → (key, class) as the CSV that `read_split` reads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    with (
+        atomic_path(path) as draft,
+        draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         writer = csv.writer(file)
         writer.writerow(("key", "split", "class"))
         for split, samples in rows.items():
             writer.writerows((key, split, name) for key, name in samples)
-    temporary.replace(path)
 
 
 def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:

@@ -21,6 +21,7 @@ from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.budget import SHARE, pictures_at_the_end
 from vitrail.training.building import EVAL_BATCH, Setup, plain_loader
+from vitrail.training.contents import contents_key
 from vitrail.training.kept_features import FOLDER, Features, FeatureStore, backbone_of, features_key, largest_call
 from vitrail.training.listener import Listener
 from vitrail.weights.checkpoint import Checkpoint
@@ -77,7 +78,9 @@ class FeatureLoader:
         if state.get("data") != self.data:
             raise ConfigError("cannot resume: the pictures are not those of the run.")
         if not _are_close(state.get("features"), self.summary):
-            raise ConfigError("cannot resume: the features are not those of the run; are weights= still the same?")
+            raise ConfigError(
+                "cannot resume: the features are not those of the run; are weights= and the pictures still the same?"
+            )
         self._epoch, self._batch = state["epoch"], state["batch"]
 
 
@@ -101,7 +104,7 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     """The features of a split, those in the run folder and the others computed now; shuffled if learned from."""
     machine, source = setup.config.machine, setup.dataset.split(split)
     backbone = backbone_of(setup.model, setup.preprocess)
-    key = ranks.from_first(lambda: features_key(backbone, source))
+    key = ranks.from_first(lambda: features_key(backbone, source, contents_key(folder, source)))
     minutes = setup.config.schedule.minutes
     store = FeatureStore(folder=folder / FOLDER, split=split, key=key, count=len(source), spread=minutes is not None)
     kept = store.read_whole()

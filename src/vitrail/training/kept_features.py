@@ -43,14 +43,15 @@ def backbone_of(model: ViT, preprocess: Preprocess) -> Checkpoint:
     return Checkpoint(config=replace(model.config, num_classes=0), tensors=tensors, preprocess=preprocess)
 
 
-def features_key(backbone: Checkpoint, source: Source) -> str:
-    """Everything that the features of a split depend on."""
+def features_key(backbone: Checkpoint, source: Source, contents: str = "") -> str:
+    """Everything that the features of a split depend on; `contents` identifies those of the pictures."""
     tensors = {name: tensor.cpu() for name, tensor in backbone.tensors.items()}
     digest = hashlib.sha256(fingerprint(tensors).encode())
     digest.update(json.dumps([to_dict(backbone.config), to_dict(backbone.preprocess)], sort_keys=True).encode())
     for index in range(len(source)):
         size = _size_of(source.paths[index]) if isinstance(source, FileSource) else 0
         digest.update(f"{source.key(index)}\0{size}\n".encode("utf-8", "surrogateescape"))
+    digest.update(contents.encode())
     return digest.hexdigest()
 
 

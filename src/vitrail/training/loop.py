@@ -22,7 +22,7 @@ from vitrail.training import budget, snapshots
 from vitrail.training.averaging import Average
 from vitrail.training.batches import Batches
 from vitrail.training.building import Setup, check_strategy
-from vitrail.training.curves import Row, append_row, keep_rows
+from vitrail.training.curves import RESULTS, Row, append_row, keep_rows
 from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision
 from vitrail.training.judging import Judgement, judge
 from vitrail.training.keeping import BestWeights
@@ -128,7 +128,13 @@ class Trainer:
             if not self._recovery.go_back(self.last, self._restore):
                 raise WeightsError(f"none of the checkpoints in {self.last} is whole; start a new run.")
             self._told_epochs = self.epochs
-        self.ranks.from_first(lambda: keep_rows(self.folder / "results.csv", self.progress.epoch))
+        epochs = self.progress.epoch
+        kept = self.ranks.from_first(lambda: keep_rows(self.folder / RESULTS, epochs))
+        if lost := epochs - sum(row.epoch > 0 for row in kept):
+            self.listener.said(
+                f"{self.folder / RESULTS} has no row for {lost:,} of {counted(epochs, 'epoch')} so far; "
+                "the curves and the report go without"
+            )
 
     def start_from(self, val: Judgement | None, train_loss: float, seconds: float) -> None:
         """Begin with a head that is trained already: row 0, and what epochs must improve on."""
@@ -139,7 +145,7 @@ class Trainer:
         progress.best_accuracy, progress.best_loss, progress.lowest_val_loss = val.accuracy, val.loss, val.loss
         scores = {"train_loss": train_loss, "val_loss": val.loss, "val_accuracy": val.accuracy}
         row = Row(epoch=0, step=0, lr=0.0, **scores, images_per_second=0.0, seconds=seconds)
-        path = self.folder / "results.csv"
+        path = self.folder / RESULTS
         self.ranks.from_first(lambda: keep_rows(path, -1))  # of a run that was killed here
         self.ranks.from_first(lambda: append_row(path, row))
 
@@ -276,7 +282,7 @@ class Trainer:
             images_per_second=self._images_per_second(),
             seconds=progress.seconds,
         )
-        self.ranks.from_first(lambda: append_row(self.folder / "results.csv", row))
+        self.ranks.from_first(lambda: append_row(self.folder / RESULTS, row))
         patience = config.schedule.patience
         progress.stopped_early = patience is not None and progress.epoch - progress.improved_epoch >= patience
         self.listener.finished_epoch(row, is_best)

@@ -124,12 +124,11 @@ def _flush(path: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse links: checkpoints are written, renamed and removed here, and must not be those of another run."""
+    """Refuse links: what is written, renamed and removed here must not be another run's."""
     for path in (folder, *folder.glob("step-*")):
         if path.is_symlink():
             raise WeightsError(
-                f"{path} must be a folder of the run's own; it is a link to {path.readlink()}. "
-                "Put a copy in its place to continue."
+                f"{path} must be the run's own; it is a link to {path.readlink()}. Put a copy in its place to continue."
             )
 
 
