@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.data.test_loader import assert_same
-from tests.data.test_picture import huge_png
+from tests.data.test_picture import write_png
 
 from vitrail.data import Augment, Dataset, Loader, LoaderConfig, Preprocess, open_data
 from vitrail.errors import DataError
@@ -63,7 +63,7 @@ def test_unreadable_and_empty_files_are_skipped_too(folder: Dataset, make_folder
     (root / "val/cat/empty.jpg").touch()
     (root / "val/cat/gone.jpg").symlink_to(root / "nowhere.jpg")
     (root / "val/cat/self.jpg").symlink_to(root / "val/cat/self.jpg")
-    (root / "val/cat/huge.png").write_bytes(huge_png(60_000, 60_000))
+    (root / "val/cat/huge.png").write_bytes(write_png(60_000, 60_000))
     loader = Loader(open_data(root), "val", SPEC, LoaderConfig(max_broken_rate=0.2, workers=2))
     assert sum(len(batch.images) for batch in loader) == 46
     assert sorted(loader.broken) == [f"val/cat/{name}" for name in ("empty.jpg", "gone.jpg", "huge.png", "self.jpg")]

@@ -1,11 +1,14 @@
 """What the processes of a test do: train, and at a given step kill themselves without a word; or run a command."""
 
+import json
 import os
 import signal
 import sys
 from pathlib import Path
 
+import vitrail
 from vitrail.cli.main import entry
+from vitrail.errors import VitrailError
 from vitrail.ranks import leave_ranks
 from vitrail.training import Listener, TrainConfig, train
 
@@ -31,3 +34,22 @@ def run_command(folder: Path, arguments: list[str]) -> None:
     os.chdir(folder)
     sys.argv = ["vitrail", *arguments]
     entry()
+
+
+def try_all(folder: Path, trials: list[tuple[str, str, str]]) -> None:
+    """Each rank tries to train in a folder of its own, and writes down how that was refused: (data, out, resumed)."""
+    rank = os.environ["RANK"]
+    os.chdir(folder / f"rank-{rank}")
+    answers: list[tuple[str, bool]] = []
+    for data, out, resumed in trials:
+        try:
+            if resumed:
+                vitrail.resume(resumed)
+            else:
+                vitrail.train(data, out=out, check=False, model="compact-64")
+        except VitrailError as error:
+            answers.append((str(error), getattr(error, "reported", False)))
+        else:
+            answers.append(("not refused", False))
+    Path("answers.json").write_text(json.dumps(answers))
+    leave_ranks()

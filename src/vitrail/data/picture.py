@@ -99,8 +99,8 @@ def _describe(error: Exception) -> str:
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 (upright) to 8; a damaged tag counts as upright."""
-    if image.format in ("JPEG", "MPO", "WEBP") and "exif" not in image.info:
+    """The EXIF orientation, or else that of XMP, 1 (upright) to 8; a damaged tag counts as upright."""
+    if image.format in ("JPEG", "MPO", "WEBP") and not {"exif", "xmp"} & image.info.keys():
         return 1
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
@@ -110,7 +110,7 @@ def orientation(image: Image.Image) -> int:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The picture rotated as its EXIF orientation says."""
+    """The picture rotated as its orientation tag says."""
     turn = _TURNS.get(orientation(image))
     return image if turn is None else image.transpose(turn)
 
@@ -154,6 +154,11 @@ def _to_eight_bits(image: Image.Image, name: str) -> Image.Image:
     if image.mode == "F" or values.min() < 0 or values.max() > 65535:
         raise InputError(f"{name}: {image.mode}-mode pixels have no known range; save it with 8 or 16 bits.")
     return Image.fromarray(sixteen_to_eight(values))
+
+
+def has_sixteen_bits(image: Image.Image) -> bool:
+    """Whether an opened picture has 16 bits per channel; those of colour, Pillow cuts to their high byte."""
+    return image.mode.startswith("I") or any(";16" in str(tile) for tile in getattr(image, "tile", ()))
 
 
 def sixteen_to_eight(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -34,7 +34,7 @@ class Preprocess:
     kernel: Literal["pillow", "bytes", "float"] = "pillow"
     anchor: Literal["round", "floor"] = "round"  # the crop's corner when the margin is odd: half to even, or down
     alpha: Literal["drop", "white", "black"] = "drop"  # transparent pixels: their hidden colour, or laid on this one
-    orient: bool = True  # rotate the picture as its EXIF tag says
+    orient: bool = True  # rotate the picture as its EXIF (or else XMP) tag says
     animated: Literal["first", "error"] = "first"  # use the first of several frames, or refuse
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from vitrail.data import Augment, Dataset
+from vitrail.data.agreement import check_same_data
 from vitrail.data.picture import open_picture
 from vitrail.data.source import ArraySource, Source
 from vitrail.errors import AssumptionWarning, ConfigError, InputError, WeightsError
@@ -104,8 +105,9 @@ def resolve(
     auto = _leaves_weights_open(config, changes)
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
     config = apply_changes(replace(config, data=data or named_data or config.data), sources)
-    check_start(_with_start(config, changes), may_get_weights=auto)
+    ranks.in_turn(lambda: check_start(_with_start(config, changes), may_get_weights=auto))
     dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
+    check_same_data(dataset, ranks)
     backbone, why = _get_backbone(dataset, ranks, say, bool(name)) if auto else (None, "")
     reasons = [why]
     if backbone is not None:
@@ -131,7 +133,10 @@ def resolve(
         config = _without_augmentation(config, changes)
     if "batch_size" not in changes:
         config = fit_batch_size(config, dataset, ranks.world_size)
-    return config, add_validation(dataset, config)
+    whole = add_validation(dataset, config)
+    if whole is not dataset:
+        check_same_data(whole, ranks)
+    return config, whole
 
 
 def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:

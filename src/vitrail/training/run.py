@@ -2,13 +2,17 @@
 
 import json
 import shutil
+import socket
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import yaml
 
 from vitrail.data import write_split_file
+from vitrail.data.agreement import check_same_data
 from vitrail.data.source import ArraySource
 from vitrail.data.view import augmentation_sheet
 from vitrail.environment import environment
@@ -194,6 +198,7 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
     lock = RunLock()
     try:
         resume = ranks.from_first(lambda: take_begun(folder, lock))
+        check_shared(folder, ranks)
         if resume:
             setup = reopen(read_config(folder), folder, ranks, listener)
         else:
@@ -213,6 +218,31 @@ def take_begun(folder: Path, lock: RunLock) -> bool:
     return begun
 
 
+def check_shared(folder: Path, ranks: Ranks) -> None:
+    """Refuse a folder that is not the same one for all ranks: each would keep its part of a checkpoint to itself.
+
+    The folder need not exist yet; then it is the one in which it will be made that is looked at.
+    """
+    if ranks.world_size == 1:
+        return
+    with ExitStack() as stack:
+
+        def leave_token() -> Path:
+            existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+            token = stack.enter_context(NamedTemporaryFile(dir=existing, prefix=".ranks-"))
+            return existing / Path(token.name).name
+
+        token = ranks.from_first(leave_token)
+        seen = ranks.gather((token.exists(), socket.gethostname()))
+    for rank, (sees, host) in enumerate(seen):
+        if not sees:
+            error = ConfigError(
+                f"the run folder must be shared by all ranks, since each writes its part of a checkpoint; rank {rank} "
+                f"on {host} does not see the {folder} of rank 0. Choose a folder on a shared file system."
+            )
+            raise ranks.reported_once(error)
+
+
 def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
     """Make the folder, if the disk has room, and write the description of the run."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -230,6 +260,7 @@ def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) 
     """The setup of a begun run, on the pictures that it began with."""
     begun = ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / "weights" / "last")))
     dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
+    check_same_data(dataset, ranks)
     ranks.from_first(lambda: report_replaced(dataset, folder, listener.said))
     if config.schedule.minutes is not None and not begun:  # killed before its plan was saved
         return settle(config, dataset, ranks, listener)[0]

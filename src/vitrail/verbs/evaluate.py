@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 import torch
 
+from vitrail.data.agreement import check_same_data
 from vitrail.data.config import DataConfig
 from vitrail.data.opening import check_where, open_data
 from vitrail.data.source import Dataset, Source
@@ -144,6 +145,7 @@ def evaluate(
         plan = replace(plan, others=None if unfamiliar is None else open_others(unfamiliar, config))
         with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
             dataset, split_from = open_with_splits(data, where, config, run_of(source))
+            check_same_data(dataset, ranks)
         name = split or default_split(dataset)
         fast = predictor
         if not isinstance(model, Predictor):

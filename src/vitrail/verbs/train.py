@@ -32,6 +32,7 @@ from vitrail.training.run import (
     Run,
     begin,
     carry_out,
+    check_shared,
     describe_end,
     find_begun,
     read_config,
@@ -92,7 +93,9 @@ def resume(
     where its files are now: `workers=`, `device=`, `data=`, `weights=`, …
     """
     changes = _read_changes("resume", None, config, settings)
-    changes.setdefault("device", read_config(Path(folder)).machine.device)
+    if "device" not in changes:
+        unshared = os.environ.get("RANK", "0") != "0" and not (Path(folder) / CONFIG).exists()
+        changes["device"] = "auto" if unshared else read_config(Path(folder)).machine.device
     if track:
         require_tensorboard()
     return _continue(Path(folder), changes, join_ranks(str(changes["device"])), track=track, progress=progress)
@@ -141,6 +144,7 @@ def _start(
     if (begun := find_begun(folder, Path("runs"), ranks)) is not None:
         return _continue(begun, {}, ranks, track=track, progress=progress)
     _refuse_out(out, ranks)
+    check_shared(folder or Path("runs"), ranks)
     listener = _listen(progress, ranks)
     setup, measured, checked = _prepare(data, changes, ranks, listener, check=check, progress=progress)
     listener.decided(describe_plan(setup, measured, ranks))
@@ -153,6 +157,7 @@ def _continue(folder: Path, changes: dict[str, Any], ranks: Ranks, *, track: boo
     listener = _listen(progress, ranks)
     with _locked() as lock:
         ranks.from_first(lambda: take_begun(folder, lock))
+        check_shared(folder, ranks)
         config = refuse_conflicts(read_config(folder), changes)
         if ended := describe_end(folder, config):
             leave_ranks()

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_images
 from tests.data.conftest import picture
-from tests.data.test_picture import huge_png
+from tests.data.test_picture import write_png
 
 from vitrail.data import ArraySource, Dataset, open_data
 from vitrail.data.check import duplicates
@@ -107,7 +107,7 @@ def test_duplicates_by_place(root: Path) -> None:
 def test_broken_files_make_the_data_unusable(root: Path) -> None:
     (root / "train/cat/empty.jpg").touch()
     (root / "train/cat/text.png").write_text("hello")
-    (root / "train/cat/bomb.png").write_bytes(huge_png(60_000, 60_000))
+    (root / "train/cat/bomb.png").write_bytes(write_png(60_000, 60_000))
     cut = (root / "train/dog/000.jpg").read_bytes()[:-60]
     (root / "train/dog/000.jpg").write_bytes(cut)
     report = check(root)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.config import check_workers
-from vitrail.data.picture import EXTENSIONS, decode, has_alpha, open_picture, orientation
+from vitrail.data.picture import EXTENSIONS, decode, has_alpha, has_sixteen_bits, open_picture, orientation
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import as_bytes, to_pil
@@ -80,7 +80,7 @@ def _traits(image: Image.Image) -> Iterator[str]:
         yield "alpha"
     if image.mode == "CMYK":
         yield "CMYK"
-    if image.mode.startswith("I"):
+    if has_sixteen_bits(image):
         yield "16 bits"
     if image.mode in ("P", "PA"):
         yield "palette"
