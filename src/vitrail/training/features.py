@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data import Batch, LoaderConfig
-from vitrail.data.source import Source
+from vitrail.data import Batch
+from vitrail.data.source import Source, refuse_broken
 from vitrail.draws import permutation
 from vitrail.errors import ConfigError
-from vitrail.evaluation.measurement import raise_broken
 from vitrail.prediction.predictor import Predictor
 from vitrail.ranks import Ranks
 from vitrail.runtimes.runtime import Floats
@@ -104,7 +103,7 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     missing = ranks.from_first(store.missing)
     broken = _compute(store, missing, source, backbone, ranks, listener)
     kept = store.read()
-    _check_broken(kept, source, broken)
+    _check_broken(kept, source, broken, setup.dataset.max_broken_rate)
     ranks.wait()
     ranks.from_first(lambda: store.join(kept))
     assert isinstance(machine.batch_size, int)
@@ -115,12 +114,11 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     return FeatureLoader(kept.features, targets, batch, machine.seed, ranks, shuffled=training, data=data)
 
 
-def _check_broken(kept: Features, source: Source, broken: dict[str, str]) -> None:
+def _check_broken(kept: Features, source: Source, broken: dict[str, str], rate: float) -> None:
     """Refuse to learn from what is left if too many pictures could not be read, now or before."""
     lost = sorted(set(range(len(source))) - set(kept.indices.tolist()))
-    if len(lost) > LoaderConfig().max_broken_rate * len(source):
-        names = [source.key(index) for index in lost]
-        raise_broken({name: broken.get(name, "cannot be read") for name in names}, len(source))
+    names = [source.key(index) for index in lost]
+    refuse_broken({name: broken.get(name, "cannot be read") for name in names}, len(source), rate)
 
 
 def _compute(

@@ -161,7 +161,8 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
 def measure_features(setup: Setup, ranks: Ranks) -> Measured:
     """Time the features of a few pictures, which is nearly all that training on them takes."""
     model = setup.model.to(ranks.device).eval()
-    options = LoaderConfig(batch_size=FEW, workers=setup.config.machine.workers)
+    rate = setup.dataset.max_broken_rate
+    options = LoaderConfig(batch_size=FEW, workers=setup.config.machine.workers, max_broken_rate=rate)
     loader = Loader(setup.dataset, "train", setup.preprocess, options)
     with torch.no_grad():
         seconds, images = _time_batches(loader, ranks.device, lambda images, _: model.features(images))
