@@ -46,10 +46,12 @@ def test_a_broken_picture_is_left_out_of_evaluation(folder: Dataset) -> None:
 
 def test_more_than_one_percent_broken_is_an_error(folder: Dataset) -> None:
     break_pictures(folder, "train", 1)
-    with pytest.raises(DataError, match=r"1 picture cannot be read, more than 1.0% of 40;") as error:
+    with pytest.raises(DataError, match=r"1 of 46 pictures cannot be read, more than 1 % of a split:") as error:
         list(Loader(folder, "train", SPEC, LoaderConfig(batch_size=40, seed=1), Augment()))
     assert "data check" in str(error.value)
     assert "train/cat/000.jpg" in str(error.value)
+    assert "leave them out with max_broken_rate=0.03." in str(error.value), "and that is enough:"
+    list(Loader(folder, "train", SPEC, LoaderConfig(batch_size=40, seed=1, max_broken_rate=0.03), Augment()))
 
 
 def test_broken_pictures_as_errors(folder: Dataset) -> None:

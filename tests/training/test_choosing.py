@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitrail.data import ArraySource, Dataset, open_data
 from vitrail.data.preprocess import preset
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.model import ViT, variants
 from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
@@ -227,3 +227,20 @@ def test_weights_that_cannot_be_had_are_a_line(tmp_path: Path) -> None:
     assert "could not be fetched" in config.chosen
     with pytest.raises(WeightsError, match="cannot be reached.*hf download facebook/dinov2-small"):
         resolve(str(tmp_path / "p"), {"recipe": "linear"}, CPU)
+
+
+def test_labels_that_are_no_classes_are_refused_before_weights_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{number}.png,{number / 7:.3f}" for number in range(20)]
+    table.write_text("\n".join(["path,label", *rows]))
+
+    def fetched(*_: Any) -> Any:
+        raise WeightsError("weights were fetched")
+
+    monkeypatch.setattr("vitrail.training.choosing._get_backbone", fetched)
+    with pytest.raises(DataError, match=r"the labels are measurements, such as '0\.000': 20 classes for 20 pictures"):
+        resolve(str(table), {}, Ranks(), check=True)
+    with pytest.raises(WeightsError, match="weights were fetched"):  # whoever insists gets further
+        resolve(str(table), {}, Ranks(), check=False)

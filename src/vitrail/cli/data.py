@@ -45,7 +45,7 @@ def check(
     """Check every picture: counts, sizes, damaged files, duplicates, leakage between splits, imbalance.
 
     Exit code 0: no problems (there may be notes). 1: warnings or errors that need attention. 2: the data cannot be
-    used, or more than 1 % of the pictures cannot be read, too many to train on.
+    used, more pictures of a split cannot be read than --max-broken-rate allows, or the labels are no classes.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ def train(
     dry_run
         Show the whole config, the parameters, memory and time, and stop.
     check
-        First look for damaged pictures, leakage between splits and imbalance.
+        First look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
     track
         Also write TensorBoard files.
     """

@@ -59,7 +59,7 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
     if "\0" in str(where):
         raise DataError(f"{shorten(str(where))}: no file can have a NUL in its name.")
     try:
-        return _open(where, config)
+        return replace(_open(where, config), max_broken_rate=config.max_broken_rate)
     except OSError as error:  # a folder without permission, a failing disk, …
         raise DataError(f"{where}: cannot be read ({reason(error)}).") from error
 

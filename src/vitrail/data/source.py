@@ -1,5 +1,6 @@
 """What every picture source provides: pictures by index, integer labels, class names, and a name for each sample."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitrail.data.config import MAX_BROKEN_RATE
+from vitrail.data.labels import Doubt, doubt_labels
 from vitrail.data.pixels import Picture
 from vitrail.data.split import stratify
-from vitrail.errors import DataError, list_names
+from vitrail.errors import DataError, list_names, shorten
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
@@ -96,6 +99,7 @@ class Dataset:
     made_split: bool = False  # vitrail made the splits, so a run should record them
     ignored: tuple[str, ...] = ()  # skipped files: not a picture, or without a class
     unused: tuple[tuple[str, str], ...] = ()  # samples left out, and their classes: `sample`
+    max_broken_rate: float = MAX_BROKEN_RATE  # of a split's pictures; they are left out
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -109,6 +113,17 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<Dataset {self.name}: {counted(len(self.classes), 'class')}; {_sizes(self.splits)}>"
+
+    def doubt_labels(self) -> Doubt | None:
+        """Why the labels are probably not what is to be learned, if they are not."""
+        return doubt_labels(self.classes, sum(len(source) for source in self.splits.values()))
+
+    def refuse_labels(self) -> None:
+        """Raise for labels that nobody means to learn from."""
+        doubt = self.doubt_labels()
+        if doubt is not None and doubt.certain:
+            how = "If these are the classes you mean, check=False trains on them."
+            raise DataError(f"{self.name}: {doubt.what}, such as {shorten(doubt.example)}: {doubt.detail}. {how}")
 
     def split(self, name: str) -> Source:
         """One split by its name."""
@@ -137,6 +152,24 @@ class Dataset:
         return replace(self, splits=splits, unused=(*self.unused, *unused), made_split=True)
 
 
+def refuse_broken(broken: Mapping[str, str], count: int, rate: float | None = None, share: float = 0.0) -> None:
+    """Raise if too many of `count` pictures cannot be read: picture → why.
+
+    `rate` is the user's `max_broken_rate`, None where there is no such setting; `share` the highest of any split.
+    """
+    most, share = MAX_BROKEN_RATE if rate is None else rate, max(share, len(broken) / count)
+    if share <= most and len(broken) < count:
+        return
+    some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
+    more = f"\n  and {len(broken) - 5:,} more" if len(broken) > 5 else ""
+    skip = f", or leave them out with max_broken_rate={math.ceil(100 * share) / 100:g}"
+    raise DataError(
+        f"{len(broken):,} of {counted(count, 'picture')} cannot be read, more than {100 * most:.3g} % of a split:"
+        f"{some}{more}\nRepair or remove them (vitrail data check lists them all)"
+        f"{'' if rate is None or share >= 1 else skip}."
+    )
+
+
 def _sizes(splits: Mapping[str, Source]) -> str:
     return ", ".join(f"{name} ({len(source)})" for name, source in splits.items()) or "no split"
 
@@ -147,9 +180,12 @@ def align_labels(name: str, names: Mapping[str, Sequence[str]], *, same_everywhe
     for split, used in names.items():
         unknown = sorted(set(used) - set(classes))
         if unknown:
+            every = [label for labels in names.values() for label in labels]
+            doubt = doubt_labels(sorted(set(every)), len(every))
+            advice = f"{doubt.what}: {doubt.detail}" if doubt else "Rename them or add training pictures"
             raise DataError(
                 f"{name}: {split} has classes that train lacks: {list_names(unknown)}; "
-                f"train has: {list_names(classes)}. Rename them or add training pictures."
+                f"train has: {list_names(classes)}. {advice}."
             )
         missing = sorted(set(classes) - set(used))
         if missing and same_everywhere:

@@ -159,6 +159,7 @@ def training_loader(setup: Setup, ranks: Ranks) -> Loader:
         rank=ranks.rank,
         world_size=ranks.world_size,
         pin_memory=ranks.device.type == "cuda",
+        max_broken_rate=setup.dataset.max_broken_rate,
     )
     return Loader(setup.dataset, "train", setup.preprocess, options, setup.config.augment)
 
@@ -167,7 +168,11 @@ def plain_loader(setup: Setup, split: str, ranks: Ranks) -> Loader:
     """Every picture of a split once, as evaluation sees it; this rank's part."""
     size = EVAL_BATCH * ranks.world_size
     options = LoaderConfig(
-        batch_size=size, workers=setup.config.machine.workers, rank=ranks.rank, world_size=ranks.world_size
+        batch_size=size,
+        workers=setup.config.machine.workers,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        max_broken_rate=setup.dataset.max_broken_rate,
     )
     return Loader(setup.dataset, split, setup.preprocess, options)
 

@@ -93,11 +93,16 @@ def _look_of(picture: Any) -> Look:
 
 
 def resolve(
-    data: str, changes: dict[str, Any], ranks: Ranks, say: Callable[[str], None] = lambda _: None
+    data: str,
+    changes: dict[str, Any],
+    ranks: Ranks,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    check: bool = False,
 ) -> tuple[TrainConfig, Dataset]:
     """The whole config from what was requested: a recipe, named or chosen from the data, and then the changes.
 
-    `say` is told what is downloaded, and what could not be.
+    `say` is told what is downloaded, and what could not be. `check` refuses labels that are no classes.
     """
     changes = dict(changes)
     name, named_data = changes.pop("recipe", None), changes.pop("data", "")
@@ -108,6 +113,8 @@ def resolve(
     ranks.in_turn(lambda: check_start(_with_start(config, changes), may_get_weights=auto))
     dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
     check_same_data(dataset, ranks)
+    if check:
+        dataset.refuse_labels()
     backbone, why = _get_backbone(dataset, ranks, say, bool(name)) if auto else (None, "")
     reasons = [why]
     if backbone is not None:

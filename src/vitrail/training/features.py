@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data import Batch, LoaderConfig
-from vitrail.data.source import Source
+from vitrail.data import Batch
+from vitrail.data.source import Source, refuse_broken
 from vitrail.draws import permutation
 from vitrail.errors import ConfigError
-from vitrail.evaluation.measurement import raise_broken
 from vitrail.prediction.predictor import Predictor
 from vitrail.ranks import Ranks
 from vitrail.runtimes.runtime import Floats
@@ -110,7 +109,8 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     kept = store.read_whole()
     if ranks.any(kept is None):
         deadline = _Deadline(setup) if minutes is not None and split == "train" else None
-        kept = _compute(store, source, backbone, ranks, listener, deadline)
+        kept, broken = _compute(store, source, backbone, ranks, listener, deadline)
+        refuse_broken(broken, len(source), setup.dataset.max_broken_rate)
         ranks.wait()
         ranks.from_first(lambda: store.join(kept))
     else:
@@ -150,8 +150,9 @@ def _compute(
     ranks: Ranks,
     listener: Listener,
     deadline: _Deadline | None,
-) -> Features:
-    """All features, of which those that are missing are computed and kept, by each rank some parts.
+) -> tuple[Features, dict[str, str]]:
+    """All features, of which those that are missing are computed and kept, by each rank some parts; and the pictures
+    that could not be read, now or before.
 
     If the deadline passes, the parts that are left are done without.
     """
@@ -174,17 +175,10 @@ def _compute(
             f"no time is left for more features: training on {counted(len(kept.indices), 'picture')} of "
             f"{store.count:,}, of all classes"
         )
-    broken = {name: why for own_broken in ranks.gather(broken) for name, why in own_broken.items()}
+    reasons = {name: why for own_broken in ranks.gather(broken) for name, why in own_broken.items()}
     wanted = {index for part in store.parts if part not in left for index in store.pictures(part)}
-    _check_broken(wanted - set(kept.indices.tolist()), source, broken)
-    return kept
-
-
-def _check_broken(lost: set[int], source: Source, broken: dict[str, str]) -> None:
-    """Refuse to learn from what is left if too many pictures could not be read, now or before."""
-    if len(lost) > LoaderConfig().max_broken_rate * len(source):
-        names = [source.key(index) for index in sorted(lost)]
-        raise_broken({name: broken.get(name, "cannot be read") for name in names}, len(source))
+    lost = [source.key(index) for index in sorted(wanted - set(kept.indices.tolist()))]
+    return kept, {name: reasons.get(name, "cannot be read") for name in lost}
 
 
 def _predictor(

@@ -92,7 +92,8 @@ def measure_features(setup: Setup, ranks: Ranks) -> Measured:
     model = setup.model.to(ranks.device).eval()
 
     def batches(count: int) -> Iterable[Batch]:
-        options = LoaderConfig(batch_size=count, workers=setup.config.machine.workers)
+        rate = setup.dataset.max_broken_rate
+        options = LoaderConfig(batch_size=count, workers=setup.config.machine.workers, max_broken_rate=rate)
         return Loader(setup.dataset, "train", setup.preprocess, options)
 
     def work(images: Tensor, _: Tensor) -> object:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data import Dataset, LoaderConfig, open_data
+from vitrail.data import Dataset, open_data
 from vitrail.data.source import FileSource, Source
 from vitrail.data.split import SPLIT_NAMES, SPLITS, UNUSED
 from vitrail.errors import DataError
@@ -96,7 +96,7 @@ def _select(
     if missing:
         text = f"{len(missing):,} of the run's {len(own):,} {split} pictures cannot be found: {_some(missing)}"
         training = split == "train"
-        few = isinstance(source, FileSource) and len(missing) <= LoaderConfig().max_broken_rate * len(own)
+        few = isinstance(source, FileSource) and len(missing) <= dataset.max_broken_rate * len(own)
         if (training and not few) or (split == "val" and len(missing) == len(own)):
             raise DataError(f"{dataset.name}: {text}. Put them back to resume, or start a new run.")
         say(f"{text}; the run continues without them")

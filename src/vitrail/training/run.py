@@ -55,6 +55,7 @@ CHANGEABLE = (
     "data",
     "data_dir",
     "split_file",
+    "max_broken_rate",
     "weights",
     "classes",
 )

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from vitrail.data import Dataset
 from vitrail.data.check.record import RECORD, CheckRecord, sum_up, write_record
-from vitrail.data.check.report import check_data
+from vitrail.data.check.report import check_data, judge_labels
 from vitrail.errors import ConfigError, ResumableError, suggest
 from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
@@ -71,7 +71,7 @@ def train(
         recipe: the name of a recipe, instead of a chosen one.
         config: a YAML file, such as the config.yaml of another run, or a `TrainConfig`; settings override it.
         out: the folder to write to; by default the next free runs/train-N.
-        check: first look for damaged pictures, leakage between splits and imbalance.
+        check: first look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
         track: also write TensorBoard files.
         progress: show the run, or pass a `Listener` of your own.
     """
@@ -227,7 +227,7 @@ def _prepare(
 ) -> tuple[Setup, Measured, CheckRecord | None]:
     """The data opened and checked, the model built, and what is decided by measuring."""
     began = time.monotonic()
-    config, dataset = resolve(data, changes, ranks, listener.said)
+    config, dataset = resolve(data, changes, ranks, listener.said, check=check)
     checked = None
     if check:
         checked = ranks.from_first(lambda: _check(dataset, config.data, listener, _bars(progress)))
@@ -239,12 +239,12 @@ def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> C
     """Check the data before hours are spent on them; None if there are too many pictures to check."""
     total = sum(len(source) for source in dataset.splits.values())
     if total > PREFLIGHT_LIMIT:
+        listener.checked([(item, 1) for item in judge_labels(dataset)], data)
         listener.said(f"{counted(total, 'picture')} are not checked here; vitrail data check {data} does")
         return None
     with bars("checking pictures", total) as advance:
         report = check_data(dataset, os.cpu_count() or 1, advance)
-    if report.exit_code == 2:
-        raise ConfigError(f"too many pictures of {data} cannot be read; see vitrail data check.")
+    report.refuse_broken()
     listener.checked([(item, count) for item, count in report.summary() if item.severity != "note"], data)
     return sum_up(report)
 

@@ -121,7 +121,7 @@ def _semicolons(names: Sequence[str]) -> bool:
 
 def _label_names(path: Path, values: list[Any], class_names: list[str] | None) -> list[str]:
     for row, value in enumerate(values):
-        if value is None or not str(value).strip():
+        if value is None or value != value or not str(value).strip():  # NaN is no label either
             raise DataError(f"{path}: row {row + 1} has no label.")
         if class_names is not None and not (isinstance(value, int) and 0 <= value < len(class_names)):
             reason = f"has the unknown label {shorten(value)}; there are {len(class_names)}"
