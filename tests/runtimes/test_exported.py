@@ -18,6 +18,7 @@ from vitrail.explanation.explained import Explained
 from vitrail.runtimes.exported import ExportedRuntime, frame_bytes
 from vitrail.runtimes.resizing import prepare_in_graph
 from vitrail.weights.adapt import Kernel
+from vitrail.weights.layout import files_of
 from vitrail.weights.native import fingerprint, read_native
 from vitrail.weights.writer import write_checkpoint
 
@@ -29,6 +30,18 @@ def data(tmp_path: Path) -> Path:
         for index in range(2):
             picture(100 * label + index).save(tmp_path / "data" / name / f"{index}.png")
     return tmp_path / "data"
+
+
+def test_files_may_be_overwritten_once_an_export_is_loaded(
+    exports: Path, onnx_file: Path, openvino_folder: Path
+) -> None:
+    image = picture(0)
+    for source, name in ((onnx_file, "tiny.onnx"), (openvino_folder, "tiny")):
+        predictor = vitrail.load(source)
+        for file in files_of(source):
+            with file.open("r+b") as stream:  # truncating it would end this process, had it mapped the file
+                stream.write(bytes(file.stat().st_size))
+        assert predictor.predict(image).scores == vitrail.load(exports / name).predict(image).scores
 
 
 @pytest.mark.parametrize("name", ["tiny.onnx", "tiny"])

@@ -1,5 +1,7 @@
 """What a worker makes of a batch."""
 
+import itertools
+import os
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,8 @@ from tests.trusting import with_trust
 
 import vitrail
 from serving.conftest import encode
+from vitrail.errors import WeightsError
+from vitrail.serving import computing
 from vitrail.serving.computing import Engine, checksum
 from vitrail.serving.frames import Frame
 from vitrail.weights.bundled import bundled_path
@@ -113,6 +117,42 @@ def test_the_checksum_is_that_of_the_files(tmp_path: Path) -> None:
     assert both == checksum(tmp_path)
     (tmp_path / "model.bin").write_text("c")
     assert checksum(tmp_path) != both
+
+
+@pytest.fixture
+def float32_file(tmp_path: Path) -> Path:
+    """The bundled model in float32, as it is computed: nothing has to be cast, so that the file could be mapped."""
+    path = tmp_path / "it.safetensors"
+    vitrail.load().save(path)
+    return path
+
+
+def test_a_file_may_be_overwritten_while_it_is_served(float32_file: Path) -> None:
+    engine = Engine(str(float32_file), "torch", "float32", 10_000)
+    image = np.random.default_rng(0).standard_normal((1, 3, 32, 32), dtype=np.float32)
+    before = engine.predictor.runtime.logits(image)
+    with float32_file.open("r+b") as stream:  # truncating it would end this process, had it mapped the file
+        stream.write(bytes(float32_file.stat().st_size))
+    assert (engine.predictor.runtime.logits(image) == before).all()
+
+
+def test_the_checksum_is_that_of_what_was_loaded(float32_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = bundled_path("cifar10").read_bytes()
+
+    def load_late(source: str) -> vitrail.Predictor:
+        if float32_file.stat().st_size != len(other):
+            float32_file.write_bytes(other)
+        return vitrail.load(source)
+
+    monkeypatch.setattr(computing, "load", load_late)
+    assert Engine(str(float32_file), "torch", "float32", 10_000).sha256 == checksum(bundled_path("cifar10"))
+
+
+def test_a_file_that_never_rests_is_not_served(float32_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, times = float32_file, itertools.count(1)
+    monkeypatch.setattr(computing, "load", lambda source: os.utime(path, (0, next(times))) or vitrail.load(source))
+    with pytest.raises(WeightsError, match="changes while it is read"):
+        Engine(str(path), "torch", "float32", 10_000)
 
 
 def test_explanations_of_what_cannot_be_explained(engine: Engine) -> None:

@@ -95,8 +95,8 @@ def test_nobody_waits_for_a_model_that_cannot_be_started_again() -> None:
 
 def test_a_changed_file_is_served_without_losing_a_request(tmp_path: Path) -> None:
     path, newer = tmp_path / "model.safetensors", tmp_path / "newer.safetensors"
-    shutil.copy(bundled_path("cifar10"), path)
-    vitrail.load().save(newer)
+    vitrail.load().save(path)  # in float32, as it is computed, and so as it could be mapped
+    shutil.copy(bundled_path("cifar10"), newer)
     service = Running(f"it={path}", reload=True)
     data = encode()
     seen: list[tuple[int, str]] = []
@@ -113,7 +113,7 @@ def test_a_changed_file_is_served_without_losing_a_request(tmp_path: Path) -> No
     try:
         wait_for(lambda: len(seen) > 5)
         old = service.worker().pid
-        path.write_bytes(b"not a model")
+        path.write_bytes(b"not a model")  # in place: what a worker has mapped of it would be gone
         wait_for(lambda: any("the old one stays" in line for line in service.said))
         newer.replace(path)
         wait_for(lambda: len({version for _, version in seen}) == 2)
