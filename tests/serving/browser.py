@@ -27,7 +27,7 @@ class Held:
     def __init__(self, page: Page, pattern: str) -> None:
         self.page = page
         self.routes: list[Route] = []
-        page.route(re.compile(pattern), lambda route: self.routes.append(route))  # noqa: PLW0108 - it is given attributes
+        page.route(re.compile(pattern), lambda route: self.routes.append(route))
 
     def wait(self, count: int) -> None:
         """Until the page has asked so many questions, counted from the first."""
@@ -37,7 +37,7 @@ class Held:
             self.page.evaluate(FRAME)
 
     def give(self, *order: int) -> None:
-        """The answers to questions by their numbers, each before the next; to one that was withdrawn it has no effect."""
+        """The answers to questions by their numbers, each before the next."""
         for number in order:
             self.routes[number].fulfill(response=self.routes[number].fetch())
         self.page.evaluate(FRAME)

@@ -243,9 +243,7 @@ def test_the_page_says_what_the_model_knows(visit: Visit) -> None:
         page.route(re.compile("/v1/models"), count_others)
         page.reload()
         expect(page.locator("#known summary")).to_contain_text("cifar10 knows 1,000 classes, such as goldfish, Cat, ")
-        assert page.locator("[data-example]:visible").evaluate_all(
-            "all => all.map((each) => each.dataset.example)"
-        ) == ["cat.jpg"]
+        expect(page.locator("[data-example]:visible")).to_have_attribute("data-example", "cat.jpg")
         page.click("#known summary")
         expect(page.locator("#known details p")).to_contain_text("breed 997")
 
@@ -264,7 +262,8 @@ def test_the_page_shows_every_example(visit: Visit) -> None:
 
 HAND_OVER = """async (page, [kind, bytes, count = 1]) => {
   const files = new DataTransfer();
-  for (let i = 0; i < count; i++) files.items.add(new File([Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0))], `${kind}.png`, {type: "image/png"}));
+  const data = Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0));
+  for (let i = 0; i < count; i++) files.items.add(new File([data], `${kind}.png`, {type: "image/png"}));
   const options = {bubbles: true, cancelable: true};
   document.querySelector("main").dispatchEvent(kind === "drop"
     ? new DragEvent("drop", {...options, dataTransfer: files})
@@ -409,8 +408,8 @@ def test_everything_has_a_name_for_screen_readers(visit: Visit) -> None:
 
 
 OTHERS = {
-    b"\0\0\0\x18ftypheic": "IMG_1 is a HEIC picture, which is not accepted. Save it as JPEG first; an iPhone takes JPEG "
-    "photos if Settings > Camera > Formats is set to Most Compatible.",
+    b"\0\0\0\x18ftypheic": "IMG_1 is a HEIC picture, which is not accepted. Save it as JPEG first; an iPhone takes "
+    "JPEG photos if Settings > Camera > Formats is set to Most Compatible.",
     b"%PDF-1.7": "IMG_1 is a PDF document, not a picture. Export the page that you mean as PNG or JPEG, or take a "
     "screenshot of it.",
     b'<?xml version="1.0"?><svg ': "IMG_1 is an SVG drawing, which has no pixels. Export it as PNG.",

@@ -4,6 +4,8 @@ Each reading is bounded, so that no file can keep the front process busy; the wo
 within the same limits, and its word is the last.
 """
 
+import re
+
 from vitrail.serving.problems import Problem
 from vitrail.wording import counted
 
@@ -11,6 +13,7 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 MOST_SEGMENTS = 1000  # before the size of a JPEG, or the pixels of a PNG, are reached
 MOST_SCANS = 64  # of a progressive JPEG, each of which costs a pass over all its pixels; encoders make about ten
 _SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers that give a size
+_MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")  # JPEG's markers that stand neither within a scan nor for nothing
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # JPEG's markers without a length
 
 _HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
@@ -69,8 +72,6 @@ def _recognise(data: bytes, name: str) -> tuple[str, str]:
 
 
 def _size_of_jpeg(data: bytes, name: str) -> tuple[int, int]:
-    if data.count(b"\xff\xda") > MOST_SCANS:
-        raise Problem("unreadable_picture", f"{name} has more than {counted(MOST_SCANS, 'scan')}; save it again.")
     position = 2
     for _ in range(MOST_SEGMENTS):
         while data[position : position + 2] == b"\xff\xff":  # fill bytes; a run of them costs no segment …
@@ -82,9 +83,26 @@ def _size_of_jpeg(data: bytes, name: str) -> tuple[int, int]:
             sides = data[position + 5 : position + 9]
             if len(sides) < 4:
                 break
+            _check_scans(data, position, name)
             return int.from_bytes(sides[2:]), int.from_bytes(sides[:2])
         position += 2 if marker in _BARE else 2 + int.from_bytes(data[position + 2 : position + 4])
     raise Problem("unreadable_picture", f"{name} is a JPEG without a readable size; it is damaged or truncated.")
+
+
+def _check_scans(data: bytes, position: int, name: str) -> None:
+    """Refuse a JPEG with too many scans before its end; phones append whole videos to it."""
+    if data.count(b"\xff\xda") <= MOST_SCANS:
+        return
+    scans = 0
+    for _ in range(MOST_SEGMENTS):
+        found = _MARKER.search(data, position)
+        if found is None or found[0] == b"\xff\xd9":
+            return
+        scans += found[0] == b"\xff\xda"
+        if scans > MOST_SCANS:
+            raise Problem("unreadable_picture", f"{name} has more than {counted(MOST_SCANS, 'scan')}; save it again.")
+        position = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+    raise Problem("unreadable_picture", f"{name} has too many parts between its scans; save it again.")
 
 
 def _after_fill(data: bytes, position: int) -> int:
