@@ -40,10 +40,17 @@ _TURNS = {
 
 
 def open_picture(
-    source: str | Path | bytes | IO[bytes], *, formats: tuple[str, ...] = tuple(FORMATS), max_pixels: int = MAX_PIXELS
+    source: str | Path | bytes | IO[bytes],
+    *,
+    formats: tuple[str, ...] = tuple(FORMATS),
+    max_pixels: int = MAX_PIXELS,
+    name: str = "picture",
 ) -> Image.Image:
-    """Open a picture and judge its header: known format, not empty, not too large. No pixel is decoded yet."""
-    name = "picture" if isinstance(source, bytes) or not isinstance(source, str | Path) else str(source)
+    """Open a picture and judge its header: known format, not empty, not too large. No pixel is decoded yet.
+
+    In messages a file is called by its path, anything else by `name`.
+    """
+    name = str(source) if isinstance(source, str | Path) else name
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
         if isinstance(source, str | Path):
