@@ -4,7 +4,6 @@ A file that we do not trust is judged here first: weights that lie in other file
 numbers of our own exports must have the checksum that their manifest says.
 """
 
-import mmap
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,24 +25,27 @@ Span = tuple[int, int]  # where a field's bytes begin and end
 
 @dataclass(kw_only=True)
 class OnnxFacts:
-    """Metadata by key, the files that hold weights, and the checksum of the weights inside."""
+    """Metadata by key, the files that hold weights, the checksum of the weights, and the content that was judged."""
 
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     external: set[str] = field(default_factory=set[str])
     crc32: int = 0
+    content: bytes = b""
 
 
 def read_onnx_facts(path: Path) -> OnnxFacts:
     """Walk through the file once; anything that is not a model of ONNX is an error."""
     facts = OnnxFacts()
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for number, span in _fields(data, (0, len(data))):
-                if number == METADATA:
-                    entry = dict(_fields(data, span))
-                    facts.metadata[_text(data, entry.get(KEY))] = _text(data, entry.get(VALUE))
-                elif number == GRAPH:
-                    _read_graph(data, span, facts, 0)
+        data = facts.content = path.read_bytes()
+        if not data:
+            raise ValueError("the file is empty")
+        for number, span in _fields(data, (0, len(data))):
+            if number == METADATA:
+                entry = dict(_fields(data, span))
+                facts.metadata[_text(data, entry.get(KEY))] = _text(data, entry.get(VALUE))
+            elif number == GRAPH:
+                _read_graph(data, span, facts, 0)
     except (ValueError, IndexError, RecursionError, OSError) as error:
         raise WeightsError(f"{path} is damaged, or not an ONNX model ({error}).") from error
     for name in sorted(facts.external):
@@ -52,7 +54,7 @@ def read_onnx_facts(path: Path) -> OnnxFacts:
     return facts
 
 
-def _read_graph(data: mmap.mmap, span: Span, facts: OnnxFacts, depth: int) -> None:
+def _read_graph(data: bytes, span: Span, facts: OnnxFacts, depth: int) -> None:
     if depth > DEEPEST:
         raise ValueError("graphs are nested too deeply")
     for number, part in _fields(data, span):
@@ -67,7 +69,7 @@ def _read_graph(data: mmap.mmap, span: Span, facts: OnnxFacts, depth: int) -> No
                         _read_graph(data, inner, facts, depth + 1)
 
 
-def _read_tensor(data: mmap.mmap, span: Span, facts: OnnxFacts) -> None:
+def _read_tensor(data: bytes, span: Span, facts: OnnxFacts) -> None:
     for number, part in _fields(data, span):
         if number == RAW_DATA:
             facts.crc32 = zlib.crc32(memoryview(data)[part[0] : part[1]], facts.crc32)
@@ -77,7 +79,7 @@ def _read_tensor(data: mmap.mmap, span: Span, facts: OnnxFacts) -> None:
                 facts.external.add(_text(data, entry.get(VALUE)))
 
 
-def _fields(data: mmap.mmap, span: Span) -> Iterator[tuple[int, Span]]:
+def _fields(data: bytes, span: Span) -> Iterator[tuple[int, Span]]:
     """The length-delimited fields of a message, by number; numbers and fixed fields are passed over."""
     position, end = span
     while position < end:
@@ -99,7 +101,7 @@ def _fields(data: mmap.mmap, span: Span) -> Iterator[tuple[int, Span]]:
         raise ValueError("the file ends too early")
 
 
-def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if position >= end:
@@ -112,7 +114,7 @@ def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
     raise ValueError("a number is too long")
 
 
-def _text(data: mmap.mmap, span: Span | None) -> str:
+def _text(data: bytes, span: Span | None) -> str:
     return "" if span is None else data[span[0] : span[1]].decode("utf-8", errors="replace")
 
 

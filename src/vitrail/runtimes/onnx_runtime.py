@@ -27,30 +27,31 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]
             f"{path} is an ONNX file and runs in its own numbers: precision= must be float32; got {options.precision}."
         )
     facts = read_onnx_facts(path)
+    content = None if facts.external else facts.content  # sessions are made later, when the file may be another one
     if text := facts.metadata.get(KEY):
         manifest = read_manifest(text, path)
         if options.verify and manifest.graph_crc32 != facts.crc32:
             raise WeightsError(f"{path} is damaged: the checksum of its weights does not match; get a fresh copy.")
-        runtime = make_runtime(path, settle(manifest, options, path))
+        runtime = make_runtime(path, settle(manifest, options, path), content)
     else:
-        runtime = make_foreign_runtime(path, options)
+        runtime = make_foreign_runtime(path, options, content)
     return runtime, runtime.manifest.facts
 
 
-def make_runtime(path: Path, manifest: Manifest) -> ExportedRuntime[Any]:
+def make_runtime(path: Path, manifest: Manifest, content: bytes | None = None) -> ExportedRuntime[Any]:
     """One of our exports; its graph is judged when the first session is made."""
 
     def compile_for(cores: int) -> Any:
-        session = make_session(path, cores)
+        session = make_session(path, cores, content)
         check_graph(str(path), _names(session.get_inputs()), _names(session.get_outputs()), manifest)
         return session
 
     return ExportedRuntime("ONNX Runtime", manifest, compile_for, _call)
 
 
-def make_foreign_runtime(path: Path, options: LoadOptions) -> ExportedRuntime[Any]:
+def make_foreign_runtime(path: Path, options: LoadOptions, content: bytes | None) -> ExportedRuntime[Any]:
     """Somebody else's graph with one picture input and one row of logits as output."""
-    session = make_session(path, 1)
+    session = make_session(path, 1, content)
     inputs, outputs = session.get_inputs(), session.get_outputs()
     foreign = f"{path} is not an export of vitrail, or its metadata was stripped; another tool's model must"
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type != "tensor(float)":
@@ -68,12 +69,12 @@ def make_foreign_runtime(path: Path, options: LoadOptions) -> ExportedRuntime[An
     manifest = foreign_manifest(path, (sides[1], sides[2]), sides[0], classes, options)
     fixed = batch if isinstance(batch, int) else None
     return ExportedRuntime(
-        "ONNX Runtime", settle(manifest, options, path), lambda cores: make_session(path, cores), _call, fixed
+        "ONNX Runtime", settle(manifest, options, path), lambda cores: make_session(path, cores, content), _call, fixed
     )
 
 
-def make_session(path: Path, cores: int) -> Any:
-    """A session of ONNX Runtime that takes so many cores for each call."""
+def make_session(path: Path, cores: int, content: bytes | None = None) -> Any:
+    """A session of ONNX Runtime that takes so many cores for each call, from the file or from its content."""
     if find_spec("onnxruntime") is None:
         raise MissingExtraError(f"running {path}", "export")
     import onnxruntime
@@ -84,7 +85,7 @@ def make_session(path: Path, cores: int) -> Any:
     options.log_severity_level = QUIET
     options.add_session_config_entry("session.intra_op.allow_spinning", "0" if cores == 1 else "1")
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(content or str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its classes are not public, and a damaged file raises any of them
         reason = " ".join(str(error).split())
         raise WeightsError(f"{path} cannot be run by ONNX Runtime: {reason[:300]}") from error

@@ -96,7 +96,9 @@ def read_model(path: Path) -> Any:
     """The graph of an .xml file and its .bin, or of an ONNX file."""
     openvino = load_openvino()
     try:
-        model = openvino.Core().read_model(str(path))
+        core = openvino.Core()
+        core.set_property({"ENABLE_MMAP": False})  # or the weights would change with the file
+        model = core.read_model(str(path))
         transpose_in_products(model)
         return model
     except Exception as error:  # a damaged file raises many kinds

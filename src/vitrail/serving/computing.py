@@ -12,7 +12,7 @@ import numpy as np
 
 from vitrail.data.picture import open_picture
 from vitrail.data.pixels import prepare_array
-from vitrail.errors import ConfigError, InputError, VitrailError
+from vitrail.errors import ConfigError, InputError, VitrailError, WeightsError
 from vitrail.files import sha256_of
 from vitrail.prediction import Predictor, load
 from vitrail.prediction.answering import Request
@@ -21,12 +21,13 @@ from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
 from vitrail.runtimes.runtime import Floats
 from vitrail.serving.frames import Frame
 from vitrail.serving.headers import FORMATS
-from vitrail.weights.layout import EXPORTS, files_of
+from vitrail.weights.layout import EXPORTS, files_of, stamps_of
 from vitrail.weights.locate import locate
 from vitrail.wording import reason
 
 Facts = dict[str, Any]
 SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more come together, else fewer
+ATTEMPTS = 5  # to read files while somebody writes to them
 SHORTEST_VERSION = 12  # characters of a checksum that make a version
 
 
@@ -35,17 +36,29 @@ class Engine:
 
     def __init__(self, source: str, runtime: RuntimeChoice, precision: PrecisionChoice, max_pixels: int) -> None:
         self.notes: list[str] = []
-        located = locate(source, allow_export=True)
-        self.sha256 = checksum(located.fetch())
-        if located.suffix in EXPORTS:
-            self.predictor = load(source, runtime=runtime, precision=precision)
-            self.explainer = self.predictor
-        else:
-            self.explainer = load(source)
+        self.max_pixels = max_pixels
+        self._load(source, runtime, precision)
+        if self.explainer.in_torch:
             self.predictor = self.explainer.on(
                 runtime, precision, count=MANY, batch=SERVED_BATCH, say=self.notes.append
             )
-        self.max_pixels = max_pixels
+
+    def _load(self, source: str, runtime: RuntimeChoice, precision: PrecisionChoice) -> None:
+        """The model and the checksum of the same bytes; from then on its files may be overwritten or deleted."""
+        for _ in range(ATTEMPTS):
+            located = locate(source, allow_export=True)
+            path = located.fetch()
+            stamps = stamps_of(path)
+            self.sha256 = checksum(path)
+            if located.suffix in EXPORTS:
+                self.explainer = self.predictor = load(source, runtime=runtime, precision=precision)
+            else:
+                self.explainer = load(source)
+                for weight in (*self.explainer.model.parameters(), *self.explainer.model.buffers()):
+                    weight.data = weight.data.clone()  # it was mapped: a part of the file
+            if stamps_of(path) == stamps:
+                return
+        raise WeightsError(f"{source} changes while it is read; write a new file, and move it there when it is complete.")
 
     def describe(self) -> Facts:
         """What `/v1/models` tells, and what the front needs to know."""

@@ -11,7 +11,7 @@ from vitrail.serving.metrics import Metrics
 from vitrail.serving.problems import Problem
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.workers import Worker, start_worker
-from vitrail.weights.layout import files_of
+from vitrail.weights.layout import stamps_of
 from vitrail.weights.locate import locate
 from vitrail.wording import reason
 
@@ -150,12 +150,11 @@ def restarting(name: str) -> Problem:
     return Problem("not_ready", f"the model {name} is being started again.", retry_after=START_RETRY)
 
 
-def fingerprint(source: str) -> tuple[tuple[str, int, int, int], ...] | None:
+def fingerprint(source: str) -> tuple[Any, ...] | None:
     """Which files a model consists of and when they changed; None while they are not complete."""
     try:
         path = locate(source, allow_export=True).path
         assert path is not None
-        stats = [(str(file), file.stat()) for file in files_of(path)]
+        return stamps_of(path)
     except (VitrailError, OSError):
         return None
-    return tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)

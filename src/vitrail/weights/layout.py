@@ -80,6 +80,12 @@ def files_of(path: Path) -> list[Path]:
     return [export, export.with_suffix(".bin")] if export.suffix.lower() == ".xml" else [export]
 
 
+def stamps_of(path: Path) -> tuple[tuple[str, int, int, int, int], ...]:
+    """When those files last changed; whoever writes to one changes this."""
+    stats = [(str(file), file.stat()) for file in files_of(path)]
+    return tuple((name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
+
+
 def check_suffix(path: Path, allow_pickle: bool) -> None:
     """Raise unless the name is that of a checkpoint which may be read."""
     if path.suffix in (".safetensors", ".npz"):

@@ -20,7 +20,7 @@ from vitrail.weights.catalogue import FormatName
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.files import read_safetensors
 from vitrail.weights.formats import refusals
-from vitrail.weights.keys import Rule
+from vitrail.weights.keys import Rule, read_tensors, write_tensors
 from vitrail.weights.layout import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -85,6 +85,8 @@ class Library:
 
 def libraries(config: ViTConfig) -> list[Library]:
     """The libraries that have such a model, with its head or at least without it."""
+    if config.block.mlp != "plain":  # theirs is packed into one matrix, which a pair for each half does not fit
+        return []
     found: list[Library] = []
     formats: tuple[tuple[str, FormatName], ...] = (("transformers", "hf"), ("timm", "timm"))
     for name, format_name in formats:
@@ -109,12 +111,9 @@ def add_adapter(checkpoint: Checkpoint, folder: str | Path) -> Checkpoint:
     theirs = {name.removeprefix(PREFIX): tensor for name, tensor in read_safetensors(path / WEIGHTS)[0].items()}
     adapted = {name.removesuffix(".lora_A.weight") for name in theirs if name.endswith(".lora_A.weight")}
     rules = _find_table(checkpoint.config, adapted, path)
-    tensors = dict(checkpoint.tensors)
-    for rule in (each for each in rules if adapted & {name.removesuffix(".weight") for name in each.theirs}):
-        parts = rule.form.write(tensors[rule.ours])
-        merged = [_merge(name, part, theirs, facts, path) for name, part in zip(rule.theirs, parts, strict=True)]
-        tensors[rule.ours] = rule.form.read(tuple(merged))
-    changed = replace(checkpoint, tensors=tensors)
+    weights = write_tensors(rules, {rule.ours: checkpoint.tensors[rule.ours] for rule in rules})
+    merged = {name: _merge(name, weight, theirs, facts, path) for name, weight in weights.items()}
+    changed = replace(checkpoint, tensors={**checkpoint.tensors, **read_tensors(rules, merged)})
     return _with_head(without_trust(changed, "an adapter was merged"), theirs, path)
 
 
