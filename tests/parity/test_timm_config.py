@@ -90,6 +90,9 @@ def test_the_table_of_names_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
             timm.create_model(name, pretrained_cfg={"num_classes": 1000})
         ours = dict(named_arguments(name))
         hybrid = ours.pop("resnet") is not None
+        if ours.pop("mlp") == "swiglu":
+            assert given.pop("mlp_layer") is timm.layers.SwiGLUPacked
+            assert (ours.pop("act_layer"), given.pop("act_layer")) == ("silu", nn.SiLU)
         assert ("embed_layer" in given) == hybrid, name
         assert given.pop("attn_layer", attention) is attention
         assert given.keys() - {"embed_layer"} <= ours.keys(), name

@@ -97,10 +97,10 @@ def _change_head(checkpoint: Checkpoint, num_classes: int, classes: tuple[str, .
         tensors["head.weight"] = like.new_zeros(num_classes, config.representation or config.width)
         tensors["head.bias"] = like.new_zeros(num_classes)
     changed = replace(checkpoint, config=config, tensors=tensors, classes=classes)
-    return _without_trust(changed, "the head is new")
+    return without_trust(changed, "the head is new")
 
 
-def _without_trust(checkpoint: Checkpoint, why: str) -> Checkpoint:
+def without_trust(checkpoint: Checkpoint, why: str) -> Checkpoint:
     """What a calibration found of a model does not hold for another one."""
     if checkpoint.trust is None:
         return checkpoint
@@ -111,7 +111,7 @@ def _without_trust(checkpoint: Checkpoint, why: str) -> Checkpoint:
 def _change_size(checkpoint: Checkpoint, size: Pair) -> Checkpoint:
     old = checkpoint.config
     if (old.image_size, checkpoint.preprocess.size) != (size, size):
-        checkpoint = _without_trust(checkpoint, "the size of the pictures has changed")
+        checkpoint = without_trust(checkpoint, "the size of the pictures has changed")
     config = replace(old, image_size=size)
     tensors = dict(checkpoint.tensors)
     if "embed.positions" in tensors:
@@ -138,7 +138,7 @@ def _change_channels(checkpoint: Checkpoint, channels: int) -> Checkpoint:
     config = replace(checkpoint.config, channels=channels)
     tensors = {**checkpoint.tensors, name: mix_channels(weight, channels)}
     changed = replace(checkpoint, config=config, tensors=tensors, preprocess=prepared)
-    return _without_trust(changed, "the channels have changed")
+    return without_trust(changed, "the channels have changed")
 
 
 def mix_channels(weight: Tensor, channels: int) -> Tensor:  # (out, C, h, w)

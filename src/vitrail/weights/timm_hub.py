@@ -87,7 +87,7 @@ class HubConfig:
             heads=hints.heads or _whole(self.arguments, "num_heads"),
             image_size=hints.image_size or self._image_size(),
             pooling=hints.pooling or self._pooling(),
-            activation=hints.activation or _choose("act_layer", self.arguments["act_layer"], GELUS),
+            activation=hints.activation or self._activation(),
             norm_eps=hints.norm_eps or NORM_EPS,
             attention_scale=hints.attention_scale,
         )
@@ -112,6 +112,11 @@ class HubConfig:
             )
         return _choose("global_pool", kind, POOLINGS)
 
+    def _activation(self) -> Literal["gelu", "gelu_tanh"] | None:
+        if self.arguments["mlp"] == "plain":
+            return _choose("act_layer", self.arguments["act_layer"], GELUS)
+        return _choose("act_layer", self.arguments["act_layer"], {"silu": None})  # SwiGLU has no GELU
+
     def check(self, config: ViTConfig) -> None:
         """Raise unless the weights fit the model that it describes."""
         arguments = self.arguments
@@ -126,8 +131,9 @@ class HubConfig:
             (
                 "MLP width (embed_dim × mlp_ratio)",
                 int(arguments["embed_dim"] * arguments["mlp_ratio"]),
-                config.hidden_width,
+                (2 if arguments["mlp"] == "swiglu" else 1) * config.hidden_width,
             ),
+            ("kind of MLP", arguments["mlp"], config.block.mlp),
             ("qkv_bias", bool(arguments["qkv_bias"]), config.block.qkv_bias),
             ("qk_norm", bool(arguments["qk_norm"]), config.block.qk_norm),
             ("init_values (layer scale)", bool(arguments["init_values"]), config.block.layer_scale is not None),
