@@ -12,7 +12,10 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{tempfile.gettempdir()}/
 import pytest
 import torch
 
+from fuzzing import set_up_hypothesis
 from vitrail.model import ViT, ViTConfig
+
+set_up_hypothesis()  # before the tests are read
 
 TINY = ViTConfig(image_size=(32, 32), patch_size=(8, 8), width=32, depth=3, heads=4, mlp_width=64, num_classes=7)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
@@ -90,7 +90,6 @@ def test_truncated_files_are_errors(kind: str, part: float) -> None:
         load(data[: int(len(data) * part)])
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"]), st.data())
 def test_damaged_bytes_give_pixels_or_an_input_error(kind: str, data: st.DataObject) -> None:
     content = bytearray(encoded(Image.linear_gradient("L").resize((24, 24)).convert("RGB"), kind))

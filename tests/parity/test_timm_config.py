@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from conftest import randomize
+from fuzzing import cases
 from vitrail.data.transform import prepare
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
@@ -215,7 +216,7 @@ def one_model(base: str, arguments: dict[str, Any], omitted: set[str]) -> str:
 def test_any_model_arguments_agree_or_are_refused() -> None:
     results: Counter[str] = Counter()
 
-    @settings(max_examples=100, deadline=None, database=None)
+    @settings(max_examples=cases(40))
     @given(
         base=st.sampled_from(BASES),
         arguments=model_arguments(),
@@ -284,7 +285,7 @@ def test_any_transform_agrees_or_is_refused(folders: dict[bool, Path]) -> None:
     results: Counter[str] = Counter()
     noise = np.random.default_rng(0)
 
-    @settings(max_examples=150, deadline=None, database=None)
+    @settings(max_examples=cases(60))
     @given(
         dynamic=st.booleans(),
         data=st.fixed_dictionaries({}, optional=DATA),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from conftest import randomize
+from fuzzing import cases
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, ViT, ViTConfig
@@ -154,7 +155,7 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FORCED)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(8))
 @given(config=configs(), choice=st.integers(0, 10**6))
 def test_to_any_format_and_back_is_exact(name: FormatName, config: ViTConfig, choice: int) -> None:
     config = replace(config, **FORCED[name](config))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.peers import timm
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -194,7 +194,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(entries=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5), ema=st.sampled_from([None, True, False]))
 def test_any_contents_are_a_model_or_a_clear_error(
     tmp_path: Path, state: State, entries: dict[str, Any], ema: bool | None
