@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Error, Page, Route, sync_playwright
+from playwright.sync_api import ConsoleMessage, Error, Page, Route, expect, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = (
@@ -31,7 +31,7 @@ class Held:
 
     def wait(self, count: int) -> None:
         """Until the page has asked so many questions, counted from the first."""
-        ends = time.monotonic() + 15
+        ends = time.monotonic() + 60
         while len(self.routes) < count:
             assert time.monotonic() < ends, f"{len(self.routes)} questions"
             self.page.evaluate(FRAME)
@@ -66,6 +66,7 @@ class Chromium:
 
     def _start(self) -> None:
         self.playwright = sync_playwright().start()
+        expect.set_options(timeout=30_000)  # the machine may be busy
         self.browser = self.playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET.split())
 
     def _end(self) -> None:
@@ -86,7 +87,7 @@ class Chromium:
                 errors.append(message.text)
 
         context = self.browser.new_context(**options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(30_000)
         page = context.new_page()
         try:
             page.on("console", hear)
