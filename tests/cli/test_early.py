@@ -1,5 +1,6 @@
 """Cheap mistakes are told before a single picture is looked for, and before weights are read."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,12 @@ def test_cheap_mistakes_come_first(arguments: list[str], message: str, capsys: p
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
     assert {str(path) for path in Path().rglob("*")} == before
+
+
+@pytest.mark.parametrize("flags", [["--epochs", "0"], ["--lr", "-1"], ["--dropout", "2", "--recipe", "digits"]])
+def test_impossible_values_are_told_before_torch_is_loaded(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vitrail.verbs.train", None)  # an import of it would be an ImportError
+    assert main([*TRAIN, *flags]) == 2
+    assert f"{flags[0][2:]} must be between" in capsys.readouterr().err

@@ -4,7 +4,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, get_type_hints
 
@@ -13,6 +12,7 @@ from cyclopts import Parameter
 from vitrail.cli.options import Classes, Device, Merge, Precision, Preprocessing, Raw, Runtime, read_merge
 from vitrail.cli.printing import SteadyConsole, print_end, progress_bar, working
 from vitrail.cli.rows import Format, choose_format, open_rows
+from vitrail.cli.usage import describe_unknown_option
 from vitrail.errors import ConfigError
 from vitrail.wording import counted
 
@@ -125,22 +125,21 @@ def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[...
     """The model and the pictures among the arguments."""
     for name in arguments:
         if name.startswith("-") and name != "-":
-            near = get_close_matches(name, _options(verb), n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"unknown option {name}; {hint}A picture of that name is ./{name}")
+            unknown = describe_unknown_option(name, f"vitrail {verb.__name__}", _options(verb))
+            raise ConfigError(f"{unknown} A picture of that name is ./{name}")
     from vitrail.prediction.arguments import tell_pictures
 
     return tell_pictures(arguments, model)
 
 
-def _options(verb: Callable[..., int]) -> list[str]:
+def _options(verb: Callable[..., int]) -> set[str]:
     """The options of a verb, as they are typed."""
-    names: list[str] = []
+    names: set[str] = set()
     for name, hint in get_type_hints(verb, include_extras=True).items():
         explicit = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Parameter)]
         flags = [str(text) for texts in explicit for text in ([texts] if isinstance(texts, str) else texts or ())]
-        names += flags or [f"--{name.replace('_', '-')}"]
-    return names
+        names |= set(flags or [f"--{name.replace('_', '-')}"])
+    return names - {"--pictures", "--return"} | {"PICTURES"}
 
 
 def _report(count: int, broken: int, strange: int, seconds: float) -> None:

@@ -72,7 +72,11 @@ def require_weights(config: TrainConfig, *, model: bool = False) -> None:
 def open_training_data(config: TrainConfig, *, validation: bool = True) -> Dataset:
     """The data, with a validation split if requested."""
     if not config.data:
-        raise ConfigError("pass the data to train on: a folder of class folders, a table, or a name such as digits.")
+        named = config.source.data_dir
+        hint = "" if named is None else f"; data_dir= is where those with a name are kept, so pass {named} itself"
+        raise ConfigError(
+            f"pass the data to train on: a folder of class folders, a table, or a name such as digits{hint}."
+        )
     dataset = open_data(config.data, config.source)
     return add_validation(dataset, config) if validation else dataset
 

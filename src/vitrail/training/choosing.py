@@ -15,9 +15,9 @@ from vitrail.data.source import ArraySource, Source
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.ranks import Ranks
 from vitrail.training.building import add_validation, check_start, fit_batch_size, open_training_data, require_weights
-from vitrail.training.config import Start, TrainConfig, apply_changes, list_changes, read_field
+from vitrail.training.config import Start, TrainConfig, apply_changes, read_field
 from vitrail.training.pretrained import AUTO, NONE, Backbone, explain_how_to_bring, fetch, pick_backbone
-from vitrail.training.recipes import RECIPES, recipe
+from vitrail.training.recipes import recipe, with_start
 
 MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
 HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
@@ -105,7 +105,7 @@ def resolve(
     auto = _leaves_weights_open(config, changes)
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
     config = apply_changes(replace(config, data=data or named_data or config.data), sources)
-    check_start(_with_start(config, changes), may_get_weights=auto)
+    check_start(with_start(config, changes), may_get_weights=auto)
     dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
     if check:
         dataset.refuse_labels()
@@ -113,7 +113,7 @@ def resolve(
     if backbone is not None:
         changes["weights"] = backbone.source
         changes.setdefault("image_size", backbone.image_size)
-    require_weights(_with_start(config, changes))
+    require_weights(with_start(config, changes))
     if not name:
         made, why = _choose(dataset, changes, ranks, backbone)
         chosen = ". ".join(filter(None, (chosen, why)))
@@ -121,7 +121,7 @@ def resolve(
         if not dataset.made_split and "val_rate" not in changes:
             source = replace(source, val_rate=made.source.val_rate)
         config = replace(made, data=config.data, source=source)
-    config = replace(_with_start(config, changes), chosen=chosen)
+    config = replace(with_start(config, changes), chosen=chosen)
     if config.start.training.on_features:
         config = _without_augmentation(config, changes)
     if "batch_size" not in changes:
@@ -163,7 +163,7 @@ def _choose(
 ) -> tuple[TrainConfig, str]:
     """A recipe, and why it was chosen where weights were chosen too."""
     if backbone is None or "train" in changes:
-        suited = _with_start(TrainConfig(), changes).start.training.recipe
+        suited = with_start(TrainConfig(), changes).start.training.recipe
         return choose(dataset, changes.get("weights"), suited), ""
     train, on_gpu = len(dataset.split("train")), ranks.device.type == "cuda"
     chosen, why = _tune(train, on_gpu=on_gpu, further=bool(BEYOND_THE_HEAD & changes.keys()))
@@ -181,20 +181,6 @@ def _tune(pictures: int, *, on_gpu: bool, further: bool) -> tuple[TrainConfig, s
         return recipe("lora"), why
     why = "Only its head is trained, on features computed once, since there is no GPU; minutes= allows fine-tuning too"
     return recipe("linear"), why
-
-
-def ask_for(config: TrainConfig) -> dict[str, Any]:
-    """A config as `resolve` takes it: where it differs from its recipe, or from the defaults if it has none."""
-    named = config.recipe in RECIPES
-    changes = list_changes(config, recipe(config.recipe) if named else TrainConfig())
-    return changes | ({"recipe": config.recipe} if named else {}) | ({"data": config.data} if config.data else {})
-
-
-def _with_start(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """The config with the changes; weights bring their own model."""
-    if changes.get("weights") is not None and "model" not in changes:
-        config = replace(config, start=replace(config.start, model=None))
-    return apply_changes(config, changes)
 
 
 def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
-from vitrail.errors import ConfigError, suggest
+from vitrail.errors import ConfigError
+from vitrail.synonyms import suggest_option
 
 T = TypeVar("T")
 
@@ -16,7 +17,8 @@ def check_settings(verb: Callable[..., Any], settings: Mapping[str, Any], *confi
     arguments = {name for name, each in signature(verb).parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
     for name in settings:
         if name not in fields:
-            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {suggest(name, fields | arguments)}")
+            hint = suggest_option(name, fields | arguments) or f"see help(vitrail.{verb.__name__})."
+            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {hint}")
 
 
 def build(config: type[T], settings: Mapping[str, Any]) -> T:
