@@ -16,7 +16,7 @@ from tests.prediction.conftest import CLASSES, checkpoint_file, photos, write_ti
 import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, InputError, VitrailError
-from vitrail.prediction import Prediction
+from vitrail.prediction import Prediction, Predictor
 from vitrail.verbs.predict import Predictions, predict
 
 
@@ -125,3 +125,72 @@ def test_a_file_that_cannot_be_written(options: dict[str, Any], message: str, in
         predictions.save(**options)
     assert sorted(inside.rglob("*")) == before
     assert next(predictions).picture == "photos/00.jpg"  # nothing was lost
+
+
+class Killed(BaseException):
+    """What ends a process in the middle, as far as a test can."""
+
+
+@pytest.fixture
+def die_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Ends the next job after some rows; then counts the pictures that are computed."""
+    seen: list[str] = []
+    original = Predictor.predict_named
+
+    def set_limit(limit: int) -> list[str]:
+        def some(self: Predictor, pictures: Any, *arguments: Any) -> Iterator[Prediction]:
+            seen.clear()
+            for count, row in enumerate(original(self, pictures, *arguments)):
+                if count == limit:
+                    raise Killed
+                seen.append(row.picture)
+                yield row
+
+        monkeypatch.setattr(Predictor, "predict_named", some)
+        return seen
+
+    return set_limit
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "labels.jsonl", "labels.parquet"])
+def test_an_interrupted_job_continues(name: str, die_after: Any) -> None:
+    several("tiny.safetensors", "photos").save(f"whole-{name}")
+    names = [row.picture for row in several("tiny.safetensors", "photos")]
+    die_after(5)
+    with pytest.raises(Killed):
+        several("tiny.safetensors", "photos").save(name, resume=True)
+    journal = Path(f".{name}.partial")
+    assert not Path(name).exists()
+    Path(f".{name}.12345678").mkdir()  # what a killed process leaves of the file
+    journal.write_bytes(journal.read_bytes()[:-7])  # as if it had been killed while it wrote the fifth row
+    computed = die_after(999)
+    assert main(["predict", "tiny.safetensors", "photos", "--out", name, "--resume"]) == 1
+    assert computed == names[4:], "the first four rows are not computed again"
+    assert Path(name).read_bytes() == Path(f"whole-{name}").read_bytes()
+    assert list(Path().glob(f".{name}*")) == []
+    with pytest.raises(ConfigError, match="is complete, so there is nothing to resume; omit resume= to write it again"):
+        several("tiny.safetensors", "photos").save(name, resume=True)
+
+
+def test_another_job_is_not_continued(die_after: Any, inside: Path) -> None:
+    die_after(3)
+    with pytest.raises(Killed):
+        several("tiny.safetensors", "photos").save("labels.csv", resume=True)
+    kept = Path(".labels.csv.partial").read_bytes()
+    write_tiny(inside / "other.safetensors", None)
+    for model, pictures, options, message in (
+        ("other.safetensors", "photos", {}, "model="),
+        ("tiny.safetensors", "photos", {"top_k": 2}, "top_k=2 conflicts with the interrupted job, which has 3"),
+        ("tiny.safetensors", "photos", {"precision": "bf16"}, "precision='bf16' conflicts"),
+        ("tiny.safetensors", "photos/0[1-9].jpg", {}, "there is photos/01.jpg where photos/00.jpg was"),
+        ("tiny.safetensors", ["photos/00.jpg", "photos/01.jpg"], {}, "there is nothing where photos/02.jpg was"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            several(model, pictures, **options).save("labels.csv", resume=True)
+    assert Path(".labels.csv.partial").read_bytes() == kept, "and nothing of it is lost"
+    assert not Path("labels.csv").exists()
+    begun = several("tiny.safetensors", "photos")
+    next(begun)
+    with pytest.raises(ConfigError, match="resume= needs all rows"):
+        begun.save("labels.csv", resume=True)
+    assert main(["predict", "tiny.safetensors", "photos", "--resume"]) == 2

@@ -4,6 +4,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, get_type_hints
 
@@ -50,6 +51,7 @@ def predict(
     abstain: Annotated[bool, Parameter(negative=())] = False,
     form: Annotated[Format | None, Parameter(name="--format")] = None,
     out: Path | None = None,
+    resume: Annotated[bool, Parameter(negative=())] = False,
     raw: Raw = False,
     batch_size: int | None = None,
     runtime: Runtime = "auto",
@@ -74,6 +76,8 @@ def predict(
         How to write the predictions [default: a table, or the format that the name of --out implies].
     out
         Write the predictions to this .jsonl, .csv or .parquet file.
+    resume
+        With --out, keep the rows as they are computed; after an interruption, the same command continues.
     batch_size
         Pictures per forward pass [default: whatever suits the model].
     """
@@ -82,6 +86,8 @@ def predict(
     from vitrail.verbs.predict import predict as predict_all
 
     chosen = choose_format(form, out, raw=raw)
+    if resume and out is None:
+        raise ConfigError("--resume continues a file of predictions; name it with --out.")
     check_standard_input(pictures, list_file)
     source, names = tell_apart(pictures, model, predict)
     with working(f"loading {source}"):
@@ -107,9 +113,10 @@ def predict(
     shown = out is None and sys.stdout.isatty()  # the rows themselves show progress, and a bar would get in the way
     with (
         progress_bar("pictures", speaks=not shown) as advance,
+        predictions.kept_beside(out) if resume and out else nullcontext(predictions) as rows,
         open_rows(chosen, out, predictions.columns, raw=raw) as write,
     ):
-        for row in predictions:
+        for row in rows:
             write(row)
             count += 1
             broken += row.error is not None

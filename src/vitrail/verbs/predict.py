@@ -1,22 +1,28 @@
 """`vitrail.predict`: labels for pictures."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 from vitrail.errors import ConfigError
+from vitrail.files import sha256_of
 from vitrail.prediction import Prediction, Predictor
 from vitrail.prediction.answering import Request
 from vitrail.prediction.jobs import Wanted
+from vitrail.prediction.predictor import Named
 from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
+from vitrail.verbs.journal import Compute, resumed
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.pictures import Pictures, gather_pictures, is_single, size_up, stream_pictures
 from vitrail.verbs.rows import Columns, FileFormat, choose_file_format, open_file
+from vitrail.weights.bundled import DEFAULT
 from vitrail.weights.class_names import ClassNames
+from vitrail.weights.layout import files_of
 from vitrail.weights.locate import locate
 
 TOP_K = 3
@@ -25,8 +31,14 @@ TOP_K = 3
 class Predictions(Iterator[Prediction]):
     """A stream of predictions, in the order of the pictures: each is computed when it is asked for, and only once."""
 
-    def __init__(self, rows: Iterator[Prediction], columns: Columns) -> None:
-        self._rows = rows
+    def __init__(
+        self, pictures: Iterator[Named], compute: Compute, columns: Columns, describe: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._pictures = pictures
+        self._compute = compute
+        self._rows = compute(pictures)  # nothing is computed yet
+        self._begun = False
+        self._describe = describe  # the job: whatever changes its answers
         self.columns = columns  # what the rows hold
 
     @property
@@ -35,16 +47,35 @@ class Predictions(Iterator[Prediction]):
         return self.columns.top_k
 
     def __next__(self) -> Prediction:
+        self._begun = True
         return next(self._rows)
 
-    def save(self, out: str | Path, format: FileFormat | None = None, *, raw: bool = False) -> Path:  # noqa: A002
+    def kept_beside(self, out: Path) -> AbstractContextManager[Iterator[Prediction]]:
+        """The rows, each kept beside `out` until that file is whole; an interrupted job is continued."""
+        if self._begun:
+            raise ConfigError("resume= needs all rows; save the predictions before some are taken from them.")
+        return resumed(out, self._describe(), self._pictures, self._compute)
+
+    def save(
+        self,
+        out: str | Path,
+        format: FileFormat | None = None,  # noqa: A002
+        *,
+        raw: bool = False,
+        resume: bool = False,
+    ) -> Path:
         """Write what is left of the stream to a .jsonl, .csv or .parquet file, which appears when it is whole.
 
-        Cells of a CSV file that a spreadsheet would take for formulas are neutralised, unless `raw`.
+        Cells of a CSV file that a spreadsheet would take for formulas are neutralised, unless `raw`. With `resume`,
+        rows are kept as they are computed: if the job is interrupted, the same call continues it.
         """
         path = Path(out)
-        with open_file(choose_file_format(format, path, raw=raw), path, self.columns, raw=raw) as write:
-            for row in self:
+        form = choose_file_format(format, path, raw=raw)
+        with (
+            self.kept_beside(path) if resume else nullcontext(self) as rows,
+            open_file(form, path, self.columns, raw=raw) as write,
+        ):
+            for row in rows:
                 write(row)
         return path
 
@@ -112,4 +143,14 @@ def predict(
         label_set=coverage is not None,
         familiarity=predictor.judges_familiarity,
     )
-    return Predictions(predictor.predict_named(stream, request, batch_size), columns)
+
+    def describe() -> dict[str, Any]:
+        source = predictor.source if isinstance(model, Predictor) else model or DEFAULT
+        files = files_of(locate(source, allow_export=True).fetch()) if source else []
+        facts = {"model": {file.name: sha256_of(file) for file in files}, "classes": predictor.classes}
+        return facts | {"top_k": top_k, "coverage": coverage, "abstain": abstain} | vars(wanted)
+
+    def compute(pictures: Iterator[Named]) -> Iterator[Prediction]:
+        return predictor.predict_named(pictures, request, batch_size)
+
+    return Predictions(stream, compute, columns, describe)
