@@ -30,6 +30,7 @@ FOUNDATIONS = {
     "ranks",
     "reading",
     "schema",
+    "synonyms",
     "tables",
     "threads",
     "wording",

@@ -1,5 +1,6 @@
 """Cheap mistakes are told before a picture is looked for, and before weights are read unless they are the mistake."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,12 @@ def test_weights_that_cannot_be_used_are_told_of_before_the_pictures(
     (inside / "one.txt").write_text("cat\n")
     assert main([*TRAIN, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--epochs", "0"], ["--lr", "-1"], ["--dropout", "2", "--recipe", "digits"]])
+def test_impossible_values_are_told_before_torch_is_loaded(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vitrail.verbs.train", None)  # an import of it would be an ImportError
+    assert main([*TRAIN, *flags]) == 2
+    assert f"{flags[0][2:]} must be between" in capsys.readouterr().err

@@ -33,7 +33,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["xyz"], f"vitrail has no verb 'xyz'; the verbs: {', '.join(VERBS)}."),
         (["--verson"], "vitrail has no option '--verson'; did you mean --version? The verbs: "),
         (["data", "chek", "x"], "vitrail data has no verb 'chek'; did you mean check? The verbs: check, show, shard."),
-        (["summary", "--num-clases", "3"], "unknown option: --num-clases. Did you mean --num-classes? See vitrail sum"),
+        (
+            ["summary", "--num-clases", "3"],
+            "vitrail summary has no option --num-clases; did you mean --num-classes?",
+        ),
         (["summary", "--num-classes", "three"], "invalid value for --num-classes: unable to convert"),
         (["summary", "a", "b", "c"], "vitrail summary takes no further arguments; got b c; see vitrail summary --help"),
         (["convert", "a.npz"], "vitrail convert needs TARGET; see vitrail convert --help."),

@@ -134,7 +134,7 @@ def test_a_picture_or_a_list_on_standard_input(inside: Path, capsys: pytest.Capt
         (["predict", "tiny.safetensors", "photos", "--raw"], "--raw is about the cells of CSV files; omit it for"),
         (["predict", "tiny.safetensors", ""], "a picture's name is empty"),
         (["predict", "tiny.safetensors", "photos", "--device", "meta"], "device 'meta' cannot be used"),
-        (["predict", "tiny.safetensors", "photos", "--tpo-k", "2"], "unknown option --tpo-k; did you mean --top-k?"),
+        (["predict", "tiny.safetensors", "photos", "--tpo-k", "2"], "has no option --tpo-k; did you mean --top-k?"),
         (["predict", "--formt", "csv", "photos"], "did you mean --format?"),
         (["embed", "tiny.safetensors", "photos", "--maps", "pca"], "did you mean --map?"),
         (["predict", "tiny.safetensors", "photos", "--top-k", "0"], "--top-k must be at least 1"),

@@ -64,12 +64,16 @@ def train(
     track
         Also write TensorBoard files.
     """
+    from vitrail.training.recipes import read_changes
+
+    settings = given(flags)
+    read_changes("train" if resume is None else "resume", recipe, config, settings)  # before torch is loaded
+
     from vitrail.cli.run_display import RunDisplay, until_interrupted
     from vitrail.verbs.train import plan as plan_run
     from vitrail.verbs.train import resume as resume_run
     from vitrail.verbs.train import train as train_run
 
-    settings = given(flags)
     console = SteadyConsole(stderr=as_json, highlight=False, soft_wrap=True)
     display = RunDisplay(console, silent=as_json)
 

@@ -205,7 +205,8 @@ def _check_batch_size(config: LoaderConfig, augment: Augment | None, num_samples
         raise ConfigError(f"batch_size must be a multiple of repeats {augment.repeats}; got {size}.")
     if num_samples < size and config.remainder == "drop":
         raise ConfigError(
-            f"batch_size {size} is more than the {counted(num_samples, 'picture')}; lower it or use 'pad'."
+            f"batch_size={size} is more than the {counted(num_samples, 'picture')}; lower it, or fill the batch up "
+            "with remainder='pad'."
         )
 
 

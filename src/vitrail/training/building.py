@@ -18,7 +18,6 @@ from vitrail.training.config import TrainConfig
 from vitrail.training.lora import add_adapters
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.class_names import read_class_names
 from vitrail.weights.opening import check_source, open_checkpoint
 from vitrail.wording import counted
 
@@ -42,21 +41,23 @@ class Setup:
         return "val" in self.dataset.splits and len(self.dataset.splits["val"]) > 0
 
 
-def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> None:
-    """Raise for what cannot work whatever the pictures are: models, weights and files are checked before the data."""
+def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> ViTConfig | None:
+    """Raise for what cannot work whatever the pictures are: models, weights and files are checked before the data.
+
+    The config of the model, if there is one on this machine.
+    """
     start = config.start
     if not may_get_weights:
         require_weights(config)
     if start.weights is not None:
-        check_source(start.weights)
-        if start.classes is not None:
-            read_class_names(start.classes)
-    elif start.model is not None:
-        model = variant(start.model)
-        if start.image_size is not None:
-            replace(model, image_size=start.image_size)
+        model = check_source(start.weights, class_names=start.classes)
+    else:
+        model = None if start.model is None else variant(start.model)
+    if model is not None and start.image_size is not None:
+        replace(model, image_size=start.image_size)
     if config.data:
         check_where(config.data)
+    return model
 
 
 def require_weights(config: TrainConfig, *, model: bool = False) -> None:
@@ -74,7 +75,11 @@ def require_weights(config: TrainConfig, *, model: bool = False) -> None:
 def open_training_data(config: TrainConfig, *, validation: bool = True) -> Dataset:
     """The data, with a validation split if requested."""
     if not config.data:
-        raise ConfigError("pass the data to train on: a folder of class folders, a table, or a name such as digits.")
+        named = config.source.data_dir
+        hint = "" if named is None else f"; data_dir= is where those with a name are kept, so pass {named} itself"
+        raise ConfigError(
+            f"pass the data to train on: a folder of class folders, a table, or a name such as digits{hint}."
+        )
     dataset = open_data(config.data, config.source)
     return add_validation(dataset, config) if validation else dataset
 

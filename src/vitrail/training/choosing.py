@@ -18,9 +18,9 @@ from vitrail.errors import AssumptionWarning, ConfigError, InputError, WeightsEr
 from vitrail.model import ViTConfig
 from vitrail.ranks import Ranks
 from vitrail.training.building import add_validation, check_start, fit_batch_size, open_training_data, require_weights
-from vitrail.training.config import Start, TrainConfig, apply_changes, list_changes, read_field
+from vitrail.training.config import Start, TrainConfig, apply_changes, read_field
 from vitrail.training.pretrained import AUTO, NONE, Backbone, explain_how_to_bring, fetch, pick_backbone
-from vitrail.training.recipes import RECIPES, recipe
+from vitrail.training.recipes import recipe, with_start
 from vitrail.weights.opening import open_checkpoint
 
 MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
@@ -110,7 +110,7 @@ def resolve(
     auto = _leaves_weights_open(config, changes)
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
     config = apply_changes(replace(config, data=data or named_data or config.data), sources)
-    ranks.in_turn(lambda: check_start(_with_start(config, changes), may_get_weights=auto))
+    model = ranks.in_turn(lambda: check_start(with_start(config, changes), may_get_weights=auto))
     dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
     check_same_data(dataset, ranks)
     if check:
@@ -120,10 +120,10 @@ def resolve(
     if backbone is not None:
         changes["weights"] = backbone.source
         changes.setdefault("image_size", backbone.image_size)
-    require_weights(_with_start(config, changes))
-    weights = _with_start(config, changes).start.weights
+    require_weights(with_start(config, changes))
+    weights = with_start(config, changes).start.weights
     if weights is not None and backbone is None:
-        size, why = _choose_size(ranks.from_first(lambda: _read_model(weights)))
+        size, why = _choose_size(model or ranks.from_first(lambda: _read_model(weights)))
         if "image_size" not in changes and size is not None:
             changes["image_size"] = size
             reasons.append(why)
@@ -135,7 +135,7 @@ def resolve(
             source = replace(source, val_rate=made.source.val_rate)
         config = replace(made, data=config.data, source=source)
     chosen = ". ".join(filter(None, reasons))
-    config = replace(_with_start(config, changes), chosen=chosen)
+    config = replace(with_start(config, changes), chosen=chosen)
     if config.start.training.on_features:
         config = _without_augmentation(config, changes)
     if "batch_size" not in changes:
@@ -176,7 +176,7 @@ def _get_backbone(
 
 
 def _read_model(weights: str) -> ViTConfig:
-    """What weights that the user names are for; whatever is assumed of them is said when the model is built."""
+    """What weights on a hub are for; whatever is assumed of them is said when the model is built."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AssumptionWarning)
         return open_checkpoint(weights).config
@@ -198,7 +198,7 @@ def _choose(dataset: Dataset, weights: str | None, changes: dict[str, Any], rank
     """A recipe, and why it was chosen for photographs, whoever chose the weights."""
     train = dataset.split("train")
     if weights is None or "train" in changes or not look_at(train).is_photograph:
-        suited = _with_start(TrainConfig(), changes).start.training.recipe
+        suited = with_start(TrainConfig(), changes).start.training.recipe
         return choose(dataset, weights, suited), ""
     on_gpu = ranks.device.type == "cuda"
     chosen, why = _tune(len(train), on_gpu=on_gpu, further=bool(BEYOND_THE_HEAD & changes.keys()))
@@ -216,20 +216,6 @@ def _tune(pictures: int, *, on_gpu: bool, further: bool) -> tuple[TrainConfig, s
         return recipe("lora"), why
     why = "Only the head is trained, on features computed once, since there is no GPU; minutes= allows fine-tuning too"
     return recipe("linear"), why
-
-
-def ask_for(config: TrainConfig) -> dict[str, Any]:
-    """A config as `resolve` takes it: where it differs from its recipe, or from the defaults if it has none."""
-    named = config.recipe in RECIPES
-    changes = list_changes(config, recipe(config.recipe) if named else TrainConfig())
-    return changes | ({"recipe": config.recipe} if named else {}) | ({"data": config.data} if config.data else {})
-
-
-def _with_start(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """The config with the changes; weights bring their own model."""
-    if changes.get("weights") is not None and "model" not in changes:
-        config = replace(config, start=replace(config.start, model=None))
-    return apply_changes(config, changes)
 
 
 def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:

@@ -27,7 +27,7 @@ from vitrail.reading import parse_json, read_bytes, read_yaml
 from vitrail.schema import from_dict
 from vitrail.training import snapshots
 from vitrail.training.building import Setup, prepare_run
-from vitrail.training.choosing import ask_for, resolve
+from vitrail.training.choosing import resolve
 from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
 from vitrail.training.contents import report_replaced, write_contents
 from vitrail.training.curves import RESULTS, draw_curves, learning_rates, read_rows
@@ -40,6 +40,7 @@ from vitrail.training.own_pictures import reopen_data
 from vitrail.training.planning import settle
 from vitrail.training.pretrained import AUTO, NONE
 from vitrail.training.probing import probe
+from vitrail.training.recipes import ask_for
 from vitrail.training.trusting import store_trust
 from vitrail.wording import counted
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
 from vitrail.data.config import Columns
-from vitrail.errors import ConfigError, suggest
+from vitrail.errors import ConfigError
 from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
+from vitrail.synonyms import suggest_option
 
 T = TypeVar("T")
 Size = int | str | tuple[int, int]  # 384, "224x320", or (224, 320): height and width
@@ -26,6 +27,7 @@ class DataSettings(TypedDict, total=False):
     val_rate: float
     test_rate: float
     split_seed: int
+    max_broken_rate: float
     columns: Columns | dict[str, str]
 
 
@@ -148,7 +150,8 @@ def check_settings(verb: Callable[..., Any], settings: Mapping[str, Any], *confi
     arguments = {name for name, each in signature(verb).parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
     for name in settings:
         if name not in fields:
-            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {suggest(name, fields | arguments)}")
+            hint = suggest_option(name, fields | arguments) or f"see help(vitrail.{verb.__name__})."
+            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {hint}")
 
 
 def build(config: type[T], settings: Mapping[str, Any]) -> T:

@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +12,21 @@ from typing import Any, Unpack
 from vitrail.data import Dataset
 from vitrail.data.check.record import RECORD, CheckRecord, sum_up, write_record
 from vitrail.data.check.report import check_data, judge_labels
-from vitrail.errors import ConfigError, ResumableError, suggest
+from vitrail.errors import ResumableError
 from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
 from vitrail.ranks import Ranks, join_ranks, leave_ranks
-from vitrail.reading import read_yaml
 from vitrail.report.runs import report_on_run
 from vitrail.training import recipes
 from vitrail.training.building import Setup
-from vitrail.training.choosing import ask_for, resolve
-from vitrail.training.config import TrainConfig, combine_changes, field_homes, flatten
+from vitrail.training.choosing import resolve
+from vitrail.training.config import TrainConfig
 from vitrail.training.display import Display
 from vitrail.training.listener import Listener, Listeners, Plan
 from vitrail.training.lock import RunLock, refuse_locked
 from vitrail.training.measuring import Measured
 from vitrail.training.planning import describe_plan, settle
+from vitrail.training.recipes import ask_for, read_changes
 from vitrail.training.run import (
     CONFIG,
     Run,
@@ -75,7 +75,7 @@ def train(
         track: also write TensorBoard files.
         progress: show the run, or pass a `Listener` of your own.
     """
-    changes = _read_changes("train", recipe, config, settings)
+    changes = read_changes("train", recipe, config, settings)
     return _start(str(data), changes, out, "train", check=check, track=track, progress=progress)
 
 
@@ -92,7 +92,7 @@ def resume(
     A finished run is returned as it is. Settings may repeat those of the run, and change only how it is carried out or
     where its files are now: `workers=`, `device=`, `data=`, `weights=`, …
     """
-    changes = _read_changes("resume", None, config, settings)
+    changes = read_changes("resume", None, config, settings)
     if "device" not in changes:
         unshared = os.environ.get("RANK", "0") != "0" and not (Path(folder) / CONFIG).exists()
         changes["device"] = "auto" if unshared else read_config(Path(folder)).machine.device
@@ -112,7 +112,7 @@ def plan(
     **settings: Unpack[TrainSettings],
 ) -> Plan:
     """What `train` would do with these arguments: the whole config, parameters, memory and time; nothing is written."""
-    changes = _read_changes("plan", recipe, config, settings)
+    changes = read_changes("plan", recipe, config, settings)
     ranks = join_ranks(str(changes.get("device", "auto")))
     _refuse_out(out, ranks)
     setup, measured, _ = _prepare(str(data), changes, ranks, _listen(progress, ranks), check=check, progress=progress)
@@ -190,24 +190,6 @@ def _carry_out(
         if "No space left" not in str(error):
             raise
         raise ResumableError(f"{reason(error)}; what was saved before is intact: free some space", folder) from error
-
-
-def _read_changes(
-    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """All requested settings by name."""
-    known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
-    for name in settings:
-        if name not in known:
-            own = ("recipe", "config", "out", "check", "track", "progress")
-            raise ConfigError(f"{verb} has no setting {name!r}; {suggest(name, [*known, *own])}")
-    passed = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    if isinstance(config, TrainConfig):
-        changes = combine_changes(ask_for(config), passed)
-    else:
-        file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
-        changes = combine_changes(file, passed)
-    return changes | ({"recipe": recipe} if recipe else {})
 
 
 def _listen(progress: bool | Listener, ranks: Ranks) -> Listener:
