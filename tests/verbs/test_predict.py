@@ -181,9 +181,12 @@ def test_an_interrupted_job_continues(name: str, die_after: Any) -> None:
     assert not Path(name).exists()
     Path(f".{name}.12345678").mkdir()  # what a killed process leaves of the file
     journal.write_bytes(journal.read_bytes()[:-7])  # as if it had been killed while it wrote the fifth row
+    die_after(3)
+    with pytest.raises(Killed):
+        several("tiny.safetensors", "photos").save(name, resume=True)
     computed = die_after(999)
     assert main(["predict", "tiny.safetensors", "photos", "--out", name, "--resume"]) == 1
-    assert computed == names[4:], "the first four rows are not computed again"
+    assert computed == names[7:], "four rows of the first job and three of the second are not computed again"
     assert Path(name).read_bytes() == Path(f"whole-{name}").read_bytes()
     assert list(Path().glob(f".{name}*")) == []
     with pytest.raises(ConfigError, match="is complete, so there is nothing to resume; omit resume= to write it again"):
