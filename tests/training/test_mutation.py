@@ -91,7 +91,7 @@ def test_split(tmp_path: Path) -> None:
     write_split(path, rows)
     original = path.read_bytes()
     labels = np.array([index % 2 for index in range(12)])
-    source = FileSource([tmp_path / key for key in keys], labels, tmp_path)
+    source = FileSource(list(keys), labels, tmp_path)
     dataset = Dataset(name="data", classes=("a", "b"), splits={"train": source}, made_split=True)
 
     def read(data: bytes) -> None:

@@ -24,6 +24,7 @@ FORMATS = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
 EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
+_ENDINGS = tuple(EXTENSIONS)
 
 MAX_HEADER = 1 << 16  # bytes until the size of a PPM picture is known
 MAX_COMMENTS = 1000  # in a PPM picture in text form
@@ -37,6 +38,11 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+def is_picture_name(name: str) -> bool:
+    """Whether a file has the extension of a picture; the name is a text, for folders with very many files."""
+    return name.lower().endswith(_ENDINGS)
 
 
 def open_picture(

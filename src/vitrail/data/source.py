@@ -71,22 +71,22 @@ class ArraySource(Source):
 
 
 class FileSource(Source):
-    """Pictures that are files."""
+    """Pictures that are files, by their names below `root`: texts, since a `Path` for each of millions takes long."""
 
-    def __init__(self, paths: Sequence[Path], labels: Sequence[int] | Labels, root: Path) -> None:
+    def __init__(self, names: Sequence[str], labels: Sequence[int] | Labels, root: Path) -> None:
         super().__init__(labels)
-        self.paths = paths
+        self.names = names  # with "/" between folders on every system; absolute for a file elsewhere
         self.root = root
 
     def picture(self, index: int) -> Path:
-        return self.paths[index]
+        return self.root / self.names[index]
 
     def key(self, index: int) -> str:
-        path = self.paths[index]
-        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else path.as_posix()
+        return self.names[index]
 
     def select(self, indices: Sequence[int] | Labels) -> "FileSource":
-        return FileSource([self.paths[int(index)] for index in indices], self.labels[np.asarray(indices)], self.root)
+        places: list[int] = np.asarray(indices).tolist()
+        return FileSource([self.names[place] for place in places], self.labels[places], self.root)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,26 +62,23 @@ def stratify(
     """
     if not all(0 <= rate < 1 for rate in rates.values()) or sum(rates.values()) >= 1:
         raise ConfigError(f"split rates must be at least 0 and sum to less than 1; got {dict(rates)}.")
-    order = sorted(range(len(keys)), key=lambda index: _rank(keys[index], seed))
-    members: dict[int | str, list[int]] = {}
-    for index in order:
-        members.setdefault(labels[index], []).append(index)
+    texts = (f"{seed}:{key}".encode("utf-8", "surrogateescape") for key in keys)
+    ranks = b"".join([hashlib.blake2b(text, digest_size=8).digest() for text in texts])
+    order = np.argsort(np.frombuffer(ranks, dtype=">u8"), kind="stable")
+    _, codes = np.unique(np.asarray(labels), return_inverse=True)
+    order = order[np.argsort(codes[order], kind="stable")]  # class by class
     parts: dict[str, list[int]] = {name: [] for name in ("train", *rates)}
-    for indices in members.values():
+    for indices in np.split(order, np.cumsum(np.bincount(codes))[:-1]):
         start = 0
         for name, rate in rates.items():
             count = min(max(round(len(indices) * rate), 1 if rate else 0), len(indices) - start - 1)
             # Samples with the same name are the same picture: they stay together, or training pictures would be tested.
             while count > 0 and keys[indices[start + count - 1]] == keys[indices[start + count]]:
                 count -= 1
-            parts[name] += indices[start : start + count]
+            parts[name] += indices[start : start + count].tolist()
             start += count
-        parts["train"] += indices[start:]
+        parts["train"] += indices[start:].tolist()
     return {name: np.array(sorted(indices), dtype=np.int64) for name, indices in parts.items()}
-
-
-def _rank(key: str, seed: int) -> bytes:
-    return hashlib.blake2b(f"{seed}:{key}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
 def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:

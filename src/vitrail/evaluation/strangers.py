@@ -25,8 +25,8 @@ def is_unlabelled(path: Path) -> bool:
 
 def open_unlabelled(folder: Path) -> FileSource:
     """The pictures of such a folder, by name; their labels mean nothing."""
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS)
-    return FileSource(files, np.zeros(len(files), dtype=np.int64), folder)
+    names = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS)
+    return FileSource(names, np.zeros(len(names), dtype=np.int64), folder)
 
 
 def measure_strangers(

@@ -49,7 +49,7 @@ def features_key(backbone: Checkpoint, source: Source, contents: str = "") -> st
     digest = hashlib.sha256(fingerprint(tensors).encode())
     digest.update(json.dumps([to_dict(backbone.config), to_dict(backbone.preprocess)], sort_keys=True).encode())
     for index in range(len(source)):
-        size = _size_of(source.paths[index]) if isinstance(source, FileSource) else 0
+        size = _size_of(source.picture(index)) if isinstance(source, FileSource) else 0
         digest.update(f"{source.key(index)}\0{size}\n".encode("utf-8", "surrogateescape"))
     digest.update(contents.encode())
     return digest.hexdigest()

@@ -112,8 +112,7 @@ def _select(
     if not own:
         return None
     if isinstance(source, FileSource):  # a missing file keeps its index, or the order of all others would change
-        paths = [source.paths[places[row.key]] if row.key in places else source.root / row.key for row in own]
-        return FileSource(paths, labels, source.root)
+        return FileSource([row.key for row in own], labels, source.root)
     part = source.select([places[row.key] for row in own])
     part.labels = labels
     return part

@@ -134,7 +134,7 @@ def _source(path: Path, table: ParquetTable | CsvTable, column: str) -> Source:
     if isinstance(table, ParquetTable) and not table.holds_texts(column):
         return BytesSource(table.pictures(column), np.arange(table.num_rows), nothing, path)
     folder = path.parent.resolve()
-    return FileSource([folder / (value or "") for value in table.values(column)], nothing, folder)
+    return FileSource([Path(value or "").as_posix() for value in table.values(column)], nothing, folder)
 
 
 def _own_splits(path: Path, values: list[Any]) -> dict[str, Labels]:
