@@ -23,7 +23,15 @@ from vitrail.serving.batching import Answer, Item
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServeSettings
 
-QUICK = {"runtime": "torch", "threads": 1, "max_batch": 4, "max_wait_ms": 0, "client_timeout": 1, "port": 0}
+QUICK = {
+    "runtime": "torch",
+    "threads": 1,
+    "max_batch": 4,
+    "max_wait_ms": 0,
+    "client_timeout": 1,
+    "max_client_connections": 64,
+    "port": 0,
+}
 
 
 class Running:
@@ -125,9 +133,10 @@ class StandIn:
     """A worker that answers at once, or never, in the event loop itself."""
 
     def __init__(self, answers: Callable[[dict[str, Any], bytes], Answer] | None) -> None:
-        self.free = self.threads = 1
+        self.free = self.spare = self.threads = 1
         self.explaining, self.max_batch, self.max_wait = 0, 4, 0.0
         self.always_waits = True
+        self.missed = 0
         self.seen: list[Sequence[Item]] = []
         self._answers = answers
         self.gone = type("Never", (), {"is_set": lambda self: False})()
@@ -135,7 +144,8 @@ class StandIn:
     def start(self, kind: str, items: Sequence[Item], alone: bool) -> None:
         self.seen.append(items)
         if self._answers is None:
-            self.free -= 1
+            self.spare -= items[0].large
+            self.free -= not items[0].large
             return
         for item in items:
             item.future.set_result(self._answers(item.facts, item.blob))

@@ -14,23 +14,26 @@ class Cores:
     """A worker that only notes what it gets."""
 
     def __init__(self, threads: int = 2, max_batch: int = 4, max_wait: float = 0.0) -> None:
-        self.free = self.threads = threads
+        self.free = self.spare = self.threads = threads
         self.explaining, self.max_batch, self.max_wait = 0, max_batch, max_wait
         self.always_waits = True
         self.batches: list[tuple[str, list[Any]]] = []
 
     def start(self, kind: str, items: Sequence[Item], alone: bool) -> None:
-        self.free -= 1
-        self.explaining += kind == "explain"
+        if items[0].large:
+            self.spare -= 1
+        else:
+            self.free -= 1
+            self.explaining += kind == "explain"
         self.batches.append((kind, [item.facts["n"] for item in items]))
 
     def sizes(self) -> list[int]:
         return [len(items) for _, items in self.batches]
 
 
-def items(count: int, start: int = 0) -> list[Item]:
+def items(count: int, start: int = 0, pixels: int = 0, client: str = "") -> list[Item]:
     loop = asyncio.get_running_loop()
-    return [Item({"n": start + n}, b"", loop.create_future()) for n in range(count)]
+    return [Item({"n": start + n}, b"", loop.create_future(), pixels, client) for n in range(count)]
 
 
 def test_what_waits_is_divided_among_free_cores() -> None:
@@ -94,6 +97,43 @@ def test_kinds_are_not_mixed_and_explanations_leave_a_core() -> None:
         batcher.worker = cores
         batcher.pump()
         assert cores.batches == [("explain", [0]), ("explain", [1]), ("logits", [10])]
+
+    asyncio.run(work())
+
+
+def test_small_pictures_pass_large_ones_by() -> None:
+    async def work() -> None:
+        batcher, cores = Batcher(100), Cores(threads=1)
+        batcher.worker = cores
+        batcher.submit("logits", [*items(3, 0, 49_000_000), *items(1, 3, 1000)])
+        batcher.submit("explain", items(1, 4, 49_000_000))
+        batcher.submit("features", items(2, 5, 1000))
+        assert cores.batches == [("logits", [0]), ("logits", [3])]  # one thread for large ones, one for the others
+        cores.free = 1
+        batcher.answered(1, 0.1)
+        assert cores.batches[2:] == [("features", [5, 6])]
+        for _ in range(3):
+            cores.spare = 1
+            batcher.answered(1, 0.1)
+        assert cores.batches[3:] == [("logits", [1]), ("logits", [2]), ("explain", [4])]  # each by itself
+
+    asyncio.run(work())
+
+
+def test_clients_take_turns_by_pixels() -> None:
+    async def work() -> None:
+        batcher, cores = Batcher(100), Cores(threads=1)
+        batcher.submit("logits", items(5, 0, 40_000_000, "greedy"))
+        batcher.submit("logits", items(3, 10, 12_000_000, "modest"))
+        batcher.worker = cores
+        for _ in range(4):
+            cores.spare = 1
+            batcher.pump()
+        batcher.submit("logits", items(1, 20, 2_000_000, "late"))
+        for _ in range(5):
+            cores.spare = 1
+            batcher.pump()
+        assert [n for _, each in cores.batches for n in each] == [0, 10, 11, 12, 20, 1, 2, 3, 4]
 
     asyncio.run(work())
 

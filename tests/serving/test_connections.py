@@ -1,15 +1,22 @@
 """What one connection may do, over raw sockets, and what hostile clients achieve: nothing."""
 
+import asyncio
+import errno
 import socket
 import time
+from collections.abc import Callable
 from random import Random
+from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import psutil
 import pytest
+import uvicorn
 
 from serving import hostile
 from serving.conftest import Running, encode, wait_for
+from vitrail.serving.connections import RESERVE, Connection, Room
 
 HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -110,6 +117,117 @@ def test_what_was_accepted_is_answered_before_garbage_ends_the_connection(runnin
     status, answer = send(running.port, hostile.post(encode("PNG", (500, 500))) + b"\0garbage\r\n\r\n")
     assert status == 200
     assert b'"predictions"' in answer
+
+
+def test_idle_connections_do_not_keep_anybody_out(running: Running) -> None:
+    idle = [socket.create_connection(("127.0.0.1", running.port), timeout=20) for _ in range(150)]
+    try:
+        for path in ("/v2/health/live", "/v1/models"):
+            assert httpx.get(running.url + path).status_code == 200
+        assert idle[0].recv(1) == b""  # the one that was idle longest had to go
+    finally:
+        for each in idle:
+            each.close()
+
+
+class Caller:
+    """A connection, as the room sees it."""
+
+    def __init__(self, room: Room, address: str) -> None:
+        self.address, self.left, self.closed = address, False, False
+        self.admitted = room.enter(self)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make_room(most_of_one: int, most: int) -> tuple[Room, Callable[[str, int], list[Caller]], list[str]]:
+    said: list[str] = []
+    room = Room(most_of_one, said.append, most)
+    return room, lambda address, count: [Caller(room, address) for _ in range(count)], said
+
+
+def test_the_longest_idle_of_the_address_with_most_makes_room() -> None:
+    room, call, _ = make_room(4, 6)
+    (one,) = call("modest", 1)
+    greedy = call("greedy", 6)
+    assert [each.closed for each in greedy] == [True, True, False, False, False, False]  # over its own limit
+    room.work(greedy[2])  # type: ignore[arg-type]
+    others = [each for name in "ab" for each in call(name, 1)]
+    assert all(each.admitted and not each.closed for each in (one, *others))
+    assert [each.closed for each in greedy[2:]] == [False, True, False, False]  # over everybody's; a request is not cut
+    room.rest(greedy[2])  # type: ignore[arg-type]
+    call("c", 1)
+    assert [each.closed for each in greedy[2:]] == [False, True, True, False]
+
+
+def test_where_all_are_busy_there_is_room_for_health_checks() -> None:
+    room, call, _ = make_room(3, 100)
+    busy = call("it", 3)
+    for each in busy:
+        room.work(each)  # type: ignore[arg-type]
+    late = call("it", RESERVE + 2)
+    assert not any(each.admitted for each in late)
+    assert [each.closed for each in late] == [True, True] + [False] * RESERVE
+    assert all(each.admitted for each in call("other", 3))
+    room.leave(busy[0])  # type: ignore[arg-type]
+    assert call("it", 1)[0].admitted
+    assert not any(each.closed for each in busy)
+
+
+def test_that_no_file_can_be_opened_is_said_once() -> None:
+    room, call, said = make_room(100, 100)
+    some = call("it", 10)
+    loop = Mock()
+    for _ in range(3000):
+        room.note_error(loop, {"exception": OSError(errno.EMFILE, "Too many open files")})
+    assert said == ["no more connections can be opened for now (Too many open files); raise the limit: ulimit -n"]
+    for each in some[1:]:
+        room.leave(each)  # type: ignore[arg-type]
+    call("it", 2)
+    assert said[1:] == ["connections can be opened again"]
+    room.note_error(loop, {"exception": ValueError()})
+    loop.default_exception_handler.assert_called_once()
+
+
+def only_health(room: Room, path: bytes) -> bytes:
+    """What a connection that is for health checks only answers to this path."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"fine"})
+
+    async def work() -> bytes:
+        config = uvicorn.Config(app, log_config=None, lifespan="off")
+        config.load()
+        connection = Connection(
+            client_timeout=10,
+            report=lambda _: None,
+            room=room,
+            config=config,
+            server_state=uvicorn.Server(config).server_state,
+            app_state={},
+        )
+        written: list[bytes] = []
+        transport = Mock(write=written.append, is_closing=lambda: False, get_extra_info=lambda _: None)
+        connection.connection_made(transport)
+        connection.data_received(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asyncio.gather(*connection.tasks)
+        assert transport.close.called
+        connection.connection_lost(None)
+        return b"".join(written)
+
+    return asyncio.run(work())
+
+
+def test_connections_of_the_reserve_answer_health_checks_only() -> None:
+    room, _, _ = make_room(1, 0)
+    assert only_health(room, b"/v2/health/live").startswith(b"HTTP/1.1 200")
+    refused = only_health(room, b"/v1/models")
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"too_many_connections" in refused
+    assert b"retry-after: 1" in refused
+    assert not room._reserve
 
 
 def test_attacks_are_the_same_for_the_same_seed() -> None:

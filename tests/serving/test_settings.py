@@ -30,7 +30,15 @@ def test_tokens_can_be_sent_in_a_header(token: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"port": 70000}, {"max_batch": 0}, {"timeout": 0}, {"max_pixels": 10**9}, {"queue_size": 8}, {"threads": "2"}],
+    [
+        {"port": 70000},
+        {"max_batch": 0},
+        {"timeout": 0},
+        {"max_pixels": 10**9},
+        {"queue_size": 8},
+        {"threads": "2"},
+        {"max_queue_pixels": 300_000_000},
+    ],
 )
 def test_limits_of_the_limits(wrong: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from serving.conftest import InProcess, encode
+from serving.hostile import png_of
 from serving.test_gate import ask
 from vitrail.serving.batching import Answer
 
@@ -308,6 +309,29 @@ def test_all_bodies_together_are_limited() -> None:
         assert app.service.buffer.held == 0
 
     assert 3000 < len(PICTURE) < 4000
+    ask(app, work)
+
+
+def test_pixels_are_limited_for_each_request_and_for_all_together() -> None:
+    """A few bytes can stand for many pixels; whoever sends small pictures must not notice."""
+    app = InProcess(None, timeout=0.2)
+    large = [("p", ("large.png", png_of(7000, 7000, b"")))]
+
+    async def work(client: Any) -> None:
+        refused = await client.post("/v1/predict", files=large * 32)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
+        assert "1,568,000,000 pixels together, over the limit of 400,000,000" in refused.json()["error"]["message"]
+        asked = [asyncio.create_task(client.post("/v1/predict", files=large * 8)) for _ in range(3)]
+        asked.append(asyncio.create_task(client.post("/v1/predict", content=PICTURE)))
+        *answers, small = await asyncio.gather(*asked)
+        assert sorted(answer.status_code for answer in answers) == [503, 504, 504]
+        full = next(answer for answer in answers if answer.status_code == 503)
+        assert full.json()["error"]["code"] == "queue_full"
+        assert full.headers["retry-after"].isdecimal()
+        assert small.status_code == 504  # accepted, and in the only thread that is left
+        assert [len(items) for items in app.worker.seen] == [1, 1]
+        assert app.service.pixels == 0
+
     ask(app, work)
 
 

@@ -7,18 +7,21 @@ import sys
 import threading
 import time
 from pathlib import Path
-from unittest.mock import Mock, patch
+from unittest.mock import AsyncMock, Mock, patch
 
 import httpx
+import psutil
 import pytest
 
 import vitrail
 from serving.conftest import FACTS, InProcess, Running, encode, wait_for
 from serving.test_gate import ask as run_with
 from vitrail.errors import VitrailError
+from vitrail.serving.frames import Frame, pack
 from vitrail.serving.metrics import Metrics
 from vitrail.serving.settings import ServeSettings
-from vitrail.serving.supervising import Host
+from vitrail.serving.supervising import HUNG, SILENT, Host
+from vitrail.serving.workers import Worker
 from vitrail.weights.bundled import bundled_path
 
 
@@ -142,10 +145,85 @@ def test_a_worker_that_is_stuck_is_ended() -> None:
     said: list[str] = []
     host = Host("it", "cifar10", ServeSettings(timeout=20), Metrics(), said.append)
     for seconds, killed in ((39.0, False), (41.0, True)):
-        worker = Mock(stuck_for=lambda seconds=seconds: seconds)
-        host._check_stuck(worker)
+        worker = Mock(stuck_for=lambda seconds=seconds: seconds, missed=0)
+        host._check(worker)
         assert worker.kill.called is killed
     assert said == ["the worker of it has not answered for 41 s and is being killed"]
+
+
+class Mute:
+    """A worker without a process; it gives signs of life only if a test does."""
+
+    def __init__(self) -> None:
+        self.process = Mock(returncode=None, kill=self.die)
+        self.reader = asyncio.StreamReader()
+        self.process.wait = AsyncMock(return_value=-9)
+        self.worker = Worker(self.process, self.reader, Mock())
+        self.worker.facts = {**FACTS}
+
+    def die(self) -> None:
+        self.process.returncode = -9
+        self.reader.feed_eof()
+
+
+def test_a_stopped_worker_is_not_ready_and_is_replaced() -> None:
+    """A stopped process says nothing, and its socket stays open."""
+    said: list[str] = []
+
+    async def work() -> None:
+        host = Host("it", "cifar10", ServeSettings(threads=1), Metrics(), said.append)
+        stopped, fresh = Mute(), Mute()
+        for each in (stopped, fresh):
+            each.worker._task = asyncio.create_task(each.worker._listen())
+        with patch.object(host, "_open", side_effect=[stopped.worker, fresh.worker]):
+            await host.start()
+            assert host.ready
+            host._check(stopped.worker)
+            stopped.reader.feed_data(pack(Frame({"beat": True})))
+            while stopped.worker.missed:  # a sign of life counts
+                await asyncio.sleep(0)
+            for _ in range(SILENT):
+                assert host.ready
+                host._check(stopped.worker)
+            assert not host.ready
+            assert stopped.process.returncode is None
+            for _ in range(HUNG):
+                host._check(stopped.worker)
+            while not any("ready again" in line for line in said):
+                await asyncio.sleep(0.001)
+        assert stopped.process.returncode == -9
+        assert host.ready
+        await host.stop()
+        assert fresh.worker._writer.close.called  # type: ignore[attr-defined]
+
+    asyncio.run(work())
+    assert said[0] == "the worker of it has given no sign of life for 10 s and is being killed"
+
+
+FRONT = """
+import asyncio, os, signal
+from vitrail.serving.frames import Frame, pack, read_frame
+from vitrail.serving.workers import start_worker
+
+async def main():
+    worker = await start_worker(1)
+    order = {"source": "cifar10", "runtime": "torch", "precision": "float32", "max_pixels": 1}
+    worker._writer.write(pack(Frame(order)))
+    assert (await read_frame(worker._reader)).facts == {"beat": True}  # before it has loaded anything
+    print(worker.process.pid, flush=True)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a process that was killed")
+def test_a_stopped_worker_does_not_outlive_its_front() -> None:
+    result = subprocess.run([sys.executable, "-c", FRONT], stdout=subprocess.PIPE, text=True)
+    assert result.returncode == -9
+    pid = int(result.stdout)
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
 
 
 @pytest.mark.parametrize("sources", [("a=missing.safetensors",), ("cifar10", "cifar10")])

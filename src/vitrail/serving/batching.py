@@ -3,9 +3,13 @@
 Whenever a core of the worker is free, what waits is divided among the free cores, up to `max_batch` pictures each.
 While all cores are busy pictures gather, so that batches grow with the load by themselves. While a core is idle nobody
 waits, unless `max_wait_ms` says so; a wait that was measured to pay is made only while pictures come in company.
+
+Large pictures take long to decode. They have threads of their own, which give way to the others, and are computed one
+by one. Among those who wait, clients take turns by the pixels that they have sent.
 """
 
 import asyncio
+import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +22,7 @@ from vitrail.wording import agree, counted
 
 Kind = Literal["logits", "features", "explain", "attention"]
 BATCHED: tuple[Kind, ...] = ("logits", "features")
+LARGE = 1 << 20  # pixels, over which a picture is large
 REMEMBERED = 50  # pictures whose pace is the pace
 LONGEST_RETRY = 60  # seconds that a client is told to wait at most
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -41,13 +46,21 @@ class Item:
     facts: dict[str, Any]
     blob: bytes
     future: "asyncio.Future[Answer]"
+    pixels: int = 0
+    client: str = ""
+    turn: int = 0  # in pixels that its client has sent; the smallest is next
     added: float = field(default_factory=time.perf_counter)
+
+    @property
+    def large(self) -> bool:
+        return self.pixels > LARGE
 
 
 class Slots(Protocol):
     """A worker, as the queue sees it."""
 
     free: int  # batches that it could start now
+    spare: int  # large pictures that it could start now
     explaining: int  # explanations that it works on
     threads: int
     max_batch: int
@@ -66,7 +79,9 @@ class Batcher:
         self.pace = 0.01  # seconds per picture lately, over all cores
         self._now = now
         self._last = 1  # pictures in the batch that was started last
-        self._queues: dict[Kind, dict[Item, None]] = {}
+        self._queues: dict[tuple[Kind, bool], dict[Item, None]] = {}  # kind, and whether they are large
+        self._turn = 0  # of the picture that was started last
+        self._turns: dict[str, int] = {}  # client → the turn of what it sends next
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -82,15 +97,18 @@ class Batcher:
                 f"{len(items)} more would exceed the limit of {self.size:,}.",
                 retry_after=self.retry_after(),
             )
-        queue = self._queues.setdefault(kind, {})
-        queue.update(dict.fromkeys(items))
+        if not self.waiting:
+            self._turn, self._turns = 0, {}
+        for item in items:
+            item.turn = max(self._turn, self._turns.get(item.client, 0))
+            self._turns[item.client] = item.turn + item.pixels
+            self._queues.setdefault((kind, item.large), {})[item] = None
         self.pump()
 
     def withdraw(self, kind: Kind, items: Sequence[Item]) -> None:
         """Forget pictures whose client no longer waits; those that are being computed already are not stopped."""
-        queue = self._queues.get(kind, {})
         for item in items:
-            queue.pop(item, None)
+            self._queues.get((kind, item.large), {}).pop(item, None)
             item.future.cancel()
 
     def refuse(self, problem: Problem) -> None:
@@ -113,34 +131,39 @@ class Batcher:
     def pump(self) -> None:
         """Start what can be started."""
         worker = self.worker
-        while worker is not None and worker.free > 0:
-            kind = self._next(worker)
-            if kind is None:
-                return
-            queue = self._queues[kind]
+        if worker is None:
+            return
+        while worker.spare > 0 and (kind := self._next(worker, large=True)) is not None:
+            self._start(worker, kind, self._queues[kind, True], 1)
+        while worker.free > 0 and (kind := self._next(worker, large=False)) is not None:
+            queue = self._queues[kind, False]
             most = worker.max_batch if kind in BATCHED else 1
             oldest = next(iter(queue))
             ripe = oldest.added + (worker.max_wait if worker.always_waits or self._expects(worker) else 0.0)
             if kind in BATCHED and len(queue) < most and self._now() < ripe:
                 self._wait_until(ripe)
                 return
-            count = min(most, math.ceil(len(queue) / worker.free))
-            items = [item for item, _ in zip(queue, range(count), strict=False)]
-            for item in items:
-                del queue[item]
-            self._last = count
-            worker.start(kind, items, alone=not self.waiting)
+            self._last = min(most, math.ceil(len(queue) / worker.free))
+            self._start(worker, kind, queue, self._last)
+
+    def _start(self, worker: Slots, kind: Kind, queue: dict[Item, None], count: int) -> None:
+        items = heapq.nsmallest(count, queue, key=lambda item: item.turn)
+        for item in items:
+            del queue[item]
+        self._turn = max(self._turn, items[-1].turn)
+        worker.start(kind, items, alone=not self.waiting)
 
     def _expects(self, worker: Slots) -> bool:
         """Whether pictures come in company: others are being computed, or were computed together a moment ago."""
         return worker.free < worker.threads or self._last > 1
 
-    def _next(self, worker: Slots) -> Kind | None:
+    def _next(self, worker: Slots, large: bool) -> Kind | None:
         """The kind of the picture that has waited longest; explanations leave a core for the others."""
         heads: list[tuple[float, Kind]] = [
             (next(iter(queue)).added, kind)
-            for kind, queue in self._queues.items()
-            if queue and (kind in BATCHED or worker.explaining < max(1, worker.threads - 1))
+            for (kind, is_large), queue in self._queues.items()
+            if queue and is_large is large
+            if large or kind in BATCHED or worker.explaining < max(1, worker.threads - 1)
         ]
         return min(heads)[1] if heads else None
 

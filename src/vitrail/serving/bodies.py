@@ -153,18 +153,20 @@ async def read_pictures(request: Request, settings: ServeSettings, fields: tuple
     return found
 
 
-def judge(pictures: list[Picture], settings: ServeSettings) -> list[Problem | None]:
-    """What is wrong with each picture, by its header; the only one's problem is the request's."""
-    problems: list[Problem | None] = []
+def judge(pictures: list[Picture], settings: ServeSettings) -> list[Problem | int]:
+    """The pixels of each picture, or what is wrong with it, by its header; the only one's problem is the request's."""
+    entries: list[Problem | int] = []
     for picture in pictures:
         try:
-            check_header(picture.data, settings.max_pixels, describe(picture.name))
-            problems.append(None)
+            entries.append(check_header(picture.data, settings.max_pixels, describe(picture.name)))
         except Problem as problem:
             if len(pictures) == 1:
                 raise
-            problems.append(problem)
-    return problems
+            entries.append(problem)
+    pixels, limit = sum(entry for entry in entries if isinstance(entry, int)), settings.max_request_pixels
+    if pixels > limit:
+        raise Problem("too_large", f"the pictures have {pixels:,} pixels together, over the limit of {limit:,}.")
+    return entries
 
 
 def describe(name: str) -> str:

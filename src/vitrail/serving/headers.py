@@ -31,8 +31,8 @@ _CONVERT_HEIC = (
 _CONVERT_PDF = "Export the page that you mean as PNG or JPEG, or take a screenshot of it."
 
 
-def check_header(data: bytes, max_pixels: int, name: str) -> None:
-    """Refuse what is no JPEG, PNG or WebP, has no size, or too many pixels."""
+def check_header(data: bytes, max_pixels: int, name: str) -> int:
+    """The number of pixels; what is no JPEG, PNG or WebP, has no size, or too many pixels is refused."""
     width, height = size_of(data, name)
     if not width or not height:
         raise Problem("unreadable_picture", f"{name}: the header gives a size of {width}×{height} pixels.")
@@ -40,6 +40,7 @@ def check_header(data: bytes, max_pixels: int, name: str) -> None:
         raise Problem(
             "too_large", f"{name}: {width}×{height} pixels are over the limit of {max_pixels:,}; shrink the picture."
         )
+    return width * height
 
 
 def size_of(data: bytes, name: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from vitrail.serving.batching import Answer
 from vitrail.serving.bodies import Picture, describe, judge, read_body
 from vitrail.serving.exchange import exchange_of
 from vitrail.serving.problems import Problem
-from vitrail.serving.service import START_RETRY, Facts, Service, model_of
+from vitrail.serving.service import START_RETRY, Asked, Facts, Service, model_of
 from vitrail.serving.simple import floats
 from vitrail.serving.supervising import Host
 from vitrail.serving.tensors import Inference, Tensor, pack_texts, read_bytes, read_floats, read_inference
@@ -80,7 +80,7 @@ class OpenInference:
             raise Problem("unknown_model", f"only version {host.facts['version']} of {host.name} is served.")
         return host
 
-    def _items(self, request: Request, host: Host, asked: Inference) -> list[tuple[dict[str, Any], bytes]]:
+    def _items(self, request: Request, host: Host, asked: Inference) -> list[Asked]:
         """What the worker gets: encoded pictures, or prepared ones."""
         if len(asked.inputs) != 1:
             raise Problem(
@@ -92,18 +92,19 @@ class OpenInference:
             raise Problem("invalid_argument", f"the input must be {PICTURE} (BYTES) or {IMAGES} (FP32).")
         if tensor.name == IMAGES:
             rows = self._read_images(host, tensor)
-            items = [
-                ({"want": "scores", "tensor": True, "name": describe(str(index))}, row)
+            items: list[Asked] = [
+                ({"want": "scores", "tensor": True, "name": describe(str(index))}, row, 0)
                 for index, row in enumerate(rows)
             ]
         else:
             pictures = [
                 Picture(str(index), data) for index, data in enumerate(read_bytes(tensor, settings.max_pictures))
             ]
-            for problem in judge(pictures, settings):
-                if problem is not None:
-                    raise problem
-            items = [({"want": "scores", "name": describe(picture.name)}, picture.data) for picture in pictures]
+            items = []
+            for picture, pixels in zip(pictures, judge(pictures, settings), strict=True):
+                if isinstance(pixels, Problem):
+                    raise pixels
+                items.append(({"want": "scores", "name": describe(picture.name)}, picture.data, pixels))
         exchange_of(request).pictures = len(items)
         return items
 

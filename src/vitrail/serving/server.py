@@ -16,14 +16,14 @@ import uvicorn
 from vitrail.errors import ConfigError
 from vitrail.serving.access_log import AccessLog
 from vitrail.serving.app import build_app
-from vitrail.serving.connections import Connection
+from vitrail.serving.connections import Connection, Room, open_files
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServeSettings
 from vitrail.wording import reason
 
 LINGER = 0.5  # seconds after a signal in which requests are still taken, each with a note that the connection ends
 GRACE = 0.5  # seconds after that in which those who are connected may still ask
-BACKLOG = 512
+BACKLOG = 512  # connections that are taken at once, or a quarter of the files that this process may open
 
 Ready = Callable[[str, Service], None]
 
@@ -73,9 +73,10 @@ def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str],
     service = Service(models, settings, say)
     log = AccessLog(settings.access_log)
     app = build_app(service, log)
+    room = Room(settings.max_client_connections, say)
     config = uvicorn.Config(
         app,
-        http=cast("Any", partial(Connection, client_timeout=settings.client_timeout, report=app.report)),
+        http=cast("Any", partial(Connection, client_timeout=settings.client_timeout, report=app.report, room=room)),
         loop="asyncio",  # with httptools, uvloop was no faster
         ws="none",
         lifespan="off",
@@ -83,12 +84,13 @@ def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str],
         access_log=False,
         server_header=False,
         proxy_headers=False,  # a client's address is its own, not what it claims
-        backlog=BACKLOG,
+        backlog=min(BACKLOG, open_files() // 4),
         timeout_keep_alive=30,
     )
     server = Server(config, service)
 
     async def serve() -> None:
+        asyncio.get_running_loop().set_exception_handler(room.note_error)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         starting = asyncio.create_task(service.start())
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from vitrail.serving.batching import Answer, Item, Kind
+from vitrail.serving.batching import LARGE, Answer, Item, Kind
 from vitrail.serving.bodies import ClientGoneError
 from vitrail.serving.exchange import Buffer, exchange_of
 from vitrail.serving.metrics import Metrics
@@ -16,6 +16,7 @@ from vitrail.serving.settings import ServeSettings
 from vitrail.serving.supervising import START_RETRY, Host, Say, restarting
 
 Facts = Mapping[str, Any]
+Asked = tuple[dict[str, Any], bytes, int]  # what is asked about a picture, the picture, its pixels
 
 
 class Service:
@@ -26,6 +27,7 @@ class Service:
         self.metrics = Metrics()
         self.buffer = Buffer(settings.max_buffer)
         self.hosts = {name: Host(name, source, settings, self.metrics, say) for name, source in models.items()}
+        self.pixels = 0  # of the large pictures that wait or are computed
         self.draining = False
 
     @property
@@ -50,22 +52,31 @@ class Service:
             raise Problem("not_ready", f"the model {host.name} is being loaded.", retry_after=START_RETRY)
         return host
 
-    async def ask(
-        self, request: Request, host: Host, kind: Kind, items: Sequence[tuple[dict[str, Any], bytes]]
-    ) -> list[Answer]:
+    async def ask(self, request: Request, host: Host, kind: Kind, items: Sequence[Asked]) -> list[Answer]:
         """The answers of one model, unless the client leaves or the time is up."""
-        answers = await self._ask_once(request, host, kind, items)
-        while len({answer.model.get("version") for answer in answers}) > 1:  # it was exchanged in between
+        pixels = sum(each for _, _, each in items if each > LARGE)
+        if pixels and self.pixels + pixels > self.settings.max_queue_pixels:
+            raise Problem(
+                "queue_full",
+                f"large pictures with {self.pixels:,} pixels are waiting already, and {pixels:,} more would exceed the "
+                f"limit of {self.settings.max_queue_pixels:,}.",
+                retry_after=host.batcher.retry_after(),
+            )
+        self.pixels += pixels
+        try:
             answers = await self._ask_once(request, host, kind, items)
+            while len({answer.model.get("version") for answer in answers}) > 1:  # it was exchanged in between
+                answers = await self._ask_once(request, host, kind, items)
+        finally:
+            self.pixels -= pixels
         return answers
 
-    async def _ask_once(
-        self, request: Request, host: Host, kind: Kind, items: Sequence[tuple[dict[str, Any], bytes]]
-    ) -> list[Answer]:
+    async def _ask_once(self, request: Request, host: Host, kind: Kind, items: Sequence[Asked]) -> list[Answer]:
         if host.hopeless:
             raise restarting(host.name)
         loop = asyncio.get_running_loop()
-        waiting = [Item(facts, blob, loop.create_future()) for facts, blob in items]
+        client = exchange_of(request).client
+        waiting = [Item(facts, blob, loop.create_future(), pixels, client) for facts, blob, pixels in items]
         host.batcher.submit(kind, waiting)
         answered = _all_answered([item.future for item in waiting])
         left = asyncio.ensure_future(_until_left(request))

@@ -44,8 +44,14 @@ class ServeSettings:
     """Megabytes that the bodies of all requests may take together; further requests get 503 with Retry-After."""
     max_pixels: int = 50_000_000
     """Pixels that a picture may have, judged by its header before it is decoded."""
+    max_request_pixels: int = 400_000_000
+    """Pixels that the pictures of one request may have together."""
+    max_queue_pixels: int = 1_000_000_000
+    """Pixels that all large pictures (over a megapixel) that wait may have together; further ones get 503."""
     max_pictures: int = 32
     """Pictures that one request may have."""
+    max_client_connections: int = 1000
+    """Connections that one client (by address) may have open; behind a proxy, all clients are one."""
     rate_limit: float | None = None
     """Requests per second that one client (by address) may send, with bursts of twice as many [default: unlimited]."""
     runtime: RuntimeChoice = "auto"
@@ -129,7 +135,10 @@ def _check_numbers(settings: ServeSettings) -> None:
         "max_body_mb": (0.001, 1000),
         "max_buffer_mb": (0.001, 1e6),
         "max_pixels": (1, MAX_PIXELS),
+        "max_request_pixels": (1, 1024 * MAX_PIXELS),
+        "max_queue_pixels": (1, 1_000_000 * MAX_PIXELS),
         "max_pictures": (1, 1024),
+        "max_client_connections": (1, 100_000),
         "rate_limit": (0.001, 1e6),
         "threads": (1, 1024),
     }
@@ -137,13 +146,14 @@ def _check_numbers(settings: ServeSettings) -> None:
         value = getattr(settings, name)
         if value is not None and not least <= value <= most:
             raise ConfigError(f"{name}= must be from {least:,} to {most:,}; got {value:,}.")
-    if settings.max_pictures > settings.queue_size:
-        raise ConfigError(
-            f"max_pictures= must be at most queue_size= {settings.queue_size}, or a request could never be accepted; "
-            f"got {settings.max_pictures}."
-        )
-    if settings.max_body_mb > settings.max_buffer_mb:
-        raise ConfigError(
-            f"max_body_mb= must be at most max_buffer_mb= {settings.max_buffer_mb:g}, or a request could never be "
-            f"accepted; got {settings.max_body_mb:g}."
-        )
+    for part, whole in (
+        ("max_pictures", "queue_size"),
+        ("max_body_mb", "max_buffer_mb"),
+        ("max_pixels", "max_request_pixels"),
+        ("max_request_pixels", "max_queue_pixels"),
+    ):
+        if getattr(settings, part) > getattr(settings, whole):
+            raise ConfigError(
+                f"{part}= must be at most {whole}= {getattr(settings, whole):,}, or a request could never be accepted; "
+                f"got {getattr(settings, part):,}."
+            )

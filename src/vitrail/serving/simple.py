@@ -113,8 +113,9 @@ class Simple:
         if len(found.pictures) != 1:
             raise Problem("invalid_argument", f"one picture can be explained at a time; got {len(found.pictures)}.")
         exchange_of(request).pictures = 1
-        judge(found.pictures, self._service.settings)
-        (answer,) = await self._service.ask(request, host, kind, [(options, found.pictures[0].data)])
+        (pixels,) = judge(found.pictures, self._service.settings)
+        assert isinstance(pixels, int)  # or it would have raised
+        (answer,) = await self._service.ask(request, host, kind, [(options, found.pictures[0].data, pixels)])
         if error := answer.facts.get("error"):
             raise Problem(error["code"], error["message"])
         return host, answer
@@ -124,15 +125,15 @@ class Simple:
     ) -> tuple[list[Answer | Problem], Sequence[Answer]]:
         """An answer or a problem for each picture; the only picture's problem is the request's."""
         exchange_of(request).pictures = len(pictures)
-        problems = judge(pictures, self._service.settings)
+        judged = judge(pictures, self._service.settings)
         items = [
-            ({**wanted, "name": describe(picture.name)}, picture.data)
-            for picture, problem in zip(pictures, problems, strict=True)
-            if problem is None
+            ({**wanted, "name": describe(picture.name)}, picture.data, pixels)
+            for picture, pixels in zip(pictures, judged, strict=True)
+            if isinstance(pixels, int)
         ]
         answers = await self._service.ask(request, host, kind, items) if items else []
         rest = iter(answers)
-        entries = [_settle(next(rest)) if problem is None else problem for problem in problems]
+        entries = [_settle(next(rest)) if isinstance(each, int) else each for each in judged]
         if len(entries) == 1 and isinstance(entries[0], Problem):
             raise entries[0]
         return entries, answers

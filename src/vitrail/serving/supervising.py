@@ -17,7 +17,8 @@ from vitrail.wording import reason
 
 LONGEST_PAUSE = 30.0  # seconds between two attempts to start a worker
 STEADY = 60.0  # seconds after which a worker counts as healthy, and the pauses begin anew
-LOOK = 0.5  # seconds between two looks at a model's files, or at a worker that may be stuck
+LOOK = 0.5  # seconds between two looks at a model's files, and at its worker
+SILENT, HUNG = 6, 20  # looks without a sign of life after which a worker is not ready, and is ended
 START_RETRY = 5  # seconds after which a model that is being loaded may be ready
 SHORTEST_STUCK = 30.0  # seconds without an answer after which a worker is ended
 
@@ -33,13 +34,15 @@ class Host:
         self.batcher = Batcher(settings.queue_size)
         self.hopeless = False  # its workers keep ending: better refuse than let wait
         self._worker: Worker | None = None
+        self._retired: list[Worker] = []  # which still have something to answer
         self._tasks: list[asyncio.Task[None]] = []
         metrics.waiting.labels(name).set_function(lambda: self.batcher.waiting)
         metrics.ready.labels(name).set_function(lambda: float(self.ready))
 
     @property
     def ready(self) -> bool:
-        return self._worker is not None and not self._worker.gone.is_set()
+        worker = self._worker
+        return worker is not None and not worker.gone.is_set() and worker.missed < SILENT
 
     async def start(self) -> None:
         """The first worker; a model that cannot be loaded is an error. From then on it is watched."""
@@ -54,8 +57,7 @@ class Host:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         worker, self._worker, self.batcher.worker = self._worker, None, None
-        if worker is not None:
-            await worker.end()
+        await asyncio.gather(*(each.end() for each in (worker, *self._retired) if each is not None))
 
     async def _open(self) -> Worker:
         settings = self._settings
@@ -86,6 +88,7 @@ class Host:
         self.batcher.pump()
         if before is not None:
             before.retire()
+            self._retired.append(before)
 
     async def _watch(self) -> None:
         """Start a worker again when it has ended, with longer pauses if it keeps ending."""
@@ -96,7 +99,9 @@ class Host:
             try:
                 await asyncio.wait_for(worker.gone.wait(), LOOK)
             except TimeoutError:
-                self._check_stuck(worker)
+                self._retired = [each for each in self._retired if not each.gone.is_set()]
+                for each in (worker, *self._retired):
+                    self._check(each)
                 continue
             if worker is not self._worker:  # it was exchanged
                 continue
@@ -122,10 +127,17 @@ class Host:
                 self._say(f"{self.name} is ready again")
                 return time.monotonic()
 
-    def _check_stuck(self, worker: Worker) -> None:
-        if worker.stuck_for() > max(SHORTEST_STUCK, 2 * self._settings.timeout):
-            self._say(f"the worker of {self.name} has not answered for {worker.stuck_for():.0f} s and is being killed")
-            worker.kill()
+    def _check(self, worker: Worker) -> None:
+        """End a worker that is stopped or stuck; looks are counted, not seconds: the front may have been stopped."""
+        worker.missed += 1
+        if worker.missed > HUNG:
+            silence = f"given no sign of life for {HUNG * LOOK:.0f} s"
+        elif worker.stuck_for() > max(SHORTEST_STUCK, 2 * self._settings.timeout):
+            silence = f"not answered for {worker.stuck_for():.0f} s"
+        else:
+            return
+        self._say(f"the worker of {self.name} has {silence} and is being killed")
+        worker.kill()
 
     async def _follow(self) -> None:
         """Exchange the worker when the model's files have changed, and have stopped changing."""

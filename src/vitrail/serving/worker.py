@@ -1,17 +1,19 @@
 """The worker process of one model: `python -m vitrail.serving.worker FD`. It reads batches, and answers each.
 
-It ends when its front has gone. Signals that are meant for the service as a whole are left to the front, which lets the
-worker finish what was accepted.
+It ends when its front has gone; on Linux also if it is stopped or stuck by then. Signals that are meant for the service
+as a whole are left to the front, which lets the worker finish what was accepted.
 """
 
+import ctypes
 import json
 import os
 import signal
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from socket import socket
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from vitrail.errors import AssumptionWarning, VitrailError
@@ -19,11 +21,17 @@ from vitrail.serving.frames import Frame, pack, receive_frame
 from vitrail.threads import start_workers
 from vitrail.wording import reason
 
+BEAT = 1.0  # seconds between two signs of life, which come while it loads and computes, too
+GIVES_WAY = 10  # how nice the threads of large pictures are: with others at work, they get a tenth of a core
+SET_DEATH_SIGNAL = 1  # prctl's number for: send me this signal when my parent ends
+
 
 def main() -> None:
     """Load the model that the first frame names, tell the front, and work until it has gone."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL))
     warnings.simplefilter("ignore", AssumptionWarning)  # the notes go to the front
     connection = socket(fileno=int(sys.argv[1]))
     first = receive_frame(connection)
@@ -42,13 +50,23 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
         except OSError:
             os._exit(0)  # the front has gone
 
+    def beat() -> None:
+        while True:
+            send(Frame({"beat": True}))
+            time.sleep(BEAT)
+
+    Thread(target=beat, name="beat", daemon=True).start()
     try:
         from vitrail.serving.computing import Engine, describe_failure
         from vitrail.serving.measuring import warm_up
 
         engine = Engine(order["source"], order["runtime"], order["precision"], order["max_pixels"])
-        narrow, wide = start_workers(order["threads"]), ThreadPoolExecutor(1)
-        measured = warm_up(engine, narrow, wide, order["threads"], order["max_batch"])
+        pools = {
+            "narrow": start_workers(order["threads"]),
+            "large": start_workers(order["threads"]),
+            "wide": ThreadPoolExecutor(1),
+        }
+        measured = warm_up(engine, pools["narrow"], pools["wide"], order["threads"], order["max_batch"])
         facts = {**engine.describe(), **measured}
     except Exception as error:  # of any library that loads a model: the front reports it
         message = reason(error) if isinstance(error, VitrailError | OSError) else f"{type(error).__name__}: {error}"
@@ -59,6 +77,8 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
     send(Frame({"ready": facts}))
 
     def work(frame: Frame) -> None:
+        if frame.facts["pool"] == "large" and sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, 0, GIVES_WAY)  # of this thread
         try:
             answer = engine.run(frame)
         except Exception as error:  # our own mistake, or a runtime's: this batch has no answer, others may
@@ -69,7 +89,7 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
         send(answer)
 
     while (frame := receive_frame(connection)) is not None:
-        (wide if frame.facts.get("spread") else narrow).submit(work, frame)
+        pools[frame.facts["pool"]].submit(work, frame)
     os._exit(0)  # without waiting for answers that nobody will read
 
 

@@ -18,6 +18,7 @@ from vitrail.serving.settings import ServeSettings
 
 GONE_RETRY = 2  # seconds after which a worker that has ended may be back
 END_SECONDS = 5.0  # that a worker gets to end by itself
+LOAD_SILENCE = 60.0  # seconds without a sign of life while it loads: a library may hold up all of Python for some time
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Sent:
     items: Sequence[Item]
     at: float
     cores: int = 1
+    large: bool = False  # in a thread of the large ones
 
 
 class Worker:
@@ -38,11 +40,12 @@ class Worker:
     ) -> None:
         self.process = process
         self.facts: dict[str, Any] = {}
-        self.free = self.explaining = self.threads = 0
+        self.free = self.spare = self.explaining = self.threads = 0
         self.max_batch, self.max_wait = 1, 0.0
         self.spreads = self.always_waits = False
         self.gone = asyncio.Event()
         self.retired = False  # nothing new is sent to it
+        self.missed = 0  # looks at it since its last sign of life
         self.heard: Callable[[int, float], None] = lambda _, __: None  # pictures answered, and seconds for each
         self._model = ""  # its name, for the metrics
         self._metrics: Metrics | None = None
@@ -57,7 +60,13 @@ class Worker:
         """Until the model is loaded and warm; a model that cannot be loaded is an error."""
         self._model = model
         self._writer.write(pack(Frame(order)))
-        frame = await read_frame(self._reader)
+        try:
+            while (frame := await asyncio.wait_for(read_frame(self._reader), LOAD_SILENCE)) and "beat" in frame.facts:
+                pass
+        except TimeoutError:
+            raise VitrailError(
+                f"the worker for {order['source']} gave no sign of life for {LOAD_SILENCE:.0f} s while it loaded it."
+            ) from None
         if frame is None:
             code = await self.process.wait()
             raise VitrailError(f"the worker for {order['source']} ended while it loaded the model (exit code {code}).")
@@ -67,7 +76,7 @@ class Worker:
         self.facts = frame.facts["ready"]
         if settings.max_wait_ms is not None:
             self.facts["max_wait_ms"] = settings.max_wait_ms
-        self.threads = self.free = self.facts["threads"]
+        self.threads = self.free = self.spare = self.facts["threads"]
         self.max_batch, self.spreads = self.facts["max_batch"], self.facts["spreads"]
         self.max_wait, self.always_waits = self.facts["max_wait_ms"] / 1000, settings.max_wait_ms is not None
         self._metrics = metrics
@@ -75,18 +84,26 @@ class Worker:
 
     def start(self, kind: Kind, items: Sequence[Item], alone: bool) -> None:
         """Send a batch; a small one that is alone gets all cores, where that is faster."""
-        spread = self.spreads and alone and kind in BATCHED and len(items) < self.threads == self.free
-        sent = Sent(kind, items, time.perf_counter(), self.threads if spread else 1)
+        large = items[0].large
+        spread = not large and self.spreads and alone and kind in BATCHED and len(items) < self.threads == self.free
+        sent = Sent(kind, items, time.perf_counter(), self.threads if spread else 1, large)
         self._count += 1
-        self.free -= sent.cores
-        self.explaining += kind not in BATCHED
+        self._occupy(sent, 1)
         self._sent[self._count] = sent
-        facts: dict[str, Any] = {"id": self._count, "kind": kind, "spread": spread}
+        facts: dict[str, Any] = {"id": self._count, "kind": kind, "pool": _pool(spread, large)}
         if kind in BATCHED:
             facts["items"] = [item.facts for item in items]
         else:
             facts["options"] = items[0].facts
         self._writer.write(pack(Frame(facts, [item.blob for item in items])))
+
+    def _occupy(self, sent: Sent, sign: int) -> None:
+        """Count what a batch takes, or (-1) gives back."""
+        if sent.large:
+            self.spare -= sign
+        else:
+            self.free -= sign * sent.cores
+            self.explaining += sign * (sent.kind not in BATCHED)
 
     def stuck_for(self) -> float:
         """Seconds that the oldest batch has been without an answer."""
@@ -116,19 +133,21 @@ class Worker:
     async def _listen(self) -> None:
         try:
             while (frame := await read_frame(self._reader)) is not None:
-                self._answered(frame)
+                self.missed = 0
+                if "beat" not in frame.facts:
+                    self._answered(frame)
                 if self.retired and not self._sent:
                     break
         finally:
             self._writer.close()
             self._forget()
             self.gone.set()
+        await self.end()
 
     def _answered(self, frame: Frame) -> None:
         facts = frame.facts
         sent = self._sent.pop(facts["id"])
-        self.free += sent.cores
-        self.explaining -= sent.kind not in BATCHED
+        self._occupy(sent, -1)
         decode, compute = facts.get("decode", 0.0), facts.get("compute", 0.0)
         if self._metrics is not None:
             queued = [sent.at - each.added for each in sent.items]
@@ -153,7 +172,12 @@ class Worker:
                         Problem("not_ready", "the model's worker ended while it computed this.", retry_after=GONE_RETRY)
                     )
         self._sent.clear()
-        self.free = 0
+        self.free = self.spare = 0
+
+
+def _pool(spread: bool, large: bool) -> str:
+    """Which of the worker's threads compute a batch."""
+    return "large" if large else "wide" if spread else "narrow"
 
 
 def _share_blobs(
