@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from PIL import ImageFile
+
 import vitrail.files
 from vitrail.errors import VitrailError
 
@@ -63,9 +65,6 @@ class _File(io.FileIO):
         self.disk.call("write", self.name)
         return super().write(data)
 
-    def fileno(self) -> int:
-        raise io.UnsupportedOperation("written here, where it can fail")
-
 
 OPEN = open
 
@@ -75,12 +74,15 @@ def failing(disk: Disk) -> Iterator[Disk]:
     """While this lasts, every call that writes asks the disk."""
     calls = {name: disk.counted(name, getattr(os, name)) for name in ("rename", "replace", "mkdir")}
     calls["fsync"] = lambda _: disk.call("fsync", disk.folder)
+    encode = ImageFile._encode_tile
     exchange = disk.counted("exchange", vitrail.files._exchange)
     with (
         mock.patch.multiple(os, **calls),
         mock.patch.object(builtins, "open", disk.open),
         mock.patch.object(io, "open", disk.open),
         mock.patch.object(tarfile, "bltn_open", disk.open),
+        # Pillow writes to the file itself if it can
+        mock.patch.object(ImageFile, "_encode_tile", lambda *some: encode(*some[:4], None, io.UnsupportedOperation())),
         mock.patch.object(vitrail.files, "_exchange", exchange),
     ):
         yield disk

@@ -39,17 +39,22 @@ def atomic_path(path: Path) -> Generator[Path]:
     A file never replaces a folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with workshop_in(path.parent) as workshop:
-        draft = workshop / path.name
-        yield draft
-        if path.is_dir():
-            if not draft.is_dir():
-                raise IsADirectoryError(EISDIR, "a file would replace a folder", str(path))
-            if _exchange(draft, path):
-                return
-            (workshop / OLD).mkdir()
-            path.replace(workshop / OLD / path.name)
-        draft.replace(path)
+    try:
+        with workshop_in(path.parent) as workshop:
+            draft = workshop / path.name
+            yield draft
+            if path.is_dir():
+                if not draft.is_dir():
+                    raise IsADirectoryError(EISDIR, "a file would replace a folder", str(path))
+                if _exchange(draft, path):
+                    return
+                (workshop / OLD).mkdir()
+                path.replace(workshop / OLD / path.name)
+            draft.replace(path)
+    except OSError as error:
+        if str(error.filename).startswith(str(path.parent / MARK)):  # which says nothing to a user
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from vitrail.explanation.explanation import Explanation, Subject
 from vitrail.explanation.figures import Filters
 from vitrail.explanation.geometry import spread
 from vitrail.explanation.render import enlarge, picture_of, scale_map, seen_part
+from vitrail.files import atomic_path
 from vitrail.model.config import Pair
 from vitrail.wording import counted
 
@@ -49,7 +50,8 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     with matplotlib.rc_context(STYLE):
         for path in paths:
             metadata: dict[str, Any] = {"CreationDate": None} if path.suffix == ".pdf" else {}
-            figure.savefig(path, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+            with atomic_path(path) as draft:
+                figure.savefig(draft, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
     return paths
 
 

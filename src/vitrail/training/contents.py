@@ -9,6 +9,7 @@ import csv
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,13 +85,10 @@ def contents_key(folder: Path, source: Source) -> str:
 
 def _items(source: Source) -> dict[str, Any]:
     """What is looked at, by name: files, or pictures in memory. Shards elsewhere would have to be fetched for that."""
-    if isinstance(source, FileSource):
-        return {
-            source.key(index): source.paths[index] for index in range(0, len(source), _step(len(source), LOOKED_AT))
-        }
     if isinstance(source, ShardSource):
         return {shard.name: shard.path for shard in source.shards if not shard.is_remote}
-    return {source.key(index): source.picture(index) for index in range(0, len(source), _step(len(source), SAMPLED))}
+    most = LOOKED_AT if isinstance(source, FileSource) else SAMPLED
+    return {source.key(index): source.picture(index) for index in range(0, len(source), _step(len(source), most))}
 
 
 def _step(count: int, most: int) -> int:
@@ -129,7 +127,7 @@ def _look(item: Any) -> Content | None:
         status = item.stat()
     except OSError:
         return None
-    return Content(status.st_size, status.st_mtime_ns, "")
+    return Content(status.st_size, status.st_mtime_ns, "") if S_ISREG(status.st_mode) else None
 
 
 def _hash(item: Any, content: Content) -> Content:
@@ -144,7 +142,7 @@ def _hash(item: Any, content: Content) -> Content:
         except OSError:
             return content
         return content._replace(digest=digest.hexdigest())
-    digest.update(item if isinstance(item, bytes) else np.ascontiguousarray(item))
+    digest.update(item if isinstance(item, bytes) else np.asarray(item).tobytes())
     return content._replace(digest=digest.hexdigest())
 
 

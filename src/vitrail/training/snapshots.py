@@ -90,16 +90,20 @@ def sweep(folder: Path) -> None:
 
 
 def _finish(draft: Path, target: Path, progress: Progress, world_size: int) -> None:
+    before = target.with_name(f".{target.name}.old.draft")
     try:
         write_state(draft, progress, world_size)
         for path in (*draft.iterdir(), draft):
             _flush(path)
         if target.exists():  # the same step again: after a signal at the end of an epoch
-            target.rename(target.with_name(f".{target.name}.old.draft"))
+            target.rename(before)
         draft.rename(target)
         _flush(target.parent)
     except OSError:
-        shutil.rmtree(draft, ignore_errors=True)
+        if before.exists() and not target.exists():
+            before.rename(target)
+        for path in (draft, before):
+            shutil.rmtree(path, ignore_errors=True)
         raise
     found = list_snapshots(target.parent)
     last_epoch = pick(target.parent, set(), whole_epochs=True)

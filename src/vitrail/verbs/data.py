@@ -19,6 +19,7 @@ from vitrail.data.sharding import Written, write_shards
 from vitrail.data.source import Dataset
 from vitrail.data.view import augmentation_sheet, contact_sheet
 from vitrail.errors import ConfigError
+from vitrail.files import atomic_path
 from vitrail.progress import Progress, pick_progress
 from vitrail.verbs.settings import DataSettings, ShowSettings, build, check_settings
 from vitrail.wording import counted, markdown_cell, reason
@@ -36,9 +37,10 @@ class DataCheck(Report):
         folder = Path(folder)
         written = [folder / "check.csv", folder / "contact_sheet.png"]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.write_csv(written[0], raw=raw)
-            contact_sheet(self).save(written[1])
+            with atomic_path(written[0]) as draft:
+                self.write_csv(draft, raw=raw)
+            with atomic_path(written[1]) as draft:
+                contact_sheet(self).save(draft)
             if self.dataset.made_split:
                 written.append(folder / "split.csv")
                 write_split_file(self.dataset, written[-1])
