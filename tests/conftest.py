@@ -2,8 +2,9 @@
 
 import dataclasses
 import os
+import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 # No test reaches out, and none finds what happens to be on a machine; before anything imports huggingface_hub.
@@ -29,6 +30,23 @@ def _fixed_randomness() -> None:
 def _one_thread() -> None:
     """Workers of a parallel run would fight for the cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_export_of_each_graph() -> Generator[None]:
+    """torch takes seconds to trace a graph; of one that it has traced before, only our own part of the work is done."""
+    programs: dict[bytes, Any] = {}
+    trace = torch.onnx.export
+
+    def export(graph: Any, inputs: Any, **options: Any) -> Any:
+        key = pickle.dumps((graph, inputs, repr(options)))
+        if key not in programs:
+            programs[key] = trace(graph, inputs, **options)
+        return programs[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.onnx.export", export)
+        yield
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_the_graphs_own_resizing_changes_nothing_in_a_frame(spec: Preprocess) ->
 
 @pytest.mark.parametrize("target", ["model.onnx", "model"])
 def test_an_export_that_prepares_its_pictures_itself_is_loaded_too(target: str, tmp_path: Path, data: Path) -> None:
-    write_tiny(tmp_path / "tiny.safetensors")
+    write_tiny(tmp_path / "tiny.safetensors", depth=1)
     to = None if target.endswith(".onnx") else "openvino"
     vitrail.export(tmp_path / "tiny.safetensors", tmp_path / target, to=to, with_preprocess=True)
     model, export = vitrail.load(tmp_path / "tiny.safetensors"), vitrail.load(tmp_path / target)
@@ -117,7 +117,7 @@ def test_an_export_that_prepares_its_pictures_itself_is_loaded_too(target: str, 
 
 @pytest.mark.parametrize("resample", ["timm", "dinov2"])
 def test_a_model_that_takes_other_pictures_than_its_positions_are_for(resample: Kernel, tmp_path: Path) -> None:
-    checkpoint = read_native(write_tiny(tmp_path / "tiny.safetensors"))
+    checkpoint = read_native(write_tiny(tmp_path / "tiny.safetensors", depth=1))
     config = replace(checkpoint.config, positions=replace(checkpoint.config.positions, resample=resample))
     spec = replace(checkpoint.preprocess, size=(48, 40))
     write_checkpoint(replace(checkpoint, config=config, preprocess=spec), tmp_path / "other.safetensors")
