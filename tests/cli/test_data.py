@@ -1,6 +1,7 @@
 """`vitrail data` from the outside."""
 
 import csv
+import io
 import json
 import os
 import subprocess
@@ -121,13 +122,17 @@ def test_the_csv_names_the_broken(make_folder) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_names_that_are_not_unicode_can_be_printed(make_folder, options: list[str]) -> None:  # noqa: F811
+def test_names_that_are_not_unicode_can_be_printed(
+    make_folder,  # noqa: F811
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     root = make_folder("a", "b", count=12)
     (root / "a").rename(root / os.fsdecode(b"caf\xe9"))
     (root / "b" / os.fsdecode(b"\xff.jpg")).touch()
-    command = [sys.executable, "-m", "vitrail", "data", "check", str(root), *options]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
-    assert done.returncode == 2
-    assert b"Traceback" not in done.stderr
-    assert b"caf" in done.stdout
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict"))
+    assert main(["data", "check", str(root), *options]) == 2
+    sys.stdout.flush()
+    assert b"caf" in sys.stdout.buffer.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "Traceback" not in capsys.readouterr().err

@@ -96,7 +96,7 @@ def test_sigterm_cleans_up_and_exits_143(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    command = f"set -o pipefail; {sys.executable} -m vitrail models | head -1"
+    command = f"set -o pipefail; {sys.executable} -m vitrail train --help | head -1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in result.stderr
     assert "BrokenPipe" not in result.stderr

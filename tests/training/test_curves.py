@@ -78,6 +78,7 @@ def test_resume_forgets_what_came_after(tmp_path: Path) -> None:
     assert [each.epoch for each in read_rows(path)] == [1, 2]
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("judged", [True, False])
 def test_the_picture(judged: bool, tmp_path: Path) -> None:
     draw_curves([row(epoch, judged=judged) for epoch in range(1, 6)], tmp_path / "r.png", "a title")

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from processes import run_ranks
+from processes import SECONDS, run_ranks, wait_for
 from vitrail.training import train
 
 from .conftest import quick_config
@@ -77,7 +76,7 @@ def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
         "train",
         "digits",
         "--epochs",
-        "4",
+        "3",
         "--batch-size",
         "64",
         "--optimizer",
@@ -93,12 +92,9 @@ def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     rows = tmp_path / "runs" / "train-2" / "results.csv"
-    deadline = time.monotonic() + 120
-    while not rows.exists() or len(rows.read_text().splitlines()) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: (rows.exists() and len(rows.read_text().splitlines()) > 1) or process.poll() is not None)
     os.kill(_worker_of(process.pid), signal.SIGKILL)
-    assert process.wait(timeout=300) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert process.wait(SECONDS) == 0, (tmp_path / "log").read_text()[-4000:]
     assert "exitcode: -9" in (tmp_path / "log").read_text(), "a worker was really lost"
     assert sorted(path.name for path in (tmp_path / "runs").glob("train-*")) == ["train-1", "train-2"]
     whole, lost = (best(tmp_path / "runs" / name) for name in ("train-1", "train-2"))

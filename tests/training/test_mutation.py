@@ -64,6 +64,7 @@ def test_state(change: Any, tmp_path: Path) -> None:
     assert outcomes["refused"] > CASES / 2
 
 
+@pytest.mark.draws
 def test_results(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     for epoch in range(1, 6):

@@ -6,7 +6,10 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 import vitrail
+from conftest import skip_reports
 from vitrail.cli.main import entry
 from vitrail.errors import VitrailError
 from vitrail.ranks import leave_ranks
@@ -29,9 +32,13 @@ def train_until_killed(config: TrainConfig, folder: Path, kill_at: int = 0, rank
     leave_ranks()
 
 
-def run_command(folder: Path, arguments: list[str]) -> None:
-    """As `vitrail ARGUMENTS` in a folder."""
+def run_command(folder: Path, arguments: list[str], output: str = os.devnull, heeding: int = 0) -> None:
+    """As `vitrail ARGUMENTS >>output` in a folder, without a report; it heeds a signal also below nohup."""
     os.chdir(folder)
+    os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1)
+    if heeding:
+        signal.signal(heeding, signal.default_int_handler if heeding == signal.SIGINT else signal.SIG_DFL)
+    skip_reports(pytest.MonkeyPatch())
     sys.argv = ["vitrail", *arguments]
     entry()
 

@@ -70,6 +70,7 @@ def test_any_kind_of_picture() -> None:
         embed(model, "photos/3.png")
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("suffix", ["npz", "parquet"])
 def test_it_is_saved_and_drawn(suffix: str) -> None:
     embeddings = embed("tiny.safetensors", ["photos/*.png"])

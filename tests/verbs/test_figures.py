@@ -21,6 +21,7 @@ def contents(folder: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
+@pytest.mark.draws
 def test_both_doors_draw_the_same(save_model, photos, capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos/broken.png").write_bytes(b"no picture")
     model = save_model()
@@ -54,6 +55,7 @@ def test_mistakes_are_found_before_a_folder_is_made(save_model, photos) -> None:
         figures("no model at all", photos[0])
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize(
     "changes",
     [{}, {"positions": PositionConfig(kind="sincos")}, {"stem": ConvStem(widths=(8, 16), strides=(2, 2))}],
