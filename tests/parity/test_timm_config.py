@@ -25,10 +25,10 @@ from fuzzing import cases
 from vitrail.data.transform import prepare
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.infer import Hints
+from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.reader import read_checkpoint
-from vitrail.weights.timm import how_to_load
-from vitrail.weights.timm_names import DEFAULTS, NAMES, named_arguments
+from vitrail.weights.timm import assumptions, how_to_load, infer_config, recognises
+from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, named_arguments
 from vitrail.weights.writer import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
@@ -112,6 +112,23 @@ def test_replaced_names_are_read_as_timm_reads_them() -> None:
             except WeightsError:
                 pass
     assert mapped == 28  # the others are CLIP's, and two hybrids with names of their own
+
+
+TANH = ["vit_base_patch32_siglip_256", "vit_base_patch32_siglip_gap_256"]
+
+
+@pytest.mark.parametrize("name", [*LOOKALIKES, *TANH, "vit_base_patch16_gap_224"])
+def test_a_bare_file_names_what_else_it_may_be(name: str) -> None:
+    """At full size, without numbers: only keys and shapes are looked at."""
+    with torch.device("meta"):
+        state = timm.create_model(name, num_classes=5).state_dict()
+    raw = Raw(path=Path("model.safetensors"), tensors=state, sidecars={})
+    assert recognises(state)
+    hints = Hints(heads=3) if name == "test_vit3" else Hints()  # of an unpublished size
+    config = infer_config(raw, hints)
+    (note,) = [note for note in assumptions(config, hints) if note.startswith("these models of timm")]
+    trait = {"vit_base_patch16_gap_224": "heads 16"}.get(name) or OTHERS.get(name) or "activation gelu_tanh"
+    assert f"{name} ({trait})" in note
 
 
 @pytest.mark.parametrize("name", REGISTERED)

@@ -4,22 +4,27 @@ Each case builds the peer's own model, lets the peer save it, reads the file, an
 the peer load what we wrote. 1e-5 is relative to the scale of the logits.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from benchmarks.peers import timm, torchvision, transformers
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from conftest import randomize
 from vitrail.data.transform import prepare
+from vitrail.model import variant
 from vitrail.model.positions import resample_positions
 from vitrail.weights.infer import Hints
 from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.torchvision import assume_preprocess
 from vitrail.weights.writer import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
@@ -347,6 +352,29 @@ def test_torchvision(tmp_path: Path, representation: int | None) -> None:
         again = make()
         again.load_state_dict(torch.load(tmp_path / "written.pth", weights_only=True))
         torch.testing.assert_close(again(images), expected, rtol=0, atol=0)
+
+
+TORCHVISION = [
+    weights
+    for name in ("ViT_B_16", "ViT_B_32", "ViT_L_16", "ViT_L_32", "ViT_H_14")
+    for weights in getattr(torchvision.models, f"{name}_Weights")
+]
+
+
+@pytest.mark.parametrize("weights", TORCHVISION, ids=str)
+def test_torchvisions_own_files_get_their_own_pictures(weights: Any) -> None:
+    file = Path(weights.url).name
+    kind = re.match(r"vit_(.)_(\d+)", file)
+    assert kind is not None
+    model = variant(f"vit-{kind[1]}{kind[2]}", image_size=weights.meta["min_size"][0])
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 411, 3), np.uint8))
+    spec, notes = assume_preprocess(Path(file), model)
+    assert notes == ()
+    torch.testing.assert_close(prepare(noise, spec), weights.transforms()(noise), rtol=1e-5, atol=1e-5)
+    _, (note,) = assume_preprocess(Path("renamed.pth"), model)
+    shared = [each for each in TORCHVISION if str(each) in note]
+    assert weights in shared  # the others of its shape are named too
+    assert len({each.meta["min_size"] for each in shared}) == 1
 
 
 def test_torchvision_legacy_mlp_names(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def test_the_average_is_taken_unless_the_user_says_otherwise(
     taken = read(tmp_path / "a.pth")
     assert torch.equal(taken.tensors["norm.weight"], state["norm.weight"] * 0.9)
     assert choices(taken) == [
-        f"the file holds {plain} and {average}: {average} is used, the moving average, as timm does; "
-        "pass ema=False for the other"
+        f"the file holds {plain} and {average}: {average} is used, the moving average"
+        f"{', as timm does' if average in ('state_dict_ema', 'model_ema') else ''}; pass ema=False for the other"
     ]
     for ema, factor in ((True, 0.9), (False, 1.0)):
         chosen = read(tmp_path / "a.pth", ema=ema)
@@ -103,6 +103,17 @@ def test_a_teacher_is_an_average_only_of_a_student_of_its_size(tmp_path: Path, s
     torch.save({"student": small, "teacher": state}, tmp_path / "b.pth")
     with pytest.raises(WeightsError, match=r"several sets of weights: student and teacher; save the one you mean"):
         read(tmp_path / "b.pth")
+
+
+@pytest.mark.parametrize("name", ["model", "state_dict"])
+def test_a_teacher_beside_a_model_is_not_its_average(tmp_path: Path, state: State, name: str) -> None:
+    torch.save({"teacher": averaged(state), name: state}, tmp_path / "a.pth")
+    taken = read(tmp_path / "a.pth")
+    theirs = timm.models.load_state_dict(str(tmp_path / "a.pth"))
+    assert torch.equal(taken.tensors["norm.weight"], theirs["norm.weight"])
+    assert choices(taken) == [f"the file holds teacher and {name}: {name} is used, the usual name"]
+    teacher = read(tmp_path / "a.pth", ema=True)
+    assert torch.equal(teacher.tensors["norm.weight"], state["norm.weight"] * 0.9)
 
 
 @pytest.mark.parametrize("name", ["state_dict", "model", "model_state_dict", "net", "teacher", "anything"])

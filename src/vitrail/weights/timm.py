@@ -28,7 +28,7 @@ from vitrail.weights.infer import (
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
 from vitrail.weights.layout import PICKLES
 from vitrail.weights.timm_config import how_to_load, hub_config
-from vitrail.weights.timm_hub import NORM_EPS, read_hub_config
+from vitrail.weights.timm_hub import NORM_EPS, other_names, read_hub_config
 from vitrail.weights.timm_transform import BARE, assume_preprocess, read_classes, read_preprocess
 
 ACTIVATION = "gelu"
@@ -177,10 +177,12 @@ def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     notes = [
         *assumed_heads(config, hints),
         *assumed("pooling", config.pooling, "pooling", pooling),
-        *assumed("GELU", f"{gelu} (the erf form; SigLIP's larger ones have gelu_tanh)", "activation", activation),
+        *assumed("GELU", f"{gelu} (the erf form)", "activation", activation),
         *assumed("LayerNorm epsilon", f"{eps:g}", "norm_eps", hints.norm_eps),
         *assumed("attention scale", scale, "attention_scale", hints.attention_scale),
     ]
+    if others := other_names(config, hints):
+        notes.append(f"these models of timm have the same keys and compute something else: {others}")
     return tuple(notes)
 
 

@@ -154,6 +154,12 @@ OTHERS: dict[str, str] = {
     "beit3_*": "LayerNorms inside its attention and MLPs",
     "deit_*_distilled_*": "a distillation token and two heads",
 }
+# Those of them whose keys are those of a plain ViT → their arguments, as far as keys show them.
+LOOKALIKES: dict[str, dict[str, Any]] = {
+    "vit_base_patch16_rpn_224": {"qkv_bias": False, "class_token": False, "global_pool": "avg"},
+    "test_vit3": {"embed_dim": 96, "depth": 9, "num_heads": 3, "mlp_ratio": 2, "reg_tokens": 1, "init_values": 1e-5}
+    | {"class_token": False, "global_pool": "map"},
+}
 # Ends of names that timm has replaced by tags.
 OLD_ENDS = ("_in21k", "_in21ft1k", "_sam", "_dino")
 

@@ -15,6 +15,7 @@ from vitrail.errors import WeightsError
 State = Mapping[str, Tensor]
 USUAL = ("state_dict", "model", "model_state_dict", "model_state", "net", "network")  # where scripts put the weights
 AVERAGED = re.compile(r"(^|_)(ema|averaged?|teacher)(_|$)")  # what they call the moving average of the weights
+TIMMS = ("state_dict_ema", "model_ema")  # the averages that timm takes as well
 COUNTER = "n_averaged"  # what torch's AveragedModel counts, beside the weights
 MAX_PREFIXES = 50  # examined for an error message
 
@@ -22,7 +23,7 @@ MAX_PREFIXES = 50  # examined for an error message
 def unwrap(loaded: Any, path: Path, ema: bool | None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The state dict inside a torch file, and a note if there were several.
 
-    `ema` chooses between the weights and their moving average; by default the average is used, as in timm.
+    `ema` chooses between the weights and their moving average; by default the average is used.
     """
     if not isinstance(loaded, Mapping):
         raise WeightsError(f"{path} must hold a dictionary of tensors; got {type(loaded).__name__}.")
@@ -38,9 +39,9 @@ def unwrap(loaded: Any, path: Path, ema: bool | None) -> tuple[dict[str, Tensor]
             f"got other things under {', '.join(other[:5]) or 'no key'}."
         )
     name = _choose(states, path, ema)
-    why = (
-        "the moving average, as timm does; pass ema=False for the other" if AVERAGED.search(name) else "the usual name"
-    )
+    why = "the usual name"
+    if AVERAGED.search(name):
+        why = f"the moving average{', as timm does' if name in TIMMS else ''}; pass ema=False for the other"
     noted = len(states) > 1 and ema is None
     return dict(states[name]), (f"the file holds {_listed(list(states))}: {name} is used, {why}",) if noted else ()
 
@@ -71,8 +72,9 @@ def _choose(states: Mapping[str, State], path: Path, ema: bool | None) -> str:
         kind, names = ("averaged weights", averages) if ema else ("weights that are not averaged", plain)
         if not names:
             raise WeightsError(f"{path} has no {kind}; it holds {_listed(list(states))}; omit ema.")
-    else:  # a teacher of another size than its student is not an average
-        shapes = [_shapes(states[name]) for name in plain]
+    else:  # a teacher is an average of its student, if they are of one size; beside anything else, it is another model
+        students = [name for name in plain if "student" in name] if "teacher" in "".join(averages) else plain
+        shapes = [_shapes(states[name]) for name in students]
         true = bool(averages) and (not plain or _shapes(states[averages[0]]) in shapes)
         names = averages if true else list(states)
     usual = [name for name in names if name in USUAL]
