@@ -9,6 +9,7 @@ from tests.data.conftest import make_folder  # noqa: F401 - a fixture
 
 from vitrail.data import Dataset, open_data
 from vitrail.data.sharding import write_shards
+from vitrail.data.source import ArraySource
 from vitrail.errors import DataError
 from vitrail.training import contents
 from vitrail.training.contents import contents_key, report_replaced, write_contents
@@ -91,7 +92,9 @@ def test_shards_and_pictures_in_memory(data: Dataset, tmp_path: Path) -> None:
         "1 of the run's 1 val shard has been replaced since the run began: val-000000.tar; "
         "do not compare accuracies from before and after"
     ]
-    digits.split("test").images[:] += 1
+    test = digits.split("test")
+    assert isinstance(test, ArraySource)
+    test.images[:] += 1
     assert report(digits, tmp_path / "digits")[0].startswith("135 of a sample of 135 test pictures have been replaced")
 
 

@@ -67,6 +67,7 @@ def test_whichever_call_fails_the_older_checkpoint_stays(make_trainer: Callable[
     trainer.save()
     last = trainer.last
     old = contents(last)
+    number = 0
     for turn in count(2):
         number, trainer.progress.step = divmod(turn, 2)  # the same step again, and the next
         with failing(Disk(last, number)) as disk, suppress(OSError):

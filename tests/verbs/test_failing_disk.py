@@ -18,6 +18,7 @@ from vitrail.evaluation import plots
 from vitrail.explanation.plots import save_figure
 from vitrail.files import atomic_path
 from vitrail.verbs.embeddings import Embeddings
+from vitrail.verbs.predict import Predictions
 from vitrail.weights.files import write_npz, write_pickle, write_safetensors
 
 
@@ -53,9 +54,9 @@ def test_weights(write: Callable[..., None], tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
 def test_predict(name: str, save_model: Callable[..., str], photos: list[str], tmp_path: Path) -> None:
     model = vitrail.load(save_model())
-    check_every_failure(
-        lambda folder: vitrail.predict(model, photos).save(folder / name), tmp_path / "runs", old_files(name)
-    )
+    rows = vitrail.predict(model, photos)
+    assert isinstance(rows, Predictions)
+    check_every_failure(lambda folder: rows.save(folder / name), tmp_path / "runs", old_files(name))
 
 
 def test_explain(

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from vitrail.serving.exchange import Exchange
 from vitrail.serving.gate import SECURITY_HEADERS
@@ -169,12 +169,14 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting_for_head()
         self._room.work(self)
         super().on_headers_complete()
-        if self._only_health and self.cycle is not None:
-            self.cycle.keep_alive = False
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if self._only_health and cycle is not None:
+            cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is None or cycle.response_complete:
             self._room.rest(self)
 
     def timeout_keep_alive_handler(self) -> None:

@@ -3,7 +3,7 @@
 A recipe is a function without arguments; arguments, flags and YAML files change what it returns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,7 @@ def with_start(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 
 def read_changes(
-    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: dict[str, Any]
+    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """All requested settings by name; a name or value that can never be right is an error, before any data are read."""
     known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]

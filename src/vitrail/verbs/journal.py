@@ -6,7 +6,7 @@ process, at most the last line is damaged, and it is dropped when the job is res
 
 import json
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
@@ -17,7 +17,7 @@ from vitrail.prediction import Prediction
 from vitrail.prediction.predictor import Named
 from vitrail.training.lock import lock_file
 
-Compute = Callable[[Iterator[Named]], Iterator[Prediction]]
+Compute = Callable[[Iterable[Named]], Iterator[Prediction]]
 
 
 @contextmanager
