@@ -18,6 +18,7 @@ from vitrail.training.config import TrainConfig
 from vitrail.training.lora import add_adapters
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.diagnose import check_numbers
 from vitrail.weights.opening import check_source, open_checkpoint
 from vitrail.wording import counted
 
@@ -117,6 +118,7 @@ def _from_weights(config: TrainConfig, dataset: Dataset) -> Setup:
         image_size=config.start.image_size,
         drop_representation=True,
     )
+    check_numbers(checkpoint, config.start.weights)
     checkpoint = _for_channels(checkpoint, dataset)
     model = checkpoint.build()
     fresh = ViT(_with_rates(model.config, config))

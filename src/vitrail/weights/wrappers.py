@@ -17,6 +17,17 @@ USUAL = ("state_dict", "model", "model_state_dict", "model_state", "net", "netwo
 AVERAGED = re.compile(r"(^|_)(ema|averaged?|teacher)(_|$)")  # what they call the moving average of the weights
 TIMMS = ("state_dict_ema", "model_ema")  # the averages that timm takes as well
 COUNTER = "n_averaged"  # what torch's AveragedModel counts, beside the weights
+# What may stand inside a name, what it becomes, and the remark: torch.compile, FSDP and activation checkpointing wrap
+# blocks, or their attention and MLP, one by one; DINOv2 trains with its blocks in chunks, numbered through.
+WRAPPER = r"(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)+"
+INSIDE = (
+    (
+        re.compile(rf"(?:(?<=\d\.)|(?<=mlp\.)|(?<=attn\.)){WRAPPER}"),
+        "",
+        "the names of wrappers around single blocks were removed",
+    ),
+    (re.compile(r"\bblocks\.\d+\.(?=\d+\.)"), "blocks.", "the chunks of blocks were joined to one list of blocks"),
+)
 MAX_PREFIXES = 50  # examined for an error message
 
 
@@ -98,16 +109,27 @@ def _listed(names: Sequence[str]) -> str:
 def strip_prefix(
     tensors: dict[str, Tensor], recognises: Callable[[dict[str, Tensor]], bool]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Names without what a wrapper (DataParallel, torch.compile, Lightning) put before all of them, with a remark."""
+    """Names without what wrappers put into them or before all of them (DataParallel, Lightning), with remarks."""
+    tensors, remarks = _plain_names(tensors)
     if recognises(tensors):
-        return tensors, ()
+        return tensors, remarks
     names = [name for name in tensors if name != COUNTER]
     shared = [prefix for prefix in _prefixes(min(names)) if max(names).startswith(prefix)] if names else []
     for prefix in shared:
         stripped = {name.removeprefix(prefix): tensors[name] for name in names}
         if recognises(stripped):
-            return stripped, (f"all names of the file begin with {prefix}, which was removed",)
-    return tensors, ()
+            return stripped, (*remarks, f"all names of the file begin with {prefix}, which was removed")
+    return tensors, remarks
+
+
+def _plain_names(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Names without those of wrapped blocks, and with chunks of blocks as one list, unless two would then be one."""
+    remarks: tuple[str, ...] = ()
+    for pattern, plain, remark in INSIDE:
+        renamed = {pattern.sub(plain, name): tensor for name, tensor in tensors.items()}
+        if renamed.keys() != tensors.keys() and len(renamed) == len(tensors):
+            tensors, remarks = renamed, (*remarks, remark)
+    return tensors, remarks
 
 
 def describe_parts(tensors: dict[str, Tensor], recognises: Callable[[dict[str, Tensor]], bool]) -> str:
