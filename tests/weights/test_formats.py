@@ -264,24 +264,6 @@ def test_a_folder_with_other_things_is_never_replaced(
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
-def test_a_folder_comes_back_when_the_last_step_fails(
-    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "model"
-    write_checkpoint(make_checkpoint(), folder, "hf")
-    rename = Path.replace
-
-    def fail_once(self: Path, target: Any) -> Path:
-        if self.parent.name.startswith(".model") and self.name == "model":
-            raise OSError("no")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "replace", fail_once)
-    with pytest.raises(OSError, match="no"):
-        write_checkpoint(make_checkpoint(width=64), folder, "hf")
-    assert read_checkpoint(folder).config.width == 32
-
-
 def test_keys_that_nobody_knows(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "a.safetensors")
     with pytest.raises(WeightsError, match="those of no ViT that we know .* its first keys: a, b"):
