@@ -1,11 +1,13 @@
+import os
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 
 from vitrail import __version__
-from vitrail.cli.main import VERBS, main
+from vitrail.cli.main import VERBS, entry, main
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,3 +110,36 @@ def test_completion_knows_the_verbs_and_their_flags(shell: str, capsys: pytest.C
     script = capsys.readouterr().out
     assert all(verb in script for verb in VERBS)
     assert "label-smoothing" in script
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [
+        ("ascii", b"3\\xd732 caf\xe9 \\u2026"),
+        ("latin-1", b"3\xd732 caf\xe9 \\u2026"),
+        ("cp1252", b"3\xd732 caf\xe9 \x85"),
+        ("utf-8", b"3\xc3\x9732 caf\xe9 \xe2\x80\xa6"),
+    ],
+)
+def test_every_stream_takes_every_text(encoding: str, printed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = BytesIO()
+    monkeypatch.setattr("sys.stdout", TextIOWrapper(written, encoding=encoding, write_through=True))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("vitrail.cli.main.main", lambda: print("3×32", os.fsdecode(b"caf\xe9"), "…", end=""))
+    with pytest.raises(SystemExit):
+        entry()
+    assert written.getvalue() == printed
+
+
+def test_a_closed_output_is_told_where_it_would_lose_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for typed, code in ((["predict", "cat.jpg"], 2), (["models"], 0)):
+        monkeypatch.setattr("sys.stdout", None)
+        monkeypatch.setattr("sys.argv", ["vitrail", *typed])
+        with pytest.raises(SystemExit) as ended:
+            entry()
+        assert ended.value.code == code
+        sys.stdout.close()
+    assert capsys.readouterr().err.startswith("error: standard output is closed, so the predictions would be lost")

@@ -73,3 +73,15 @@ def test_on_a_device(changes: dict, save_model, photos) -> None:
             with Image.open(f"{folder}/{name}.png") as image:
                 pixels.append(np.asarray(image.convert("RGB")).astype(int))
         assert np.abs(pixels[0] - pixels[1]).mean() < 0.5, name
+
+
+def test_a_full_disk_leaves_no_half_written_figure(save_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    model = save_model()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail)
+        with pytest.raises(ConfigError, match="the figures cannot be written there"):
+            figures(model, "drawn")
+    assert not list(Path("drawn").iterdir())

@@ -1,5 +1,6 @@
 """`vitrail predict`: labels for pictures."""
 
+import os
 import shlex
 import sys
 import time
@@ -88,6 +89,8 @@ def predict(
     chosen = choose_format(form, out, raw=raw)
     if resume and out is None:
         raise ConfigError("--resume continues a file of predictions; name it with --out.")
+    if out is None and getattr(sys.stdout, "name", "") == os.devnull:
+        raise ConfigError("standard output is closed, so the predictions would be lost; pass --out FILE.")
     check_standard_input(pictures, list_file)
     source, names = tell_apart(pictures, model, predict)
     with working(f"loading {source}"):

@@ -1,6 +1,7 @@
 """Drawing the paper's figures: matplotlib figures, ready for a paper or a talk."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,10 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     with matplotlib.rc_context(STYLE):
         for path in paths:
             metadata: dict[str, Any] = {"CreationDate": None} if path.suffix == ".pdf" else {}
+            drawn = BytesIO()  # matplotlib cannot close a PDF that it could not write, and raises anything
+            figure.savefig(drawn, format=path.suffix[1:], bbox_inches="tight", pad_inches=0.05, metadata=metadata)
             with atomic_path(path) as draft:
-                figure.savefig(draft, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+                draft.write_bytes(drawn.getvalue())
     return paths
 
 

@@ -221,12 +221,14 @@ def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress
 
 
 def _root_cause(error: BaseException) -> str:
-    """The first line of the original error, inside torch's wrapping."""
+    """The first line of the original error, inside torch's wrapping; a second signal, wrapped like one, goes on."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         error = next(iter(failures.values()))[0]
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error from None
     return reason(error).splitlines()[0]
 
 
