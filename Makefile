@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: demo test pytest check docs bench lock clean
+.PHONY: demo test pytest check docs bench lock lock-images clean
 
 demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
 	$(BIN)/vitrail demo
@@ -36,6 +36,17 @@ bench: .venv/dev.stamp  ## side-by-side tables against the peers
 lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock
 	echo '# Written by `make lock`; the Makefile installs with this file as a constraint.' > requirements.lock
 	$(BIN)/python -m pip freeze --exclude-editable --exclude vitrail | sed 's/+cpu$$//' >> requirements.lock
+
+# The images' packages with the hashes of their files, in the versions of requirements.lock; needs the network, and uv on the PATH.
+# torch comes from PyTorch's own index, as in the Dockerfile; where its wheel is at hand: make lock-images TORCH='--find-links FOLDER'
+TORCH ?= --torch-backend cpu
+LOCK := uv pip compile --quiet --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 \
+	--python-platform x86_64-manylinux_2_28 --constraint requirements.lock --custom-compile-command 'make lock-images'
+
+lock-images:  ## write the lock files of deploy/Dockerfile
+	echo hatchling | $(LOCK) --output-file deploy/build.lock -
+	$(LOCK) --output-file deploy/export.lock deploy/requirements-export.txt
+	$(LOCK) $(TORCH) --extra serve --output-file deploy/torch.lock pyproject.toml deploy/requirements-torch.txt
 
 clean:
 	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis

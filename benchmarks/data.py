@@ -191,10 +191,26 @@ def cifar_rows(images: torch.Tensor, workers: int, repeats: int) -> Iterator[Row
     yield "CIFAR 32×32, training (RandAugment, crop, flip)", measure(runs, repeats)
 
 
+def opening_row(count: int, repeats: int) -> Row:
+    """Files per second while a folder of empty files is opened; ours includes the split."""
+    with tempfile.TemporaryDirectory() as name:
+        for label in range(100):
+            folder = Path(name, f"class-{label:02}")
+            folder.mkdir()
+            for index in range(count // 100):
+                (folder / f"picture-{index:06}.jpg").touch()
+        runs: dict[str, Run] = {
+            "vitrail": lambda: sum(len(source) for source in open_data(Path(name)).splits.values()),
+            "torchvision": lambda: len(torchvision.datasets.ImageFolder(name)),
+        }
+        return f"opening a folder of {count:,} files", measure(runs, repeats)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--pictures", type=int, default=512)
+    parser.add_argument("--files", type=int, default=200_000, help="in the folder whose opening is timed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
     options = parser.parse_args()
@@ -212,6 +228,7 @@ def main() -> None:
         *cifar_rows(small[: 20 * options.pictures], options.workers, options.repeats),
         *jpeg_rows(options.pictures, 500, 375, options.workers, options.repeats),
         *jpeg_rows(options.pictures // 4, 1600, 1067, options.workers, options.repeats),
+        opening_row(options.files, options.repeats),
     ]
     for what, speeds in rows:
         other = speeds.get("torchvision") or speeds["transformers"]

@@ -3,7 +3,8 @@
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 # No test reaches out, and none finds what happens to be on a machine; before anything imports huggingface_hub.
@@ -11,8 +12,14 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{tempfile.gettempdir()}/
 
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor
 
+from fuzzing import set_up_hypothesis
 from vitrail.model import ViT, ViTConfig
+from vitrail.weights.native import fingerprint
+
+set_up_hypothesis()  # before the tests are read
 
 TINY = ViTConfig(image_size=(32, 32), patch_size=(8, 8), width=32, depth=3, heads=4, mlp_width=64, num_classes=7)
 
@@ -28,6 +35,46 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_export_of_each_graph() -> Generator[None]:
+    """torch takes seconds to trace a graph; of one that it has traced before, only our own part of the work is done."""
+    programs: dict[tuple[str, ...], Any] = {}
+    trace = torch.onnx.export
+
+    def export(graph: torch.nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> Any:
+        own = [{name: value for name, value in vars(part).items() if name[0] != "_"} for part in graph.modules()]
+        shapes = [each.shape for each in inputs]
+        key = (fingerprint(graph.state_dict()), repr(graph), repr(own), repr(shapes), repr(options))
+        if key not in programs:
+            programs[key] = trace(graph, inputs, **options)
+        return programs[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.onnx.export", export)
+        yield
+
+
+DRAWING = ("evaluation", "explanation", "prediction", "report")  # whose tests are about figures, among other things
+
+
+@pytest.fixture(autouse=True)
+def _blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure takes half a second to draw: where nobody looks at it, it is a blank picture of its size."""
+    if request.path.parent.name not in DRAWING and request.node.get_closest_marker("draws") is None:
+        leave_blank(monkeypatch)
+
+
+def leave_blank(patch: pytest.MonkeyPatch) -> None:
+    def save(figure: Any, target: Any, *, dpi: Any = None, **_: Any) -> None:
+        if getattr(target, "suffix", "") == ".pdf":
+            target.write_bytes(b"%PDF-1.4")
+            return
+        width, height = figure.get_size_inches() * (dpi or figure.dpi)
+        Image.new("L", (int(width), int(height)), 255).save(target, "PNG")
+
+    patch.setattr("matplotlib.figure.Figure.savefig", save)
+
+
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training and evaluation without a report, for tests that are about something else."""
@@ -36,8 +83,13 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def skip_reports(patch: pytest.MonkeyPatch) -> None:
     """A report takes seconds, and has tests of its own."""
+
+    def write(target: Path, *_: Any) -> Path:
+        target.touch()
+        return target
+
     patch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
-    patch.setattr("vitrail.verbs.evaluation.write_page", lambda target, *_: target)
+    patch.setattr("vitrail.verbs.evaluation.write_page", write)
 
 
 @pytest.fixture

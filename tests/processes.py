@@ -5,6 +5,7 @@ Each is as fresh as one from the command line: it can be killed, take part in a 
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -22,7 +23,7 @@ SECONDS = 300  # until a process is taken to hang
 
 def run(work: Callable[..., None], *arguments: Any, threads: int = 1, environment: dict[str, str] | None = None) -> int:
     """How a process ended that called `work(*arguments)`: its exit code, or minus the signal that killed it."""
-    return _end_all([_start(work, arguments, threads, environment or {})])[0]
+    return _end_all([start(work, *arguments, threads=threads, environment=environment)])[0]
 
 
 def run_ranks(work: Callable[..., None], *arguments: Any, count: int = 2) -> list[int]:
@@ -31,13 +32,25 @@ def run_ranks(work: Callable[..., None], *arguments: Any, count: int = 2) -> lis
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     sizes = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
-    return _end_all([_start(work, arguments, 1, {**meeting, **sizes, **rank}) for rank in ranks])
+    return _end_all([start(work, *arguments, environment={**meeting, **sizes, **rank}) for rank in ranks])
 
 
-def _start(work: Callable[..., None], arguments: tuple[Any, ...], threads: int, environment: dict[str, str]) -> Any:
-    process = CONTEXT.Process(target=_work, args=(work, arguments, threads, environment))
+def start(
+    work: Callable[..., None], *arguments: Any, threads: int = 1, environment: dict[str, str] | None = None
+) -> BaseProcess:
+    """A process that calls `work(*arguments)`, while the test goes on."""
+    process = CONTEXT.Process(target=_work, args=(work, arguments, threads, environment or {}))
     process.start()
     return process
+
+
+def wait_for(holds: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """What `holds` returns as soon as it is true."""
+    ends = time.monotonic() + seconds
+    while not (value := holds()):
+        assert time.monotonic() < ends, f"it has not happened in {seconds} seconds"
+        time.sleep(0.01)
+    return value
 
 
 def _work(work: Callable[..., None], arguments: tuple[Any, ...], threads: int, environment: dict[str, str]) -> None:

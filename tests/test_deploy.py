@@ -8,6 +8,7 @@ import ast
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_the_dockerfile_is_understood_and_names_what_exists() -> None:
     for instruction, rest in dockerfile():
         if instruction == "FROM":
             image = rest.split()[0]
-            assert image in known or image == "python:${PYTHON}-slim"
+            assert image in known or image == "${BASE}"
         if instruction == "COPY":
             *sources, target = [word for word in shlex.split(rest) if not word.startswith("--")]
             if stage := re.search(r"--from=(\S+)", rest):
@@ -110,16 +111,58 @@ def test_the_default_image_is_the_last_one() -> None:
     assert list(stages())[-1] == "torch"
 
 
-def test_no_step_installs_what_is_not_pinned() -> None:
-    installs = [rest for kind, rest in dockerfile() if kind == "RUN" and "pip install" in rest]
-    assert installs
-    for step in " && ".join(installs).split(" && "):
-        assert "--constraint requirements.lock" in step or step.split() == ["pip", "install", "--no-deps", "."]
-    needed = (DEPLOY / "requirements-export.txt").read_text(encoding="utf-8").splitlines()
-    names = [line.lower().replace("_", "-") for line in needed if not line.startswith("#")]
-    assert names == sorted(names)
-    assert "torch" not in names
-    assert set(names) <= LOCKED.keys()
+def test_every_image_is_built_on_one_digest() -> None:
+    (base,) = [rest for kind, rest in dockerfile() if kind == "ARG" and rest.startswith("BASE=")]
+    assert re.fullmatch(r"BASE=python:3\.11-slim@sha256:[0-9a-f]{64}", base)
+    assert [rest.split()[0] for kind, rest in dockerfile() if kind == "FROM"].count("${BASE}") == 1
+    lines = [line for path in DEPLOY.iterdir() for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [line for line in lines if "@sha256:" in line] == [f"ARG {base}"]  # and nowhere else
+
+
+def test_no_step_installs_what_has_no_hash() -> None:
+    steps = " && ".join(rest for kind, rest in dockerfile() if kind == "RUN").split(" && ")
+    installs = [step for step in steps if "pip " in step]
+    assert len(installs) == 6
+    for step in installs:
+        assert "--require-hashes" in step or {"--no-deps", "--no-index"} <= set(step.split())
+        if "--require-hashes" in step:
+            assert re.search(r"--requirement deploy/(build|export|torch)\.lock$", step)
+
+
+def locked(name: str) -> dict[str, tuple[str, list[str]]]:
+    """Package → its version and hashes."""
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    text = re.sub(r"\\\n\s*", "", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    found: dict[str, tuple[str, list[str]]] = {}
+    for line in text.splitlines():
+        package, version, hashes = re.fullmatch(
+            r"([a-z0-9-]+)==(\S+) ((?:--hash=sha256:[0-9a-f]{64} ?)+)", line
+        ).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        found[package] = (version, hashes.split())
+    return found
+
+
+def test_the_lock_files_are_those_of_the_tested_versions() -> None:
+    """As many as the images need; `make lock-images` writes them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    serve = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["serve"]]
+    names = (DEPLOY / "requirements-export.txt").read_text(encoding="utf-8").splitlines()
+    export = [line for line in names if not line.startswith("#")]
+    assert export == sorted(export)
+    asked = {
+        "build.lock": project["build-system"]["requires"],
+        "export.lock": export,
+        "torch.lock": [*serve, *export, "onnx", "onnxscript"],
+    }
+    for name, requirements in asked.items():
+        versions = {package: version for package, (version, _) in locked(name).items()}
+        assert {re.split("[>=<]", line)[0].lower().replace("_", "-") for line in requirements} <= versions.keys()
+        for package in versions.keys() & LOCKED.keys():
+            assert versions[package].removesuffix("+cpu") == LOCKED[package], f"{package}: run `make lock-images`"
+    assert "torch" not in locked("export.lock")
+    torch, hashes = locked("torch.lock")["torch"]
+    assert torch.endswith("+cpu")
+    assert len(hashes) >= 2  # for Intel and ARM
 
 
 def check_command(arguments: list[str]) -> None:

@@ -4,6 +4,7 @@ Every verb of the command is a function here, with the same defaults, checks and
 they need when first used, so that `import vitrail` (and `vitrail --help`) stays light.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from vitrail.lazy import lazy_names
@@ -103,6 +104,11 @@ __all__ = [
     "train",
     "variants",
 ]
+
+# ONNX Runtime and huggingface_hub report their use to their makers unless these are set when they are imported.
+# OpenVINO asks in Python: `runtimes/openvino_runtime.py`.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 avoid_unusable_amx()  # oneDNN asks once, when torch or OpenVINO first compute: later would be too late
 

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from vitrail.device import pick_device
+from vitrail.errors import VitrailError
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)
@@ -58,27 +59,37 @@ class Ranks:
                 box[1] = error
         dist.broadcast_object_list(box, src=0)
         if box[1] is not None:
-            error: Any = box[1]
-            error.reported = not self.is_first  # the first rank reports it for all
-            raise error
+            raise self.reported_once(box[1])
         return box[0]
 
+    def reported_once(self, error: Any) -> Exception:
+        """An error that all ranks raise, marked so that only the first prints it."""
+        error.reported = not self.is_first
+        return error
+
     def in_turn(self, make: Callable[[], T]) -> T:
-        """Run on the first rank, which may have to download; then on the others."""
+        """Run on the first rank, which may have to download; then on the others. Errors are raised on all ranks."""
         made: list[T] = []
         self.from_first(lambda: made.append(make()))
-        return made[0] if made else make()
+        trouble = None
+        if not made:
+            try:
+                made.append(make())
+            except VitrailError as error:
+                trouble = f"rank {self.rank} on {socket.gethostname()}: {error}"
+        if troubles := self.gather(trouble):
+            raise self.reported_once(VitrailError(troubles[0]))
+        return made[0]
 
     def part(self, count: int) -> range:
         """This rank's range of `count` items; the ranges of all ranks follow one another without gaps."""
         return range(self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size)
 
     def gather(self, own: T) -> list[T]:
-        """What every rank has, in the order of the ranks, on every rank."""
-        if self.world_size == 1:
-            return [own]
-        everything: list[T | None] = [None] * self.world_size
-        dist.all_gather_object(everything, own)
+        """What every rank has, in the order of the ranks, on every rank; without those that have None."""
+        everything: list[T | None] = [own] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(everything, own)
         return [item for item in everything if item is not None]
 
     def wait(self) -> None:

@@ -59,6 +59,10 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("its brackets are nested too deeply") from None
+    except ValueError as error:
+        if "set_int_max_str_digits" in str(error):  # Python's advice to programmers
+            raise ValueError("it has a number of too many digits") from None
+        raise
 
 
 def _refuse_constant(name: str) -> NoReturn:

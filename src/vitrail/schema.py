@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vitrail.errors import ConfigError, shorten, suggest
+from vitrail.synonyms import suggest_option
 
 T = TypeVar("T")
 
@@ -56,7 +57,9 @@ def from_dict(cls: type[T], data: Any, where: str = "") -> T:
     fields = {field.name: field for field in dataclasses.fields(cast("Any", cls))}
     for name in values:
         if name not in fields:
-            raise ConfigError(f"{where} has no field {shorten(name)}; {suggest(shorten(name), fields)}")
+            raise ConfigError(
+                f"{where} has no field {shorten(name)}; {suggest_option(shorten(name), fields) or suggest('', fields)}"
+            )
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:

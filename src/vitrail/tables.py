@@ -55,6 +55,11 @@ def open_table(path: Path, head: Sequence[str], *, raw: bool = False) -> Generat
         yield write
 
 
+def as_utf8(name: str) -> str:
+    """A file name as Parquet can hold it: bytes that are not UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def load_pyarrow(what: str) -> tuple[Any, Any]:
     """pyarrow and its Parquet module, or an error that names what to install."""
     try:

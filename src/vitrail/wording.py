@@ -28,6 +28,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def markdown_cell(text: str) -> str:
+    """A text as a cell of a Markdown table."""
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+
+
 def plain(text: str, *, lines: bool = False) -> str:
     """A text that cannot send control codes to a terminal; `lines` keeps its line breaks."""
     if text.isprintable():

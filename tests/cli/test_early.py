@@ -1,9 +1,12 @@
-"""Cheap mistakes are told before a single picture is looked for, and before weights are read."""
+"""Cheap mistakes are told before a picture is looked for, and before weights are read unless they are the mistake."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests.prediction.conftest import checkpoint_file, photos, write_tiny  # noqa: F401
 
 from vitrail.cli.main import main
@@ -33,6 +36,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: list[Path], 
 
 
 TRAIN = ["train", "photos"]
+READ_FILES = reader.read_files
 
 
 @pytest.mark.parametrize(
@@ -80,3 +84,36 @@ def test_cheap_mistakes_come_first(arguments: list[str], message: str, capsys: p
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
     assert {str(path) for path in Path().rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weights", "other.safetensors"], "are those of no ViT that we know"),
+        (["--weights", "broken.safetensors"], "broken.safetensors cannot be read as a safetensors file"),
+        (["--weights", "tiny.safetensors", "--classes", "one.txt"], "one.txt"),
+        (["--weights", "tiny.safetensors", "--image-size", "33"], "image_size must be a multiple of 8"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_told_of_before_the_pictures(
+    arguments: list[str],
+    message: str,
+    inside: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(reader, "read_files", READ_FILES)
+    save_file({"a.weight": torch.zeros(2, 2)}, inside / "other.safetensors")
+    (inside / "broken.safetensors").write_bytes(b"no weights")
+    (inside / "one.txt").write_text("cat\n")
+    assert main([*TRAIN, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--epochs", "0"], ["--lr", "-1"], ["--dropout", "2", "--recipe", "digits"]])
+def test_impossible_values_are_told_before_torch_is_loaded(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vitrail.verbs.train", None)  # an import of it would be an ImportError
+    assert main([*TRAIN, *flags]) == 2
+    assert f"{flags[0][2:]} must be between" in capsys.readouterr().err

@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +11,10 @@ from PIL import Image
 from tests.data.conftest import picture
 from tests.evaluation.conftest import make_class_folders
 from tests.prediction.conftest import CLASSES, write_tiny
+from tests.training.victims import run_command
 
 import vitrail
+from processes import run_ranks
 from vitrail.cli.main import main
 from vitrail.data import DataConfig, open_data, write_split_file
 from vitrail.errors import DataError
@@ -49,6 +48,7 @@ def as_arguments(text: str) -> str:
     return re.sub("--([a-z-]+)", lambda match: match[1].replace("-", "_") + "=", flat)
 
 
+@pytest.mark.draws
 def test_it_prints_writes_and_ends_with_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "digits.safetensors", "digits"]) == 0
     printed = capsys.readouterr().out
@@ -77,6 +77,7 @@ def test_it_prints_writes_and_ends_with_the_next_command(capsys: pytest.CaptureF
             assert min(image.size) > 150
 
 
+@pytest.mark.usefixtures("no_report")
 def test_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--tta", "shift", "--robustness", "--robustness-pictures", "20", "--probe", "knn", "linear", "shots"]
     assert main(["eval", "digits.safetensors", "digits", "--split", "val", *arguments, "--json", "--out", "x"]) == 0
@@ -229,17 +230,13 @@ def test_mistakes_exit_with_2_and_leave_nothing(
     assert not Path("runs").exists()
 
 
-@pytest.mark.slow
-def test_under_torchrun_one_rank_speaks_and_the_result_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("no_report")
+def test_of_two_ranks_one_speaks_and_the_result_is_the_same(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["eval", "digits.safetensors", "digits", "--json", "--out"]
     assert main([*command, "one"]) == 0
     alone = capsys.readouterr().out
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = [*launcher, "-m", "vitrail", *command, "two"]
-    ranks = subprocess.run(started, capture_output=True, text=True, env=environment, check=False)
-    assert ranks.returncode == 0, ranks.stderr
-    first, second = json.loads(alone), json.loads(ranks.stdout)
+    assert run_ranks(run_command, inside, [*command, "two"], "printed") == [0, 0]
+    first, second = json.loads(alone), json.loads(Path("printed").read_text())
     for facts in (first, second):
         facts.pop("images_per_second")
         facts.pop("written")

@@ -139,6 +139,7 @@ def test_mistakes_are_found_before_a_folder_is_made(more: list[str], method: str
     assert not Path("here").exists()
 
 
+@pytest.mark.draws
 def test_names_of_any_length_and_letters(save, capsys: pytest.CaptureFixture[str]) -> None:
     Path("odd").mkdir()
     for name in ("long" * 60, "red\033[31m"):
@@ -174,6 +175,7 @@ def test_figures_leave_broken_pictures_out(save, photos, capsys: pytest.CaptureF
     assert "no picture could be read" in capsys.readouterr().err
 
 
+@pytest.mark.draws
 def test_figures_of_classes_with_dollars(make_model, photos) -> None:
     model: ViT = make_model(num_classes=2)
     spec = Preprocess(size=model.config.image_size)

@@ -1,11 +1,13 @@
+import os
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 
 from vitrail import __version__
-from vitrail.cli.main import VERBS, main
+from vitrail.cli.main import VERBS, entry, main
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +35,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["xyz"], f"vitrail has no verb 'xyz'; the verbs: {', '.join(VERBS)}."),
         (["--verson"], "vitrail has no option '--verson'; did you mean --version? The verbs: "),
         (["data", "chek", "x"], "vitrail data has no verb 'chek'; did you mean check? The verbs: check, show, shard."),
-        (["summary", "--num-clases", "3"], "unknown option: --num-clases. Did you mean --num-classes? See vitrail sum"),
+        (
+            ["summary", "--num-clases", "3"],
+            "vitrail summary has no option --num-clases; did you mean --num-classes?",
+        ),
         (["summary", "--num-classes", "three"], "invalid value for --num-classes: unable to convert"),
         (["summary", "a", "b", "c"], "vitrail summary takes no further arguments; got b c; see vitrail summary --help"),
         (["convert", "a.npz"], "vitrail convert needs TARGET; see vitrail convert --help."),
@@ -93,7 +98,7 @@ def test_sigterm_cleans_up_and_exits_143(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    command = f"set -o pipefail; {sys.executable} -m vitrail models | head -1"
+    command = f"set -o pipefail; {sys.executable} -m vitrail train --help | head -1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in result.stderr
     assert "BrokenPipe" not in result.stderr
@@ -105,3 +110,36 @@ def test_completion_knows_the_verbs_and_their_flags(shell: str, capsys: pytest.C
     script = capsys.readouterr().out
     assert all(verb in script for verb in VERBS)
     assert "label-smoothing" in script
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [
+        ("ascii", b"3\\xd732 caf\xe9 \\u2026"),
+        ("latin-1", b"3\xd732 caf\xe9 \\u2026"),
+        ("cp1252", b"3\xd732 caf\xe9 \x85"),
+        ("utf-8", b"3\xc3\x9732 caf\xe9 \xe2\x80\xa6"),
+    ],
+)
+def test_every_stream_takes_every_text(encoding: str, printed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = BytesIO()
+    monkeypatch.setattr("sys.stdout", TextIOWrapper(written, encoding=encoding, write_through=True))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("vitrail.cli.main.main", lambda: print("3×32", os.fsdecode(b"caf\xe9"), "…", end=""))
+    with pytest.raises(SystemExit):
+        entry()
+    assert written.getvalue() == printed
+
+
+def test_a_closed_output_is_told_where_it_would_lose_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for typed, code in ((["predict", "cat.jpg"], 2), (["models"], 0)):
+        monkeypatch.setattr("sys.stdout", None)
+        monkeypatch.setattr("sys.argv", ["vitrail", *typed])
+        with pytest.raises(SystemExit) as ended:
+            entry()
+        assert ended.value.code == code
+        sys.stdout.close()
+    assert capsys.readouterr().err.startswith("error: standard output is closed, so the predictions would be lost")

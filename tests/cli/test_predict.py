@@ -1,11 +1,13 @@
 """`vitrail predict` and `vitrail embed` from the outside."""
 
 import csv
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -106,12 +108,16 @@ def test_the_model_is_the_first_argument_or_an_option_or_the_bundled_one(
     assert found[3] < set(CLASSES)
 
 
-def test_a_picture_or_a_list_on_standard_input(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "vitrail", "predict", "tiny.safetensors", "--format", "jsonl"]
-    picture = subprocess.run([*command, "-"], input=Path("photos/00.jpg").read_bytes(), capture_output=True)
-    names = subprocess.run([*command, "--list", "-"], input=b"photos/00.jpg\nphotos/01.jpg\n", capture_output=True)
-    assert picture.returncode == names.returncode == 0, picture.stderr + names.stderr
-    one, rows = json.loads(picture.stdout), [json.loads(line) for line in names.stdout.splitlines()]
+def test_a_picture_or_a_list_on_standard_input(
+    inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(given: bytes, *arguments: str) -> list[dict[str, Any]]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+        assert main(["predict", "tiny.safetensors", "--format", "jsonl", *arguments]) == 0
+        return rows_of(capsys)
+
+    (one,) = answer(Path("photos/00.jpg").read_bytes(), "-")
+    rows = answer(b"photos/00.jpg\nphotos/01.jpg\n", "--list", "-")
     assert one["picture"] == "-"
     assert one["scores"] == pytest.approx(rows[0]["scores"], rel=1e-4)
     assert [row["picture"] for row in rows] == ["photos/00.jpg", "photos/01.jpg"]
@@ -134,7 +140,7 @@ def test_a_picture_or_a_list_on_standard_input(inside: Path, capsys: pytest.Capt
         (["predict", "tiny.safetensors", "photos", "--raw"], "--raw is about the cells of CSV files; omit it for"),
         (["predict", "tiny.safetensors", ""], "a picture's name is empty"),
         (["predict", "tiny.safetensors", "photos", "--device", "meta"], "device 'meta' cannot be used"),
-        (["predict", "tiny.safetensors", "photos", "--tpo-k", "2"], "unknown option --tpo-k; did you mean --top-k?"),
+        (["predict", "tiny.safetensors", "photos", "--tpo-k", "2"], "has no option --tpo-k; did you mean --top-k?"),
         (["predict", "--formt", "csv", "photos"], "did you mean --format?"),
         (["embed", "tiny.safetensors", "photos", "--maps", "pca"], "did you mean --map?"),
         (["predict", "tiny.safetensors", "photos", "--top-k", "0"], "--top-k must be at least 1"),

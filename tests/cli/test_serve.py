@@ -26,7 +26,7 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
         (["missing.onnx"], "there is no checkpoint missing.onnx"),
         (["a=cifar10", "a=cifar10"], "two models are called a"),
         (["hf://owner/name", "--reload"], "--reload watches files"),
-        (["--prot", "80"], "unknown option"),
+        (["--prot", "80"], "vitrail serve has no option --prot; did you mean --port?"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

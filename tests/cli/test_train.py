@@ -4,16 +4,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from tests.training.victims import run_command
 
+from processes import SECONDS, start, wait_for
 from vitrail.cli.main import main
 from vitrail.weights.opening import open_checkpoint
 
@@ -40,8 +39,10 @@ def pictures(here: Path) -> Path:
     return here / "pictures"
 
 
+@pytest.mark.draws
+@pytest.mark.usefixtures("no_report")
 def test_a_folder_alone_is_enough(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(pictures), "--epochs", "6", "--batch-size", "16"]) == 0
+    assert main(["train", str(pictures), "--epochs", "4", "--batch-size", "16"]) == 0
     out = capsys.readouterr().out
     run = Path("runs/train-1")
     for name in ("config.yaml", "env.json", "split.csv", "results.csv", "results.png", "train_batch.jpg"):
@@ -50,7 +51,7 @@ def test_a_folder_alone_is_enough(pictures: Path, capsys: pytest.CaptureFixture[
     assert "recipe scratch" in out
     assert "model   compact-64" in out
     assert open_checkpoint(run).classes == ("blue", "red")
-    assert yaml.safe_load((run / "config.yaml").read_text())["schedule"]["epochs"] == 6
+    assert yaml.safe_load((run / "config.yaml").read_text())["schedule"]["epochs"] == 4
     assert json.loads((run / "metrics.json").read_text())["test"]["accuracy"] == 1.0
     with Image.open(run / "results.png") as curves:
         assert curves.size[0] > 600
@@ -241,26 +242,16 @@ def test_resume_rejects_other_flags_and_takes_the_same(here: Path, capsys: pytes
     assert len((here / "run" / "results.csv").read_text().splitlines()) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_save_and_say_how_to_go_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vitrail", "train", "digits", "--epochs", "4000", "--no-check", "--out", "run dir"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def heed() -> None:  # also where the tests run below nohup
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heed
-    )
+    command = ["train", "digits", "--epochs", "4000", "--no-check", "--out", "run dir"]
+    process = start(run_command, tmp_path, command, "printed", number)
     rows = tmp_path / "run dir" / "results.csv"
-    deadline = time.monotonic() + 120
-    while not rows.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == code
+    wait_for(lambda: rows.exists() or not process.is_alive())
+    os.kill(process.pid or 0, number)
+    process.join(SECONDS)
+    assert process.exitcode == code
+    out = (tmp_path / "printed").read_text()
     assert "vitrail train --resume 'run dir'" in " ".join(out.split())
     states = sorted((tmp_path / "run dir" / "weights" / "last").glob("step-*/state.json"))
     progress = json.loads(states[-1].read_text())["progress"]

@@ -30,6 +30,10 @@ def test_arguments_become_flags(message: str, shown: str | None) -> None:
     assert as_flags(message, FLAGS) == (message if shown is None else shown)
 
 
+def flags_of_verb(verb: str) -> set[str]:
+    return flags_of(build_app(), verb.split())
+
+
 def test_the_flags_of_a_verb() -> None:
     assert {"--weights", "--lr", "--resume"} <= flags_of(build_app(), ["train", "x", "--lr", "1"])
     assert "--weights" not in flags_of(build_app(), ["models"])

@@ -378,11 +378,11 @@ def main(name: str, count: int, seed: int) -> int:
     return int(slowest > SECONDS)
 
 
-def write_result(name: str, count: int, file: Path) -> None:
+def write_result(name: str, count: int, seed: int, file: Path) -> None:
     """As the command, with what it prints in a file."""
     with file.open("w", buffering=1) as output:
         sys.stdout = sys.stderr = output
-        sys.exit(main(name, count, 0))
+        sys.exit(main(name, count, seed))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.data.test_loader import assert_same
-from tests.data.test_picture import huge_png
+from tests.data.test_picture import write_png
 
 from vitrail.data import Augment, Dataset, Loader, LoaderConfig, Preprocess, open_data
 from vitrail.errors import DataError
@@ -46,10 +46,12 @@ def test_a_broken_picture_is_left_out_of_evaluation(folder: Dataset) -> None:
 
 def test_more_than_one_percent_broken_is_an_error(folder: Dataset) -> None:
     break_pictures(folder, "train", 1)
-    with pytest.raises(DataError, match=r"1 picture cannot be read, more than 1.0% of 40;") as error:
+    with pytest.raises(DataError, match=r"1 of 46 pictures cannot be read, more than 1 % of a split:") as error:
         list(Loader(folder, "train", SPEC, LoaderConfig(batch_size=40, seed=1), Augment()))
     assert "data check" in str(error.value)
     assert "train/cat/000.jpg" in str(error.value)
+    assert "leave them out with max_broken_rate=0.03." in str(error.value), "and that is enough:"
+    list(Loader(folder, "train", SPEC, LoaderConfig(batch_size=40, seed=1, max_broken_rate=0.03), Augment()))
 
 
 def test_broken_pictures_as_errors(folder: Dataset) -> None:
@@ -63,7 +65,7 @@ def test_unreadable_and_empty_files_are_skipped_too(folder: Dataset, make_folder
     (root / "val/cat/empty.jpg").touch()
     (root / "val/cat/gone.jpg").symlink_to(root / "nowhere.jpg")
     (root / "val/cat/self.jpg").symlink_to(root / "val/cat/self.jpg")
-    (root / "val/cat/huge.png").write_bytes(huge_png(60_000, 60_000))
+    (root / "val/cat/huge.png").write_bytes(write_png(60_000, 60_000))
     loader = Loader(open_data(root), "val", SPEC, LoaderConfig(max_broken_rate=0.2, workers=2))
     assert sum(len(batch.images) for batch in loader) == 46
     assert sorted(loader.broken) == [f"val/cat/{name}" for name in ("empty.jpg", "gone.jpg", "huge.png", "self.jpg")]

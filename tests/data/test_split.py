@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.split import SplitPlan, read_split, stratify, write_split
+from vitrail.data.split import UNUSED, SplitPlan, read_split, stratify, write_split
 from vitrail.errors import ConfigError, DataError
 
 RATES = {"val": 0.2, "test": 0.1}
@@ -81,3 +81,10 @@ def test_a_split_file_that_a_spreadsheet_wrote(tmp_path) -> None:
     (tmp_path / "split.csv").write_text("\ufeffkey,split\r\na,Train\r\nb,validation\r\n", encoding="utf-8")
     parts = read_split(tmp_path / "split.csv", ["a", "b"])
     assert {name: indices.tolist() for name, indices in parts.items()} == {"train": [0], "val": [1]}
+
+
+def test_unused_samples_are_known_and_in_no_split(tmp_path) -> None:
+    write_split(tmp_path / "split.csv", {"train": [("a", "x")], UNUSED: [("b", "x")]})
+    assert {name: part.tolist() for name, part in read_split(tmp_path / "split.csv", ["a", "b"]).items()} == {
+        "train": [0]
+    }

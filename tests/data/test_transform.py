@@ -15,7 +15,7 @@ from tests.data.conftest import picture
 from vitrail.data import Augment, Source
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.preprocess import Preprocess, preset
-from vitrail.data.transform import denormalize, fit, fit_tensor, normalize, prepare
+from vitrail.data.transform import denormalize, fit, fit_tensor, normalize, prepare, resize, to_tensor
 from vitrail.draws import Draws
 from vitrail.errors import DataError, InputError
 
@@ -133,6 +133,26 @@ def test_a_picture_of_extreme_shape_is_refused_or_cheap(name: str, augment: Augm
         chunk = maker.make(rows, Draws(0, 0, rows), torch.empty(1, 3, 224, 224), substitute=augment is not None)
         assert all("too narrow" in why for _, why in chunk.broken)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000  # kilobytes
+
+
+@pytest.mark.parametrize("kernel", ["pillow", "bytes", "float"])
+@pytest.mark.parametrize("shape", [(5, 2001), (2000, 4), (5, 330)])
+def test_of_a_very_long_picture_only_the_middle_is_resized(kernel: str, shape: tuple[int, int]) -> None:
+    """Which looks as if all of it had been."""
+    down, across = np.linspace(0, 6, shape[0]), np.linspace(0, 40, shape[1])
+    values = 127 + 60 * np.sin(down[:, None]) + 60 * np.cos(across[None])
+    picture = np.repeat(values.astype(np.uint8)[..., None], 3, axis=2)
+    spec = Preprocess(size=(16, 16), resize="shortest", kernel=kernel, interpolation="bicubic")  # pyright: ignore[reportArgumentType]
+    height, width = spec.middle(*shape)
+    assert max(height, width) <= 64 * min(shape) + 1
+    assert ((shape[0] - height) % 2, (shape[1] - width) % 2) == (0, 0)
+    resized = spec.resized(*shape)
+    whole = resize(to_tensor(Image.fromarray(picture))[None], spec, *resized)[0]
+    top, left = spec.corner(*resized)
+    expected = whole[:, top : top + 16, left : left + 16].float()
+    for given in (Image.fromarray(picture), picture):
+        assert (fit(given, spec).float() - expected).abs().max() <= 3
+    assert Preprocess(size=(16, 16)).middle(1, 50_000) == (1, 50_000)  # squashed: all of it is seen
 
 
 class FakeSource(Source):

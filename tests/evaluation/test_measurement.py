@@ -72,7 +72,7 @@ def test_all_splits_together_can_be_taken_apart_again(arrays: Dataset) -> None:
 
 def test_too_many_broken_pictures_are_an_error(predictor: Predictor, tmp_path: Path) -> None:
     root = make_class_folders(tmp_path / "few", count=8)
-    with pytest.raises(DataError, match=r"1 of 56 pictures cannot be read, more than 1%.*\n.*cat/007.png: "):
+    with pytest.raises(DataError, match=r"1 of 56 pictures cannot be read, more than 1 %.*\n.*cat/007.png: "):
         measure_split(predictor, open_data(root))
 
 

@@ -11,7 +11,7 @@ import scipy.stats
 import sklearn.metrics as sk
 import torch
 from benchmarks.peers import torchmetrics
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.errors import InputError
@@ -33,7 +33,6 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return logits.astype(np.float32), generator.integers(0, present, count)
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_equal_to_scikit_learn(case: tuple[np.ndarray, np.ndarray]) -> None:
     logits, targets = case
@@ -63,7 +62,6 @@ def test_equal_to_scikit_learn(case: tuple[np.ndarray, np.ndarray]) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_equal_to_torchmetrics(case: tuple[np.ndarray, np.ndarray]) -> None:
     logits, targets = torch.as_tensor(case[0]).double(), torch.as_tensor(case[1])
@@ -85,7 +83,6 @@ def test_equal_to_torchmetrics(case: tuple[np.ndarray, np.ndarray]) -> None:
         assert found.calibration.error == pytest.approx(float(error), abs=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 500), st.integers(1, 500))
 def test_the_interval_is_wilsons(correct: int, total: int) -> None:
     correct = min(correct, total)

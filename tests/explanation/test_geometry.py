@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -25,7 +25,6 @@ SPECS = st.builds(
 SIDES = st.integers(40, 300)
 
 
-@settings(max_examples=60, deadline=None)
 @given(spec=SPECS, height=SIDES, width=SIDES, data=st.data())
 def test_a_bright_spot_comes_back_where_it_was(spec: Preprocess, height: int, width: int, data: st.DataObject) -> None:
     view = view_of(spec, (height, width))
@@ -46,7 +45,6 @@ def test_a_bright_spot_comes_back_where_it_was(spec: Preprocess, height: int, wi
     assert shares.sum() < 1.6
 
 
-@settings(max_examples=60, deadline=None)
 @given(spec=SPECS, height=SIDES, width=SIDES)
 def test_what_is_unseen_is_what_the_crop_cuts_off(spec: Preprocess, height: int, width: int) -> None:
     top, left, bottom, right = view_of(spec, (height, width)).seen
@@ -62,7 +60,6 @@ def test_what_is_unseen_is_what_the_crop_cuts_off(spec: Preprocess, height: int,
     assert (fit_tensor(inside, spec)[0].float() / 255)[2:-2, 2:-2].min() > 0.65
 
 
-@settings(max_examples=40, deadline=None)
 @given(spec=SPECS, height=SIDES, width=SIDES, seed=st.integers(0, 9))
 def test_smooth_maps_keep_to_the_range_and_the_centres(spec: Preprocess, height: int, width: int, seed: int) -> None:
     view = view_of(spec, (height, width))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,7 +56,6 @@ def join(values: list[np.ndarray], members: list[list[int]], pairs: list[tuple[i
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     patches=st.integers(2, 19),
     prefix=st.integers(0, 3),

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -176,7 +176,6 @@ def test_bad_requests(make_model: Callable[..., ViT]) -> None:
         model([images[0]], torch.ones(1, 16, dtype=torch.bool))
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     order=st.permutations(range(16)), heads=st.sampled_from([1, 2, 4]), pooling=st.sampled_from(["cls", "mean", "map"])
 )

@@ -3,16 +3,18 @@
 1e-5 is relative to the largest number.
 """
 
+import copy
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.peers import timm, transformers
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import EvaConfig, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -25,6 +27,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
 from vitrail.weights.peft import add_adapter, libraries
 from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.trust import Trust
 from vitrail.weights.writer import write_checkpoint
 
 THEIRS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "proj": "o_proj", "mlp": ("fc1", "fc2")}
@@ -188,30 +191,57 @@ def test_merged_weights_compute_the_same(case: str, written: Callable[..., Path]
         assert (read_checkpoint(base).build()(images) - ours(images)).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("case", ["transformers", "timm", "rslora"])
+# How A and B are initialised; the first two change the base's weights as well.
+INITS = ("pissa", "olora", "gaussian", "orthogonal", "mica", "eva", False)
+SAVED = [(library, init) for library in ("transformers", "timm") for init in INITS]
+
+
+@pytest.mark.parametrize(
+    ("case", "init"), [*SAVED, *((case, True) for case in ("transformers", "timm", "rslora", "patches", "all-linear"))]
+)
+@pytest.mark.filterwarnings("ignore:lora with eva")
 def test_adapters_that_peft_saves_are_merged(
-    case: str, written: Callable[..., Path], images: Tensor, tmp_path: Path
+    case: str, init: Any, written: Callable[..., Path], images: Tensor, tmp_path: Path
 ) -> None:
-    if case == "timm":
+    if case in ("timm", "patches"):
         base = written("timm", "base.safetensors")
         plain = timm.models.vision_transformer.VisionTransformer(**TIMM_SIZES)
         timm.models.load_checkpoint(plain, str(base))
-        names, head = ["qkv", "fc1"], "head"
+        names, head = ["qkv", "fc1"] if case == "timm" else ["proj"], "head"  # the patch convolution is a proj too
     else:
         base = written("hf")
         plain = transformers.ViTForImageClassification.from_pretrained(base)
         names, head = ["q_proj", "o_proj", "fc2"], "classifier"
     settings: dict[str, Any] = {"rank_pattern": {names[-1]: 2}, "use_rslora": case == "rslora"}
-    config = LoraConfig(r=4, lora_alpha=6, target_modules=names, modules_to_save=[head], **settings)
-    theirs = get_peft_model(plain, config).eval()
+    settings |= {"target_modules": names, "modules_to_save": [head], "init_lora_weights": init}
+    if init == "eva":
+        settings["eva_config"] = EvaConfig()
+    if case == "all-linear":  # the head among them
+        settings |= {"target_modules": case, "modules_to_save": None}
+    theirs = get_peft_model(plain, LoraConfig(r=4, lora_alpha=6, **settings)).eval()
     for name, weight in theirs.named_parameters():
         if "lora_" in name or "modules_to_save" in name:
-            nn.init.normal_(weight, std=0.2)
+            weight.data += 0.2 * torch.randn_like(weight)
     theirs.save_pretrained(tmp_path / "adapter")
     merge = add_adapter(read_checkpoint(base, hints=Hints(heads=4)), tmp_path / "adapter").build()
     with torch.no_grad():
         expected = theirs(images)
         assert_same(merge(images), expected if isinstance(expected, Tensor) else expected.logits)
+
+
+def test_a_new_head_has_neither_the_names_nor_the_calibration_of_the_old(
+    written: Callable[..., Path], tmp_path: Path
+) -> None:
+    trust = Trust(data="val", pictures=9, temperature=2.0)
+    base = replace(read_checkpoint(written("hf")), classes=tuple("abcdefg"), trust=trust)
+    plain = transformers.ViTForImageClassification.from_pretrained(tmp_path / "base")
+    for head, classes in ((None, base.classes), (["classifier"], None)):
+        config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=head)
+        get_peft_model(copy.deepcopy(plain), config).save_pretrained(tmp_path / "adapter")
+        merge = add_adapter(base, tmp_path / "adapter")
+        assert (merge.classes, merge.trust) == (classes, None)
+        assert any("class names of the base were dropped" in remark for remark in merge.remarks) == (classes is None)
+        assert any("an adapter was merged, so what the calibration" in remark for remark in merge.remarks)
 
 
 def test_the_older_names_of_transformers_are_known_too(written: Callable[..., Path], tmp_path: Path) -> None:
@@ -235,11 +265,14 @@ def test_the_older_names_of_transformers_are_known_too(written: Callable[..., Pa
         ({"peft_type": "IA3"}, (), "must be the config of a LoRA adapter"),
         ({"use_dora": True}, (), "cannot merge an adapter that uses use_dora"),
         ({"something_new": 3}, (), "uses something_new"),
+        ({"init_lora_weights": "pissa_niter_4"}, (), "initialised with 'pissa_niter_4', which changed the base"),
+        ({"init_lora_weights": "corda"}, (), "model.save_pretrained(folder, path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": ["x"]}, (), "initialised with ['x']"),
         ({"rank_pattern": {"(a|a)*": 3}}, (), "must be names of modules"),
         ({"r": 0}, (), "a rank and an alpha above 0"),
         ({}, ("classifier.weight",), "its classifier is not complete"),
         ({}, ("vit.layernorm.weight",), "holds more than LoRA and a head: vit.layernorm.weight"),
-        ({}, ("vit.layers.9.attention.q_proj.lora_A.weight",), "modules that this model does not have"),
+        ({}, ("vit.layers.9.attention.q_proj.lora_A.weight",), "not have: vit.layers.9.attention.q_proj."),
         ({}, ("vit.layers.1.attention.q_proj.lora_A.weight",), "A and B of vit.layers.1.attention.q_proj do not fit"),
     ],
 )

@@ -2,11 +2,9 @@
 
 Each example is a random subset of the words that its files may hold, with sensible and absurd values. Pixels agree to
 the rounding of float32: 2e-6 of the largest number that the arithmetic passes through, so no byte differs.
-`VITRAIL_EXAMPLES` draws more examples than CI does.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.peers import transformers
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from conftest import randomize
+from fuzzing import cases
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import prepare
 from vitrail.errors import AssumptionWarning, VitrailError, WeightsError
@@ -31,16 +30,9 @@ from vitrail.weights.convert import convert, sample_photos
 from vitrail.weights.huggingface_processor import FILE, PROCESSORS, processor_config, read_preprocess
 from vitrail.weights.reader import NONSENSE, read_checkpoint
 
-EXAMPLES = int(os.environ.get("VITRAIL_EXAMPLES", "0"))
 PHOTOGRAPHS = [Image.fromarray(image) for image in load_sample_images().images]
 PICTURES = [PHOTOGRAPHS[0].crop((3, 5, 138, 202)), PHOTOGRAPHS[1].resize((97, 61)), PHOTOGRAPHS[1].crop((9, 9, 73, 73))]
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
-
-
-def many(examples: int) -> settings:
-    return settings(
-        max_examples=EXAMPLES or examples, deadline=None, suppress_health_check=list(HealthCheck), database=None
-    )
 
 
 side = st.sampled_from([16, 24, 31, 32, 33, 48])
@@ -154,7 +146,7 @@ def assert_same_pixels(ours: Tensor, theirs: Tensor, spec: Preprocess) -> None:
     assert (ours - theirs).abs().max().item() <= 2e-6 * max(1.0, largest)
 
 
-@many(250)
+@settings(max_examples=cases(60))
 @given(facts=processors(), kind=st.sampled_from(["vit", "dinov2"]))
 def test_any_image_processor(facts: dict[str, Any], kind: str) -> None:
     theirs = theirs_of(facts, kind)
@@ -189,7 +181,6 @@ def specs(draw: st.DrawFn) -> Preprocess:
     return Preprocess(**fields, crop=draw(st.sampled_from([1.0, 0.9, 0.875, 224 / 438])))
 
 
-@many(60)
 @given(spec=specs())
 def test_any_preprocessing_that_we_write(spec: Preprocess) -> None:
     try:
@@ -278,7 +269,6 @@ def peer_of(facts: dict[str, Any], classes: int, folder: Path) -> Any:
         return None
 
 
-@many(60)
 @given(facts=configs(), classes=st.sampled_from([0, 3]))
 def test_any_config(facts: dict[str, Any], classes: int) -> None:
     with TemporaryDirectory() as name:

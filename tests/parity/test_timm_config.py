@@ -21,13 +21,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from conftest import randomize
+from fuzzing import cases
 from vitrail.data.transform import prepare
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.infer import Hints
+from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.reader import read_checkpoint
-from vitrail.weights.timm import how_to_load
-from vitrail.weights.timm_names import DEFAULTS, NAMES, named_arguments
+from vitrail.weights.timm import assumptions, how_to_load, infer_config, recognises
+from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, named_arguments
 from vitrail.weights.writer import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
@@ -90,6 +91,9 @@ def test_the_table_of_names_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
             timm.create_model(name, pretrained_cfg={"num_classes": 1000})
         ours = dict(named_arguments(name))
         hybrid = ours.pop("resnet") is not None
+        if ours.pop("mlp") == "swiglu":
+            assert given.pop("mlp_layer") is timm.layers.SwiGLUPacked
+            assert (ours.pop("act_layer"), given.pop("act_layer")) == ("silu", nn.SiLU)
         assert ("embed_layer" in given) == hybrid, name
         assert given.pop("attn_layer", attention) is attention
         assert given.keys() - {"embed_layer"} <= ours.keys(), name
@@ -108,6 +112,23 @@ def test_replaced_names_are_read_as_timm_reads_them() -> None:
             except WeightsError:
                 pass
     assert mapped == 28  # the others are CLIP's, and two hybrids with names of their own
+
+
+TANH = ["vit_base_patch32_siglip_256", "vit_base_patch32_siglip_gap_256"]
+
+
+@pytest.mark.parametrize("name", [*LOOKALIKES, *TANH, "vit_base_patch16_gap_224"])
+def test_a_bare_file_names_what_else_it_may_be(name: str) -> None:
+    """At full size, without numbers: only keys and shapes are looked at."""
+    with torch.device("meta"):
+        state = timm.create_model(name, num_classes=5).state_dict()
+    raw = Raw(path=Path("model.safetensors"), tensors=state, sidecars={})
+    assert recognises(state)
+    hints = Hints(heads=3) if name == "test_vit3" else Hints()  # of an unpublished size
+    config = infer_config(raw, hints)
+    (note,) = [note for note in assumptions(config, hints) if note.startswith("these models of timm")]
+    trait = {"vit_base_patch16_gap_224": "heads 16"}.get(name) or OTHERS.get(name) or "activation gelu_tanh"
+    assert f"{name} ({trait})" in note
 
 
 @pytest.mark.parametrize("name", REGISTERED)
@@ -212,7 +233,7 @@ def one_model(base: str, arguments: dict[str, Any], omitted: set[str]) -> str:
 def test_any_model_arguments_agree_or_are_refused() -> None:
     results: Counter[str] = Counter()
 
-    @settings(max_examples=100, deadline=None, database=None)
+    @settings(max_examples=cases(40))
     @given(
         base=st.sampled_from(BASES),
         arguments=model_arguments(),
@@ -281,7 +302,7 @@ def test_any_transform_agrees_or_is_refused(folders: dict[bool, Path]) -> None:
     results: Counter[str] = Counter()
     noise = np.random.default_rng(0)
 
-    @settings(max_examples=150, deadline=None, database=None)
+    @settings(max_examples=cases(60))
     @given(
         dynamic=st.booleans(),
         data=st.fixed_dictionaries({}, optional=DATA),

@@ -4,22 +4,27 @@ Each case builds the peer's own model, lets the peer save it, reads the file, an
 the peer load what we wrote. 1e-5 is relative to the scale of the logits.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from benchmarks.peers import timm, torchvision, transformers
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from conftest import randomize
 from vitrail.data.transform import prepare
+from vitrail.model import variant
 from vitrail.model.positions import resample_positions
 from vitrail.weights.infer import Hints
 from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.torchvision import assume_preprocess
 from vitrail.weights.writer import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
@@ -70,6 +75,11 @@ TIMM_CASES: dict[str, tuple[Callable[[], nn.Module], Hints, tuple[int, int, int]
         (3, 32, 48),
     ),
     "5 channels": (lambda: TIMM(**SIZES, in_chans=5), Hints(heads=4), (5, 32, 32)),
+    "SwiGLU": (
+        lambda: TIMM(**SIZES, mlp_layer=timm.layers.SwiGLUPacked, act_layer=nn.SiLU),
+        Hints(heads=4),
+        (3, 32, 32),
+    ),
     "no head": (lambda: TIMM(**{**SIZES, "num_classes": 0}), Hints(heads=4), (3, 32, 32)),
     "hybrid": (lambda: make_hybrid((1, 2, 1), 1), Hints(heads=4), (3, 64, 64)),
     "hybrid, root only": (lambda: make_hybrid((), 8), Hints(heads=4), (3, 64, 64)),
@@ -239,13 +249,16 @@ def test_huggingface_class_names_and_processor(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "written").preprocess == checkpoint.preprocess
 
 
-@pytest.mark.parametrize("registers", [0, 3])
-def test_huggingface_dinov2_at_its_own_and_another_size(tmp_path: Path, registers: int) -> None:
+def hf_dinov2(registers: int, **changes: Any) -> Any:
     if registers:
-        config = transformers.Dinov2WithRegistersConfig(**DINO, num_register_tokens=registers)
-        peer = randomize(transformers.Dinov2WithRegistersModel(config)).eval()
-    else:
-        peer = randomize(transformers.Dinov2Model(transformers.Dinov2Config(**DINO))).eval()
+        config = transformers.Dinov2WithRegistersConfig(**{**DINO, **changes}, num_register_tokens=registers)
+        return randomize(transformers.Dinov2WithRegistersModel(config)).eval()
+    return randomize(transformers.Dinov2Model(transformers.Dinov2Config(**{**DINO, **changes}))).eval()
+
+
+@pytest.mark.parametrize(("registers", "swiglu"), [(0, False), (3, False), (0, True), (3, True)])
+def test_huggingface_dinov2_at_its_own_and_another_size(tmp_path: Path, registers: int, swiglu: bool) -> None:
+    peer = hf_dinov2(registers, use_swiglu_ffn=swiglu)
     peer.save_pretrained(tmp_path / "saved")
     checkpoint = read_checkpoint(tmp_path / "saved")
     model = checkpoint.build()
@@ -259,13 +272,42 @@ def test_huggingface_dinov2_at_its_own_and_another_size(tmp_path: Path, register
             torch.testing.assert_close(again.state_dict()[name], value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("registers", [0, 3])
-def test_original_dinov2_layout(tmp_path: Path, registers: int) -> None:
+BARE: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "ViT": (lambda: hf_vit("ViTModel", hidden_size=48, num_attention_heads=3), ["heads"]),
+    "DINOv2": (lambda: hf_dinov2(0, hidden_size=128, num_attention_heads=2), []),
+    "registers": (lambda: hf_dinov2(3, hidden_size=128, num_attention_heads=2), []),
+    "SwiGLU": (lambda: hf_dinov2(0, hidden_size=128, num_attention_heads=2, use_swiglu_ffn=True), []),
+}
+
+
+@pytest.mark.parametrize("case", BARE)
+@pytest.mark.parametrize("names", ["files", "modules"])
+def test_huggingface_weights_without_their_config(tmp_path: Path, case: str, names: str) -> None:
+    make, hinted = BARE[case]
+    peer = make()
+    peer.save_pretrained(tmp_path / "saved")
+    if names == "modules":
+        save_file(peer.state_dict(), tmp_path / "saved" / "model.safetensors")
+    stated = read_checkpoint(tmp_path / "saved")
+    bare = (tmp_path / "saved" / "model.safetensors").rename(tmp_path / "model.safetensors")
+    checkpoint = read_checkpoint(bare, hints=Hints(heads=3) if hinted else None)
+    assert checkpoint.config == stated.config
+    assert checkpoint.preprocess == stated.preprocess
+    unstated = {note.partition(":")[0] for note in checkpoint.notes if note.startswith("the file does not state its")}
+    expected = {"heads", "GELU", "LayerNorm epsilon"} - {*hinted, *(["GELU"] if case == "SwiGLU" else [])}
+    assert unstated == {f"the file does not state its {what}" for what in expected}
+
+
+@pytest.mark.parametrize(("registers", "swiglu"), [(0, False), (3, False), (0, True)])
+def test_original_dinov2_layout(tmp_path: Path, registers: int, swiglu: bool) -> None:
     """timm's model in the key layout of the original repository, with the [cls] position still apart."""
+    gated: dict[str, Any] = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU} if swiglu else {}
     peer = randomize(
-        TIMM(**{**SIZES, "num_classes": 0}, init_values=1.0, reg_tokens=registers, no_embed_class=True)
+        TIMM(**{**SIZES, "num_classes": 0}, init_values=1.0, reg_tokens=registers, no_embed_class=True, **gated)
     ).eval()
     state = {name: value.clone() for name, value in peer.state_dict().items()}
+    if swiglu:
+        state = {name.replace("fc1", "w12").replace("fc2", "w3"): value for name, value in state.items()}
     class_position = torch.randn(1, 1, 32)
     state["cls_token"] -= class_position
     state["pos_embed"] = torch.cat([class_position, state["pos_embed"]], dim=1)
@@ -310,6 +352,29 @@ def test_torchvision(tmp_path: Path, representation: int | None) -> None:
         again = make()
         again.load_state_dict(torch.load(tmp_path / "written.pth", weights_only=True))
         torch.testing.assert_close(again(images), expected, rtol=0, atol=0)
+
+
+TORCHVISION = [
+    weights
+    for name in ("ViT_B_16", "ViT_B_32", "ViT_L_16", "ViT_L_32", "ViT_H_14")
+    for weights in getattr(torchvision.models, f"{name}_Weights")
+]
+
+
+@pytest.mark.parametrize("weights", TORCHVISION, ids=str)
+def test_torchvisions_own_files_get_their_own_pictures(weights: Any) -> None:
+    file = Path(weights.url).name
+    kind = re.match(r"vit_(.)_(\d+)", file)
+    assert kind is not None
+    model = variant(f"vit-{kind[1]}{kind[2]}", image_size=weights.meta["min_size"][0])
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 411, 3), np.uint8))
+    spec, notes = assume_preprocess(Path(file), model)
+    assert notes == ()
+    torch.testing.assert_close(prepare(noise, spec), weights.transforms()(noise), rtol=1e-5, atol=1e-5)
+    _, (note,) = assume_preprocess(Path("renamed.pth"), model)
+    shared = [each for each in TORCHVISION if str(each) in note]
+    assert weights in shared  # the others of its shape are named too
+    assert len({each.meta["min_size"] for each in shared}) == 1
 
 
 def test_torchvision_legacy_mlp_names(tmp_path: Path) -> None:

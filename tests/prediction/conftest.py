@@ -37,8 +37,8 @@ def checkpoint_file(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "tiny.safetensors")
 
 
-def write_tiny(path: Path, classes: tuple[str, ...] | None = CLASSES) -> Path:
-    config = replace(TINY, num_classes=len(classes)) if classes else TINY
+def write_tiny(path: Path, classes: tuple[str, ...] | None = CLASSES, **changes: Any) -> Path:
+    config = replace(TINY, num_classes=len(classes) if classes else TINY.num_classes, **changes)
     tensors = randomize(ViT(config)).state_dict()
     spec = preset("timm", config.image_size)
     write_checkpoint(Checkpoint(config=config, tensors=tensors, preprocess=spec, classes=classes), path)

@@ -21,7 +21,7 @@ from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import explain_by
 from vitrail.model import ConvStem, PositionConfig
 from vitrail.report import insights, trust
-from vitrail.report.commands import as_typed
+from vitrail.report.commands import as_typed, run_commands
 from vitrail.report.learning import training_section
 from vitrail.report.runs import report_on_run
 from vitrail.training.curves import Row
@@ -223,8 +223,19 @@ def test_a_training_loss_above_the_validations_is_explained(train_loss: float, s
     ],
 )
 def test_commands_are_as_a_person_types_them(ranks: int, here: int, start: str) -> None:
-    told = {"command": ["/x/__main__.py", "train", "my pictures"], "world_size": ranks, "local_world_size": here}
+    told = {
+        "command": ["/x/vitrail/__main__.py", "train", "my pictures"],
+        "world_size": ranks,
+        "local_world_size": here,
+    }
     assert as_typed(told) == f"{start} train 'my pictures'"
+
+
+@pytest.mark.parametrize(
+    "program", [["-c"], ["my_script.py", "my", "arguments"], ["/x/ipykernel/__main__.py"], [""], []]
+)
+def test_a_call_from_python_is_not_called_a_command(program: list[str]) -> None:
+    assert "the command that was run" not in run_commands(Path("run"), ["photos"], {"command": program})
 
 
 @pytest.mark.parametrize(

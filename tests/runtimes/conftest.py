@@ -15,7 +15,7 @@ __all__ = ["checkpoint_file", "photos", "predictor"]
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny.safetensors, tiny.onnx and the OpenVINO folder `tiny`; nobody changes anything in it."""
     folder = tmp_path_factory.mktemp("exports")
-    checkpoint = write_tiny(folder / "tiny.safetensors")
+    checkpoint = write_tiny(folder / "tiny.safetensors", depth=1)
     vitrail.export(checkpoint, folder / "tiny.onnx")
     vitrail.export(checkpoint, folder / "tiny", to="openvino")
     return folder

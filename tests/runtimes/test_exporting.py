@@ -127,3 +127,10 @@ def test_predicting_with_an_export_loads_no_torch(name: str, exports: Path, phot
     assert done.returncode == 0, done.stderr
     best = vitrail.load(exports / "tiny.safetensors").predict(photos[0]).label
     assert best in done.stdout  # pyright: ignore[reportOperatorIssue]
+
+
+def test_a_missing_temporary_folder_is_told_before_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/nowhere"])
+    with pytest.raises(ConfigError, match="exporting needs a temporary folder; set TMPDIR"):
+        exporting.check_exportable("onnx")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import vitrail
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, InputError
 from vitrail.model import BlockConfig, ConvStem, PositionConfig, ResNetStem, ViT
@@ -112,6 +113,16 @@ def test_every_kind_of_model_in_both_runtimes(kind: str, make_model: Callable[..
 def outputs_of(exported: Exported) -> tuple[str, ...]:
     head = ("logits",) if exported.manifest.num_classes else ()
     return (*head, "features", *(["attention_0", "attention_1"] if exported.graph.options.attention else []))
+
+
+def test_a_picture_with_too_few_patches_to_merge_is_refused(make_model: Callable[..., ViT], tmp_path: Path) -> None:
+    model = make_model(depth=2, merge=(2, 0))
+    checkpoint = Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=preset("timm", 32))
+    write_onnx(prepare_export(checkpoint, GraphOptions(dynamic_size=True)), tmp_path / "model.onnx")
+    runtime = vitrail.load(tmp_path / "model.onnx").runtime
+    assert runtime.logits(np.zeros((1, 3, 8, 16), np.float32)).shape == (1, 7)
+    with pytest.raises(InputError, match="merges patches, and a picture of 8×8 pixels has too few"):
+        runtime.logits(np.zeros((1, 3, 8, 8), np.float32))
 
 
 class Resampled(nn.Module):

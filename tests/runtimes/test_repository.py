@@ -58,7 +58,7 @@ LISTING_SCHEMA: dict[str, Any] = {
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny.safetensors, and the repository `models` that has it as `animals`; nobody changes anything."""
     folder = tmp_path_factory.mktemp("repository")
-    write_tiny(folder / "tiny.safetensors")
+    write_tiny(folder / "tiny.safetensors", depth=1)
     vitrail.export(folder / "tiny.safetensors", repository=folder / "models", name="animals")
     return folder
 
@@ -167,7 +167,7 @@ def test_a_model_is_replaced_only_when_asked(kept: Path, models: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_without_class_names_there_are_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_tiny(tmp_path / "tiny.safetensors", None)
+    write_tiny(tmp_path / "tiny.safetensors", None, depth=1)
     assert main(["export", str(tmp_path / "tiny.safetensors"), "--repository", str(tmp_path / "models")]) == 0
     assert "this model has no class names" in capsys.readouterr().out
     assert sorted(content(tmp_path / "models")) == ["config.json", "tiny/1/model.onnx", "tiny/config.pbtxt"]

@@ -22,7 +22,7 @@ from vitrail.weights.trust import probabilities
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Predictor, Path]:
-    calibrated = with_trust(make_predictor())
+    calibrated = with_trust(make_predictor(depth=1))
     path = tmp_path_factory.mktemp("trusted") / "tiny.onnx"
     vitrail.export(calibrated, path)
     return calibrated, path
@@ -39,7 +39,7 @@ def test_an_export_answers_as_the_checkpoint_does(exported: tuple[Predictor, Pat
 
 
 def test_an_export_that_prepares_its_pictures_is_calibrated_once(photos: list[Path], tmp_path: Path) -> None:
-    calibrated = with_trust(make_predictor())
+    calibrated = with_trust(make_predictor(depth=1))
     vitrail.export(calibrated, tmp_path / "whole.onnx", with_preprocess=True)
     export = vitrail.load(tmp_path / "whole.onnx")
     assert export.trust == calibrated.trust

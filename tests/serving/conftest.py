@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from processes import SECONDS, wait_for
 from vitrail.serving.access_log import AccessLog
 from vitrail.serving.app import build_app
 from vitrail.serving.batching import Answer, Item
@@ -62,7 +62,7 @@ class Running:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=30)
+        code = self.process.wait(SECONDS)
         for thread in self._threads:
             thread.join()
         return code
@@ -72,14 +72,6 @@ def collect(stream: Any, lines: list[str]) -> None:
     with stream:
         for line in stream:
             lines.append(line)  # noqa: PERF402 - line by line
-
-
-def wait_for(holds: Callable[[], Any], seconds: float = 60) -> Any:
-    ends = time.monotonic() + seconds
-    while not (value := holds()):
-        assert time.monotonic() < ends, "it never happened"
-        time.sleep(0.02)
-    return value
 
 
 @pytest.fixture(scope="session")

@@ -46,8 +46,9 @@ def test_a_batch_of_everything(engine: Engine) -> None:
         "unreadable_picture",
         "unreadable_picture",
         None,
-        "model_failed",
+        "invalid_argument",
     ]
+    assert entries[4]["error"]["message"] == "t has numbers up to ±3e+38, too large for the model; normalise it first."
     logits, scores = (np.frombuffer(blob, dtype=np.float32) for blob in answer.blobs)
     assert scores.sum() == pytest.approx(1)
     assert engine.predictor.label(int(logits.argmax())) == entries[3]["label"]
@@ -70,6 +71,24 @@ def test_one_picture_does_not_spoil_the_answers_of_others(engine: Engine, monkey
     assert len(answer.blobs) == 4
     with pytest.raises(RuntimeError):
         engine.run(Frame({"id": 1, "kind": "logits", "items": items[:1]}, tensors[1:2]))
+
+
+def test_no_finite_answer_to_ordinary_numbers_is_the_models_failure(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vitrail.Predictor, "numbers", lambda _, images: np.full((len(images), 10), np.nan))
+    items = [{"want": "scores", "tensor": True, "name": "t"}, {"want": "top", "top_k": 1, "name": "p"}]
+    frame = Frame({"id": 1, "kind": "logits", "items": items}, [bytes(4 * 3 * 32 * 32), encode()])
+    assert [entry["error"]["code"] for entry in engine.run(frame).facts["items"]] == ["model_failed"] * 2
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_a_damaged_picture_is_called_by_its_number(engine: Engine, kind: str) -> None:
+    items = [{"want": "top", "top_k": 1, "name": "picture 3"}] * 2
+    whole = encode(kind)
+    frame = Frame({"id": 1, "kind": "logits", "items": items}, [whole[: len(whole) // 2], whole[:35]])
+    for entry in engine.run(frame).facts["items"]:
+        assert entry["error"]["message"].startswith("picture 3: ")
 
 
 def test_a_tensor_for_the_model_of_before(engine: Engine) -> None:

@@ -173,6 +173,16 @@ def test_requests_are_counted_by_route_and_status() -> None:
     assert 'vitrail_ready{model="first"} 1.0' in text
 
 
+def test_refused_requests_are_counted_under_the_address_that_they_asked_for() -> None:
+    app = InProcess(token=TOKEN)
+    ask(app, lambda client: client.get("/v1/labels"))
+    ask(app, lambda client: client.delete("/v2/models/first", headers={"authorization": f"Bearer {TOKEN}"}))
+    text = app.service.metrics.text().decode()
+    assert 'vitrail_requests_total{method="GET",route="/v1/labels",status="401"} 1.0' in text
+    assert 'vitrail_requests_total{method="DELETE",route="/v2/models/{model}",status="405"} 1.0' in text
+    assert "unmatched" not in text
+
+
 def test_batches_are_counted_by_model() -> None:
     metrics = Metrics()
     metrics.batch("first", "logits", 3, 0.002, 0.003, [0.001] * 3)

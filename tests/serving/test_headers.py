@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from contextlib import nullcontext
 
 import pytest
 from PIL import Image
@@ -64,6 +65,42 @@ def test_too_many_pixels_are_refused_by_the_header() -> None:
     with pytest.raises(Problem) as caught:
         check_header(png(0, 5), 50_000_000, "it")
     assert caught.value.status == 400
+
+
+def test_what_follows_a_jpeg_is_not_part_of_it() -> None:
+    """Phones append a video to a photograph, in which any two bytes occur."""
+    data = encode("JPEG", progressive=True)
+    assert size_of(data + b"\xff\xda" * 4_000_000, "it") == (40, 30)
+
+
+@pytest.mark.parametrize("hidden", [b"", b"\xff\xfe\0\x04\xff\xd9", b"\xff\xd0"])
+def test_many_scans_are_refused_whatever_hides_them(hidden: bytes) -> None:
+    data = encode("JPEG")
+    scan = data[data.index(b"\xff\xda") : -2]
+    for count, told in ((100, "more than 64 scans"), (65, "more than 64 scans"), (20, "")):
+        with pytest.raises(Problem, match=told) if told else nullcontext():
+            size_of(data[:-2] + hidden + scan * (count - 1) + b"\xff\xd9" + b"\xff\xda" * 100, "it")
+    comments = b"\xff\xfe\0\x04\xff\xda" * 2000
+    with pytest.raises(Problem, match="too many parts"):
+        size_of(data[:-2] + comments + b"\xff\xd9", "it")
+
+
+@pytest.mark.parametrize(
+    ("start", "told", "hint"),
+    [
+        (b"\0\0\0\x1cftypmif1", "it is a HEIC picture", "Most Compatible"),
+        (b"\0\0\0\x1cftypavif", "it is an AVIF picture", "Save it as JPEG"),
+        (b"%PDF-1.4", "it is a PDF document", "screenshot"),
+        (b"\xef\xbb\xbf <svg xmlns=", "it is an SVG drawing", "Export it as PNG"),
+        (b"MM\0*", "it is a TIFF picture", "Save it as JPEG"),
+        (b"hello <svg", "not a JPEG, PNG or WebP; it starts with 'hello <s'", "Send a JPEG"),
+    ],
+)
+def test_other_formats_are_named(start: bytes, told: str, hint: str) -> None:
+    with pytest.raises(Problem) as caught:
+        size_of(start, "it")
+    assert told in caught.value.message
+    assert hint in caught.value.hint
 
 
 def test_endless_metadata_and_scans_are_refused() -> None:

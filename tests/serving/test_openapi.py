@@ -4,8 +4,9 @@ from contextlib import suppress
 from typing import Any, cast
 
 import httpx
+import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -18,6 +19,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from fuzzing import cases
 from serving.conftest import InProcess, Running
 from serving.test_gate import ask
 from vitrail import explanation
@@ -34,11 +36,7 @@ CHECKS = [
 ]
 
 
-LIMITS = settings(
-    max_examples=6, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
-
-
+@pytest.mark.fuzz
 def test_the_service_keeps_what_it_describes(running: Running, client: httpx.Client) -> None:
     schema = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
     operations = [cast("Any", result).ok() for result in schema.get_all_operations()]
@@ -56,7 +54,7 @@ def try_out(operation: Any, mode: GenerationMode) -> None:
     except Unsatisfiable:  # nothing can be wrong with a request that has no parts
         return
 
-    @LIMITS
+    @settings(max_examples=cases(3))
     @given(case=strategy)
     def check(case: Any) -> None:
         case.call_and_validate(checks=CHECKS)

@@ -15,10 +15,10 @@ import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 import vitrail
-from serving.browser import CHROMIUM, Chromium, Script
+from serving.browser import CHROMIUM, FRAME, Chromium, Held, Script
 from serving.conftest import Running, encode
 from vitrail.data.preprocess import Preprocess
 from vitrail.explanation import open_subject
@@ -102,8 +102,157 @@ def test_an_example_gets_its_labels_and_its_map(visit: Visit, model: Any) -> Non
     visit(script)
 
 
+SHIP_FILE = {"name": "ship.jpg", "mimeType": "image/jpeg", "buffer": SHIP.read_bytes()}
+CAT_FILE = {"name": "cat.jpg", "mimeType": "image/jpeg", "buffer": (EXAMPLES / "cat.jpg").read_bytes()}
+
+
+def test_whoever_is_quicker_than_the_connection_gets_one_pane(visit: Visit) -> None:
+    def script(page: Page) -> None:
+        held = Held(page, "/v1/models")
+        page.reload()
+        held.wait(1)
+        expect(page.locator("#compare")).to_be_disabled()
+        for picture in (CAT_FILE, SHIP_FILE, SHIP_FILE):
+            page.set_input_files("#file", picture)
+        held.routes[0].abort()
+        page.locator("text=Try again").dblclick()
+        held.wait(2)
+        page.set_input_files("#file", SHIP_FILE)
+        page.evaluate(FRAME)
+        assert len(held.routes) == 2
+        held.give(1)
+        expect(page.locator(".answer")).to_have_text("ship")
+        expect(page.locator("#problem")).to_be_hidden()
+        expect(page.locator(".pane")).to_have_count(1)
+        page.dblclick("#compare")
+        expect(page.locator(".pane")).to_have_count(1)
+
+    visit(script, expected="ERR_FAILED")
+
+
+def test_the_picture_that_was_chosen_last_is_shown(visit: Visit) -> None:
+    """Whichever answer comes first; nobody waits for the others any more."""
+
+    def script(page: Page) -> None:
+        withdrawn: list[str] = []
+        page.on("requestfailed", lambda request: withdrawn.append(f"{request.url} {request.failure}"))
+        examples, predictions = Held(page, r"/examples/\w+\.jpg$"), Held(page, "/v1/predict")
+        for name in ("ship.jpg", "cat.jpg"):
+            page.click(f"[data-example='{name}']")
+        examples.wait(2)
+        examples.give(1)
+        predictions.wait(1)
+        page.set_input_files("#file", SHIP_FILE)
+        predictions.wait(2)
+        predictions.give(1, 0)
+        examples.give(0)
+        expect(page.locator(".frame.explained")).to_be_visible()
+        expect(page.locator(".answer")).to_have_text("ship")
+        expect(page.locator(".pane-name")).to_have_text("ship.jpg")
+        assert [re.sub(r".*/(\w+)\S*", r"\1", each) for each in withdrawn] == [
+            *("ship net::ERR_ABORTED", "predict net::ERR_ABORTED")
+        ]
+
+    visit(script)
+
+
+def test_a_picture_goes_to_the_side_that_was_chosen_with_it(visit: Visit) -> None:
+    def script(page: Page) -> None:
+        page.click("#compare")
+        expect(page.get_by_role("radio", name="left")).to_be_checked()  # where the first picture belongs
+        held = Held(page, r"/examples/\w+\.jpg$")
+        page.click("[data-example='ship.jpg']")
+        page.check("input[name=side][value='1']")
+        page.click("[data-example='cat.jpg']")
+        held.wait(2)
+        held.give(1, 0)
+        expect(page.locator(".frame.explained")).to_have_count(2)
+        assert page.locator(".answer").all_inner_texts() == ["ship", "cat"]
+        page.set_input_files("#file", SHIP_FILE)  # to the right, which is still chosen
+        expect(page.locator(".answer")).to_have_text(["ship", "ship"])
+        page.locator("html").evaluate(HAND_OVER, ["drop", b64encode(CAT_FILE["buffer"]).decode(), 3])
+        expect(page.locator("#problem")).to_contain_text("Of 3 pictures, the first two are shown.")
+        expect(page.locator(".answer")).to_have_text(["cat", "cat"])
+
+    visit(script)
+
+
+def test_a_map_that_is_no_longer_asked_for_is_not_shown(visit: Visit) -> None:
+    def script(page: Page) -> None:
+        take_example(page)
+        maps, attention = Held(page, "/v1/explain"), Held(page, "/v1/attention")
+        for method in ("rollout", "occlusion", "rollout"):
+            page.select_option("#method", method)
+        maps.wait(3)
+        maps.give(2, 1, 0)
+        expect(page.locator(".working")).to_have_count(0)
+        expect(page.locator(".caption")).to_contain_text("(rollout)")
+        page.select_option("#method", "attention")
+        box = page.locator(".patches").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        attention.wait(1)
+        page.select_option("#layer", "0")
+        maps.wait(5)
+        attention.wait(2)
+        attention.give(1, 0)
+        maps.give(4, 3)  # a late map does not take the caption from the patch
+        expect(page.locator(".working")).to_have_count(0)
+        expect(page.locator(".caption")).to_contain_text("(layer 0, mean of 4 heads)")
+
+    visit(script)
+
+
+def test_a_transparent_picture_is_scored_as_it_is_shown(visit: Visit, model: Any) -> None:
+    def script(page: Page) -> None:
+        page.set_input_files("#file", {"name": "cut out.png", "mimeType": "image/png", "buffer": encoded(hidden)})
+        expect(page.locator(".caption")).to_contain_text("What is transparent was laid on white, for the model too.")
+        assert page.locator(".share").all_inner_texts() == [f"{100 * score:.1f} %" for score in expected.scores]
+        corner = "canvas => Array.from(canvas.getContext('2d').getImageData(0, 0, 1, 1).data)"
+        assert page.locator("canvas.picture").evaluate(corner) == [255, 255, 255, 255]
+        expect(page.locator("#snippet")).to_contain_text("image/png")
+
+    hidden = Image.open(SHIP).resize((64, 64)).convert("RGBA")
+    mask = Image.new("L", hidden.size, 0)
+    mask.paste(255, (16, 16, 48, 48))
+    hidden.putalpha(mask)
+    expected: Any = model.predict(Image.alpha_composite(Image.new("RGBA", hidden.size, "white"), hidden).convert("RGB"))
+    assert expected.scores != model.predict(encoded(hidden)).scores
+    visit(script)
+
+
+def encoded(picture: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_the_page_says_what_the_model_knows(visit: Visit) -> None:
+    def script(page: Page) -> None:
+        def name_others(route: Route) -> None:
+            labels = ["goldfish", "Cat", *(f"breed {number}" for number in range(998))]
+            route.fulfill(json={**route.fetch().json(), "labels": labels})
+
+        def count_others(route: Route) -> None:
+            (described,) = route.fetch().json()["models"]
+            route.fulfill(json={"models": [{**described, "classes": 1000}]})
+
+        names = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
+        expect(page.locator("#known")).to_have_text(f"cifar10 knows 10 classes: {names}.")
+        page.route(re.compile("/v1/labels"), name_others)
+        page.route(re.compile("/v1/models"), count_others)
+        page.reload()
+        expect(page.locator("#known summary")).to_contain_text("cifar10 knows 1,000 classes, such as goldfish, Cat, ")
+        expect(page.locator("[data-example]:visible")).to_have_attribute("data-example", "cat.jpg")
+        page.click("#known summary")
+        expect(page.locator("#known details p")).to_contain_text("breed 997")
+
+    visit(script)
+
+
 def test_the_page_shows_every_example(visit: Visit) -> None:
     def script(page: Page) -> list[str]:
+        expect(page.locator("#examples")).to_be_visible()
         sizes = page.locator("#examples img").evaluate_all("images => images.map((image) => image.naturalWidth)")
         assert set(sizes) == {256}
         return page.locator("[data-example]").evaluate_all("all => all.map((button) => button.dataset.example)")
@@ -111,9 +260,10 @@ def test_the_page_shows_every_example(visit: Visit) -> None:
     assert visit(script) == sorted(path.name for path in EXAMPLES.iterdir())
 
 
-HAND_OVER = """async (page, [kind, bytes]) => {
+HAND_OVER = """async (page, [kind, bytes, count = 1]) => {
   const files = new DataTransfer();
-  files.items.add(new File([Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0))], `${kind}.png`, {type: "image/png"}));
+  const data = Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0));
+  for (let i = 0; i < count; i++) files.items.add(new File([data], `${kind}.png`, {type: "image/png"}));
   const options = {bubbles: true, cancelable: true};
   document.querySelector("main").dispatchEvent(kind === "drop"
     ? new DragEvent("drop", {...options, dataTransfer: files})
@@ -147,8 +297,11 @@ def test_the_controls_change_the_overlay(visit: Visit) -> None:
         for method in ("attention", "rollout", "gradient-rollout", "relevance", "occlusion"):
             page.select_option("#method", method)
             expect(page.locator(".caption")).to_contain_text(f"({method})")
-        page.select_option("#layer", "0")  # only attention has layers
-        expect(page.locator("#method")).to_have_value("attention")
+            disabled = [not page.locator(name).is_enabled() for name in ("#layer", "#head")]
+            assert disabled == [method != "attention"] * 2  # only attention has them
+        page.select_option("#method", "attention")
+        page.select_option("#layer", "0")
+        expect(page.locator(".working")).to_have_count(0)
         page.select_option("#head", "2")
         expect(page.locator(".working")).to_have_count(0)
         assert re.search(r"/v1/explain\?format=json&method=attention&model=cifar10&layer=0&head=2$", asked[-1])
@@ -190,6 +343,7 @@ def test_a_patch_under_the_pointer_shows_what_it_attends_to(visit: Visit, model:
         page.mouse.move(2, 2)
         expect(page.locator(".caption")).to_contain_text("(relevance)")
         expect(page.locator(".mark")).to_be_hidden()
+        page.select_option("#method", "attention")
         page.select_option("#layer", "0")
         page.select_option("#head", "1")
         page.mouse.move(box["x"] + 0.5 / 8 * box["width"], box["y"] + 0.5 / 8 * box["height"])
@@ -253,6 +407,17 @@ def test_everything_has_a_name_for_screen_readers(visit: Visit) -> None:
         assert part in tree
 
 
+OTHERS = {
+    b"\0\0\0\x18ftypheic": "IMG_1 is a HEIC picture, which is not accepted. Save it as JPEG first; an iPhone takes "
+    "JPEG photos if Settings > Camera > Formats is set to Most Compatible.",
+    b"%PDF-1.7": "IMG_1 is a PDF document, not a picture. Export the page that you mean as PNG or JPEG, or take a "
+    "screenshot of it.",
+    b'<?xml version="1.0"?><svg ': "IMG_1 is an SVG drawing, which has no pixels. Export it as PNG.",
+    b"GIF89a": "IMG_1 is a GIF picture, which is not accepted. Save it as JPEG, PNG or WebP first.",
+    b"hello": "IMG_1 is not a JPEG, PNG or WebP. Send a JPEG, PNG or WebP file.",
+}
+
+
 def test_errors_are_told_in_words(visit: Visit) -> None:
     def script(page: Page) -> None:
         broken = {"name": "broken.jpg", "mimeType": "image/jpeg", "buffer": SHIP.read_bytes()[:100]}
@@ -263,8 +428,9 @@ def test_errors_are_told_in_words(visit: Visit) -> None:
         cut = {"name": "cut.jpg", "mimeType": "image/jpeg", "buffer": SHIP.read_bytes()[:900]}
         page.set_input_files("#file", cut)
         expect(page.locator(".pane .problem strong")).to_have_text("cut.jpg: damaged or truncated.")
-        page.set_input_files("#file", {"name": "a.gif", "mimeType": "image/gif", "buffer": b"GIF89a" + bytes(40)})
-        expect(page.locator(".pane .problem")).to_contain_text("not a JPEG, PNG or WebP")
+        for start, told in OTHERS.items():
+            page.set_input_files("#file", {"name": "IMG_1", "mimeType": "", "buffer": start + bytes(40)})
+            expect(page.locator(".pane .problem")).to_have_text(told)
         page.context.set_offline(True)
         page.set_input_files("#file", str(SHIP))
         expect(page.locator(".pane .problem")).to_contain_text("The server cannot be reached.")
@@ -358,7 +524,7 @@ def test_two_pictures_side_by_side(visit: Visit) -> None:
     def script(page: Page) -> None:
         take_example(page)
         page.click("#compare")
-        expect(page.locator(".pane.empty .caption")).to_contain_text("the picture to compare with")
+        expect(page.locator(".pane.empty .caption")).to_contain_text("a picture for this side")
         take_example(page, "cat.jpg", panes=2)
         assert page.locator(".answer").all_inner_texts() == ["ship", "cat"]
         page.check("input[name=side][value='0']")
@@ -420,6 +586,10 @@ def test_a_token_is_asked_for_and_two_models_are_compared(visit: Visit, tmp_path
         kept = page.locator("html").evaluate("() => [localStorage.length, sessionStorage.length, document.cookie]")
         assert kept == [0, 0, ""]
         assert TOKEN not in page.inner_text("#snippet")
+        page.locator(".model").first.select_option("small")
+        expect(page.locator("#known")).to_have_text("small knows 7 classes, which have no names.")
+        expect(page.locator("#examples")).to_be_hidden()  # it knows none of them
+        page.locator(".model").first.select_option("cifar10")
         page.click("#tab-python")
         return page.inner_text("#snippet")
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import gzip
 import json
+import zlib
 from typing import Any
 
 import pytest
@@ -139,7 +141,8 @@ FILE = '; filename="a"'
     [
         ("/v1/predict", {"content": b""}, 400, "unreadable_picture"),
         ("/v1/predict", {"content": b"hello"}, 415, "unsupported_format"),
-        ("/v1/predict", {"content": PICTURE, "headers": {"content-encoding": "gzip"}}, 415, "unsupported_format"),
+        ("/v1/predict", {"content": PICTURE, "headers": {"content-encoding": "br"}}, 415, "unsupported_format"),
+        ("/v1/predict", {"content": PICTURE, "headers": {"content-encoding": "gzip"}}, 400, "unreadable_body"),
         ("/v1/predict", {"content": b"x" * 1_000_001}, 413, "too_large"),
         ("/v1/predict?top_k=0", {"content": PICTURE}, 422, "invalid_argument"),
         ("/v1/predict?top_k=x", {"content": PICTURE}, 422, "invalid_argument"),
@@ -194,6 +197,73 @@ def test_json_that_only_costs_time_is_not_parsed() -> None:
     for factor, told in ((1, "0 images"), (100, "far more values")):
         asked = listed({"inputs": [{**tensor, "data": numbers * factor}], "outputs": [{"name": "0 images"}]})
         assert told in ask(InProcess(), lambda client, asked=asked: client.post("/v2/models/first/infer", **asked)).text
+
+
+def test_a_text_of_escapes_is_not_parsed() -> None:
+    """Each costs the parser as much as a value; base64 has few, even if its two signs are escaped."""
+    tensor = {"name": "picture", "datatype": "BYTES", "shape": [1], "data": ["AAAA"]}
+    text = json.dumps({"inputs": [tensor]}).encode().replace(b"AAAA", b"\\u0041" * 3000)
+    answer = ask(InProcess(), lambda client: client.post("/v2/models/first/infer", **listed(text)))
+    assert (answer.status_code, answer.json()["code"]) == (400, "unreadable_body")
+    assert "escaped characters" in answer.json()["error"]
+    escaped = json.dumps({"pictures": [GOOD]}).replace("+", "\\u002B").replace("/", "\\/").encode()
+    assert ask(InProcess(), lambda client: client.post("/v1/predict", **listed(escaped))).status_code == 200
+
+
+def test_the_numbers_of_a_json_text_are_limited() -> None:
+    """However many a request may have: in binary they cost nothing."""
+    app = InProcess()
+    app.service.hosts["first"].facts["image_size"] = [512, 512]
+    tensor = b'{"inputs": [{"name": "images", "datatype": "FP32", "shape": [2, 3, 512, 512], "data": ['
+    text = tensor + b"0," * 1_000_000 + b"0]}]}"
+    answer = ask(app, lambda client: client.post("/v2/models/first/infer", **listed(text)))
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert "binary_data_size" in answer.json()["hint"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_compressed_body_is_unpacked_within_the_limits(encoding: str) -> None:
+    def post(data: bytes, **settings: Any) -> Any:
+        app = InProcess(max_body_mb=1.0, **settings)
+        answer = ask(app, lambda client: client.post("/v1/predict", content=data, headers=headers))
+        assert app.service.buffer.held == 0
+        return answer
+
+    headers = {"content-encoding": encoding}
+    pack = gzip.compress if encoding == "gzip" else zlib.compress
+    assert post(pack(PICTURE)).status_code == 200
+    assert post(pack(PICTURE), max_buffer_mb=1.0).status_code == 200
+    for data, status, told in (
+        (pack(bytes(50_000_000)), 413, "over the limit of 1,000,000 bytes"),
+        (pack(PICTURE)[:-3], 400, "truncated"),
+        (pack(PICTURE) + b"more", 400, "goes on after its end"),
+        (PICTURE, 400, "damaged"),
+        (b"", 400, "empty"),
+    ):
+        refused = post(data)
+        assert refused.status_code == status
+        assert told in refused.json()["error"]["message"]
+
+
+def test_what_a_client_wrote_is_quoted_once() -> None:
+    """Escaped, because it may end up in a terminal, but not twice."""
+    for path, quoted in (
+        ("/v1/labels?model=a%1b%5c", r"no model 'a\x1b\\'"),
+        ("/v1/labels?a%1b=1", r"unknown argument 'a\x1b'"),
+        ("/v2/models/%C3%A9%1b", r"no model 'é\x1b'"),
+    ):
+        answer = ask(InProcess(), lambda client, path=path: client.get(path)).json()["error"]
+        assert quoted in (answer if isinstance(answer, str) else answer["message"])
+    answer = ask(InProcess(), lambda client: client.post("/v1/predict", **listed({"\x1b": 1, "pictures": [GOOD]})))
+    assert r"unknown field '\x1b'" in answer.json()["error"]["message"]
+
+
+def test_a_number_without_end() -> None:
+    body = b'{"pictures": [' + b"1" * 5000 + b"]}"
+    answer = ask(InProcess(), lambda client: client.post("/v1/predict", **listed(body)))
+    assert answer.json()["error"]["message"] == "the body is not JSON: it has a number of too many digits"
+    long = {"content": b"{}", "headers": {"inference-header-content-length": "1" * 5000}}
+    assert ask(InProcess(), lambda client: client.post("/v2/models/first/infer", **long)).status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,10 @@ def test_numbers_may_be_nested() -> None:
         ([1, 3, 2, 2], [True] * 12, None),
         ([1, 3, 2, 2], [1e39] * 12, None),
         ([1, 3, 2, 2], [[[[[[[[[[1.0]]]]]]]]]] * 12, None),
+        ([1, 3, 2, 2], [[1.0] * 12], None),
+        ([2, 3, 2, 2], [[1.0] * 13, [1.0] * 11], None),
+        ([1, 3, 2, 2], [[[[1.0, 1.0], [1.0]], [[1.0, 1.0], [1.0, 1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]]], None),
+        ([1, 3, 2, 2], [*[1.0] * 11, [1.0]], None),
         ([1, 3, 2, 2], None, None),
         ([1, 3, 2, 2], None, bytes(47)),
         ([1, 3, 2, 3], None, bytes(72)),
@@ -71,6 +75,14 @@ def test_wrong_requests(tensor: dict[str, Any], blob: bytes, status: int) -> Non
     with pytest.raises(Problem) as caught:
         read_inference(*body({"name": "picture", "datatype": "BYTES", "shape": [1], **tensor}, blob), 100)
     assert caught.value.status == status
+
+
+def test_texts_may_be_nested_as_their_shape() -> None:
+    for shape, data in (([2], ["QQ==", "Qg=="]), ([2, 1], [["QQ=="], ["Qg=="]]), ([2, 1], ["QQ==", "Qg=="])):
+        assert read_bytes(Tensor("picture", "BYTES", shape, data=data), 2) == [b"A", b"B"]
+    for data in ([["QQ==", "Qg=="]], [["QQ=="], "Qg=="], [["QQ=="], ["Qg=="]]):
+        with pytest.raises(Problem):
+            read_bytes(Tensor("picture", "BYTES", [2], data=data), 2)
 
 
 def test_elements_are_not_read_past_their_end() -> None:

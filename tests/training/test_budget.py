@@ -122,6 +122,20 @@ def test_without_room_for_another_epoch_the_run_ends_well_and_says_so(
     assert isinstance(rows[-1], Row)
 
 
+def test_an_epoch_that_takes_too_long_ends_early(make_trainer: Callable[..., Trainer], clock: Clock) -> None:
+    """Planned with 50 s for each; then its four steps would take 20 minutes."""
+    trainer = make(make_trainer)
+    Watch(trainer, clock, lambda epoch: 250.0)
+    trainer._judging_pace = 0.0
+    progress = trainer.run()
+    assert (progress.epoch, progress.step) == (1, 3)
+    assert progress.seconds == pytest.approx(750.0), "after the step that went over it"
+    assert [row.epoch for row in read_rows(trainer.folder / "results.csv")] == [1]
+    again = make(make_trainer)
+    again.resume()
+    assert again.run().step == 3, "nothing is left to do"
+
+
 def test_a_resumed_run_goes_on_with_its_plan(make_trainer: Callable[..., Trainer], clock: Clock) -> None:
     whole = make(make_trainer, "whole")
     speeds = {0: 12.5, 1: 12.5, 2: 25.0}

@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from vitrail.data import ArraySource, Dataset, open_data
-from vitrail.errors import ConfigError, WeightsError
-from vitrail.model import variants
+from vitrail.data.preprocess import preset
+from vitrail.errors import ConfigError, DataError, WeightsError
+from vitrail.model import ViT, variants
 from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
 from vitrail.training import TrainConfig, recipe
@@ -19,6 +20,9 @@ from vitrail.training.choosing import Look, choose, look_at, resolve
 from vitrail.training.config import apply_changes, field_homes, flatten
 from vitrail.training.pretrained import Backbone
 from vitrail.training.recipes import RECIPES
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.writer import write_checkpoint
+from weights_fixtures import TINY_DINO
 
 
 def arrays(count: int, channels: int, side: int) -> Dataset:
@@ -161,6 +165,47 @@ def test_photographs_start_from_pretrained_weights(
     assert from_dict(TrainConfig, to_dict(config)) == config
 
 
+@pytest.fixture(scope="module")
+def dino(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small DINOv2 whose own size is 518 pixels, as people download it."""
+    config = replace(TINY_DINO, image_size=(518, 518))
+    tensors = ViT(config).state_dict()
+    folder = tmp_path_factory.mktemp("weights") / "dinov2-small"
+    write_checkpoint(Checkpoint(config=config, tensors=tensors, preprocess=preset("dinov2", (224, 224))), folder, "hf")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "expected"),
+    [
+        (CPU, {}, ("linear", "head", False, (224, 224))),
+        (CPU, {"minutes": 5.0}, ("lora", "lora", True, (224, 224))),
+        (CPU, {"image_size": (112, 112)}, ("linear", "head", False, (112, 112))),
+        (CPU, {"train": "all"}, ("finetune-adamw", "all", True, (224, 224))),
+        (CPU, {"recipe": "linear"}, ("linear", "head", False, (224, 224))),
+        (GPU, {}, ("finetune-adamw", "all", True, (224, 224))),
+    ],
+)
+def test_weights_that_the_user_names_are_treated_like_the_default(
+    ranks: Ranks, changes: dict[str, Any], expected: tuple[object, ...], dino: str, tmp_path: Path
+) -> None:
+    """The advice that is given offline must train what would have been trained online."""
+    photographs = str(folder_of(tmp_path / "p", (96, 80)))
+    config, _ = resolve(photographs, {"weights": dino, **changes}, ranks)
+    start = config.start
+    assert (config.recipe, start.train, start.probe, start.image_size) == expected
+    assert ("Pictures of 224×224, for speed; the weights' own size is 518×518" in config.chosen) == (
+        "image_size" not in changes
+    )
+    assert ("the head is trained" in config.chosen) == (not {"train", "recipe"} & changes.keys())
+
+
+def test_weights_that_cannot_be_read_are_found_before_the_pictures_are(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"no weights")
+    with pytest.raises(WeightsError, match="w.safetensors"):
+        resolve(str(folder_of(tmp_path / "p", (96, 80))), {"weights": str(tmp_path / "w.safetensors")}, CPU)
+
+
 @pytest.mark.parametrize("changes", [{}, {"weights": "auto"}])
 def test_small_and_grey_pictures_stay_from_scratch(changes: dict[str, Any], fetched: list[str], tmp_path: Path) -> None:
     for name, size, mode in (("small", (40, 60), "RGB"), ("grey", (96, 80), "L")):
@@ -182,3 +227,20 @@ def test_weights_that_cannot_be_had_are_a_line(tmp_path: Path) -> None:
     assert "could not be fetched" in config.chosen
     with pytest.raises(WeightsError, match="cannot be reached.*hf download facebook/dinov2-small"):
         resolve(str(tmp_path / "p"), {"recipe": "linear"}, CPU)
+
+
+def test_labels_that_are_no_classes_are_refused_before_weights_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{number}.png,{number / 7:.3f}" for number in range(20)]
+    table.write_text("\n".join(["path,label", *rows]))
+
+    def fetched(*_: Any) -> Any:
+        raise WeightsError("weights were fetched")
+
+    monkeypatch.setattr("vitrail.training.choosing._get_backbone", fetched)
+    with pytest.raises(DataError, match=r"the labels are measurements, such as '0\.000': 20 classes for 20 pictures"):
+        resolve(str(table), {}, Ranks(), check=True)
+    with pytest.raises(WeightsError, match="weights were fetched"):  # whoever insists gets further
+        resolve(str(table), {}, Ranks(), check=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from faults import check_every_failure
 from vitrail.errors import DataError
 from vitrail.model import ViT, variant
 from vitrail.report.learning import training_section
@@ -43,6 +44,20 @@ def test_rows_come_back(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "none.csv") == []
 
 
+def test_an_empty_file_gets_its_header(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").touch()
+    append_row(tmp_path / "results.csv", row(1))
+    assert read_rows(tmp_path / "results.csv") == [row(1)]
+
+
+def test_a_row_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        append_row(folder / "results.csv", row(2))
+
+    check_every_failure(write, tmp_path / "first")
+    check_every_failure(write, tmp_path / "second", lambda folder: append_row(folder / "results.csv", row(1)))
+
+
 def test_a_last_line_that_was_cut_off_is_dropped_and_a_broken_middle_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     for epoch in (1, 2):
@@ -63,6 +78,7 @@ def test_resume_forgets_what_came_after(tmp_path: Path) -> None:
     assert [each.epoch for each in read_rows(path)] == [1, 2]
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("judged", [True, False])
 def test_the_picture(judged: bool, tmp_path: Path) -> None:
     draw_curves([row(epoch, judged=judged) for epoch in range(1, 6)], tmp_path / "r.png", "a title")

@@ -5,18 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
-from processes import run_ranks
+from processes import SECONDS, run_ranks, wait_for
 from vitrail.training import train
 
 from .conftest import quick_config
-from .victims import run_command, train_until_killed
+from .victims import run_command, train_until_killed, try_all
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
         "train",
         "digits",
         "--epochs",
-        "4",
+        "3",
         "--batch-size",
         "64",
         "--optimizer",
@@ -92,12 +92,9 @@ def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     rows = tmp_path / "runs" / "train-2" / "results.csv"
-    deadline = time.monotonic() + 120
-    while not rows.exists() or len(rows.read_text().splitlines()) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: (rows.exists() and len(rows.read_text().splitlines()) > 1) or process.poll() is not None)
     os.kill(_worker_of(process.pid), signal.SIGKILL)
-    assert process.wait(timeout=300) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert process.wait(SECONDS) == 0, (tmp_path / "log").read_text()[-4000:]
     assert "exitcode: -9" in (tmp_path / "log").read_text(), "a worker was really lost"
     assert sorted(path.name for path in (tmp_path / "runs").glob("train-*")) == ["train-1", "train-2"]
     whole, lost = (best(tmp_path / "runs" / name) for name in ("train-1", "train-2"))
@@ -121,3 +118,39 @@ def test_ranks_share_weights_that_stay_beside_those_that_are_trained(one: Path, 
     train(quick_config(**lora), tmp_path / "one")
     assert run_ranks(train_until_killed, quick_config(strategy="fsdp", **lora), tmp_path / "two") == [0, 0]
     assert_close(best(tmp_path / "one"), best(tmp_path / "two"))
+
+
+def test_ranks_that_differ_are_refused_on_all_before_anything_is_written(tmp_path: Path) -> None:
+    """Two machines, which are folders here: other names, a renamed class, no data at all; and no shared run folder."""
+    for rank in range(2):
+        for data, names in (("names", "ab"), ("classes", "ab" if rank else "ac"), ("same", "ab")):
+            for name in names:
+                folder = tmp_path / f"rank-{rank}" / data / name
+                folder.mkdir(parents=True)
+                for number in range(20):
+                    other = data == "names" and rank and number >= 15 and name == "a"
+                    Image.new("L", (8, 8), 9 * number).save(folder / f"{number + 100 * other}.png")
+    (tmp_path / "rank-0" / "only").symlink_to(tmp_path / "rank-0" / "same")
+    begun = tmp_path / "rank-0" / "begun"
+    begun.mkdir()
+    (begun / "config.yaml").write_text("data: same\n")
+    shared = tmp_path / "shared"
+    trials = [(data, str(shared / "run"), "") for data in ("names", "classes", "only")]
+    trials += [("same", "mine/run", ""), ("", "", "begun")]
+    assert run_ranks(try_all, tmp_path, trials) == [0, 0]
+    first, second = (json.loads((tmp_path / f"rank-{rank}" / "answers.json").read_text()) for rank in range(2))
+    assert [text for text, _ in first] == [text for text, _ in second]
+    assert {reported for _, reported in first} == {False}
+    assert {reported for _, reported in second} == {True}
+    names, classes, only, mine, resumed = (text for text, _ in first)
+    assert "5 pictures are only there: a/115.png, a/116.png, a/117.png and 2 more; 5 pictures are missing" in names
+    assert "20 pictures are only there: b/0.png" in classes
+    assert "rank 1 on" in only
+    assert "no such file or folder" in only
+    for text, folder in ((mine, "mine/run"), (resumed, "begun")):
+        assert "rank 1 on" in text
+        assert f"does not see the {folder} of rank 0" in text
+    assert not shared.exists()
+    for rank in range(2):
+        assert not (tmp_path / f"rank-{rank}" / "mine").exists()
+        assert not list((tmp_path / f"rank-{rank}").rglob(".ranks-*"))

@@ -15,7 +15,7 @@ from vitrail.errors import DataError
 from vitrail.ranks import Ranks
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
-from vitrail.training import Listener, TrainConfig, train
+from vitrail.training import Listener, TrainConfig, features, train
 from vitrail.training.building import Setup, open_training_data
 from vitrail.training.features import feature_loader
 from vitrail.training.kept_features import PART, FeatureStore, backbone_of, features_key, largest_call
@@ -23,6 +23,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
 from .conftest import quick_config
+from .test_probing import Hearing
 
 
 @pytest.fixture
@@ -56,6 +57,40 @@ def test_what_is_there_is_not_computed_again(setup: Setup, computed: list[int], 
     assert computed == []
     assert torch.equal(again.features, first.features)
     assert torch.equal(again.targets, first.targets)
+
+
+class Ticking:
+    """A clock that is asked once after each part."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 10.0
+        return self.now
+
+
+def test_a_budget_that_runs_out_leaves_a_sample_of_all_classes(
+    setup: Setup, computed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten seconds a part, and fewer than 60 for four of them and 688 further pictures, were these as slow."""
+    order = np.argsort(setup.dataset.split("train").labels, kind="stable")  # as class folders are
+    train = setup.dataset.split("train").select(order)
+    config = replace(setup.config, schedule=replace(setup.config.schedule, minutes=1.0))
+    dataset = replace(setup.dataset, splits={"train": train, "val": setup.dataset.split("val").select(range(20))})
+    setup = replace(setup, config=config, dataset=dataset, began=-25.0)
+    heard = Hearing()
+    monkeypatch.setattr(features, "time", Ticking())
+    loader = feature_loader(setup, "train", Ranks(), heard, tmp_path)
+    assert sum(computed) == len(loader.features) == 2 * PART
+    assert len(set(loader.targets.tolist())) == 10
+    assert "training on 128 pictures of 256" in heard.lines[-1]
+    expected = [train.labels[index] for index in sorted([*range(0, 256, 4), *range(1, 256, 4)])]
+    assert loader.targets.tolist() == expected, "each feature with its own class, in order"
+    computed.clear()
+    again = feature_loader(setup, "train", Ranks(), Listener(), tmp_path)
+    assert computed == [], "a resumed run learns from the same"
+    assert torch.equal(again.features, loader.features)
 
 
 def _pictures(setup: Setup):

@@ -1,6 +1,7 @@
 """Gradients in micro-batches and lanes equal those of the whole batch."""
 
 from collections.abc import Callable
+from threading import Event
 
 import pytest
 import torch
@@ -53,6 +54,25 @@ def test_all_ways_equal_one_backward(targets, smoothing: float, make_model: Call
     for engine in engines:
         for mine, theirs in zip(gradients(engine, model, targets), expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_lanes_compute_no_more_after_an_error(make_model: Callable[..., ViT]) -> None:
+    """Or after a signal, which is an exception too: a process ends only when its threads have nothing left to do."""
+    model, begun, stopped = make_model(), list[int](), Event()
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        begun.append(len(images))
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+        assert stopped.wait(60)
+        return model(images)
+
+    lanes = Lanes(model, forward, PLAIN, 1, 1)
+    with pytest.raises(KeyboardInterrupt):
+        lanes.accumulate(IMAGES, LABELS)
+    stopped.set()
+    lanes._pool.shutdown()
+    assert len(begun) <= 2
 
 
 def test_lanes_give_the_same_bits_whatever_their_number(make_model: Callable[..., ViT]) -> None:

@@ -13,15 +13,12 @@ from vitrail.errors import ConfigError
 from vitrail.model.block import Block
 from vitrail.ranks import Ranks
 from vitrail.training import measuring
-from vitrail.training.budget import pictures_at_the_end
 from vitrail.training.building import Setup
 from vitrail.training.gradients import Plain
 from vitrail.training.measuring import (
     SAVE_SECONDS,
     Measured,
-    epoch_seconds,
     find_batch_size,
-    fit_minutes,
     measure,
     run_seconds,
     settle_compile,
@@ -71,20 +68,37 @@ def test_a_run_takes_its_epochs_or_its_features(make_setup: Callable[..., Setup]
     assert run_seconds(on_features, measured, 2) == pytest.approx((pictures["train"] + pictures["val"]) / 100 / 2)
 
 
-def test_minutes_become_epochs(make_setup: Callable[..., Setup]) -> None:
-    said: list[str] = []
+def test_slow_pictures_are_timed_a_few_at_a_time(make_setup: Callable[..., Setup]) -> None:
+    """A second per picture, and twelve for all that is timed: no batch of 64, whose time and memory nobody has."""
+    clock, calls = Clock(), []
+
+    class Slow(Plain):
+        def accumulate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            calls.append(len(inputs))
+            clock.now += 1.0 * len(inputs)
+            return torch.zeros(())
+
     setup = make_setup()
-    setup = replace(setup, config=replace(setup.config, schedule=replace(setup.config.schedule, minutes=2.0)))
-    measured = Measured(seconds=0.64, images=64, peak_bytes=0, epoch_overhead=1.0)  # 100 images/s
-    each = epoch_seconds(setup, measured, 1)
-    assert each == pytest.approx(2.56 + 269 / 3 / 100 + 1.0)
-    schedule = fit_minutes(setup, measured, ALONE, said.append).schedule
-    ending = pictures_at_the_end(setup.dataset.splits) / 3 / 100
-    assert schedule.epochs == int((120 * 0.95 - ending) / each)
-    assert schedule.minutes == 2.0, "or nobody could revise the plan"
-    slow = replace(measured, seconds=600.0)
-    assert fit_minutes(setup, slow, ALONE, said.append).schedule.epochs == 1
-    assert "more than the budget of 2 minutes" in said[-1]
+    engine = Slow(setup.model, setup.model, make_objective(setup), 16, "float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "time", clock)
+        patch.setattr(measuring, "make_engine", lambda *_: engine)
+        patch.setattr(measuring, "PATIENCE", 12.0)
+        measured = measure(setup, ALONE)
+    assert calls == [2, 2, 2, 2, 2, 2]
+    assert measured.seconds / measured.images == pytest.approx(1.0)
+
+
+class Clock:
+    """Time that passes when the test says so; `perf_counter` and `monotonic` of the time module."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    monotonic = perf_counter
 
 
 def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callable[..., Setup], monkeypatch) -> None:

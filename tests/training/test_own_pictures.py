@@ -90,10 +90,15 @@ def test_a_new_class_is_left_out_too(flat: Path, tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "run").classes == ("blue", "red")
 
 
-def test_missing_validation_pictures_are_named_and_noticed(split: Path, tmp_path: Path) -> None:
-    notes = begin_and_resume(split, tmp_path / "run", (split / "val" / "red" / "03.png").unlink)
-    assert notes == [
+def test_missing_and_replaced_validation_pictures_are_named_and_noticed(split: Path, tmp_path: Path) -> None:
+    def change() -> None:
+        (split / "val" / "red" / "03.png").unlink()
+        draw(split / "val" / "red" / "04.png", (1, 2, 3))
+
+    assert begin_and_resume(split, tmp_path / "run", change) == [
         "1 of the run's 12 val pictures cannot be found: val/red/03.png; the run continues without them",
+        "1 of the run's 11 val pictures has been replaced since the run began: val/red/04.png; "
+        "do not compare accuracies from before and after",
         "the validation pictures have changed; do not compare accuracies from before and after",
     ]
 

@@ -1,7 +1,6 @@
 """The head first, then fine-tuning from it: what is kept, what a resumed run does again, what a budget allows."""
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,17 @@ import torch
 from safetensors.torch import load_file
 
 from vitrail.errors import ConfigError
-from vitrail.ranks import Ranks
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training import Listener, Start, recipe, train
 from vitrail.training.config import apply_changes
 from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
-from vitrail.training.measuring import settle
 from vitrail.training.probing import probe_config
 from vitrail.training.run import describe_end, read_config
 from vitrail.training.signals import InterruptedRunError
 
-from .conftest import part_of_digits, quick_config
+from .conftest import quick_config
 from .test_lora import base as base
 
 PROBE = {
@@ -114,18 +111,6 @@ def test_an_interrupted_run_continues_wherever_it_was(
     assert run.best.read_bytes() == whole.best.read_bytes()
     assert [row.epoch for row in read_rows(tmp_path / "broken" / "results.csv")] == [0, 1]
     assert sum(computed) == 1259 + 269, "the features once"
-
-
-def test_a_budget_without_room_for_an_epoch_ends_with_the_head(base: str) -> None:
-    heard = Hearing()
-    config = quick_config(**{name: value for name, value in PROBE.items() if name != "epochs"}, weights=base)
-    config = replace(apply_changes(config, {"minutes": 1e-4}), chosen="DINOv2-S")
-    setup, _ = settle(config, part_of_digits(config), Ranks(), heard)
-    assert setup.config.start.train == "head"
-    assert not setup.config.start.probe
-    assert setup.config.schedule.minutes is None
-    assert any("leave no time for fine-tuning" in line for line in heard.lines)
-    assert "no time for more than the head" in setup.config.chosen
 
 
 def test_the_head_is_never_rounded() -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vitrail.errors import VitrailError, WeightsError
+from vitrail.files import MARK
 from vitrail.training import Listener, snapshots
 from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
@@ -142,12 +143,28 @@ def test_a_stop_at_an_epochs_last_step_leaves_a_whole_row(make_trainer: Callable
     assert all(row.lr > 0 and row.images_per_second > 1 for row in rows)
 
 
+def test_lost_rows_are_reported(begun: Trainer) -> None:
+    path = begun.folder / "results.csv"
+    whole = path.read_text()
+    begun.listener = notes = Notes()
+    for text, lost in ((whole, 0), (whole[:-5], 1), ("", 2), (None, 2)):
+        path.unlink(missing_ok=True) if text is None else path.write_text(text)
+        begun.resume()
+        begun._recovery.stepped()
+        note = f"{path} has no row for {lost} of 2 epochs so far; the curves and the report go without"
+        assert notes.notes == ([note] if lost else [])
+        notes.notes.clear()
+    path.symlink_to(begun.folder / "elsewhere.csv")
+    with pytest.raises(WeightsError, match=r"results.csv must be the run's own; it is a link to .*elsewhere.csv"):
+        sweep(begun.folder)
+
+
 def test_links_are_refused(begun: Trainer, make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
     other = make_trainer("other", epochs=2)
     other.last.parent.mkdir()
     other.last.symlink_to(begun.last)
     for action in (other.resume, other.run):
-        with pytest.raises(WeightsError, match=r"weights/last must be a folder of the run's own; it is a link to"):
+        with pytest.raises(WeightsError, match=r"weights/last must be the run's own; it is a link to"):
             action()
     other.last.unlink()
     other.last.mkdir()
@@ -158,12 +175,16 @@ def test_links_are_refused(begun: Trainer, make_trainer: Callable[..., Trainer],
 
 
 def test_leftover_drafts_are_removed_at_the_next_start(tmp_path: Path) -> None:
-    drafts = [".metrics.json.ab12cd3_", "weights/.best.safetensors.abcdefgh", "weights/last/.step-000000001.draft"]
+    drafts = [
+        f"{MARK}ab12cd3_",
+        "weights/.vitrail-00000000-abcdefgh",  # of another machine, which the run's lock keeps out
+        f"features/{MARK}abcdefgh",
+        "weights/last/.step-000000001.draft",
+    ]
     kept = [".git", "weights/best.safetensors", ".notes.json.d"]
     for name in (*drafts, *kept):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").touch()
-    (tmp_path / ".results.csv.draft").touch()
     sweep(tmp_path)
-    assert not any((tmp_path / name).exists() for name in (*drafts, ".results.csv.draft"))
+    assert not any((tmp_path / name).exists() for name in drafts)
     assert all((tmp_path / name).exists() for name in kept)

@@ -98,3 +98,22 @@ def test_every_tensor_of_a_run_is_in_it(make_trainer: Callable[..., Trainer]) ->
     for name in weights:
         memory = [key for key in found if key.startswith(f"optimizer.{name}.")]
         assert [key.rsplit(".", 1)[1] for key in memory] in (["momentum"], ["step", "exp_avg", "exp_avg_sq"])
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_second_signal_ends_a_save_and_not_what_was_saved(
+    signal: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
+
+    def fail(*_: object) -> None:
+        raise signal
+
+    with monkeypatch.context() as patch:  # where torch waits for its writers, and wraps whatever it catches
+        patch.setattr(snapshots.HuggingFaceStorageWriter, "write_data", fail)
+        with pytest.raises(type(signal)) as raised:
+            snapshots.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
+    assert raised.value is signal
+    assert snapshots.list_snapshots(tmp_path) == [before]
+    snapshots.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
+    assert not list(tmp_path.glob(".*")), "the draft is swept"

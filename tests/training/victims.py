@@ -1,11 +1,17 @@
 """What the processes of a test do: train, and at a given step kill themselves without a word; or run a command."""
 
+import json
 import os
 import signal
 import sys
 from pathlib import Path
 
+import pytest
+
+import vitrail
+from conftest import skip_reports
 from vitrail.cli.main import entry
+from vitrail.errors import VitrailError
 from vitrail.ranks import leave_ranks
 from vitrail.training import Listener, TrainConfig, train
 
@@ -26,8 +32,31 @@ def train_until_killed(config: TrainConfig, folder: Path, kill_at: int = 0, rank
     leave_ranks()
 
 
-def run_command(folder: Path, arguments: list[str]) -> None:
-    """As `vitrail ARGUMENTS` in a folder."""
+def run_command(folder: Path, arguments: list[str], output: str = os.devnull, heeding: int = 0) -> None:
+    """As `vitrail ARGUMENTS >>output` in a folder, without a report; it heeds a signal also below nohup."""
     os.chdir(folder)
+    os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1)
+    if heeding:
+        signal.signal(heeding, signal.default_int_handler if heeding == signal.SIGINT else signal.SIG_DFL)
+    skip_reports(pytest.MonkeyPatch())
     sys.argv = ["vitrail", *arguments]
     entry()
+
+
+def try_all(folder: Path, trials: list[tuple[str, str, str]]) -> None:
+    """Each rank tries to train in a folder of its own, and writes down how that was refused: (data, out, resumed)."""
+    rank = os.environ["RANK"]
+    os.chdir(folder / f"rank-{rank}")
+    answers: list[tuple[str, bool]] = []
+    for data, out, resumed in trials:
+        try:
+            if resumed:
+                vitrail.resume(resumed)
+            else:
+                vitrail.train(data, out=out, check=False, model="compact-64")
+        except VitrailError as error:
+            answers.append((str(error), getattr(error, "reported", False)))
+        else:
+            answers.append(("not refused", False))
+    Path("answers.json").write_text(json.dumps(answers))
+    leave_ranks()

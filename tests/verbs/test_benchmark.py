@@ -55,6 +55,7 @@ def data(inside: Path) -> Path:
     return inside / "data"
 
 
+@pytest.mark.draws
 def test_every_combination_and_what_it_writes(save_model: Callable[..., str], inside: Path, data: Path) -> None:
     name = save_model(depth=2)
     result = vitrail.benchmark(

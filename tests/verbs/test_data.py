@@ -22,9 +22,12 @@ def contents(folder: str) -> dict[str, bytes]:
 def test_both_doors_check_the_same(make_folder, inside, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     root = make_folder("cat|x", "dog", count=60)
     (root / "dog" / "empty.jpg").touch()
-    assert main(["data", "check", str(root), "--out", "command", "--json", "--split-seed", "3"]) == 1
+    assert main(["data", "check", str(root), "--out", "command", "--json", "--split-seed", "3"]) == 2
+    capsys.readouterr()
+    flags = ["--split-seed", "3", "--max-broken-rate", "0.1"]  # 1 of the few pictures for testing
+    assert main(["data", "check", str(root), "--out", "command", "--json", *flags]) == 1
     told = json.loads(capsys.readouterr().out)
-    report = check_data(root, split_seed=3)
+    report = check_data(root, split_seed=3, max_broken_rate=0.1)
     written = report.write("python")
     assert contents("command") == contents("python")
     assert [path.name for path in written] == ["check.csv", "contact_sheet.png", "split.csv"]
@@ -35,6 +38,8 @@ def test_both_doors_check_the_same(make_folder, inside, capsys: pytest.CaptureFi
     table = report._repr_markdown_()
     assert "| error | cannot be read | 1 | dog/empty.jpg (" in table
     assert "121 pictures, 2 classes" in table
+    assert repr(report) == f"<DataCheck of {report.dataset.name}: 121 pictures; 1 error, 0 warnings, 120 notes>"
+    assert "thumbnail" not in repr(report.facts[0])
     assert capsys.readouterr() == ("", ""), "Python is quiet"
     splits = [{fact.key for fact in check.facts if fact.split == "val"} for check in (check_data(root), report)]
     assert splits[0] != splits[1], "another seed, another split"

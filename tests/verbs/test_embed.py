@@ -1,5 +1,6 @@
 """`vitrail.embed` and `vitrail embed` are the same thing through two doors."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def test_any_kind_of_picture() -> None:
         embed(model, "photos/3.png")
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("suffix", ["npz", "parquet"])
 def test_it_is_saved_and_drawn(suffix: str) -> None:
     embeddings = embed("tiny.safetensors", ["photos/*.png"])
@@ -99,3 +101,15 @@ def test_it_is_saved_and_drawn(suffix: str) -> None:
 def test_settings_are_checked_before_anything_is_opened(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         embed("nowhere.safetensors", **options)
+
+
+def test_a_name_that_is_not_utf8_is_escaped_in_parquet() -> None:
+    name = os.fsdecode(b"photos/caf\xe9.png")
+    Path("photos/0.png").rename(name)
+    embed("tiny.safetensors", name, out="out", format="parquet", map="none")
+    rows = pytest.importorskip("pyarrow.parquet").read_table("out/features.parquet")
+    assert rows["picture"].to_pylist() == [r"photos/caf\udce9.png"]
+    Path(name).write_bytes(b"broken")
+    path = vitrail.predict("tiny.safetensors", [name]).save("rows.parquet")  # pyright: ignore
+    (error,) = pytest.importorskip("pyarrow.parquet").read_table(path)["error"].to_pylist()
+    assert error.startswith(r"photos/caf\udce9.png: not a picture")

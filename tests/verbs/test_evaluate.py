@@ -50,6 +50,7 @@ def sections(page: Path) -> list[str]:
     return re.sub(r"throughput\s+[\d,]+", "", text).split()
 
 
+@pytest.mark.draws
 def test_both_doors_give_the_same(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {
         "tta": "flip",

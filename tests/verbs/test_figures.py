@@ -21,6 +21,7 @@ def contents(folder: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
+@pytest.mark.draws
 def test_both_doors_draw_the_same(save_model, photos, capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos/broken.png").write_bytes(b"no picture")
     model = save_model()
@@ -54,6 +55,7 @@ def test_mistakes_are_found_before_a_folder_is_made(save_model, photos) -> None:
         figures("no model at all", photos[0])
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize(
     "changes",
     [{}, {"positions": PositionConfig(kind="sincos")}, {"stem": ConvStem(widths=(8, 16), strides=(2, 2))}],
@@ -71,3 +73,15 @@ def test_on_a_device(changes: dict, save_model, photos) -> None:
             with Image.open(f"{folder}/{name}.png") as image:
                 pixels.append(np.asarray(image.convert("RGB")).astype(int))
         assert np.abs(pixels[0] - pixels[1]).mean() < 0.5, name
+
+
+def test_a_full_disk_leaves_no_half_written_figure(save_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    model = save_model()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail)
+        with pytest.raises(ConfigError, match="the figures cannot be written there"):
+            figures(model, "drawn")
+    assert not list(Path("drawn").iterdir())

@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from tests.prediction.conftest import CLASSES, checkpoint_file, photos, write_ti
 import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, InputError, VitrailError
-from vitrail.prediction import Prediction
-from vitrail.verbs.predict import Predictions, predict
+from vitrail.prediction import Prediction, Predictor
+from vitrail.verbs.predict import Predictions, PredictionStream, predict
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def several(*arguments: Any, **options: Any) -> Predictions:
     return predictions
 
 
-def fields(rows: Iterator[Prediction]) -> list[dict[str, Any]]:
+def fields(rows: Iterable[Prediction]) -> list[dict[str, Any]]:
     return [
         {"picture": row.picture, "labels": list(row.labels), "scores": list(row.scores), "error": row.error}
         for row in rows
@@ -124,4 +124,94 @@ def test_a_file_that_cannot_be_written(options: dict[str, Any], message: str, in
     with pytest.raises(ConfigError, match=re.escape(message)):
         predictions.save(**options)
     assert sorted(inside.rglob("*")) == before
-    assert next(predictions).picture == "photos/00.jpg"  # nothing was lost
+    assert predictions[0].picture == "photos/00.jpg"
+
+
+def test_what_has_a_length_is_a_sequence_and_the_rest_a_stream(inside: Path) -> None:
+    model = vitrail.load("tiny.safetensors")
+    folder = several(model, "photos", batch_size=4)
+    assert [row.picture for row in folder] == [f"photos/{index:02}.jpg" for index in range(11)]
+    assert list(folder.stream()) == list(folder) == list(several(model, Path("photos"), batch_size=4))
+    Path("list").write_text("photos/00.jpg\nphotos/01.jpg\n")
+    assert len(several(model, list_file="list")) == 2
+    stream = predict(model, (name for name in ["photos/00.jpg", "photos/01.jpg"]))
+    assert isinstance(stream, PredictionStream)
+    assert next(stream).picture == "photos/00.jpg"
+    assert stream.save("rest.csv").read_text().count("photos/") == 1  # what is left
+
+
+class Killed(BaseException):
+    """What ends a process in the middle, as far as a test can."""
+
+
+@pytest.fixture
+def die_after(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ends the next job after some rows; then counts the pictures that are computed."""
+    seen: list[str] = []
+    original = Predictor.answering
+
+    def set_limit(limit: int) -> list[str]:
+        def some(self: Predictor, *arguments: Any) -> Any:
+            compute, size = original(self, *arguments)
+
+            def compute_some(pictures: Any) -> Iterator[Prediction]:
+                seen.clear()
+                for count, row in enumerate(compute(pictures)):
+                    if count == limit:
+                        raise Killed
+                    seen.append(row.picture)
+                    yield row
+
+            return compute_some, size
+
+        monkeypatch.setattr(Predictor, "answering", some)
+        return seen
+
+    return set_limit
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "labels.jsonl", "labels.parquet"])
+def test_an_interrupted_job_continues(name: str, die_after: Any) -> None:
+    several("tiny.safetensors", "photos").save(f"whole-{name}")
+    names = [row.picture for row in several("tiny.safetensors", "photos")]
+    die_after(5)
+    with pytest.raises(Killed):
+        several("tiny.safetensors", "photos").save(name, resume=True)
+    journal = Path(f".{name}.partial")
+    assert not Path(name).exists()
+    Path(f".{name}.12345678").mkdir()  # what a killed process leaves of the file
+    journal.write_bytes(journal.read_bytes()[:-7])  # as if it had been killed while it wrote the fifth row
+    die_after(3)
+    with pytest.raises(Killed):
+        several("tiny.safetensors", "photos").save(name, resume=True)
+    computed = die_after(999)
+    assert main(["predict", "tiny.safetensors", "photos", "--out", name, "--resume"]) == 1
+    assert computed == names[7:], "four rows of the first job and three of the second are not computed again"
+    assert Path(name).read_bytes() == Path(f"whole-{name}").read_bytes()
+    assert list(Path().glob(f".{name}*")) == []
+    with pytest.raises(ConfigError, match="is complete, so there is nothing to resume; omit resume= to write it again"):
+        several("tiny.safetensors", "photos").save(name, resume=True)
+
+
+def test_another_job_is_not_continued(die_after: Any, inside: Path) -> None:
+    die_after(3)
+    with pytest.raises(Killed):
+        several("tiny.safetensors", "photos").save("labels.csv", resume=True)
+    kept = Path(".labels.csv.partial").read_bytes()
+    write_tiny(inside / "other.safetensors", None)
+    for model, pictures, options, message in (
+        ("other.safetensors", "photos", {}, "model="),
+        ("tiny.safetensors", "photos", {"top_k": 2}, "top_k=2 conflicts with the interrupted job, which has 3"),
+        ("tiny.safetensors", "photos", {"precision": "bf16"}, "precision='bf16' conflicts"),
+        ("tiny.safetensors", "photos/0[1-9].jpg", {}, "there is photos/01.jpg where photos/00.jpg was"),
+        ("tiny.safetensors", ["photos/00.jpg", "photos/01.jpg"], {}, "there is nothing where photos/02.jpg was"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            several(model, pictures, **options).save("labels.csv", resume=True)
+    assert Path(".labels.csv.partial").read_bytes() == kept, "and nothing of it is lost"
+    assert not Path("labels.csv").exists()
+    stream = predict("tiny.safetensors", (name for name in ["photos/00.jpg"]))
+    assert isinstance(stream, PredictionStream)
+    with pytest.raises(ConfigError, match="resume= needs pictures that can be listed again"):
+        stream.save("labels.csv", resume=True)
+    assert main(["predict", "tiny.safetensors", "photos", "--resume"]) == 2

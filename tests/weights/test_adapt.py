@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.peers import timm
+from torch import Tensor
 
-from vitrail.data.preprocess import preset
+from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import ConfigError, VitrailError, WeightsError
 from vitrail.model import BlockConfig, ConvStem, PositionConfig, ResNetStem
 from vitrail.weights.adapt import adapt, fold_class_position
@@ -86,14 +87,26 @@ def test_the_crop_keeps_its_share_at_another_size(make_checkpoint: Callable[...,
     assert spec.resized(1000, 1000) == (512, 512)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 4, 7])
-def test_other_channels_as_timm_makes_them(make_checkpoint: Callable[..., Checkpoint], channels: int) -> None:
-    checkpoint = make_checkpoint()
+def normalised(grey: Tensor, spec: Preprocess) -> Tensor:
+    """Grey pictures in [0, 1] (B, 1, h, w), the same in all channels, as the model sees them."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
+    return (grey - mean) / std
+
+
+@pytest.mark.parametrize("family", ["google", "dinov2"])
+@pytest.mark.parametrize("channels", [1, 2, 4, 6, 7])
+def test_grey_pictures_keep_their_output_with_other_channels(
+    make_checkpoint: Callable[..., Checkpoint], channels: int, family: str
+) -> None:
+    checkpoint = replace(make_checkpoint(), preprocess=preset(family, 32))
     adapted = adapt(checkpoint, channels=channels)
-    expected = timm.models.adapt_input_conv(channels, checkpoint.tensors["embed.patches.weight"].clone())
-    torch.testing.assert_close(adapted.tensors["embed.patches.weight"], expected)
-    assert adapted.preprocess.channels == len(adapted.preprocess.mean) == channels
-    assert adapted.build()(torch.randn(1, channels, 32, 32)).shape == (1, 7)
+    grey = torch.rand(2, 1, 32, 32)
+    with torch.inference_mode():
+        expected = checkpoint.build()(normalised(grey, checkpoint.preprocess))
+        torch.testing.assert_close(adapted.build()(normalised(grey, adapted.preprocess)), expected, rtol=0, atol=2e-5)
+    if channels == 1 and family == "google":
+        filters = timm.models.adapt_input_conv(1, checkpoint.tensors["embed.patches.weight"].clone())
+        torch.testing.assert_close(adapted.tensors["embed.patches.weight"], filters)
 
 
 @pytest.mark.parametrize("stem", [ConvStem(widths=(8,), strides=(2,)), ResNetStem(blocks=(1,), width_factor=0.5)])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.errors import VitrailError, WeightsError
@@ -263,7 +263,6 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Checkpoi
 
 
 @pytest.mark.parametrize("name", FITTING)
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(DAMAGE),
     place=st.one_of(st.floats(0, 0.05), st.floats(0, 1), st.floats(0.95, 1)),
@@ -297,7 +296,6 @@ def test_damage_is_an_error_or_harmless(
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(DAMAGE), place=st.floats(0, 1), amount=st.integers(1, 300))
 def test_damaged_sidecars(
     honest: dict[str, tuple[Checkpoint, Path]], tmp_path: Path, name: str, kind: str, place: float, amount: int

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from conftest import randomize
+from fuzzing import cases
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, ViT, ViTConfig
@@ -20,6 +21,7 @@ from vitrail.model.merging import with_merging
 from vitrail.weights.catalogue import FormatName
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import FOREIGN, FORMATS, SUFFIXES, refusals
+from vitrail.weights.huggingface_config import hidden_width
 from vitrail.weights.infer import Hints
 from vitrail.weights.layout import find_files
 from vitrail.weights.native import read_native, save_checkpoint
@@ -60,6 +62,7 @@ def configs(draw: st.DrawFn) -> ViTConfig:
                 layer_scale=layer_scale,
                 norm_eps=draw(st.sampled_from([1e-6, 1e-6, 1e-12])),
                 activation=draw(st.sampled_from(["gelu", "gelu_tanh"])),
+                mlp=draw(st.sampled_from(["plain", "plain", "swiglu"])),
             ),
             positions=PositionConfig(
                 kind=draw(st.sampled_from(["learned", "learned", "sincos", "none"])),
@@ -76,6 +79,8 @@ def same_model(ours: ViTConfig, theirs: ViTConfig) -> bool:
 
     def plain(config: ViTConfig) -> ViTConfig:
         block = replace(config.block, layer_scale=None if config.block.layer_scale is None else 1.0)
+        if config.block.mlp == "swiglu":  # has no GELU
+            block = replace(block, activation="gelu")
         positions = replace(config.positions, resample="google")
         return replace(config, block=block, positions=positions, mlp_width=config.hidden_width)
 
@@ -86,7 +91,11 @@ def same_model(ours: ViTConfig, theirs: ViTConfig) -> bool:
 FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
     "vitrail": lambda config: {},
     "timm": lambda config: {
-        "block": replace(config.block, norm_eps=1e-6),
+        "block": replace(
+            config.block,
+            norm_eps=1e-6,
+            mlp=config.block.mlp if config.pooling != "map" and config.stem.kind == "patch" else "plain",
+        ),
         "representation": None,
         "positions": PositionConfig(kind="none" if config.positions.kind == "none" else "learned", covers="all"),
         "stem": PatchStem() if config.stem.kind == "patch" else FIXED,
@@ -122,14 +131,14 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "stem": PatchStem(),
     },
     "hf": lambda config: {
-        "block": replace(config.block, qk_norm=False),
+        "block": replace(config.block, qk_norm=False, mlp=config.block.mlp if config.block.layer_scale else "plain"),
         "registers": config.registers if config.block.layer_scale else 0,
         "class_token": True,
         "pooling": "cls",
         "positions": PositionConfig(),
         "num_classes": 0 if config.block.layer_scale or config.representation else config.num_classes,
         "representation": None if config.block.layer_scale else config.representation,
-        "mlp_width": 2 * config.width,
+        "mlp_width": hidden_width(config.width, 2, config.block.mlp == "swiglu" and bool(config.block.layer_scale)),
         "stem": PatchStem(),
         **({"image_size": 32, "patch_size": 8} if config.block.layer_scale else {}),
     },
@@ -146,7 +155,7 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FORCED)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(8))
 @given(config=configs(), choice=st.integers(0, 10**6))
 def test_to_any_format_and_back_is_exact(name: FormatName, config: ViTConfig, choice: int) -> None:
     config = replace(config, **FORCED[name](config))
@@ -255,24 +264,6 @@ def test_a_folder_with_other_things_is_never_replaced(
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
-def test_a_folder_comes_back_when_the_last_step_fails(
-    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "model"
-    write_checkpoint(make_checkpoint(), folder, "hf")
-    rename = Path.replace
-
-    def fail_once(self: Path, target: Any) -> Path:
-        if self.parent.name.startswith(".model") and self.name == "model":
-            raise OSError("no")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "replace", fail_once)
-    with pytest.raises(OSError, match="no"):
-        write_checkpoint(make_checkpoint(width=64), folder, "hf")
-    assert read_checkpoint(folder).config.width == 32
-
-
 def test_keys_that_nobody_knows(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "a.safetensors")
     with pytest.raises(WeightsError, match="those of no ViT that we know .* its first keys: a, b"):
@@ -335,7 +326,7 @@ def test_foreign_to_ours_and_back_reproduces_every_key_and_value(
         assert after[key].dtype == tensor.dtype
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "vitrail"])
+@pytest.mark.parametrize("name", ["google", "big_vision", "torchvision", "hf"])
 def test_a_kind_of_mlp_that_no_format_knows_is_refused_by_name(name: FormatName) -> None:
     """No format mentions it: what is not named as held is refused."""
     config = ViTConfig(block=BlockConfig(mlp="swiglu"))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.errors import VitrailError
@@ -158,7 +158,6 @@ def test_the_mean_is_noted(tmp_path: Path, make_checkpoint: Any) -> None:
 KEYS = sorted(np.load(FIXTURES / "google_token.npz").files)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     dropped=st.sets(st.sampled_from(KEYS), max_size=3),
     renamed=st.dictionaries(

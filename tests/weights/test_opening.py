@@ -67,6 +67,18 @@ def test_bad_requests(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
         vitrail.load(tmp_path / "a.ONNX")
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_refused(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], number: float
+) -> None:
+    checkpoint = make_checkpoint()
+    tensors = {**checkpoint.tensors, "norm.bias": torch.full((32,), number)}
+    write_checkpoint(replace(checkpoint, tensors=tensors), tmp_path / "a.safetensors", "vitrail")
+    with pytest.raises(WeightsError, match=r"a.safetensors: NaN or infinite numbers in norm.bias"):
+        vitrail.load(tmp_path / "a.safetensors")
+    assert vitrail.load(tmp_path / "a.safetensors", verify=False).num_classes == 7
+
+
 def test_a_source_is_parsed_once_and_passed_on(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
     located = locate(tmp_path / "a.safetensors")

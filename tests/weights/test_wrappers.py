@@ -1,6 +1,7 @@
 """What training scripts save around a model. Oracle for averages and prefixes: timm's own `load_state_dict`."""
 
 import io
+import re
 import tarfile
 import warnings
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.peers import timm
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -22,6 +23,7 @@ from vitrail.weights.writer import write_checkpoint
 from weights_fixtures import FITTING
 
 State = dict[str, torch.Tensor]
+HF_PATCHES = "embeddings.patch_embeddings.projection.weight"
 
 
 @pytest.fixture
@@ -58,8 +60,8 @@ def test_the_average_is_taken_unless_the_user_says_otherwise(
     taken = read(tmp_path / "a.pth")
     assert torch.equal(taken.tensors["norm.weight"], state["norm.weight"] * 0.9)
     assert choices(taken) == [
-        f"the file holds {plain} and {average}: {average} is used, the moving average, as timm does; "
-        "pass ema=False for the other"
+        f"the file holds {plain} and {average}: {average} is used, the moving average"
+        f"{', as timm does' if average in ('state_dict_ema', 'model_ema') else ''}; pass ema=False for the other"
     ]
     for ema, factor in ((True, 0.9), (False, 1.0)):
         chosen = read(tmp_path / "a.pth", ema=ema)
@@ -105,6 +107,17 @@ def test_a_teacher_is_an_average_only_of_a_student_of_its_size(tmp_path: Path, s
         read(tmp_path / "b.pth")
 
 
+@pytest.mark.parametrize("name", ["model", "state_dict"])
+def test_a_teacher_beside_a_model_is_not_its_average(tmp_path: Path, state: State, name: str) -> None:
+    torch.save({"teacher": averaged(state), name: state}, tmp_path / "a.pth")
+    taken = read(tmp_path / "a.pth")
+    theirs = timm.models.load_state_dict(str(tmp_path / "a.pth"))
+    assert torch.equal(taken.tensors["norm.weight"], theirs["norm.weight"])
+    assert choices(taken) == [f"the file holds teacher and {name}: {name} is used, the usual name"]
+    teacher = read(tmp_path / "a.pth", ema=True)
+    assert torch.equal(teacher.tensors["norm.weight"], state["norm.weight"] * 0.9)
+
+
 @pytest.mark.parametrize("name", ["state_dict", "model", "model_state_dict", "net", "teacher", "anything"])
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".ckpt"])
 def test_wrappers(tmp_path: Path, state: State, name: str, suffix: str) -> None:
@@ -133,6 +146,71 @@ def test_prefixes_are_taken_off_with_a_remark(tmp_path: Path, state: State, pref
     assert all(torch.equal(taken.tensors[name], state[name]) for name in ("norm.weight", "norm.bias"))
     assert taken.remarks == (f"all names of the file begin with {prefix}, which was removed",)
     assert read_checkpoint(path, format_name="timm", hints=Hints(heads=4), allow_pickle=True).config == taken.config
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_wrappers_of_single_blocks_are_taken_off(tmp_path: Path, state: State, wrapper: str, prefix: str) -> None:
+    wrapped = {prefix + re.sub(r"(blocks\.[12]\.|mlp\.)", rf"\1{wrapper}.", key): each for key, each in state.items()}
+    torch.save(wrapped, tmp_path / "a.pth")
+    taken = read(tmp_path / "a.pth")
+    assert taken.remarks[0] == "the names of wrappers around single blocks were removed"
+    name = "blocks.1.norm1.weight"
+    assert torch.equal(taken.tensors[name], state[name])
+
+
+def test_chunks_of_blocks_are_one_list(tmp_path: Path, state: State) -> None:
+    """As DINOv2 trains them: the number of the chunk stands before that of the block."""
+    chunked = {
+        re.sub(r"blocks\.(\d+)", lambda m: f"blocks.{int(m[1]) // 2}.{m[1]}", name): state[name] for name in state
+    }
+    torch.save(chunked, tmp_path / "a.pth")
+    taken = read(tmp_path / "a.pth")
+    assert taken.remarks == ("the chunks of blocks were joined to one list of blocks",)
+    assert torch.equal(taken.tensors["blocks.2.norm1.weight"], state["blocks.2.norm1.weight"])
+    ambiguous = {name.replace("blocks.", "blocks.0."): each for name, each in state.items()}
+    ambiguous |= {name.replace("blocks.", "blocks.1."): each for name, each in state.items() if "blocks." in name}
+    torch.save(ambiguous, tmp_path / "b.pth")
+    with pytest.raises(WeightsError, match="are those of no ViT that we know"):
+        read(tmp_path / "b.pth")
+
+
+FAMILIES = {
+    "a Swin": ("layers.0.blocks.1.attn.relative_position_bias_table", "patch_embed.proj.weight"),
+    "a BEiT, an EVA": (
+        "beit.embeddings.cls_token",
+        "beit.encoder.layer.0.lambda_1",
+        f"beit.{HF_PATCHES}",
+        "classifier.bias",
+    ),
+    "an I-JEPA": ("ijepa.embeddings.position_embeddings", f"ijepa.{HF_PATCHES}", "classifier.bias"),
+    "a CLIP": ("visual.transformer.resblocks.0.ln_1.weight",),
+    "a DINOv3": ("storage_tokens", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"),
+    "a masked autoencoder": ("mask_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "decoder_blocks.0.a"),
+    "a ResNet": ("conv1.weight", "layer1.0.conv1.weight", "bn1.running_mean"),
+    "a ConvNeXt": ("stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),
+    "an EfficientNet": ("conv_stem.weight", "bn1.running_mean"),
+    "a convolutional network": ("stem.conv.weight", "stem.bn.running_mean"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_are_refused_by_name(tmp_path: Path, family: str) -> None:
+    torch.save({name: torch.zeros(1, 2, 3, 4) for name in FAMILIES[family]}, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match=rf"a.pth looks like {family}.*; vitrail reads plain ViTs only"):
+        read(tmp_path / "a.pth")
+
+
+def test_shapes_without_numbers_are_refused(tmp_path: Path, state: State) -> None:
+    torch.save({**state, "norm.weight": state["norm.weight"].to("meta")}, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match=r"has no numbers for norm.weight: only shapes were saved"):
+        read(tmp_path / "a.pth")
+
+
+def test_one_shard_leads_to_the_folder(tmp_path: Path, state: State) -> None:
+    save_file(state, tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(WeightsError, match=f"one of several files of a checkpoint; name the folder .*{tmp_path}$"):
+        read(tmp_path / "model-00001-of-00002.safetensors")
 
 
 def test_a_model_beside_other_tensors_is_refused_with_the_way_out(tmp_path: Path, state: State) -> None:
@@ -194,7 +272,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(entries=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5), ema=st.sampled_from([None, True, False]))
 def test_any_contents_are_a_model_or_a_clear_error(
     tmp_path: Path, state: State, entries: dict[str, Any], ema: bool | None

@@ -12,6 +12,7 @@ from vitrail.cli.printing import SteadyConsole, escape, print_end, print_json
 from vitrail.cli.usage import show_examples
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
+from vitrail.files import atomic_path
 from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.wording import counted
 
@@ -45,7 +46,7 @@ def check(
     """Check every picture: counts, sizes, damaged files, duplicates, leakage between splits, imbalance.
 
     Exit code 0: no problems (there may be notes). 1: warnings or errors that need attention. 2: the data cannot be
-    used, or more than 1 % of the pictures cannot be read, too many to train on.
+    used, more pictures of a split cannot be read than --max-broken-rate allows, or the labels are no classes.
 
     Parameters
     ----------
@@ -107,7 +108,8 @@ def show(
     check_run_folder(out)
     sheet = show_data(where, preset=preset, size=size, pictures=pictures, seed=seed, **settings_of(config, augment))
     folder = new_run_folder("data-show", out)
-    sheet.save(folder / "augmented.png")
+    with atomic_path(folder / "augmented.png") as draft:
+        sheet.save(draft)
     print_end([folder / "augmented.png"], shlex.join(["vitrail", "data", "check", where]))
     return 0
 

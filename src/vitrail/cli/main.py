@@ -1,5 +1,6 @@
 """Dispatch: `vitrail VERB …` → the one function of `vitrail/cli/VERB.py`."""
 
+import codecs
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App, CycloptsError, Group
@@ -258,10 +260,24 @@ def _notes_shown(app: App, tokens: Sequence[str]) -> Generator[None]:
 def entry() -> None:
     """The console script."""
     signal.signal(signal.SIGTERM, _terminate)
-    for stream in (sys.stdin, sys.stdout):  # file names may hold any bytes, which pass through unchanged
+    for name in ("stdout", "stderr"):  # closed (`>&-`): what is printed gets lost, and no file takes its descriptor
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    codecs.register_error("names", _pass_names_through)
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "names")):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")
+            stream.reconfigure(errors=errors)
     sys.exit(main())
+
+
+def _pass_names_through(error: UnicodeError) -> tuple[bytes, int]:
+    """File names may hold any bytes, which pass through unchanged; what the stream's encoding lacks is escaped."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return b"".join(
+        bytes([ord(char) - 0xDC00]) if "\udc80" <= char <= "\udcff" else char.encode("ascii", "backslashreplace")
+        for char in text
+    ), error.end
 
 
 def _terminate(*_: object) -> None:

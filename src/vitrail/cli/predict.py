@@ -1,10 +1,11 @@
 """`vitrail predict`: labels for pictures."""
 
+import os
 import shlex
 import sys
 import time
 from collections.abc import Callable
-from difflib import get_close_matches
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, get_type_hints
 
@@ -13,6 +14,7 @@ from cyclopts import Parameter
 from vitrail.cli.options import Classes, Device, Merge, Precision, Preprocessing, Raw, Runtime, read_merge
 from vitrail.cli.printing import SteadyConsole, print_end, progress_bar, working
 from vitrail.cli.rows import Format, choose_format, open_rows
+from vitrail.cli.usage import describe_unknown_option
 from vitrail.errors import ConfigError
 from vitrail.wording import counted
 
@@ -50,6 +52,7 @@ def predict(
     abstain: Annotated[bool, Parameter(negative=())] = False,
     form: Annotated[Format | None, Parameter(name="--format")] = None,
     out: Path | None = None,
+    resume: Annotated[bool, Parameter(negative=())] = False,
     raw: Raw = False,
     batch_size: int | None = None,
     runtime: Runtime = "auto",
@@ -74,14 +77,20 @@ def predict(
         How to write the predictions [default: a table, or the format that the name of --out implies].
     out
         Write the predictions to this .jsonl, .csv or .parquet file.
+    resume
+        With --out, keep the rows as they are computed; after an interruption, the same command continues.
     batch_size
         Pictures per forward pass [default: whatever suits the model].
     """
     from vitrail.prediction.arguments import check_standard_input
-    from vitrail.verbs.predict import Predictions
+    from vitrail.prediction.results import Prediction
     from vitrail.verbs.predict import predict as predict_all
 
     chosen = choose_format(form, out, raw=raw)
+    if resume and out is None:
+        raise ConfigError("--resume continues a file of predictions; name it with --out.")
+    if out is None and getattr(sys.stdout, "name", "") == os.devnull:
+        raise ConfigError("standard output is closed, so the predictions would be lost; pass --out FILE.")
     check_standard_input(pictures, list_file)
     source, names = tell_apart(pictures, model, predict)
     with working(f"loading {source}"):
@@ -101,15 +110,16 @@ def predict(
             device=device,
             progress=True,
         )
-    assert isinstance(predictions, Predictions)  # a sequence of names, however many
+    assert not isinstance(predictions, Prediction)  # a sequence of names, however many
     count = broken = strange = 0
     start = time.perf_counter()
     shown = out is None and sys.stdout.isatty()  # the rows themselves show progress, and a bar would get in the way
     with (
         progress_bar("pictures", speaks=not shown) as advance,
+        predictions.kept_beside(out) if resume and out else nullcontext(predictions.stream()) as rows,
         open_rows(chosen, out, predictions.columns, raw=raw) as write,
     ):
-        for row in predictions:
+        for row in rows:
             write(row)
             count += 1
             broken += row.error is not None
@@ -125,22 +135,21 @@ def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[...
     """The model and the pictures among the arguments."""
     for name in arguments:
         if name.startswith("-") and name != "-":
-            near = get_close_matches(name, _options(verb), n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"unknown option {name}; {hint}A picture of that name is ./{name}")
+            unknown = describe_unknown_option(name, f"vitrail {verb.__name__}", _options(verb))
+            raise ConfigError(f"{unknown} A picture of that name is ./{name}")
     from vitrail.prediction.arguments import tell_pictures
 
     return tell_pictures(arguments, model)
 
 
-def _options(verb: Callable[..., int]) -> list[str]:
+def _options(verb: Callable[..., int]) -> set[str]:
     """The options of a verb, as they are typed."""
-    names: list[str] = []
+    names: set[str] = set()
     for name, hint in get_type_hints(verb, include_extras=True).items():
         explicit = [item.name for item in getattr(hint, "__metadata__", ()) if isinstance(item, Parameter)]
         flags = [str(text) for texts in explicit for text in ([texts] if isinstance(texts, str) else texts or ())]
-        names += flags or [f"--{name.replace('_', '-')}"]
-    return names
+        names |= set(flags or [f"--{name.replace('_', '-')}"])
+    return names - {"--pictures", "--return"} | {"PICTURES"}
 
 
 def _report(count: int, broken: int, strange: int, seconds: float) -> None:

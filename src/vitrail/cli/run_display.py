@@ -1,6 +1,8 @@
 """How the command shows a run, and what it prints when one is interrupted."""
 
+import os
 import shlex
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +18,7 @@ from vitrail.errors import ResumableError
 from vitrail.training.config import Machine, Optim, Schedule, Start
 from vitrail.training.display import Display
 from vitrail.training.listener import Plan
-from vitrail.training.signals import InterruptedRunError
+from vitrail.training.signals import InterruptedRunError, PromptEnd
 
 FLAGS = flags_of_configs(Start, Optim, Schedule, Machine, Augment, DataConfig)
 
@@ -27,10 +29,17 @@ class RunDisplay(Display):
     def __init__(self, console: Console, *, silent: bool = False) -> None:
         super().__init__(console, silent=silent)
         self.folder: Path | None = None
+        self.planning: PromptEnd | None = None
 
     def opened(self, folder: Path, *, resume: bool) -> None:
         super().opened(folder, resume=resume)
         self.folder = folder
+        self.end_planning()
+
+    def end_planning(self) -> None:
+        """From now on there is something to save when a signal comes, or nothing left to do."""
+        if self.planning is not None:
+            self.planning.cancel()
 
     def decided(self, plan: Plan) -> None:
         super().decided(replace(plan, chosen=as_flags(plan.chosen, FLAGS)))
@@ -46,7 +55,12 @@ class RunDisplay(Display):
 
 
 def until_interrupted(work: Callable[[], int], display: RunDisplay) -> int:
-    """The exit code of some work on a run; if it is interrupted, the command that continues it is printed."""
+    """The exit code of some work on a run; if it is interrupted, the command that continues it is printed.
+
+    Until the run has begun, a signal ends a single process at once; torchrun ends its own.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        display.planning = PromptEnd()
     try:
         return work()
     except InterruptedRunError as stop:
@@ -58,6 +72,9 @@ def until_interrupted(work: Callable[[], int], display: RunDisplay) -> int:
     except (KeyboardInterrupt, SystemExit):  # before the first step or after the last, outside of the loop
         display.print_resume_command()
         raise
+    finally:
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):
+            display.end_planning()
 
 
 def _resume_command(folder: Path) -> str:

@@ -60,24 +60,28 @@ def train(
     dry_run
         Show the whole config, the parameters, memory and time, and stop.
     check
-        First look for damaged pictures, leakage between splits and imbalance.
+        First look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
     track
         Also write TensorBoard files.
     """
+    from vitrail.training.recipes import read_changes
+
+    settings = given(flags)
+    read_changes("train" if resume is None else "resume", recipe, config, settings)  # before torch is loaded
+
     from vitrail.cli.run_display import RunDisplay, until_interrupted
     from vitrail.verbs.train import plan as plan_run
     from vitrail.verbs.train import resume as resume_run
     from vitrail.verbs.train import train as train_run
 
-    settings = given(flags)
     console = SteadyConsole(stderr=as_json, highlight=False, soft_wrap=True)
     display = RunDisplay(console, silent=as_json)
 
     def work() -> int:
         if resume is not None:
             _refuse_with_resume(resume, out, dry_run)
-            named = {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
-            return end(resume_run(resume, config=config, track=track, progress=display, **settings, **named), as_json)
+            settings.update({name: value for name, value in (("data", data), ("recipe", recipe)) if value})
+            return end(resume_run(resume, config=config, track=track, progress=display, **settings), as_json)
         if dry_run:
             plan = plan_run(data, recipe=recipe, config=config, out=out, check=check, progress=display, **settings)
             _print_plan(plan, display, as_json)

@@ -4,7 +4,16 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from cyclopts import App, CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from vitrail.synonyms import suggest_option
 
 
 def describe_usage(error: CycloptsError, verbs: Sequence[str]) -> str:
@@ -22,8 +31,20 @@ def describe_usage(error: CycloptsError, verbs: Sequence[str]) -> str:
         return f"{command} needs {name.strip('-').upper()}; {see}"
     if isinstance(error, UnusedCliTokensError):
         return f"{command} takes no further arguments; got {' '.join(error.unused_tokens or ())}; {see}"
+    if isinstance(error, UnknownOptionError):
+        flags = {name for argument in error.argument_collection for name in argument.names}
+        return describe_unknown_option(error.token.keyword or error.token.value or "", command, flags)
     text = str(error).strip()
     return f"{text[:1].lower()}{text[1:]} {see.capitalize()}"
+
+
+def describe_unknown_option(typed: str, command: str, flags: set[str]) -> str:
+    """An option that a verb does not have, and the one that was probably meant."""
+    typed = typed.split("=")[0]
+    known = {flag for flag in flags if flag[:2] == "--" or flag.isupper()}  # upper case are those without a flag
+    hint = as_flags(suggest_option(typed, known), flags)
+    see = f"see {command} --help."
+    return f"{command} has no option {typed}; {f'{hint} {see.capitalize()}' if hint else see}"
 
 
 def _describe_unknown(typed: str, command: str, known: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ preprocess  `Preprocess`: a picture → a model's input, as data, with a preset 
 picture     opening pictures safely; transform carries a `Preprocess` out
 source      what every source provides; sources/ has one file per kind; opening decides which (`open_data`)
 naming      the names of data sets
+agreement   the same data on all ranks
 split       stratified splits and split.csv
 augment/    augmentation, batched and deterministic
 order       which samples are in which batch; chunks makes batches; loader yields them

@@ -7,10 +7,11 @@ from typing import Literal
 
 from vitrail.cache import cache_folder
 from vitrail.errors import ConfigError
-from vitrail.schema import validate
+from vitrail.schema import IF_USED, validate
 
 MAX_WORKERS = 1024
 VAL_RATE = TEST_RATE = 0.15  # of each class, if we make the split
+MAX_BROKEN_RATE = 0.01  # leaving out more pictures than this would change what is learned or measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,13 @@ class DataConfig:
     """Without a split file: the share of each class used for testing."""
     split_seed: int = 0
     """Without a split file: the seed of the split."""
+    max_broken_rate: float = field(default=MAX_BROKEN_RATE, metadata=IF_USED)
+    """The share of the pictures that may be unreadable; they are left out."""
     columns: Columns = field(default_factory=Columns)
 
     def __post_init__(self) -> None:
         validate(self)
+        check_broken_rate(self.max_broken_rate)
 
     @property
     def cache(self) -> Path:
@@ -60,6 +64,12 @@ def check_workers(workers: int | None) -> None:
         raise ConfigError(f"workers must be between 0 and {MAX_WORKERS}; got {workers}.")
 
 
+def check_broken_rate(rate: float) -> None:
+    """Refuse what is no share."""
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"max_broken_rate must be between 0 and 1; got {rate}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
     """How batches are made."""
@@ -70,7 +80,7 @@ class LoaderConfig:
     remainder: Literal["drop", "pad"] = "drop"  # in training, a last, shorter batch is left out, or filled up
     output: Literal["float", "bytes"] = "float"  # normalised floats, or bytes to normalise on the device
     on_broken: Literal["skip", "error"] = "skip"  # a picture that cannot be read
-    max_broken_rate: float = 0.01  # more than this in one epoch is always an error
+    max_broken_rate: float = MAX_BROKEN_RATE  # more than this in one epoch is always an error
     pin_memory: bool = False  # for faster copies to a GPU
     rank: int = 0  # of this process
     world_size: int = 1  # number of processes
@@ -84,5 +94,4 @@ class LoaderConfig:
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank must be between 0 and {self.world_size - 1}; got {self.rank}.")
         check_workers(self.workers)
-        if not 0 <= self.max_broken_rate <= 1:
-            raise ConfigError(f"max_broken_rate must be between 0 and 1; got {self.max_broken_rate}.")
+        check_broken_rate(self.max_broken_rate)

@@ -21,7 +21,7 @@ from vitrail.data.chunks import Chunk, ChunkMaker
 from vitrail.data.config import LoaderConfig
 from vitrail.data.order import Order, evaluation_order, shuffle, training_order
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.source import ArraySource, Dataset, Source
+from vitrail.data.source import ArraySource, Dataset, Source, refuse_broken
 from vitrail.draws import Draws, Integers
 from vitrail.errors import ConfigError, DataError
 from vitrail.threads import start_workers
@@ -126,13 +126,10 @@ class Loader:
 
     def _judge(self, broken: dict[str, str]) -> None:
         """Stop if the broken pictures of this epoch are more than the policy allows."""
-        some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
         if self.config.on_broken == "error":
+            some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
             raise DataError(f"a picture cannot be read; on_broken='skip' would omit it:{some}")
-        count = len(self._order.samples) // self.config.world_size
-        if len(broken) > self.config.max_broken_rate * count:
-            share = f"more than {self.config.max_broken_rate:.1%} of {count:,}"
-            raise DataError(f"{counted(len(broken), 'picture')} cannot be read, {share}; run vitrail data check:{some}")
+        refuse_broken(broken, len(self.source) // self.config.world_size, self.config.max_broken_rate)
 
     def _batches(self, order: Order, start: int) -> Iterator[tuple[int, list[Chunk], Tensor]]:
         """(number, chunks, memory) of this rank's batches from the given one on, some prepared in advance."""
@@ -208,7 +205,8 @@ def _check_batch_size(config: LoaderConfig, augment: Augment | None, num_samples
         raise ConfigError(f"batch_size must be a multiple of repeats {augment.repeats}; got {size}.")
     if num_samples < size and config.remainder == "drop":
         raise ConfigError(
-            f"batch_size {size} is more than the {counted(num_samples, 'picture')}; lower it or use 'pad'."
+            f"batch_size={size} is more than the {counted(num_samples, 'picture')}; lower it, or fill the batch up "
+            "with remainder='pad'."
         )
 
 

@@ -4,7 +4,6 @@ import gzip
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, cast
 
 from vitrail.data.archive import files_of, open_tar, read_member
@@ -18,8 +17,9 @@ from vitrail.data.sources.hub import open_hub
 from vitrail.data.sources.idx import FASHION_CLASSES, is_idx, is_whole_idx, open_idx
 from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
-from vitrail.data.split import SplitPlan, write_split
+from vitrail.data.split import UNUSED, SplitPlan, write_split
 from vitrail.errors import DataError, shorten, suggest
+from vitrail.files import atomic_path
 from vitrail.reading import check_regular
 from vitrail.wording import hint_path, reason
 
@@ -59,7 +59,7 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
     if "\0" in str(where):
         raise DataError(f"{shorten(str(where))}: no file can have a NUL in its name.")
     try:
-        return _open(where, config)
+        return replace(_open(where, config), max_broken_rate=config.max_broken_rate)
     except OSError as error:  # a folder without permission, a failing disk, …
         raise DataError(f"{where}: cannot be read ({reason(error)}).") from error
 
@@ -145,19 +145,17 @@ def _open_named_cifar(name: str, folder: Path) -> Dataset:
 
 def _unpack(archive: Path, folder: Path) -> Path:
     """The files of a checked archive, in one flat folder, whatever paths it names."""
-    folder.mkdir(parents=True, exist_ok=True)
     check_regular(archive)
     with (
-        TemporaryDirectory(dir=folder.parent) as temporary,
+        atomic_path(folder) as draft,  # or half of them would pass for the whole next time
         cast("IO[bytes]", gzip.open(archive)) as file,
         open_tar(file, str(archive), 2 * MAX_BYTES, packed=True) as members,
     ):
+        draft.mkdir()
         for member in files_of(members):
             if member.size > MAX_BYTES:
                 raise DataError(f"{archive}: unpacks to {member.size:,} bytes, and CIFAR has at most {MAX_BYTES:,}.")
-            (Path(temporary) / Path(member.name).name).write_bytes(read_member(members, member))
-        for path in Path(temporary).iterdir():  # all or none, or half of them would pass for the whole next time
-            path.replace(folder / path.name)
+            (draft / Path(member.name).name).write_bytes(read_member(members, member))
     return folder
 
 
@@ -167,4 +165,4 @@ def write_split_file(dataset: Dataset, path: Path) -> None:
         name: [(source.key(index), dataset.classes[label]) for index, label in enumerate(source.labels)]
         for name, source in dataset.splits.items()
     }
-    write_split(path, rows)
+    write_split(path, rows | ({UNUSED: list(dataset.unused)} if dataset.unused else {}))

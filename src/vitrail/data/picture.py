@@ -24,6 +24,7 @@ FORMATS = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
 EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
+_ENDINGS = tuple(EXTENSIONS)
 
 MAX_HEADER = 1 << 16  # bytes until the size of a PPM picture is known
 MAX_COMMENTS = 1000  # in a PPM picture in text form
@@ -39,11 +40,23 @@ _TURNS = {
 }
 
 
+def is_picture_name(name: str) -> bool:
+    """Whether a file has the extension of a picture; the name is a text, for folders with very many files."""
+    return name.lower().endswith(_ENDINGS)
+
+
 def open_picture(
-    source: str | Path | bytes | IO[bytes], *, formats: tuple[str, ...] = tuple(FORMATS), max_pixels: int = MAX_PIXELS
+    source: str | Path | bytes | IO[bytes],
+    *,
+    formats: tuple[str, ...] = tuple(FORMATS),
+    max_pixels: int = MAX_PIXELS,
+    name: str = "picture",
 ) -> Image.Image:
-    """Open a picture and judge its header: known format, not empty, not too large. No pixel is decoded yet."""
-    name = "picture" if isinstance(source, bytes) or not isinstance(source, str | Path) else str(source)
+    """Open a picture and judge its header: known format, not empty, not too large. No pixel is decoded yet.
+
+    In messages a file is called by its path, anything else by `name`.
+    """
+    name = str(source) if isinstance(source, str | Path) else name
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
         if isinstance(source, str | Path):
@@ -99,8 +112,8 @@ def _describe(error: Exception) -> str:
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 (upright) to 8; a damaged tag counts as upright."""
-    if image.format in ("JPEG", "MPO", "WEBP") and "exif" not in image.info:
+    """The EXIF orientation, or else that of XMP, 1 (upright) to 8; a damaged tag counts as upright."""
+    if image.format in ("JPEG", "MPO", "WEBP") and not {"exif", "xmp"} & image.info.keys():
         return 1
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
@@ -110,7 +123,7 @@ def orientation(image: Image.Image) -> int:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The picture rotated as its EXIF orientation says."""
+    """The picture rotated as its orientation tag says."""
     turn = _TURNS.get(orientation(image))
     return image if turn is None else image.transpose(turn)
 
@@ -154,6 +167,11 @@ def _to_eight_bits(image: Image.Image, name: str) -> Image.Image:
     if image.mode == "F" or values.min() < 0 or values.max() > 65535:
         raise InputError(f"{name}: {image.mode}-mode pixels have no known range; save it with 8 or 16 bits.")
     return Image.fromarray(sixteen_to_eight(values))
+
+
+def has_sixteen_bits(image: Image.Image) -> bool:
+    """Whether an opened picture has 16 bits per channel; those of colour, Pillow cuts to their high byte."""
+    return image.mode.startswith("I") or any(";16" in str(tile) for tile in getattr(image, "tile", ()))
 
 
 def sixteen_to_eight(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

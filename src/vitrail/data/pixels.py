@@ -42,7 +42,7 @@ def fit_array(picture: Picture, spec: Preprocess, name: str = "picture") -> Arra
     if spec.kernel == "pillow":
         if isinstance(picture, str | Path | bytes):
             name = str(picture) if isinstance(picture, str | Path) else name
-            with open_picture(picture) as image:
+            with open_picture(picture, name=name) as image:
                 return fit_pillow(decode(image, spec, name), spec)
         if isinstance(picture, Image.Image):
             return fit_pillow(decode(picture, spec, name), spec)
@@ -55,7 +55,12 @@ def fit_array(picture: Picture, spec: Preprocess, name: str = "picture") -> Arra
 
 def fit_pillow(image: Image.Image, spec: Preprocess) -> Array:
     """Resize and crop a decoded picture as Pillow does: bytes (C, H, W)."""
-    height, width = spec.resized(image.height, image.width)
+    spec.resized(image.height, image.width)  # refuses what is too narrow
+    height, width = spec.middle(image.height, image.width)
+    if (width, height) != image.size:
+        top, left = (image.height - height) // 2, (image.width - width) // 2
+        image = image.crop((left, top, left + width, top + height))
+    height, width = spec.resized(height, width)
     if (width, height) != image.size:
         image = image.resize((width, height), RESAMPLING[spec.interpolation])
     top, left = spec.corner(height, width)

@@ -12,6 +12,8 @@ from vitrail.schema import validate
 
 MAX_PIXELS = 89_478_485  # Pillow's own threshold: 256 MB once decoded
 
+LONGEST = 64  # times its short side, for the model's own shape: of a longer picture, only the middle is resized
+
 # "nearest_exact" is torch's own rounding to the nearest pixel, which transformers uses when its files say nearest.
 Interpolation = Literal["nearest", "nearest_exact", "bilinear", "bicubic", "lanczos"]
 
@@ -34,7 +36,7 @@ class Preprocess:
     kernel: Literal["pillow", "bytes", "float"] = "pillow"
     anchor: Literal["round", "floor"] = "round"  # the crop's corner when the margin is odd: half to even, or down
     alpha: Literal["drop", "white", "black"] = "drop"  # transparent pixels: their hidden colour, or laid on this one
-    orient: bool = True  # rotate the picture as its EXIF tag says
+    orient: bool = True  # rotate the picture as its EXIF (or else XMP) tag says
     animated: Literal["first", "error"] = "first"  # use the first of several frames, or refuse
 
     def __post_init__(self) -> None:
@@ -75,6 +77,15 @@ class Preprocess:
             return (target[0], other) if height <= width else (other, target[0])
         scale = min(height / target[0], width / target[1])  # timm rounds when the target is not square
         return (round(height / scale), round(width / scale))
+
+    def middle(self, height: int, width: int) -> tuple[int, int]:
+        """How much of a picture of this size, around its centre, has to be resized for the crop: all but of a very
+        long one, which would take a second for pixels that nobody sees."""
+        if self.resize == "squash":
+            return height, width
+        longest = LONGEST * min(height, width) * max(self.size) // min(self.size)
+        height, width = (min(side, longest + (side - longest) % 2) for side in (height, width))
+        return height, width
 
     def corner(self, height: int, width: int) -> tuple[int, int]:
         """The (top, left) of the centre crop in a resized picture of this size."""

@@ -3,7 +3,8 @@
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from vitrail.data.sources.shards import INDEX
 from vitrail.data.transform import as_bytes, to_pil
 from vitrail.draws import permutation
 from vitrail.errors import DataError, InputError
+from vitrail.files import sweep_drafts, workshop_in
 from vitrail.reading import read_bytes
 from vitrail.wording import reason
 
@@ -44,26 +46,47 @@ def write_shards(
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Written:
-    """Write every split, shuffled once, so that neighbours in a shard differ in class. Files are copied unchanged."""
+    """Write every split, shuffled once, so that neighbours in a shard differ in class. Files are copied unchanged.
+
+    Nothing is in its place before everything is written, so an interrupted set is absent, and can be written anew.
+    """
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: must be a folder, new or empty; it is a file.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        used = any(folder.iterdir())
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({reason(error)}).") from None
-    if used:
-        raise DataError(f"{folder}: must be empty or not exist, so that old and new shards do not mix.")
     skipped: dict[str, str] = {}
     index: dict[str, list[dict[str, Any]]] = {}
-    for split, source in dataset.splits.items():
-        samples = _samples(source, seed, skipped, progress)
-        index[split] = list(_write_split(samples, folder, split, max_bytes))
-    content = {"format": 1, "classes": list(dataset.classes), "splits": index}
-    (folder / INDEX).write_text(json.dumps(content), encoding="utf-8")
-    entries = [entry for some in index.values() for entry in some]
-    files = (*(folder / entry["file"] for entry in entries), folder / INDEX)
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep_drafts(folder)
+        if any(folder.iterdir()):
+            raise DataError(f"{folder}: must be empty or not exist, so that old and new shards do not mix.")
+        with workshop_in(folder) as workshop:  # inside, since the folder may be a mounted disk
+            for split, source in dataset.splits.items():
+                samples = _samples(source, seed, skipped, progress)
+                index[split] = list(_write_split(samples, workshop, split, max_bytes))
+            content = {"format": 1, "classes": list(dataset.classes), "splits": index}
+            (workshop / INDEX).write_text(json.dumps(content), encoding="utf-8")
+            entries = [entry for some in index.values() for entry in some]
+            names = [entry["file"] for entry in entries]
+            _move([INDEX, *names], workshop, folder)  # the index first: it refuses a set of which a shard is missing
+    except OSError as error:
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise DataError(f"{folder}: cannot be written ({reason(error)}).") from error
+    files = tuple(folder / name for name in (*names, INDEX))
     return Written(files=files, num_samples=sum(len(entry["labels"]) for entry in entries), skipped=skipped)
+
+
+def _move(names: Sequence[str], workshop: Path, folder: Path) -> None:
+    """All files, or none."""
+    try:
+        for name in names:
+            (workshop / name).replace(folder / name)
+    except OSError:
+        for name in reversed(names):
+            (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def _samples(

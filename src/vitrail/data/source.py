@@ -1,16 +1,20 @@
 """What every picture source provides: pictures by index, integer labels, class names, and a name for each sample."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitrail.data.config import MAX_BROKEN_RATE
+from vitrail.data.labels import Doubt, doubt_labels
 from vitrail.data.pixels import Picture
 from vitrail.data.split import stratify
-from vitrail.errors import DataError, list_names
+from vitrail.errors import DataError, list_names, shorten
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,22 +71,22 @@ class ArraySource(Source):
 
 
 class FileSource(Source):
-    """Pictures that are files."""
+    """Pictures that are files, by their names below `root`: texts, since a `Path` for each of millions takes long."""
 
-    def __init__(self, paths: Sequence[Path], labels: Sequence[int] | Labels, root: Path) -> None:
+    def __init__(self, names: Sequence[str], labels: Sequence[int] | Labels, root: Path) -> None:
         super().__init__(labels)
-        self.paths = paths
+        self.names = names  # with "/" between folders on every system; absolute for a file elsewhere
         self.root = root
 
     def picture(self, index: int) -> Path:
-        return self.paths[index]
+        return self.root / self.names[index]
 
     def key(self, index: int) -> str:
-        path = self.paths[index]
-        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else path.as_posix()
+        return self.names[index]
 
     def select(self, indices: Sequence[int] | Labels) -> "FileSource":
-        return FileSource([self.paths[int(index)] for index in indices], self.labels[np.asarray(indices)], self.root)
+        places: list[int] = np.asarray(indices).tolist()
+        return FileSource([self.names[place] for place in places], self.labels[places], self.root)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +95,11 @@ class Dataset:
 
     name: str
     classes: tuple[str, ...]
-    splits: Mapping[str, Source] = field(repr=False)
+    splits: Mapping[str, Source]
     made_split: bool = False  # vitrail made the splits, so a run should record them
-    ignored: tuple[str, ...] = field(default=(), repr=False)  # skipped files: not a picture, or without a class
+    ignored: tuple[str, ...] = ()  # skipped files: not a picture, or without a class
+    unused: tuple[tuple[str, str], ...] = ()  # samples left out, and their classes: `sample`
+    max_broken_rate: float = MAX_BROKEN_RATE  # of a split's pictures; they are left out
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -104,6 +110,20 @@ class Dataset:
         empty = [name for name, count in zip(self.classes, counts, strict=True) if not count]
         if empty:
             raise DataError(f"{self.name}: no training pictures of {list_names(empty)}; add some or remove the class.")
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.name}: {counted(len(self.classes), 'class')}; {_sizes(self.splits)}>"
+
+    def doubt_labels(self) -> Doubt | None:
+        """Why the labels are probably not what is to be learned, if they are not."""
+        return doubt_labels(self.classes, sum(len(source) for source in self.splits.values()))
+
+    def refuse_labels(self) -> None:
+        """Raise for labels that nobody means to learn from."""
+        doubt = self.doubt_labels()
+        if doubt is not None and doubt.certain:
+            how = "If these are the classes you mean, check=False trains on them."
+            raise DataError(f"{self.name}: {doubt.what}, such as {shorten(doubt.example)}: {doubt.detail}. {how}")
 
     def split(self, name: str) -> Source:
         """One split by its name."""
@@ -120,6 +140,35 @@ class Dataset:
         made = {name: train.select(indices) for name, indices in parts.items() if len(indices)}
         return replace(self, splits={**self.splits, **made}, made_split=True)
 
+    def sample(self, share: float, seed: int = 0) -> "Dataset":
+        """A share of each split, the classes in the same proportions, and at least one picture of each."""
+        splits: dict[str, Source] = {}
+        unused: list[tuple[str, str]] = []
+        for name, source in self.splits.items():
+            keys = [source.key(index) for index in range(len(source))]
+            parts = stratify(keys, source.labels, {"unused": 1 - share}, seed)
+            splits[name] = source.select(parts["train"])
+            unused += [(keys[index], self.classes[source.labels[index]]) for index in parts["unused"]]
+        return replace(self, splits=splits, unused=(*self.unused, *unused), made_split=True)
+
+
+def refuse_broken(broken: Mapping[str, str], count: int, rate: float | None = None, share: float = 0.0) -> None:
+    """Raise if too many of `count` pictures cannot be read: picture → why.
+
+    `rate` is the user's `max_broken_rate`, None where there is no such setting; `share` the highest of any split.
+    """
+    most, share = MAX_BROKEN_RATE if rate is None else rate, max(share, len(broken) / count)
+    if share <= most and len(broken) < count:
+        return
+    some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
+    more = f"\n  and {len(broken) - 5:,} more" if len(broken) > 5 else ""
+    skip = f", or leave them out with max_broken_rate={math.ceil(100 * share) / 100:g}"
+    raise DataError(
+        f"{len(broken):,} of {counted(count, 'picture')} cannot be read, more than {100 * most:.3g} % of a split:"
+        f"{some}{more}\nRepair or remove them (vitrail data check lists them all)"
+        f"{'' if rate is None or share >= 1 else skip}."
+    )
+
 
 def _sizes(splits: Mapping[str, Source]) -> str:
     return ", ".join(f"{name} ({len(source)})" for name, source in splits.items()) or "no split"
@@ -131,9 +180,12 @@ def align_labels(name: str, names: Mapping[str, Sequence[str]], *, same_everywhe
     for split, used in names.items():
         unknown = sorted(set(used) - set(classes))
         if unknown:
+            every = [label for labels in names.values() for label in labels]
+            doubt = doubt_labels(sorted(set(every)), len(every))
+            advice = f"{doubt.what}: {doubt.detail}" if doubt else "Rename them or add training pictures"
             raise DataError(
                 f"{name}: {split} has classes that train lacks: {list_names(unknown)}; "
-                f"train has: {list_names(classes)}. Rename them or add training pictures."
+                f"train has: {list_names(classes)}. {advice}."
             )
         missing = sorted(set(classes) - set(used))
         if missing and same_everywhere:

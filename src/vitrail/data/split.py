@@ -11,6 +11,7 @@ import numpy as np
 
 from vitrail.data.config import TEST_RATE, VAL_RATE
 from vitrail.errors import ConfigError, DataError, shorten
+from vitrail.files import atomic_path
 
 # Folder or column value → the split that it means.
 SPLIT_NAMES = {
@@ -24,6 +25,7 @@ SPLIT_NAMES = {
     "testing": "test",
 }
 SPLITS = ("train", "val", "test")
+UNUSED = "unused"  # in a split file: a sample that is in no split
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -60,38 +62,35 @@ def stratify(
     """
     if not all(0 <= rate < 1 for rate in rates.values()) or sum(rates.values()) >= 1:
         raise ConfigError(f"split rates must be at least 0 and sum to less than 1; got {dict(rates)}.")
-    order = sorted(range(len(keys)), key=lambda index: _rank(keys[index], seed))
-    members: dict[int | str, list[int]] = {}
-    for index in order:
-        members.setdefault(labels[index], []).append(index)
+    texts = (f"{seed}:{key}".encode("utf-8", "surrogateescape") for key in keys)
+    ranks = b"".join([hashlib.blake2b(text, digest_size=8).digest() for text in texts])
+    order = np.argsort(np.frombuffer(ranks, dtype=">u8"), kind="stable")
+    _, codes = np.unique(np.asarray(labels), return_inverse=True)
+    order = order[np.argsort(codes[order], kind="stable")]  # class by class
     parts: dict[str, list[int]] = {name: [] for name in ("train", *rates)}
-    for indices in members.values():
+    for indices in np.split(order, np.cumsum(np.bincount(codes))[:-1]):
         start = 0
         for name, rate in rates.items():
             count = min(max(round(len(indices) * rate), 1 if rate else 0), len(indices) - start - 1)
             # Samples with the same name are the same picture: they stay together, or training pictures would be tested.
             while count > 0 and keys[indices[start + count - 1]] == keys[indices[start + count]]:
                 count -= 1
-            parts[name] += indices[start : start + count]
+            parts[name] += indices[start : start + count].tolist()
             start += count
-        parts["train"] += indices[start:]
+        parts["train"] += indices[start:].tolist()
     return {name: np.array(sorted(indices), dtype=np.int64) for name, indices in parts.items()}
-
-
-def _rank(key: str, seed: int) -> bytes:
-    return hashlib.blake2b(f"{seed}:{key}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
 def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:
     """Write split → (key, class) as the CSV that `read_split` reads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    with (
+        atomic_path(path) as draft,
+        draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         writer = csv.writer(file)
         writer.writerow(("key", "split", "class"))
         for split, samples in rows.items():
             writer.writerows((key, split, name) for key, name in samples)
-    temporary.replace(path)
 
 
 def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
@@ -117,6 +116,7 @@ def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
     parts: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
         parts.setdefault(where[key], []).append(index)
+    parts.pop(UNUSED, None)
     return {name: np.array(indices, dtype=np.int64) for name, indices in parts.items()}
 
 
@@ -124,7 +124,8 @@ def _read_rows(path: Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str
     """Key → split; an unknown split would silently remove its samples from the run."""
     where: dict[str, str] = {}
     for row in rows:
-        key, split = str(row["key"]), SPLIT_NAMES.get(str(row["split"]).strip().lower())
+        name = str(row["split"]).strip().lower()
+        key, split = str(row["key"]), UNUSED if name == UNUSED else SPLIT_NAMES.get(name)
         if split is None:
             raise DataError(
                 f"{path}: {key[:100]} is in the split {shorten(row['split'])}; must be one of {', '.join(SPLITS)}."

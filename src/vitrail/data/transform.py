@@ -26,7 +26,7 @@ def fit(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
     """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] when the spec's kernel is float)."""
     if isinstance(picture, str | Path | bytes):
         name = str(picture) if isinstance(picture, str | Path) else name
-        with open_picture(picture) as image:
+        with open_picture(picture, name=name) as image:
             return _fit_image(decode(image, spec, name), spec)
     if isinstance(picture, Image.Image):
         return _fit_image(decode(picture, spec, name), spec)
@@ -39,7 +39,7 @@ def pixels(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
         return as_bytes(picture, spec, name)
     if isinstance(picture, Image.Image):
         return to_tensor(decode(picture, spec, name))
-    with open_picture(picture) as image:
+    with open_picture(picture, name=name) as image:
         return to_tensor(decode(image, spec, name))
 
 
@@ -75,7 +75,11 @@ def to_pil(pixels: Tensor) -> Image.Image:
 
 def fit_tensor(images: Tensor, spec: Preprocess) -> Tensor:
     """Resize and crop bytes (…, C, H, W) with the spec's kernel."""
-    height, width = spec.resized(*images.shape[-2:])
+    spec.resized(*images.shape[-2:])  # refuses what is too narrow
+    height, width = spec.middle(*images.shape[-2:])
+    top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
+    images = images[..., top : top + height, left : left + width]
+    height, width = spec.resized(height, width)
     batch = images.reshape(-1, *images.shape[-3:])  # (B, C, H, W)
     images = resize(batch, spec, height, width).reshape(*images.shape[:-2], height, width)
     top, left = spec.corner(height, width)

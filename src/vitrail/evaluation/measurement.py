@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.pixels import Picture
-from vitrail.data.source import Dataset, Source
+from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.draws import Draws, Integers, permutation
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.conformal import SetScores, measure_sets
@@ -25,9 +25,6 @@ from vitrail.prediction.answering import familiarity_of
 from vitrail.ranks import current_ranks
 from vitrail.threads import map_in_order
 from vitrail.weights.trust import Trust, is_familiar
-from vitrail.wording import counted
-
-MAX_BROKEN_RATE = 0.01  # leaving out more pictures than this would change what is measured
 
 COVERAGE = 0.95  # of the label sets that are measured unless another is requested
 
@@ -137,8 +134,7 @@ def measure_split(
     kept, logits, broken = run(predictor, source, samples, compute, change=change, progress=progress)
     familiarity = None if known is None else logits[:, -1].astype(np.float64)
     logits = np.ascontiguousarray(logits[:, : len(order)])
-    if len(broken) > MAX_BROKEN_RATE * len(samples):
-        raise_broken(broken, len(samples))
+    refuse_broken(broken, len(samples), dataset.max_broken_rate)
     return Measurement(
         data=dataset.name,
         split=split,
@@ -184,15 +180,6 @@ class _Joined(Source):
 def pick_split(dataset: Dataset, split: str) -> Source:
     """One split, or all of them together."""
     return _Joined(list(dataset.splits.values())) if split == "all" else dataset.split(split)
-
-
-def raise_broken(broken: dict[str, str], count: int) -> None:
-    """Raise because too many pictures cannot be read."""
-    some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
-    raise DataError(
-        f"{len(broken)} of {counted(count, 'picture')} cannot be read, more than {MAX_BROKEN_RATE:.0%}; "
-        f"run vitrail data check:{some}"
-    )
 
 
 def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: bool = False) -> list[int]:
@@ -282,7 +269,7 @@ def run(
     numbers = [part[1] for part in everything if len(part[0])]
     broken = {key: why for part in everything for key, why in part[2].items()}
     if not numbers:
-        raise_broken(broken, len(samples))
+        refuse_broken(broken, len(samples))
     del parts, everything
     return kept, _join(numbers), broken
 

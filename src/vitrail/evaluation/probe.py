@@ -8,10 +8,10 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from vitrail.data.source import Dataset, Source
+from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.draws import permutation
 from vitrail.errors import ConfigError, DataError, suggest
-from vitrail.evaluation.measurement import MAX_BROKEN_RATE, choose, raise_broken, run
+from vitrail.evaluation.measurement import choose, run
 from vitrail.evaluation.metrics import Integers, Rate, rate
 from vitrail.evaluation.names import ProbeName
 from vitrail.prediction import Predictor
@@ -43,6 +43,7 @@ class Parts:
     val: Source | None
     test: Source
     carved: bool  # val was taken from the training pictures
+    max_broken_rate: float | None = None  # as of the data set
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -109,12 +110,13 @@ def _check_shots(counts: Integers, shots: int) -> None:
         raise ConfigError(f"shots must be from 1 to {fewest}, the pictures of the smallest class; got {shots}.")
 
 
-def extract(predictor: Predictor, source: Source, progress: Callable[[int], None] = lambda _: None) -> Features:
-    """The features of pictures, in their order."""
+def extract(
+    predictor: Predictor, source: Source, progress: Callable[[int], None] = lambda _: None, rate: float | None = None
+) -> Features:
+    """The features of pictures, in their order; at most this share of them may be unreadable."""
     samples = choose(len(source), None)
     kept, vectors, broken = run(predictor, source, samples, predictor.runtime.features, progress=progress)
-    if len(broken) > MAX_BROKEN_RATE * len(samples):
-        raise_broken(broken, len(samples))
+    refuse_broken(broken, len(samples), rate)
     keys = tuple(source.key(int(sample)) for sample in kept)
     return Features(vectors=vectors, labels=source.labels[kept], keys=keys)
 
@@ -200,7 +202,7 @@ def plan_probes(dataset: Dataset, split: str, kinds: Sequence[ProbeName], shots:
     parts = choose_parts(dataset, split, selects="linear" in kinds or "shots" in kinds)
     if "shots" in kinds:
         check_shots(parts, shots)
-    return parts
+    return replace(parts, max_broken_rate=dataset.max_broken_rate)
 
 
 def run_probes(
@@ -208,8 +210,10 @@ def run_probes(
 ) -> dict[str, Any]:
     """The results of every probe, on features that are computed once."""
     with progress("features", sum(len(source) for source in parts.sources)) as advance:
-        train, test = (extract(predictor, source, advance) for source in (parts.train, parts.test))
-        val = None if parts.val is None else extract(predictor, parts.val, advance)
+        train, test = (
+            extract(predictor, source, advance, parts.max_broken_rate) for source in (parts.train, parts.test)
+        )
+        val = None if parts.val is None else extract(predictor, parts.val, advance, parts.max_broken_rate)
     results: dict[str, Any] = {}
     with progress("fitting the probes", len(kinds)) as advance:
         if "knn" in kinds:  # which tunes nothing, so it may use all training pictures

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.picture import EXTENSIONS
-from vitrail.data.source import FileSource, Source
+from vitrail.data.source import FileSource, Source, refuse_broken
 from vitrail.data.sources.folder import subfolders
 from vitrail.evaluation.familiarity import Strangers, compare_strangers
-from vitrail.evaluation.measurement import MAX_BROKEN_RATE, Floats, Measurement, choose, raise_broken, run
+from vitrail.evaluation.measurement import Floats, Measurement, choose, run
 from vitrail.prediction import Predictor
 from vitrail.prediction.answering import familiarity_of
 
@@ -25,8 +25,8 @@ def is_unlabelled(path: Path) -> bool:
 
 def open_unlabelled(folder: Path) -> FileSource:
     """The pictures of such a folder, by name; their labels mean nothing."""
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS)
-    return FileSource(files, np.zeros(len(files), dtype=np.int64), folder)
+    names = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS)
+    return FileSource(names, np.zeros(len(names), dtype=np.int64), folder)
 
 
 def measure_strangers(
@@ -47,6 +47,5 @@ def measure_strangers(
 
     samples = choose(len(others), MOST)
     _, scores, broken = run(predictor, others, samples, compute, progress=progress)
-    if len(broken) > MAX_BROKEN_RATE * len(samples):
-        raise_broken(broken, len(samples))
+    refuse_broken(broken, len(samples))
     return compare_strangers(name, measurement.familiarity, scores[:, 0].astype(np.float64), known)

@@ -7,19 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data.source import Dataset, Source
+from vitrail.data.source import Dataset, refuse_broken
 from vitrail.draws import Integers
 from vitrail.errors import DataError
 from vitrail.evaluation.calibration import FEWEST, fit_scaling
 from vitrail.evaluation.conformal import fit_sets
 from vitrail.evaluation.familiarity import TRAINING_PICTURES, fit_familiarity
 from vitrail.evaluation.measurement import (
-    MAX_BROKEN_RATE,
     Floats,
     Measurement,
     align_classes,
     choose,
-    raise_broken,
     run,
 )
 from vitrail.prediction import Predictor
@@ -67,7 +65,7 @@ def fit_trust(
     def look(name: str, limit: int | None = None) -> Look:
         samples = choose(len(dataset.split(name)), limit)
         found = None if known is None else known(name, samples, order)
-        return found or _look(predictor, dataset.split(name), order, samples, progress)
+        return found or _look(predictor, dataset, name, order, samples, progress)
 
     kept, logits, features, broken = look(split)
     seen, _, trained_on, _ = look("train", TRAINING_PICTURES)
@@ -95,7 +93,12 @@ def fit_trust(
 
 
 def _look(
-    predictor: Predictor, source: Source, order: list[int], samples: Integers, progress: Callable[[int], None]
+    predictor: Predictor,
+    dataset: Dataset,
+    split: str,
+    order: list[int],
+    samples: Integers,
+    progress: Callable[[int], None],
 ) -> Look:
     """By computing it from the pictures."""
 
@@ -103,7 +106,6 @@ def _look(
         logits, features = predictor.runtime.logits_and_features(images)
         return np.concatenate([logits[:, order], features], axis=1)
 
-    kept, numbers, broken = run(predictor, source, samples, compute, progress=progress)
-    if len(broken) > MAX_BROKEN_RATE * len(samples):
-        raise_broken(broken, len(samples))
+    kept, numbers, broken = run(predictor, dataset.split(split), samples, compute, progress=progress)
+    refuse_broken(broken, len(samples), dataset.max_broken_rate)
     return Look(kept, np.ascontiguousarray(numbers[:, : len(order)]), numbers[:, len(order) :], broken)

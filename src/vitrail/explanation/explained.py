@@ -131,7 +131,8 @@ class Explanations(Sequence[Explained]):
                     if len(drawn) < MOST_ON_SHEET:
                         drawn.append(draw(subject, explained.explanation, full))
                     advance(1)
-            self._sheet(drawn).save(folder / "sheet.png")
+            with atomic_path(folder / "sheet.png") as draft:
+                self._sheet(drawn).save(draft)
         except OSError as error:
             raise ConfigError(f"{folder}: the explanations cannot be written there ({reason(error)}).") from error
         return folder / "sheet.png", *written
@@ -183,7 +184,8 @@ def _write(explained: Explained, subject: Subject, full: Image.Image, folder: Pa
         pictures["layers"] = layers_sheet(f"{title}, layer by layer", subject, attention)
     for kind, picture in pictures.items():
         path = folder / f"{explained.stem}-{kind}.png"
-        picture.save(path)
+        with atomic_path(path) as draft:
+            picture.save(draft)
         yield path
     yield _write_maps(folder / f"{explained.stem}.npz", explained.explanation, attention)
 
@@ -201,5 +203,8 @@ def _write_maps(path: Path, explanation: Explanation, attention: AttentionMaps |
     }
     if attention is not None:
         arrays |= {"attention": attention.maps[0].numpy(), "layers": np.array(attention.names)}
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    buffer = io.BytesIO()  # of a file that cannot be written, zipfile raises errors of its own
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    with atomic_path(path) as draft:
+        draft.write_bytes(buffer.getbuffer())
     return path

@@ -1,6 +1,7 @@
 """Drawing the paper's figures: matplotlib figures, ready for a paper or a talk."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vitrail.explanation.explanation import Explanation, Subject
 from vitrail.explanation.figures import Filters
 from vitrail.explanation.geometry import spread
 from vitrail.explanation.render import enlarge, picture_of, scale_map, seen_part
+from vitrail.files import atomic_path
 from vitrail.model.config import Pair
 from vitrail.wording import counted
 
@@ -49,7 +51,10 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     with matplotlib.rc_context(STYLE):
         for path in paths:
             metadata: dict[str, Any] = {"CreationDate": None} if path.suffix == ".pdf" else {}
-            figure.savefig(path, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+            drawn = BytesIO()  # matplotlib cannot close a PDF that it could not write, and raises anything
+            figure.savefig(drawn, format=path.suffix[1:], bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+            with atomic_path(path) as draft:
+                draft.write_bytes(drawn.getvalue())
     return paths
 
 

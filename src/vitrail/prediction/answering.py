@@ -1,6 +1,7 @@
 """From the numbers of one picture to its `Prediction`: probabilities, a set of labels, and how familiar it is."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -38,6 +39,15 @@ class Request:
             facts.trust.sets.threshold(self.coverage)
         if self.abstain:
             require_familiarity(facts, runtime, "abstain=")
+
+
+class Options(TypedDict, total=False):
+    """What `Predictor.predict` takes beside pictures, for editors."""
+
+    top_k: int
+    coverage: float | None
+    abstain: bool
+    batch_size: int | None
 
 
 def familiarity_of(facts: Facts, runtime: Runtime) -> Familiarity | None:

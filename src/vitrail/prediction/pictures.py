@@ -7,7 +7,7 @@ from glob import has_magic, iglob
 from pathlib import Path
 from typing import TextIO
 
-from vitrail.data.picture import EXTENSIONS
+from vitrail.data.picture import EXTENSIONS, is_picture_name
 from vitrail.data.pixels import Picture
 from vitrail.data.sources.folder import walk_files
 from vitrail.errors import InputError
@@ -127,7 +127,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _in_folder(folder: Path) -> Iterator[Path]:
-    return (file for file in walk_files(folder) if file.suffix.lower() in EXTENSIONS)
+    return (folder / name for name in walk_files(folder) if is_picture_name(name))
 
 
 def _matches(pattern: str) -> Iterator[Path]:

@@ -1,19 +1,19 @@
 """`vitrail.load` and what it returns: a model that takes pictures. Exports need no torch."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Unpack, cast, overload
 
 import numpy as np
-from PIL import Image
 
-from vitrail.data.pixels import Picture, is_tensor, prepare_array
+from vitrail.data.pixels import Picture, prepare_array
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
-from vitrail.prediction.answering import TOP_K, Request, answer, familiarity_of, numbers_of
-from vitrail.prediction.results import Embedding, Prediction
+from vitrail.prediction.answering import TOP_K, Options, Request, answer, familiarity_of, numbers_of
+from vitrail.prediction.predictions import LazyPredictions, is_one, name_pictures
+from vitrail.prediction.results import Embedding, Named, Prediction
 from vitrail.runtimes.opening import (
     RUNTIMES,
     LoadOptions,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 USUAL = Request()
 MANY = sys.maxsize  # pictures, for a model that is loaded to be used for long
-Named = tuple[str, Picture]  # the name of a picture, and the picture
 Output = tuple[str, Floats | str]  # what it is called, and its numbers or why there are none
 
 
@@ -154,25 +153,11 @@ class Predictor(Facts):
         return self._torch().run(self.model, images)
 
     @overload
-    def predict(
-        self,
-        pictures: Picture,
-        *,
-        top_k: int = ...,
-        coverage: float | None = ...,
-        abstain: bool = ...,
-        batch_size: int | None = ...,
-    ) -> Prediction: ...
+    def predict(self, pictures: Picture, **options: Unpack[Options]) -> Prediction: ...
     @overload
-    def predict(
-        self,
-        pictures: Iterable[Picture],
-        *,
-        top_k: int = ...,
-        coverage: float | None = ...,
-        abstain: bool = ...,
-        batch_size: int | None = ...,
-    ) -> Iterator[Prediction]: ...
+    def predict(self, pictures: Collection[Picture], **options: Unpack[Options]) -> LazyPredictions: ...
+    @overload
+    def predict(self, pictures: Iterator[Picture], **options: Unpack[Options]) -> Iterator[Prediction]: ...
     def predict(
         self,
         pictures: Picture | Iterable[Picture],
@@ -181,8 +166,10 @@ class Predictor(Facts):
         coverage: float | None = None,
         abstain: bool = False,
         batch_size: int | None = None,
-    ) -> Prediction | Iterator[Prediction]:
-        """The most likely classes of one picture, or a stream of them for several, in their order.
+    ) -> Prediction | LazyPredictions | Iterator[Prediction]:
+        """The most likely classes of one picture; of several, a sequence that is computed as it is read.
+
+        For a generator, and whatever else has no length, it is a stream of predictions, each computed only once.
 
         A picture is a path, an encoded file, a PIL picture, an array or a tensor; 4-D arrays and tensors are several.
         Among several, an unreadable one is a `Prediction` with its `error`; a single one raises.
@@ -191,19 +178,33 @@ class Predictor(Facts):
         is unlike anything seen in training; with `abstain`, such a picture gets no label.
         """
         request = Request(top_k=top_k, coverage=coverage, abstain=abstain)
-        if _is_one(pictures):
+        if is_one(pictures):
             self._check(request)
             picture = cast("Picture", pictures)
             return replace(self._prediction(*self._one(picture, self.numbers), request), source=picture)
-        return self.predict_named(name_pictures(cast("Iterable[Picture]", pictures)), request, batch_size)
+        several = cast("Iterable[Picture]", pictures)
+        if not isinstance(several, Sized):
+            return self.predict_named(name_pictures(several), request, batch_size)
+        return LazyPredictions(lambda: name_pictures(several), *self.answering(request, batch_size))
 
     def predict_named(
         self, pictures: Iterable[Named], request: Request = USUAL, batch_size: int | None = None
     ) -> Iterator[Prediction]:
-        """`predict` for pictures that have names of their own."""
+        """A stream of predictions for pictures that have names of their own."""
+        return self.answering(request, batch_size)[0](pictures)
+
+    def answering(
+        self, request: Request = USUAL, batch_size: int | None = None
+    ) -> tuple[Callable[[Iterable[Named]], Iterator[Prediction]], int]:
+        """What turns named pictures into predictions, and how many pictures are computed together."""
         self._check(request)
-        rows = self._stream(pictures, self.numbers, batch_size)
-        return (self._prediction(name, value, request) for name, value in rows)
+        size = self._batch_size(batch_size)
+
+        def compute(pictures: Iterable[Named]) -> Iterator[Prediction]:
+            rows = self._stream(pictures, self.numbers, size)
+            return (self._prediction(name, value, request) for name, value in rows)
+
+        return compute, size
 
     @property
     def judges_familiarity(self) -> bool:
@@ -218,7 +219,7 @@ class Predictor(Facts):
         self, pictures: Picture | Iterable[Picture], *, batch_size: int | None = None
     ) -> Embedding | Iterator[Embedding]:
         """The embedding of one picture, or a stream of them for several; see `predict` for what a picture is."""
-        if _is_one(pictures):
+        if is_one(pictures):
             return _embedding(*self._one(cast("Picture", pictures), self.runtime.features))
         named = name_pictures(cast("Iterable[Picture]", pictures))
         return (_embedding(name, value) for name, value in self.features(named, batch_size))
@@ -240,10 +241,16 @@ class Predictor(Facts):
         self._check(request)
         return self._prediction(picture, numbers, request)
 
+    def __repr__(self) -> str:
+        return f"<Predictor {self.source or self.origin.source or 'model'}: {self._outline()}, on {self.runtime.name}>"
+
+    def _outline(self) -> str:
+        classes = counted(self.num_classes, "class") if self.num_classes else "no classes"
+        return f"{classes}, pictures of {'×'.join(map(str, self.preprocess.size))}"
+
     def _repr_markdown_(self) -> str:
         """In a notebook: the model step by step."""
-        classes = counted(self.num_classes, "class") if self.num_classes else "no classes"
-        head = f"**{self.origin.source or 'model'}**: {classes}, pictures of {'×'.join(map(str, self.preprocess.size))}"
+        head = f"**{self.origin.source or 'model'}**: {self._outline()}"
         if not self.in_torch:
             return head
         from vitrail.model import summarize
@@ -253,15 +260,19 @@ class Predictor(Facts):
     def _stream(
         self, pictures: Iterable[Named], compute: Callable[[Floats], Floats], batch_size: int | None
     ) -> Iterator[Output]:
-        size = self.runtime.batch_size if batch_size is None else batch_size
-        if size < 1:
-            raise ConfigError(f"batch_size must be at least 1; got {size}.")
+        size = self._batch_size(batch_size)
 
         def work(chunk: list[Named]) -> list[Output]:
             return self._compute(chunk, compute)
 
         for outputs in map_in_order(work, in_chunks(pictures, size), self.runtime.threads):
             yield from outputs
+
+    def _batch_size(self, asked: int | None) -> int:
+        size = self.runtime.batch_size if asked is None else asked
+        if size < 1:
+            raise ConfigError(f"batch_size must be at least 1; got {size}.")
+        return size
 
     def _compute(self, chunk: list[Named], compute: Callable[[Floats], Floats]) -> list[Output]:
         """One chunk from the files to its numbers, in one thread."""
@@ -358,23 +369,9 @@ def load(
     return predictor if is_open else predictor.on(runtime or "torch", precision, count=MANY)
 
 
-def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:
-    """Paths are their own names; other pictures are numbered."""
-    for index, picture in enumerate(pictures):
-        yield str(picture) if isinstance(picture, str | Path) else f"picture {index}", picture
-
-
 def torch_runtime_of(runtime: Runtime) -> "TorchRuntime | None":
     """The runtime, if it is torch's; asked without loading torch for another."""
     return cast("TorchRuntime", runtime) if hasattr(runtime, "model") else None
-
-
-def _is_one(pictures: object) -> bool:
-    if isinstance(pictures, np.ndarray) or is_tensor(pictures):
-        return cast("Floats", pictures).ndim < 4
-    if not isinstance(pictures, str | Path | bytes | Image.Image | Iterable):
-        raise InputError(f"a picture is a path, bytes, a PIL picture, an array or a tensor; got {pictures!r}.")
-    return isinstance(pictures, str | Path | bytes | Image.Image)
 
 
 def _finite(value: Floats) -> Floats | str:

@@ -9,6 +9,7 @@ import numpy as np
 from vitrail.data.pixels import Picture
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Named = tuple[str, Picture]  # the name of a picture, and the picture
 
 
 @dataclass(frozen=True, kw_only=True)

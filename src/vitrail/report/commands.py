@@ -9,15 +9,17 @@ PICTURES = "PICTURES"  # what the reader fills in
 
 
 def as_typed(environment: dict[str, Any]) -> str:
-    """The command line that an environment records, as a person would type it."""
-    return " ".join([*_start(environment), shlex.join(environment["command"][1:])])
+    """The command line that an environment records, as a person would type it; empty for a call from Python."""
+    program, *words = environment.get("command") or [""]
+    ours = Path(program).stem == "vitrail" or Path(program).parent.name == "vitrail"  # vitrail/__main__.py
+    return " ".join([*_start(environment), shlex.join(words)]) if ours else ""
 
 
 def run_commands(folder: Path, data: Sequence[str], environment: dict[str, Any]) -> dict[str, str]:
     """The command behind a training run, and what to do with it; `data` are its arguments for the command."""
     again = {"train it again, from the same config": _join("train", "--config", folder / "config.yaml")}
-    typed = {"the command that was run": as_typed(environment)} if environment.get("command") else {}
-    return {**typed, **again, **model_commands(str(folder), data)}
+    typed = as_typed(environment)
+    return {**({"the command that was run": typed} if typed else {}), **again, **model_commands(str(folder), data)}
 
 
 def eval_commands(

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.data.pixels import Array
 from vitrail.data.preprocess import Preprocess
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.runtimes.dividing import compute_divided
 from vitrail.runtimes.manifest import FEATURES, PROBABILITIES, Manifest
 from vitrail.runtimes.runtime import Floats, batch_for
@@ -105,9 +105,25 @@ class ExportedRuntime(Generic[Compiled]):
         compiled = self._compiled[cores]
         if self.manifest.preprocesses:
             return self._call(compiled, frame_bytes(images, self.manifest.facts.preprocess))
+        self._check_patches(*images.shape[2:])
         if self._fixed_batch is None or len(images) == self._fixed_batch:
             return self._call(compiled, images)
         return self._run_in_pieces(compiled, images, self._fixed_batch)
+
+    def _check_patches(self, height: int, width: int) -> None:
+        """Raise for a picture with too few patches to merge, which the model itself takes and no graph of it can."""
+        config = json.loads(self.manifest.config)
+        if not (merge := config.get("merge")):
+            return
+        share = height * width / (config["image_size"][0] * config["image_size"][1])
+        patches = round(share * (self.manifest.tokens - config["class_token"] - config["registers"]))
+        for count in merge:
+            if count and patches < 2:
+                raise InputError(
+                    f"this export merges patches, and a picture of {height}×{width} pixels has too few for that; use "
+                    "larger pictures, or the checkpoint that it was exported from."
+                )
+            patches -= min(count, patches // 2)
 
     def _run_in_pieces(self, compiled: Compiled, images: Floats, size: int) -> Sequence[Floats]:
         """Batches of the size that the graph wants; the last is filled up with its own first pictures."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Literal
 
 import torch
@@ -69,6 +70,10 @@ def check_exportable(target: Target, precision: Precision = "float32") -> None:
     if any(find_spec(name) is None for name in needs):
         what = f"exporting to {target} in int8" if precision == "int8" else f"exporting to {target}"
         raise MissingExtraError(what, "export")
+    try:
+        gettempdir()  # torch writes there, and hides why it cannot below its own errors
+    except OSError as error:
+        raise ConfigError("exporting needs a temporary folder; set TMPDIR to one that can be written to.") from error
 
 
 def fit_to_pictures(checkpoint: Checkpoint) -> Checkpoint:

@@ -12,6 +12,7 @@ from vitrail.runtimes.runtime import Runtime
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.diagnose import check_numbers
 from vitrail.weights.facts import Facts
 from vitrail.weights.locate import Located
 from vitrail.weights.opening import open_checkpoint
@@ -23,6 +24,8 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]
     """What runs a checkpoint in torch, and what belongs to it."""
     device = pick_device(options.device)
     checkpoint = adapted(located, options)
+    if options.verify:
+        check_numbers(checkpoint, located.name)
     model = checkpoint.build(DTYPES[options.precision]).to(device)
     return TorchRuntime(model, checkpoint.extras), Facts(**checkpoint.facts())
 

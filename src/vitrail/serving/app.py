@@ -8,7 +8,6 @@ from starlette.routing import Route, Router
 
 from vitrail.serving.access_log import AccessLog
 from vitrail.serving.arguments import read_arguments
-from vitrail.serving.exchange import exchange_of
 from vitrail.serving.gate import Gate
 from vitrail.serving.metrics import CONTENT_TYPE
 from vitrail.serving.open_inference import OpenInference
@@ -57,16 +56,6 @@ def build_app(service: Service, log: AccessLog) -> Gate:
         "/v2/models/{model}/infer": open_inference.infer,
         "/v2/models/{model}/versions/{version}/infer": open_inference.infer,
     }
-    routes = [Route(path, _named(path, handler), methods=["POST"]) for path, handler in posts.items()]  # the busy ones
-    routes += [Route(path, _named(path, handler), methods=["GET"]) for path, handler in gets.items()]
+    routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]  # the busy ones
+    routes += [Route(path, handler, methods=["GET"]) for path, handler in gets.items()]
     return Gate(Router(routes, redirect_slashes=False), service, log)
-
-
-def _named(path: str, handler: Handler) -> Handler:
-    """The handler, which tells the exchange whose address it is."""
-
-    async def handle(request: Request) -> Response:
-        exchange_of(request).route = path
-        return await handler(request)
-
-    return handle

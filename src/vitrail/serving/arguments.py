@@ -8,7 +8,6 @@ from starlette.requests import Request
 
 from vitrail.errors import suggest
 from vitrail.serving.problems import Problem
-from vitrail.wording import plain
 
 MOST = 20
 LONGEST = 200
@@ -28,11 +27,8 @@ def read_arguments(request: Request, *known: str) -> dict[str, str]:
     values: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
-            shown = plain(name)[:50]
-            raise Problem(
-                "invalid_argument",
-                f"unknown argument {shown!r}; {suggest(shown, known) if known else 'this address takes none.'}",
-            )
+            told = suggest(name[:50], known) if known else "this address takes none."
+            raise Problem("invalid_argument", f"unknown argument {name[:50]!r}; {told}")
         if name in values:
             raise Problem("invalid_argument", f"{name} is given twice.")
         if len(value) > LONGEST:
@@ -48,7 +44,7 @@ def read_share(name: str, value: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 < share < 1:
-        raise Problem("invalid_argument", f"{name} must be between 0 and 1; got {plain(repr(value))[:50]}.")
+        raise Problem("invalid_argument", f"{name} must be between 0 and 1; got {repr(value)[:50]}.")
     return share
 
 
@@ -61,6 +57,6 @@ def whole_number(name: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise Problem(
             "invalid_argument",
-            f"{name} must be a whole number from {least:,} to {most:,}; got {plain(repr(value))[:50]}.",
+            f"{name} must be a whole number from {least:,} to {most:,}; got {repr(value)[:50]}.",
         )
     return value

@@ -2,7 +2,8 @@
 
 import asyncio
 import binascii
-from collections.abc import Mapping
+import zlib
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +22,10 @@ LONGEST_NAME = 200  # characters of a file name that are sent back
 SLOWEST = 10_000  # bytes per second below which a client is taken to be holding a connection, not using it
 DRAINED = 100_000_000  # bytes over a limit that are thrown away, so that the client can hear why
 DRAIN_SECONDS = 2.0
+MOST_VALUES = 1_000_000  # of a JSON text: parsing so many keeps everybody else waiting for a tenth of a second
+UNPACKED = 1 << 20  # bytes of a compressed body that are unpacked at once
 FEW = 1000  # values of a JSON text that nobody has to account for
+_NO_ENCODING = "Send the body as it is, or compressed with gzip or deflate."
 
 
 class Picture(NamedTuple):
@@ -44,16 +48,20 @@ class ClientGoneError(Exception):
 
 
 async def read_body(request: Request, settings: ServeSettings) -> bytes:
-    """The whole body, refused as soon as it is too large or too slow."""
+    """The whole body, unpacked if it is compressed, and refused as soon as it is too large or too slow."""
     limit = settings.max_body
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Problem("unsupported_format", "the body must not be compressed: content-encoding is not understood.")
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise Problem(
+            "unsupported_format", f"content-encoding must be gzip or deflate; got {encoding[:50]!r}.", _NO_ENCODING
+        )
+    unpacker = None if encoding == "identity" else zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # either has a header
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         await _drain(request)
         raise _over(limit)
     chunks: list[bytes] = []
-    size = 0
+    size = received = 0
     exchange = exchange_of(request)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -64,23 +72,50 @@ async def read_body(request: Request, settings: ServeSettings) -> bytes:
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 more = message.get("more_body", False)
-                if chunk := message.get("body", b""):
+                problem = None
+                received += len(message.get("body", b""))
+                async for chunk in _unpack(message.get("body", b""), unpacker):
                     problem = _over(limit) if size + len(chunk) > limit else exchange.receive(len(chunk))
                     if problem is not None:
                         break
                     size += len(chunk)
                     chunks.append(chunk)
+                if problem is not None:
+                    break
                 if not more:
+                    if unpacker is not None and not (unpacker.eof or received == 0):
+                        raise Problem("unreadable_body", f"the body is truncated: its {encoding} data has no end.")
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-                latest = began + 2 * settings.client_timeout + size / SLOWEST
+                latest = began + 2 * settings.client_timeout + received / SLOWEST
                 deadline.reschedule(min(loop.time() + settings.client_timeout, latest))
     except TimeoutError:
         raise Problem(
-            "request_timeout", f"the body stopped after {counted(size, 'byte')}.", headers=(("connection", "close"),)
+            "request_timeout",
+            f"the body stopped after {counted(received, 'byte')}.",
+            headers=(("connection", "close"),),
         ) from None
     if more:
         await _drain(request)
     raise problem
+
+
+async def _unpack(data: bytes, unpacker: Any) -> AsyncIterator[bytes]:
+    """A piece of the body as it is, or unpacked step by step: a few bytes can stand for millions."""
+    if unpacker is None:
+        if data:
+            yield data
+        return
+    while data:
+        try:
+            chunk = unpacker.decompress(data, UNPACKED)
+        except zlib.error:
+            raise Problem("unreadable_body", "the compressed body is damaged.") from None
+        if unpacker.unused_data:
+            raise Problem("unreadable_body", "the compressed body goes on after its end.")
+        data = unpacker.unconsumed_tail
+        if chunk:
+            yield chunk
+        await asyncio.sleep(0)  # others are waiting, too
 
 
 async def _drain(request: Request) -> None:
@@ -151,7 +186,7 @@ def _read_json(body: bytes, settings: ServeSettings, fields: tuple[str, ...]) ->
     listed = content.pop("pictures", None)
     if unknown := sorted(content.keys() - set(fields)):
         known = ", ".join(("pictures", *fields))
-        raise Problem("invalid_argument", f"unknown field {plain(unknown[0])[:50]!r} in the body; known: {known}.")
+        raise Problem("invalid_argument", f"unknown field {unknown[0][:50]!r} in the body; known: {known}.")
     if not isinstance(listed, list) or not listed:
         raise Problem("invalid_argument", 'the body must have "pictures": a list of at least one base64 string.')
     texts = cast("list[Any]", listed)
@@ -162,8 +197,17 @@ def _read_json(body: bytes, settings: ServeSettings, fields: tuple[str, ...]) ->
 
 def read_object(body: bytes, most: int) -> dict[str, Any]:
     """A JSON object from a client; one with far more values than a request can need is not even parsed."""
-    if sum(map(body.count, (b",", b"[", b"{"))) > most:
+    values = sum(map(body.count, (b",", b"[", b"{")))
+    if values > most:
         raise Problem("unreadable_body", "the body has far more values than a request of this kind can need.")
+    if values > MOST_VALUES:
+        raise Problem(
+            "too_large",
+            f"a JSON body may have at most {MOST_VALUES:,} values.",
+            "Send large tensors in binary: binary_data_size, and the numbers behind the JSON.",
+        )
+    if body.count(b"\\") > FEW + len(body) // 32:  # some programs escape the two signs of base64, a 32nd of its text
+        raise Problem("unreadable_body", "the body has far more escaped characters than base64 can need.")
     try:
         content: Any = parse_json(body)
     except ValueError as error:
@@ -234,7 +278,7 @@ class _Form:
     def part_end(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         if b"filename" not in options:
-            name = plain(options.get(b"name", b"").decode("utf-8", "replace"))[:50]
+            name = options.get(b"name", b"").decode("utf-8", "replace")[:50]
             raise Problem("invalid_argument", f"every part of the form must be a file; {name!r} is not.")
         name = plain(options[b"filename"].decode("utf-8", "replace"))[:LONGEST_NAME]
         self.pictures.append(Picture(name or str(len(self.pictures)), b"".join(self._chunks)))

@@ -28,6 +28,7 @@ from vitrail.wording import reason
 Facts = dict[str, Any]
 SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more come together, else fewer
 ATTEMPTS = 5  # to read files while somebody writes to them
+LARGEST = 1e4  # of a prepared picture's numbers, which are rarely above 3: beyond it, no finite answer is our mistake
 SHORTEST_VERSION = 12  # characters of a checksum that make a version
 
 
@@ -132,7 +133,7 @@ class Engine:
         images, errors = self._prepare(items, blobs)
         decoded = time.perf_counter()
         compute = self.predictor.numbers if kind == "logits" else self.predictor.runtime.features
-        rows = iter(compute(images) if len(images) else ())
+        pairs = zip(images, compute(images) if len(images) else (), strict=True)
         ended = time.perf_counter()
         answers: list[Facts] = []
         results: list[bytes] = []
@@ -140,7 +141,7 @@ class Engine:
             if index in errors:
                 answers.append({"error": errors[index]})
             else:
-                answers.append(self._answer(item, next(rows), results))
+                answers.append(self._answer(item, *next(pairs), results))
         answer |= {"decode": decoded - began, "compute": ended - decoded, "items": answers}
         return Frame(answer, results)
 
@@ -160,7 +161,7 @@ class Engine:
                     if not bool(np.isfinite(images[whole]).all()):
                         raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
                 else:
-                    with open_picture(blob, formats=FORMATS, max_pixels=self.max_pixels) as image:
+                    with open_picture(blob, formats=FORMATS, max_pixels=self.max_pixels, name=item["name"]) as image:
                         prepare_array(image, spec, images[whole], item["name"])
                 whole += 1
             except (InputError, OSError, ConfigError) as error:
@@ -168,9 +169,12 @@ class Engine:
                 errors[index] = {"code": code, "message": reason(error)}
         return images[:whole], errors
 
-    def _answer(self, item: Mapping[str, Any], row: Floats, results: list[bytes]) -> Facts:
+    def _answer(self, item: Mapping[str, Any], image: Floats, row: Floats, results: list[bytes]) -> Facts:
         """One picture's answer; numbers that a client asked for in full are added to the results."""
         if not bool(np.isfinite(row).all()):
+            if item.get("tensor") and (largest := float(np.abs(image).max())) > LARGEST:
+                told = f"{item['name']} has numbers up to ±{largest:.3g}, too large for the model; normalise it first."
+                return {"error": {"code": "invalid_argument", "message": told}}
             return {"error": {"code": "model_failed", "message": "the model's answer is not finite (NaN or infinite)."}}
         if item["want"] == "row":
             results.append(np.ascontiguousarray(row, dtype="<f4").tobytes())

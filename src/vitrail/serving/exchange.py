@@ -11,6 +11,7 @@ from starlette.requests import Request
 from vitrail.serving.batching import Answer, Item
 from vitrail.serving.problems import Problem
 
+UNMATCHED = "unmatched"  # the route of an address that there is not
 KEY = "vitrail.exchange"  # in the scope of a request
 _SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -46,7 +47,7 @@ class Exchange:
     path: str
     client: str
     id: str = field(default_factory=lambda: uuid4().hex)
-    route: str = "unmatched"  # the pattern of its address
+    route: str = UNMATCHED  # the pattern of its address
     status: int = 0  # 499: the client left before the answer
     pictures: int = 0
     received: int = 0  # bytes of the body

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Match, Route, Router
+from starlette.types import Message, Receive, Scope, Send
 
 from vitrail.serving.access_log import AccessLog
 from vitrail.serving.bodies import ClientGoneError
-from vitrail.serving.exchange import Exchange, begin
+from vitrail.serving.exchange import UNMATCHED, Exchange, begin
 from vitrail.serving.problems import Problem
 from vitrail.serving.service import Service
 from vitrail.serving.settings import is_local_name
@@ -41,8 +42,9 @@ _OPEN_BELOW = ("/static/", "/examples/")
 class Gate:
     """Wraps the routes."""
 
-    def __init__(self, routes: ASGIApp, service: Service, log: AccessLog) -> None:
+    def __init__(self, routes: Router, service: Service, log: AccessLog) -> None:
         self._routes, self._service, self._log = routes, service, log
+        self._paths = [route for route in routes.routes if isinstance(route, Route)]
         settings = service.settings
         self._token = settings.token.encode() if settings.token else None
         self._hosts = settings.host if settings.is_local else None
@@ -54,6 +56,7 @@ class Gate:
             return
         headers = dict(reversed(scope["headers"]))
         exchange = begin(scope, headers.get(b"x-request-id", b"").decode("latin-1"), self._service.buffer)
+        exchange.route = next((route.path for route in self._paths if route.matches(scope)[0] != Match.NONE), UNMATCHED)
         scope["app"] = self  # routes raise instead of answering in plain text
 
         async def send_on(message: Message) -> None:

@@ -17,7 +17,6 @@ from vitrail.serving.service import START_RETRY, Asked, Facts, Service, model_of
 from vitrail.serving.simple import floats
 from vitrail.serving.supervising import Host
 from vitrail.serving.tensors import Inference, Tensor, pack_texts, read_bytes, read_floats, read_inference
-from vitrail.wording import plain
 
 HEADER_LENGTH = "inference-header-content-length"
 PICTURE, IMAGES = "picture", "images"
@@ -62,9 +61,7 @@ class OpenInference:
         outputs = asked.outputs or [(name, asked.binary) for name in OUTPUTS]
         for name, _ in outputs:
             if name not in OUTPUTS:
-                raise Problem(
-                    "invalid_argument", f"there is no output {plain(name)[:50]!r}; known: {', '.join(OUTPUTS)}."
-                )
+                raise Problem("invalid_argument", f"there is no output {name[:50]!r}; known: {', '.join(OUTPUTS)}.")
         if len({name for name, _ in outputs}) != len(outputs):
             raise Problem("invalid_argument", "an output is requested twice.")
         answers = await self._service.ask(request, host, "logits", self._items(request, host, asked))

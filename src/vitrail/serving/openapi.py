@@ -28,7 +28,7 @@ def describe_api(settings: ServeSettings, models: Sequence[str]) -> Schema:
             "version": __version__,
             "summary": "Labels, embeddings and explanations of pictures by Vision Transformers.",
             "description": "A picture is a JPEG, PNG or WebP, recognised by its content. It is turned upright as its "
-            "EXIF tag says, and of an animated one the first frame counts. An error has a code, a message and a "
+            "EXIF or XMP tag says, and of an animated one the first frame counts. An error has a code, a message and a "
             "hint; among several pictures, one that cannot be read has an error of its own, and the others an answer.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

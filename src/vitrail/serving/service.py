@@ -14,7 +14,6 @@ from vitrail.serving.metrics import Metrics
 from vitrail.serving.problems import Problem
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.supervising import START_RETRY, Host, Say, restarting
-from vitrail.wording import plain
 
 Facts = Mapping[str, Any]
 Asked = tuple[dict[str, Any], bytes, int]  # what is asked about a picture, the picture, its pixels
@@ -48,7 +47,7 @@ class Service:
         host = next(iter(self.hosts.values())) if name is None else self.hosts.get(name)
         if host is None:
             known = ", ".join(self.hosts)
-            raise Problem("unknown_model", f"there is no model {plain(str(name))[:64]!r}; this service has {known}.")
+            raise Problem("unknown_model", f"there is no model {str(name)[:64]!r}; this service has {known}.")
         if not host.facts:
             raise Problem("not_ready", f"the model {host.name} is being loaded.", retry_after=START_RETRY)
         return host

@@ -11,8 +11,6 @@ from vitrail.serving.bodies import FEW, decode_base64, read_object
 from vitrail.serving.problems import Problem
 from vitrail.wording import counted, plain
 
-DEEPEST = 8  # nested lists of numbers
-
 
 @dataclass
 class Tensor:
@@ -40,7 +38,7 @@ def read_inference(body: bytes, header_length: str | None, most: int) -> Inferen
     """The request in a body, whose JSON part, with tensors of `most` numbers, may be followed by raw ones."""
     text, rest = body, b""
     if header_length is not None:
-        if not header_length.isdecimal() or int(header_length) > len(body):
+        if not header_length.isdecimal() or len(header_length) > 18 or int(header_length) > len(body):
             raise Problem("unreadable_body", "Inference-Header-Content-Length must be the length of the JSON part.")
         text, rest = body[: int(header_length)], body[int(header_length) :]
     content = read_object(text, 2 * most + FEW)
@@ -71,7 +69,7 @@ def read_bytes(tensor: Tensor, limit: int) -> list[bytes]:
     """The elements of a BYTES tensor."""
     count = _count(tensor, 1, limit)
     if tensor.raw is None:
-        listed = _flatten(tensor.data, tensor.name, count)
+        listed = _flatten(tensor.data, tensor.name, tensor.shape)
         elements = [decode_base64(each, f"{tensor.name}[{index}]") for index, each in enumerate(listed)]
     else:
         elements = _split(tensor.raw, tensor.name, count)
@@ -89,7 +87,7 @@ def read_floats(tensor: Tensor, shape: Sequence[int], limit: int) -> list[bytes]
     size = prod(shape)
     raw = tensor.raw
     if raw is None:
-        numbers = _flatten(tensor.data, tensor.name, count * size)
+        numbers = _flatten(tensor.data, tensor.name, tensor.shape)
         if not all(type(number) in (int, float) for number in numbers):
             raise Problem("invalid_argument", f"{tensor.name} must hold numbers.")
         try:
@@ -153,7 +151,7 @@ def _objects(name: str, value: Any) -> list[dict[str, Any]]:
 def _check_names(where: str, value: dict[str, Any], known: set[str]) -> None:
     if unknown := sorted(value.keys() - known):
         raise Problem(
-            "invalid_argument", f"unknown field {_shown(unknown[0])!r} in {where}; known: {', '.join(sorted(known))}."
+            "invalid_argument", f"unknown field {unknown[0][:50]!r} in {where}; known: {', '.join(sorted(known))}."
         )
 
 
@@ -169,17 +167,21 @@ def _count(tensor: Tensor, dimensions: int, limit: int) -> int:
     return tensor.shape[0]
 
 
-def _flatten(value: Any, name: str, most: int) -> list[Any]:
-    """A list, however nested, as one list."""
+def _flatten(value: Any, name: str, shape: list[int]) -> list[Any]:
+    """The elements of a tensor, which is one list, or lists nested as its shape says."""
     if not isinstance(value, list):
         raise Problem("invalid_argument", f"{name} must have data: a list, or binary_data_size and raw bytes.")
     flat = cast("list[Any]", value)
-    for _ in range(DEEPEST):
-        if not any(isinstance(each, list) for each in flat):
-            break
-        flat = [inner for each in flat for inner in (cast("list[Any]", each) if isinstance(each, list) else [each])]
-    if len(flat) > most:
-        raise Problem("invalid_argument", f"{name} has {len(flat):,} elements; its shape says {most:,}.")
+    if any(isinstance(each, list) for each in flat):
+        flat = [flat]
+        for side in shape:
+            if not all(isinstance(each, list) and len(cast("list[Any]", each)) == side for each in flat):
+                raise Problem(
+                    "invalid_argument", f"{name} must be one list, or lists nested as its shape {shape} says."
+                )
+            flat = [inner for each in flat for inner in each]
+    if len(flat) != prod(shape):
+        raise Problem("invalid_argument", f"{name} has {len(flat):,} elements; its shape says {prod(shape):,}.")
     return flat
 
 

@@ -1,5 +1,8 @@
 """A time budget (`minutes`): how many epochs fit, decided again after each epoch from how long the last one took.
 
+It covers everything from the user's call to the report. Where not even one epoch fits, there are fewer pictures; where
+the machine is slower than it was when the run was planned, an epoch, or the features, end early.
+
 The learning rate follows one curve, drawn over the steps of the first plan. When the plan changes, the rest of the
 curve is followed faster or slower from that point, so the learning rate never jumps. The plan is part of the saved
 state: a resumed run continues with it.
@@ -13,6 +16,8 @@ from vitrail.evaluation.familiarity import TRAINING_PICTURES
 from vitrail.training.state import Plan
 
 SHARE = 0.95  # of the minutes, which are planned for
+PLANNING = 0.04  # of the minutes, for measuring
+REPORT_PICTURES = 150  # whose forward pass takes as long as a report's explanations and figures
 TOLD = 1.25  # a plan that has become this much longer or shorter is worth a line
 
 
@@ -38,8 +43,12 @@ def curve_position(plan: Plan, step: int, total_steps: int) -> float:
 
 def fitting_epochs(minutes: float, pace: Pace) -> int:
     """How many more epochs fit into the budget."""
-    left = 60 * minutes * SHARE - pace.so_far - pace.ending
-    return max(math.floor(left / max(pace.epoch, 1e-9)), 0)
+    return max(math.floor((seconds_left(minutes, pace.so_far) - pace.ending) / max(pace.epoch, 1e-9)), 0)
+
+
+def seconds_left(minutes: float, so_far: float) -> float:
+    """What is left of a budget to plan for."""
+    return 60 * minutes * SHARE - so_far
 
 
 def revise(plan: Plan, minutes: float, pace: Pace, *, epoch: int, steps_per_epoch: int, step: int) -> Plan:
@@ -63,8 +72,11 @@ def describe(after: Plan, minutes: float, pace: Pace, *, epoch: int, told: int) 
     return f"an epoch now takes {pace.epoch:.1f} s: {after.epochs} epochs fit into {minutes:g} minutes"
 
 
-def pictures_at_the_end(splits: Mapping[str, Sized]) -> int:
-    """Pictures that are evaluated after the last epoch: for the calibration, the final evaluation and the report."""
+def pictures_at_the_end(splits: Mapping[str, Sized], *, on_features: bool = False) -> int:
+    """Pictures that are evaluated after the last epoch: for the calibration, the final evaluation and the report.
+
+    The calibration of a head uses the features that it was trained on.
+    """
     held_out = len(splits.get("val", ()))
-    calibration = held_out + min(len(splits["train"]), TRAINING_PICTURES) if held_out else 0
-    return calibration + (2 * len(splits["test"]) if "test" in splits else held_out)
+    calibration = held_out + min(len(splits["train"]), TRAINING_PICTURES) if held_out and not on_features else 0
+    return calibration + len(splits["test"] if "test" in splits else splits.get("val", ())) + REPORT_PICTURES

@@ -1,7 +1,8 @@
 """From a config to what training works with: data, model, loaders."""
 
 import os
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,7 +18,7 @@ from vitrail.training.config import TrainConfig
 from vitrail.training.lora import add_adapters
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.class_names import read_class_names
+from vitrail.weights.diagnose import check_numbers
 from vitrail.weights.opening import check_source, open_checkpoint
 from vitrail.wording import counted
 
@@ -34,27 +35,30 @@ class Setup:
     model: ViT
     preprocess: Preprocess
     source: str = ""  # where the first weights came from
+    began: float = field(default_factory=time.monotonic)  # when the user's minutes began to run
 
     @property
     def has_validation(self) -> bool:
         return "val" in self.dataset.splits and len(self.dataset.splits["val"]) > 0
 
 
-def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> None:
-    """Raise for what cannot work whatever the pictures are: models, weights and files are checked before the data."""
+def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> ViTConfig | None:
+    """Raise for what cannot work whatever the pictures are: models, weights and files are checked before the data.
+
+    The config of the model, if there is one on this machine.
+    """
     start = config.start
     if not may_get_weights:
         require_weights(config)
     if start.weights is not None:
-        check_source(start.weights)
-        if start.classes is not None:
-            read_class_names(start.classes)
-    elif start.model is not None:
-        model = variant(start.model)
-        if start.image_size is not None:
-            replace(model, image_size=start.image_size)
+        model = check_source(start.weights, class_names=start.classes)
+    else:
+        model = None if start.model is None else variant(start.model)
+    if model is not None and start.image_size is not None:
+        replace(model, image_size=start.image_size)
     if config.data:
         check_where(config.data)
+    return model
 
 
 def require_weights(config: TrainConfig, *, model: bool = False) -> None:
@@ -72,7 +76,11 @@ def require_weights(config: TrainConfig, *, model: bool = False) -> None:
 def open_training_data(config: TrainConfig, *, validation: bool = True) -> Dataset:
     """The data, with a validation split if requested."""
     if not config.data:
-        raise ConfigError("pass the data to train on: a folder of class folders, a table, or a name such as digits.")
+        named = config.source.data_dir
+        hint = "" if named is None else f"; data_dir= is where those with a name are kept, so pass {named} itself"
+        raise ConfigError(
+            f"pass the data to train on: a folder of class folders, a table, or a name such as digits{hint}."
+        )
     dataset = open_data(config.data, config.source)
     return add_validation(dataset, config) if validation else dataset
 
@@ -110,6 +118,7 @@ def _from_weights(config: TrainConfig, dataset: Dataset) -> Setup:
         image_size=config.start.image_size,
         drop_representation=True,
     )
+    check_numbers(checkpoint, config.start.weights)
     checkpoint = _for_channels(checkpoint, dataset)
     model = checkpoint.build()
     fresh = ViT(_with_rates(model.config, config))
@@ -157,6 +166,7 @@ def training_loader(setup: Setup, ranks: Ranks) -> Loader:
         rank=ranks.rank,
         world_size=ranks.world_size,
         pin_memory=ranks.device.type == "cuda",
+        max_broken_rate=setup.dataset.max_broken_rate,
     )
     return Loader(setup.dataset, "train", setup.preprocess, options, setup.config.augment)
 
@@ -165,7 +175,11 @@ def plain_loader(setup: Setup, split: str, ranks: Ranks) -> Loader:
     """Every picture of a split once, as evaluation sees it; this rank's part."""
     size = EVAL_BATCH * ranks.world_size
     options = LoaderConfig(
-        batch_size=size, workers=setup.config.machine.workers, rank=ranks.rank, world_size=ranks.world_size
+        batch_size=size,
+        workers=setup.config.machine.workers,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        max_broken_rate=setup.dataset.max_broken_rate,
     )
     return Loader(setup.dataset, split, setup.preprocess, options)
 

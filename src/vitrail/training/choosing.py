@@ -1,5 +1,6 @@
 """Settings that suit the data, for users who pass only a folder; and the whole config, from whatever was passed."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import fields, replace
 from statistics import median
@@ -10,19 +11,23 @@ import torch
 from PIL import Image
 
 from vitrail.data import Augment, Dataset
+from vitrail.data.agreement import check_same_data
 from vitrail.data.picture import open_picture
 from vitrail.data.source import ArraySource, Source
-from vitrail.errors import ConfigError, InputError, WeightsError
+from vitrail.errors import AssumptionWarning, ConfigError, InputError, WeightsError
+from vitrail.model import ViTConfig
 from vitrail.ranks import Ranks
 from vitrail.training.building import add_validation, check_start, fit_batch_size, open_training_data, require_weights
-from vitrail.training.config import Start, TrainConfig, apply_changes, list_changes, read_field
+from vitrail.training.config import Start, TrainConfig, apply_changes, read_field
 from vitrail.training.pretrained import AUTO, NONE, Backbone, explain_how_to_bring, fetch, pick_backbone
-from vitrail.training.recipes import RECIPES, recipe
+from vitrail.training.recipes import recipe, with_start
+from vitrail.weights.opening import open_checkpoint
 
 MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
 HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
 PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
 PROBES = 64  # pictures that are looked at
+USUAL_SIDE = 224  # pixels at which weights without a head are trained further, though their own size be larger
 # Settings that ask for more than a head on features of unchanged pictures: time, and what changes pictures or weights.
 BEYOND_THE_HEAD = {
     *("minutes", "epochs", "probe", "dropout", "drop_path", "layer_decay", "recompute", "micro_batch"),
@@ -88,11 +93,16 @@ def _look_of(picture: Any) -> Look:
 
 
 def resolve(
-    data: str, changes: dict[str, Any], ranks: Ranks, say: Callable[[str], None] = lambda _: None
+    data: str,
+    changes: dict[str, Any],
+    ranks: Ranks,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    check: bool = False,
 ) -> tuple[TrainConfig, Dataset]:
     """The whole config from what was requested: a recipe, named or chosen from the data, and then the changes.
 
-    `say` is told what is downloaded, and what could not be.
+    `say` is told what is downloaded, and what could not be. `check` refuses labels that are no classes.
     """
     changes = dict(changes)
     name, named_data = changes.pop("recipe", None), changes.pop("data", "")
@@ -100,26 +110,40 @@ def resolve(
     auto = _leaves_weights_open(config, changes)
     sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
     config = apply_changes(replace(config, data=data or named_data or config.data), sources)
-    check_start(_with_start(config, changes), may_get_weights=auto)
+    model = ranks.in_turn(lambda: check_start(with_start(config, changes), may_get_weights=auto))
     dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
-    backbone, chosen = _get_backbone(dataset, ranks, say, bool(name)) if auto else (None, "")
+    check_same_data(dataset, ranks)
+    if check:
+        dataset.refuse_labels()
+    backbone, why = _get_backbone(dataset, ranks, say, bool(name)) if auto else (None, "")
+    reasons = [why]
     if backbone is not None:
         changes["weights"] = backbone.source
         changes.setdefault("image_size", backbone.image_size)
-    require_weights(_with_start(config, changes))
+    require_weights(with_start(config, changes))
+    weights = with_start(config, changes).start.weights
+    if weights is not None and backbone is None:
+        size, why = _choose_size(model or ranks.from_first(lambda: _read_model(weights)))
+        if "image_size" not in changes and size is not None:
+            changes["image_size"] = size
+            reasons.append(why)
     if not name:
-        made, why = _choose(dataset, changes, ranks, backbone)
-        chosen = ". ".join(filter(None, (chosen, why)))
+        made, why = _choose(dataset, weights, changes, ranks)
+        reasons.append(why)
         source = config.source
         if not dataset.made_split and "val_rate" not in changes:
             source = replace(source, val_rate=made.source.val_rate)
         config = replace(made, data=config.data, source=source)
-    config = replace(_with_start(config, changes), chosen=chosen)
+    chosen = ". ".join(filter(None, reasons))
+    config = replace(with_start(config, changes), chosen=chosen)
     if config.start.training.on_features:
         config = _without_augmentation(config, changes)
     if "batch_size" not in changes:
         config = fit_batch_size(config, dataset, ranks.world_size)
-    return config, add_validation(dataset, config)
+    whole = add_validation(dataset, config)
+    if whole is not dataset:
+        check_same_data(whole, ranks)
+    return config, whole
 
 
 def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:
@@ -151,43 +175,47 @@ def _get_backbone(
     return backbone, f"{backbone.name} ({backbone.source}, {backbone.licence}) to start from, for photographs"
 
 
-def _choose(
-    dataset: Dataset, changes: dict[str, Any], ranks: Ranks, backbone: Backbone | None
-) -> tuple[TrainConfig, str]:
-    """A recipe, and why it was chosen where weights were chosen too."""
-    if backbone is None or "train" in changes:
-        suited = _with_start(TrainConfig(), changes).start.training.recipe
-        return choose(dataset, changes.get("weights"), suited), ""
-    train, on_gpu = len(dataset.split("train")), ranks.device.type == "cuda"
-    chosen, why = _tune(train, on_gpu=on_gpu, further=bool(BEYOND_THE_HEAD & changes.keys()))
-    return replace(chosen, start=replace(chosen.start, weights=backbone.source)), why
+def _read_model(weights: str) -> ViTConfig:
+    """What weights on a hub are for; whatever is assumed of them is said when the model is built."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssumptionWarning)
+        return open_checkpoint(weights).config
+
+
+def _choose_size(model: ViTConfig) -> tuple[tuple[int, int] | None, str]:
+    """The size at which such weights are trained further, where that is not their own; and why.
+
+    Weights without a head were not tuned to a size; DINOv2's own, 518 pixels, costs over five times the usual one.
+    """
+    if model.num_classes or max(model.image_size) <= USUAL_SIDE:
+        return None, ""
+    height, width = (side * max(USUAL_SIDE // side, 1) for side in model.patch_size)
+    own = f"{model.image_size[1]}×{model.image_size[0]}"
+    return (height, width), f"Pictures of {width}×{height}, for speed; the weights' own size is {own}"
+
+
+def _choose(dataset: Dataset, weights: str | None, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConfig, str]:
+    """A recipe, and why it was chosen for photographs, whoever chose the weights."""
+    train = dataset.split("train")
+    if weights is None or "train" in changes or not look_at(train).is_photograph:
+        suited = with_start(TrainConfig(), changes).start.training.recipe
+        return choose(dataset, weights, suited), ""
+    on_gpu = ranks.device.type == "cuda"
+    chosen, why = _tune(len(train), on_gpu=on_gpu, further=bool(BEYOND_THE_HEAD & changes.keys()))
+    return replace(chosen, start=replace(chosen.start, weights=weights)), why
 
 
 def _tune(pictures: int, *, on_gpu: bool, further: bool) -> tuple[TrainConfig, str]:
     """How far pretrained weights are trained further: what a GPU has time for, a CPU may not."""
     if on_gpu and pictures >= MANY:
-        return recipe("finetune"), f"All of it is trained: there are {pictures:,} pictures, and a GPU"
+        return recipe("finetune"), f"Everything is trained: there are {pictures:,} pictures, and a GPU"
     if on_gpu:
-        return recipe("finetune-adamw"), "First its head is trained, then all of it"
+        return recipe("finetune-adamw"), "First the head is trained, then everything"
     if further:
-        why = "First its head is trained, on features computed once; then the rest, with LoRA, as far as time allows"
+        why = "First the head is trained, on features computed once; then the rest, with LoRA, as far as time allows"
         return recipe("lora"), why
-    why = "Only its head is trained, on features computed once, since there is no GPU; minutes= allows fine-tuning too"
+    why = "Only the head is trained, on features computed once, since there is no GPU; minutes= allows fine-tuning too"
     return recipe("linear"), why
-
-
-def ask_for(config: TrainConfig) -> dict[str, Any]:
-    """A config as `resolve` takes it: where it differs from its recipe, or from the defaults if it has none."""
-    named = config.recipe in RECIPES
-    changes = list_changes(config, recipe(config.recipe) if named else TrainConfig())
-    return changes | ({"recipe": config.recipe} if named else {}) | ({"data": config.data} if config.data else {})
-
-
-def _with_start(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """The config with the changes; weights bring their own model."""
-    if changes.get("weights") is not None and "model" not in changes:
-        config = replace(config, start=replace(config.start, model=None))
-    return apply_changes(config, changes)
 
 
 def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:

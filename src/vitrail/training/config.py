@@ -13,6 +13,7 @@ from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig, check_workers
 from vitrail.errors import ConfigError, shorten, suggest
 from vitrail.schema import IF_USED, parse_size, to_dict, validate
+from vitrail.synonyms import suggest_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,16 +286,23 @@ def flatten(settings: Any, where: str) -> dict[str, Any]:
         if name in PARTS and isinstance(value, dict):
             for inner in cast("dict[str, Any]", value):
                 if homes.get(inner) != name:
-                    mine = [field for field, home in homes.items() if home == name]
-                    raise ConfigError(f"{where}: {name} has no field {shorten(inner)}; {suggest(shorten(inner), mine)}")
+                    hint = f"it belongs to {homes[inner]}." if inner in homes else suggest_setting(inner, [*homes])
+                    raise ConfigError(f"{where}: {name} has no field {shorten(inner)}; {hint}")
             flat |= value
         elif name in homes or name in ("data", "recipe"):
             flat[name] = value
         elif name == "chosen":  # then; this run makes its own choices
             continue
         else:
-            raise ConfigError(f"{where}: there is no field {shorten(name)}; {suggest(shorten(name), homes)}")
+            raise ConfigError(
+                f"{where}: there is no field {shorten(name)}; {suggest_setting(name, [*homes, 'data', 'recipe'])}"
+            )
     return flat
+
+
+def suggest_setting(name: Any, known: list[str]) -> str:
+    """The end of an error about an unknown setting."""
+    return suggest_option(shorten(name), known) or "see vitrail train --help."
 
 
 def combine_changes(file: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,22 @@
 """`results.csv`, one row per epoch, and `results.png`, its curves."""
 
 import csv
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from matplotlib.figure import Figure
 from torch import nn
 
 from vitrail.errors import DataError
+from vitrail.files import atomic_path
 from vitrail.training.config import TrainConfig
 from vitrail.training.optim import group_parameters
 
+RESULTS = "results.csv"
 LARGEST = 64 * 2**20  # bytes of a file that we read
 LARGEST_NUMBER = 1e15  # of any column
 
@@ -32,13 +36,22 @@ class Row:
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Add one epoch to the file, which begins with a header."""
-    new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        if new:
-            writer.writerow(field.name for field in fields(Row))
-        writer.writerow(_text(getattr(row, field.name)) for field in fields(Row))
+    """Add one epoch to the file, which begins with a header; a row that cannot be written leaves nothing behind."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", newline="", encoding="utf-8") as file:
+            _write_rows(file, [row], head=not size)
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size) if size else path.unlink(missing_ok=True)
+        raise
+
+
+def _write_rows(file: IO[str], rows: Iterable[Row], *, head: bool) -> None:
+    writer = csv.writer(file)
+    if head:
+        writer.writerow(field.name for field in fields(Row))
+    writer.writerows([_text(getattr(row, field.name)) for field in fields(Row)] for row in rows)
 
 
 def _text(value: float | None) -> str:
@@ -89,14 +102,11 @@ def _row(line: dict[str, str]) -> Row:
 def keep_rows(path: Path, epochs: int) -> list[Row]:
     """Remove what came after the checkpoint from which a run continues."""
     kept = [row for row in read_rows(path) if row.epoch <= epochs]
-    draft = path.with_name(f".{path.name}.draft")
-    draft.unlink(missing_ok=True)
-    for row in kept:
-        append_row(draft, row)
-    if kept:
-        draft.replace(path)
-    else:
+    if not kept:
         path.unlink(missing_ok=True)
+        return kept
+    with atomic_path(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        _write_rows(file, kept, head=True)
     return kept
 
 
@@ -181,4 +191,5 @@ def draw_curves(rows: Sequence[Row], path: Path, title: str, rates: dict[str, fl
         axes.grid(color=QUIET, alpha=0.25)
         axes.locator_params(axis="x", integer=True)
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=120)
+    with atomic_path(path) as draft:
+        figure.savefig(draft, dpi=120)

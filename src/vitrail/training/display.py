@@ -34,7 +34,8 @@ class Display(Listener):
     def checked(self, findings: Sequence[tuple[Finding, int]], data: str) -> None:
         for item, count in findings:
             severity = f"[{STYLES[item.severity]}]{item.severity} in the data[/]"
-            self._print(f"{severity}: {item.what}: {count:,}, for example {escape(item.key)}")
+            detail = f" ({escape(item.detail)})" if count == 1 and item.detail else ""
+            self._print(f"{severity}: {item.what}: {count:,}, for example {escape(item.key)}{detail}")
         if findings:
             self._print(f"[dim]training continues with these data; details: vitrail data check {escape(data)}[/]")
 

@@ -1,6 +1,7 @@
 """Features computed once, handed out like batches of pictures: the head learns from them in seconds."""
 
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -9,16 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data import Batch, LoaderConfig
-from vitrail.data.source import Source
+from vitrail.data import Batch
+from vitrail.data.source import Source, refuse_broken
 from vitrail.draws import permutation
 from vitrail.errors import ConfigError
-from vitrail.evaluation.measurement import raise_broken
 from vitrail.prediction.predictor import Predictor
 from vitrail.ranks import Ranks
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
+from vitrail.training.budget import SHARE, pictures_at_the_end
 from vitrail.training.building import EVAL_BATCH, Setup, plain_loader
+from vitrail.training.contents import contents_key
 from vitrail.training.kept_features import FOLDER, Features, FeatureStore, backbone_of, features_key, largest_call
 from vitrail.training.listener import Listener
 from vitrail.weights.checkpoint import Checkpoint
@@ -75,7 +77,9 @@ class FeatureLoader:
         if state.get("data") != self.data:
             raise ConfigError("cannot resume: the pictures are not those of the run.")
         if not _are_close(state.get("features"), self.summary):
-            raise ConfigError("cannot resume: the features are not those of the run; are weights= still the same?")
+            raise ConfigError(
+                "cannot resume: the features are not those of the run; are weights= and the pictures still the same?"
+            )
         self._epoch, self._batch = state["epoch"], state["batch"]
 
 
@@ -99,14 +103,19 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     """The features of a split, those in the run folder and the others computed now; shuffled if learned from."""
     machine, source = setup.config.machine, setup.dataset.split(split)
     backbone = backbone_of(setup.model, setup.preprocess)
-    key = ranks.from_first(lambda: features_key(backbone, source))
-    store = FeatureStore(folder=folder / FOLDER, split=split, key=key, count=len(source))
-    missing = ranks.from_first(store.missing)
-    broken = _compute(store, missing, source, backbone, ranks, listener)
-    kept = store.read()
-    _check_broken(kept, source, broken)
-    ranks.wait()
-    ranks.from_first(lambda: store.join(kept))
+    key = ranks.from_first(lambda: features_key(backbone, source, contents_key(folder, source)))
+    minutes = setup.config.schedule.minutes
+    store = FeatureStore(folder=folder / FOLDER, split=split, key=key, count=len(source), spread=minutes is not None)
+    kept = store.read_whole()
+    if ranks.any(kept is None):
+        deadline = _Deadline(setup) if minutes is not None and split == "train" else None
+        kept, broken = _compute(store, source, backbone, ranks, listener, deadline)
+        refuse_broken(broken, len(source), setup.dataset.max_broken_rate)
+        ranks.wait()
+        ranks.from_first(lambda: store.join(kept))
+    else:
+        listener.said(f"the features of {counted(store.count, f'{store.split} picture')} are there already")
+    assert kept is not None
     assert isinstance(machine.batch_size, int)
     training = split == "train"
     batch = machine.batch_size if training else EVAL_BATCH * ranks.world_size
@@ -115,31 +124,61 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     return FeatureLoader(kept.features, targets, batch, machine.seed, ranks, shuffled=training, data=data)
 
 
-def _check_broken(kept: Features, source: Source, broken: dict[str, str]) -> None:
-    """Refuse to learn from what is left if too many pictures could not be read, now or before."""
-    lost = sorted(set(range(len(source))) - set(kept.indices.tolist()))
-    if len(lost) > LoaderConfig().max_broken_rate * len(source):
-        names = [source.key(index) for index in lost]
-        raise_broken({name: broken.get(name, "cannot be read") for name in names}, len(source))
+class _Deadline:
+    """When to stop computing features, so that all that comes after them fits into the time budget."""
+
+    def __init__(self, setup: Setup) -> None:
+        minutes, splits = setup.config.schedule.minutes, setup.dataset.splits
+        assert minutes is not None
+        self._end = setup.began + 60 * minutes * SHARE
+        self._after = len(splits.get("val", ())) + pictures_at_the_end(splits, on_features=True)
+        self._first: tuple[float, int] | None = None  # when the first part was done, and its pictures: it warms up
+
+    def has_passed(self, done: int) -> bool:
+        """Whether it is time to stop, after so many pictures."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now, done
+        began, warm = self._first
+        return now + self._after * (now - began) / max(done - warm, 1) > self._end
 
 
 def _compute(
-    store: FeatureStore, missing: list[int], source: Source, backbone: Checkpoint, ranks: Ranks, listener: Listener
-) -> dict[str, str]:
-    """Compute and keep the parts that are missing, each rank some of them; the pictures that cannot be read."""
+    store: FeatureStore,
+    source: Source,
+    backbone: Checkpoint,
+    ranks: Ranks,
+    listener: Listener,
+    deadline: _Deadline | None,
+) -> tuple[Features, dict[str, str]]:
+    """All features, of which those that are missing are computed and kept, by each rank some parts; and the pictures
+    that could not be read, now or before.
+
+    If the deadline passes, the parts that are left are done without.
+    """
+    missing = ranks.from_first(store.missing)
     count = sum(len(store.pictures(part)) for part in missing)
-    if not count:
-        listener.said(f"the features of {counted(store.count, f'{store.split} picture')} are there already")
-        return {}
     some = f"{count:,} of " if count < store.count else ""
     listener.said(f"computing the features of {some}{counted(store.count, f'{store.split} picture')}, once")
     own = missing[ranks.rank :: ranks.world_size]
     broken: dict[str, str] = {}
+    done = 0
     if own:
         predictor = _predictor(backbone, source, own, store, ranks, listener)
-        broken = _stream(predictor, own, source, store, listener, ranks.world_size)
+        broken, done = _stream(predictor, own, source, store, listener, ranks.world_size, deadline)
     ranks.wait()
-    return {name: why for own_broken in ranks.gather(broken) for name, why in own_broken.items()}
+    left = {part for parts in ranks.gather(own[done:]) for part in parts}
+    kept = store.read([part for part in store.parts if part not in left])
+    if left:
+        listener.ended()
+        listener.said(
+            f"no time is left for more features: training on {counted(len(kept.indices), 'picture')} of "
+            f"{store.count:,}, of all classes"
+        )
+    reasons = {name: why for own_broken in ranks.gather(broken) for name, why in own_broken.items()}
+    wanted = {index for part in store.parts if part not in left for index in store.pictures(part)}
+    lost = [source.key(index) for index in sorted(wanted - set(kept.indices.tolist()))]
+    return kept, {name: reasons.get(name, "cannot be read") for name in lost}
 
 
 def _predictor(
@@ -156,14 +195,23 @@ def _predictor(
 
 
 def _stream(
-    predictor: Predictor, parts: list[int], source: Source, store: FeatureStore, listener: Listener, world_size: int
-) -> dict[str, str]:
-    """The features of all pictures of these parts, written part by part; the pictures that cannot be read, and why."""
+    predictor: Predictor,
+    parts: list[int],
+    source: Source,
+    store: FeatureStore,
+    listener: Listener,
+    world_size: int,
+    deadline: _Deadline | None,
+) -> tuple[dict[str, str], int]:
+    """The features of all pictures of these parts, written part by part, until the deadline.
+
+    The pictures that cannot be read, and why; and how many parts there was time for.
+    """
     broken: dict[str, str] = {}
     total, done = sum(len(store.pictures(part)) for part in parts), 0
     named = ((source.key(index), source.picture(index)) for part in parts for index in store.pictures(part))
     outputs = predictor.features(named, largest_call(predictor.runtime.batch_size))
-    for part in parts:
+    for number, part in enumerate(parts, start=1):
         pictures = store.pictures(part)
         rows: dict[int, Floats] = {}
         for index, (name, value) in zip(pictures, outputs, strict=False):
@@ -175,4 +223,6 @@ def _stream(
         store.write(part, Features(features, torch.tensor(list(rows), dtype=torch.long)))
         done += len(pictures)
         listener.prepared(f"{store.split} features", min(done * world_size, total * world_size), total * world_size)
-    return broken
+        if deadline is not None and deadline.has_passed(done):
+            return broken, number
+    return broken, len(parts)

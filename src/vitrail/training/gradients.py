@@ -96,14 +96,18 @@ class Lanes:
         ]
         total = torch.zeros(())
         sums: list[Tensor] = []
-        for future in futures:
-            loss, gradients = future.result()
-            total += loss
-            if sums:
-                for total_gradient, gradient in zip(sums, gradients, strict=True):
-                    total_gradient.add_(gradient)
-            else:
-                sums = gradients
+        try:
+            for future in futures:
+                loss, gradients = future.result()
+                total += loss
+                if sums:
+                    for total_gradient, gradient in zip(sums, gradients, strict=True):
+                        total_gradient.add_(gradient)
+                else:
+                    sums = gradients
+        finally:
+            for future in futures:
+                future.cancel()  # after an error or a signal: the process would end only when all were computed
         for parameter, gradient in zip(self.parameters, sums, strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         return total

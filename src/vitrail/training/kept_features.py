@@ -43,14 +43,15 @@ def backbone_of(model: ViT, preprocess: Preprocess) -> Checkpoint:
     return Checkpoint(config=replace(model.config, num_classes=0), tensors=tensors, preprocess=preprocess)
 
 
-def features_key(backbone: Checkpoint, source: Source) -> str:
-    """Everything that the features of a split depend on."""
+def features_key(backbone: Checkpoint, source: Source, contents: str = "") -> str:
+    """Everything that the features of a split depend on; `contents` identifies those of the pictures."""
     tensors = {name: tensor.cpu() for name, tensor in backbone.tensors.items()}
     digest = hashlib.sha256(fingerprint(tensors).encode())
     digest.update(json.dumps([to_dict(backbone.config), to_dict(backbone.preprocess)], sort_keys=True).encode())
     for index in range(len(source)):
-        size = _size_of(source.paths[index]) if isinstance(source, FileSource) else 0
+        size = _size_of(source.picture(index)) if isinstance(source, FileSource) else 0
         digest.update(f"{source.key(index)}\0{size}\n".encode("utf-8", "surrogateescape"))
+    digest.update(contents.encode())
     return digest.hexdigest()
 
 
@@ -69,6 +70,7 @@ class FeatureStore:
     split: str
     key: str
     count: int  # pictures of the split
+    spread: bool = False  # whether each part is a sample of the split, so that some of them can stand for all
 
     @property
     def parts(self) -> range:
@@ -76,29 +78,35 @@ class FeatureStore:
 
     def pictures(self, part: int) -> range:
         """The samples of a part."""
+        if self.spread:
+            return range(part, self.count, len(self.parts))
         return range(part * PART, min((part + 1) * PART, self.count))
 
     def missing(self) -> list[int]:
         """The parts that are not there; files of other weights or pictures, and damaged ones, do not count."""
         if self.read_whole() is not None:
             return []
-        return [part for part in self.parts if self._read(self._path(part)) is None]
+        return [part for part in self.parts if self._read_part(part) is None]
 
     def write(self, part: int, features: Features) -> None:
         """Keep a part."""
         self._write(self._path(part), features)
 
-    def read(self) -> Features:
-        """All parts, in the order of the samples."""
-        whole = self.read_whole()
-        if whole is not None:
-            return whole
-        parts = [self._read(self._path(part)) for part in self.parts]
-        there = [part for part in parts if part is not None]
-        if len(there) < len(parts):
+    def read(self, parts: Iterable[int]) -> Features:
+        """These parts, in the order of the samples."""
+        there = [self._read_part(part) for part in parts]
+        found = [part for part in there if part is not None]
+        if len(found) < len(there):
             raise WeightsError(f"features of {self.split} pictures have disappeared from {self.folder}; resume the run")
-        full = [part for part in there if len(part.indices)] or there[:1]
-        return Features(*(torch.cat(tensors) for tensors in zip(*full, strict=True)))
+        full = [part for part in found if len(part.indices)] or found[:1]
+        features, indices = (torch.cat(tensors) for tensors in zip(*full, strict=True))
+        order = indices.argsort()
+        return Features(features[order], indices[order])
+
+    def _read_part(self, part: int) -> Features | None:
+        """A part, if it is there and has the samples that it should have."""
+        features = self._read(self._path(part))
+        return features if features is not None and set(features.indices.tolist()) <= set(self.pictures(part)) else None
 
     def read_whole(self) -> Features | None:
         """All features, if they are in one file already."""

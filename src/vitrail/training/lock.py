@@ -35,7 +35,7 @@ class RunLock:
         path = folder / LOCK
         while self._file is None:
             file = path.open("a+", encoding="utf-8")
-            if not _lock(file):
+            if not lock_file(file):
                 holder = _read_holder(file)
                 file.close()
                 raise ConfigError(
@@ -68,7 +68,7 @@ def refuse_locked(folder: Path) -> None:
         lock.release()
 
 
-def _lock(file: IO[str]) -> bool:
+def lock_file(file: IO[Any]) -> bool:
     """Whether the lock was acquired; a file system without locks does not prevent training."""
     try:
         if fcntl is not None:

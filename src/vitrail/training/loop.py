@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from vitrail.training import budget, snapshots
 from vitrail.training.averaging import Average
 from vitrail.training.batches import Batches
 from vitrail.training.building import Setup, check_strategy
-from vitrail.training.curves import Row, append_row, keep_rows
+from vitrail.training.curves import RESULTS, Row, append_row, keep_rows
 from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision
 from vitrail.training.judging import Judgement, judge
 from vitrail.training.keeping import BestWeights
@@ -65,11 +66,12 @@ class Trainer:
         self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
         start_state(self.optimizers)
         self.progress = Progress()
-        if config.schedule.minutes is not None:
+        if config.schedule.minutes is not None and not config.start.training.on_features:  # a head takes a moment
             self.progress.plan = budget.first_plan(config.schedule.epochs, len(self.loader))
         self._told_epochs = config.schedule.epochs  # that were reported last
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
+        self._judging_pace: float | None = None  # seconds per picture, once there was a validation
         self._best = BestWeights(setup, self.objective, ranks, folder, self.listener)
         self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
 
@@ -80,7 +82,7 @@ class Trainer:
 
     @property
     def epochs(self) -> int:
-        """The steps of the whole run, as planned."""
+        """How many the run will have, as planned."""
         plan = self.progress.plan
         return self.setup.config.schedule.epochs if plan is None else plan.epochs
 
@@ -93,6 +95,9 @@ class Trainer:
     def run(self) -> Progress:
         """From wherever the run is to its end; raises `InterruptedRunError` after saving if a signal requests that."""
         if self.progress.step == 0 and not snapshots.list_snapshots(self.last):
+            if self.progress.plan is not None:
+                before = max(time.monotonic() - self.setup.began - self.progress.seconds, 0.0)
+                self.progress.plan = replace(self.progress.plan, before=before)
             self.save()
         self.listener.began(self.total_steps, self.progress.step, self.epochs)
         try:
@@ -123,7 +128,13 @@ class Trainer:
             if not self._recovery.go_back(self.last, self._restore):
                 raise WeightsError(f"none of the checkpoints in {self.last} is whole; start a new run.")
             self._told_epochs = self.epochs
-        self.ranks.from_first(lambda: keep_rows(self.folder / "results.csv", self.progress.epoch))
+        epochs = self.progress.epoch
+        kept = self.ranks.from_first(lambda: keep_rows(self.folder / RESULTS, epochs))
+        if lost := epochs - sum(row.epoch > 0 for row in kept):
+            self.listener.said(
+                f"{self.folder / RESULTS} has no row for {lost:,} of {counted(epochs, 'epoch')} so far; "
+                "the curves and the report go without"
+            )
 
     def start_from(self, val: Judgement | None, train_loss: float, seconds: float) -> None:
         """Begin with a head that is trained already: row 0, and what epochs must improve on."""
@@ -134,7 +145,7 @@ class Trainer:
         progress.best_accuracy, progress.best_loss, progress.lowest_val_loss = val.accuracy, val.loss, val.loss
         scores = {"train_loss": train_loss, "val_loss": val.loss, "val_accuracy": val.accuracy}
         row = Row(epoch=0, step=0, lr=0.0, **scores, images_per_second=0.0, seconds=seconds)
-        path = self.folder / "results.csv"
+        path = self.folder / RESULTS
         self.ranks.from_first(lambda: keep_rows(path, -1))  # of a run that was killed here
         self.ranks.from_first(lambda: append_row(path, row))
 
@@ -166,7 +177,8 @@ class Trainer:
             progress.images += len(batch.images) * self.ranks.world_size
             progress.images_seconds += time.monotonic() - began
             self.listener.stepped(progress.step, loss, self._images_per_second())
-            self._agree(signals)
+            if self._agree(signals):
+                break
             began = time.monotonic()
         self._end_epoch()
         self._agree(signals)
@@ -208,16 +220,34 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
         return float(whole(norm))
 
-    def _agree(self, signals: Signals) -> None:
-        """All ranks stop, or save, at the same step."""
+    def _agree(self, signals: Signals) -> bool:
+        """All ranks stop, save, or end the epoch because the time is up, at the same step; whether it is up."""
         if self.ranks.world_size > 1 and self.progress.step % AGREE_EVERY.get(self.ranks.device.type, 16):
-            return
+            return False
         late = time.monotonic() - self._saved_at > 60 * self.setup.config.machine.save_minutes
-        stop, save = self.ranks.sum([float(signals.received > 0), float(late and self.ranks.is_first)])
+        wishes = [signals.received > 0, late and self.ranks.is_first, self._is_over() and self.ranks.is_first]
+        stop, save, over = self.ranks.sum([float(wish) for wish in wishes])
         if stop or save:
             self.save()
         if stop:
             raise InterruptedRunError(signals.received or signal.SIGTERM, self.folder)
+        return over > 0
+
+    def _is_over(self) -> bool:
+        """Whether a time budget has room only for what comes after this epoch."""
+        plan, minutes = self.progress.plan, self.setup.config.schedule.minutes
+        if plan is None or minutes is None:
+            return False
+        spent = plan.before + self.progress.seconds + time.monotonic() - self._clock
+        return spent + self._ending() > 60 * minutes
+
+    def _ending(self) -> float:
+        """Seconds for what comes after the last epoch, at the pace of the last validation, or a third of a step's."""
+        progress = self.progress
+        each = self._judging_pace
+        if each is None:
+            each = progress.images_seconds / max(progress.images, 1) / 3
+        return each * budget.pictures_at_the_end(self.setup.dataset.splits)
 
     def _end_epoch(self) -> None:
         progress, config = self.progress, self.setup.config
@@ -232,7 +262,8 @@ class Trainer:
         if judged is not None and not math.isfinite(judged.loss):
             self._rescue("the validation loss is not finite", whole_epochs=True)
             return
-        judging_seconds = time.monotonic() - began
+        if judged is not None:
+            self._judging_pace = (time.monotonic() - began) / max(judged.count, 1)
         progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
         progress.epoch += 1
         progress.loss_sum, progress.loss_count, progress.rescues = 0.0, 0, 0
@@ -251,28 +282,25 @@ class Trainer:
             images_per_second=self._images_per_second(),
             seconds=progress.seconds,
         )
-        self.ranks.from_first(lambda: append_row(self.folder / "results.csv", row))
+        self.ranks.from_first(lambda: append_row(self.folder / RESULTS, row))
         patience = config.schedule.patience
         progress.stopped_early = patience is not None and progress.epoch - progress.improved_epoch >= patience
-        progress.images, progress.images_seconds = 0, 0.0
         self.listener.finished_epoch(row, is_best)
-        self._replan(judging_seconds, row.images_per_second)
+        self._replan()
+        progress.images, progress.images_seconds = 0, 0.0
         self.save()
         if progress.stopped_early:
             self.listener.said(f"no improvement for {counted(patience or 0, 'epoch')}: stopping early")
 
-    def _replan(self, judging_seconds: float, images_per_second: float) -> None:
+    def _replan(self) -> None:
         """With a time budget: as many more epochs as the last one's pace allows."""
         progress, minutes = self.progress, self.setup.config.schedule.minutes
         epoch_seconds, progress.epoch_began = progress.seconds - progress.epoch_began, progress.seconds
         if progress.plan is None or minutes is None or progress.stopped_early:
             return
-        splits = self.setup.dataset.splits
-        each = judging_seconds / len(splits["val"]) if self.val_loader is not None else 1 / (3 * images_per_second)
-        ending = each * budget.pictures_at_the_end(splits)
-        pace = budget.Pace(so_far=progress.seconds, epoch=epoch_seconds, ending=ending)
-        where = {"epoch": progress.epoch, "steps_per_epoch": len(self.loader), "step": progress.step}
         plan = progress.plan
+        pace = budget.Pace(so_far=plan.before + progress.seconds, epoch=epoch_seconds, ending=self._ending())
+        where = {"epoch": progress.epoch, "steps_per_epoch": len(self.loader), "step": progress.step}
         progress.plan = self.ranks.from_first(lambda: budget.revise(plan, minutes, pace, **where))
         note = budget.describe(progress.plan, minutes, pace, epoch=progress.epoch, told=self._told_epochs)
         if note is not None:

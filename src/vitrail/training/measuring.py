@@ -5,26 +5,20 @@ import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.data import Batch, Dataset, Loader, LoaderConfig
+from vitrail.data import Batch, Loader, LoaderConfig
 from vitrail.errors import ConfigError
 from vitrail.ranks import Ranks
-from vitrail.schema import from_dict, to_dict
-from vitrail.training.budget import Pace, fitting_epochs, pictures_at_the_end
-from vitrail.training.building import Setup, check_strategy, fit_batch_size, prepare_run, training_loader
-from vitrail.training.config import TrainConfig, describe_config
-from vitrail.training.features import check_batch_size
+from vitrail.training.budget import PLANNING
+from vitrail.training.building import Setup, training_loader
+from vitrail.training.config import TrainConfig
 from vitrail.training.gradients import Lanes, Plain, compiled, make_engine, pick_precision
-from vitrail.training.listener import Listener, Plan
 from vitrail.training.memory import peak_memory, total_memory
 from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, start_state
-from vitrail.training.precision import settle_precision
-from vitrail.training.probing import probe_config
 from vitrail.training.recipes import RECIPES
 
 WARM, TIMED = 1, 3  # batches
@@ -33,6 +27,7 @@ WORTH = 1.05  # a choice must be at least this much faster
 MEMORY_SHARE = 0.7
 MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
 FEW = 16  # pictures whose features are timed at once
+FEWEST = 2  # pictures that are timed at once, however slow they are
 PATIENCE = 10.0  # seconds after which no further batch is timed; warming up, which may be compiling, is free
 SAVE_SECONDS, DISK_SPEED = 0.05, 300e6  # of writing a checkpoint: at least, and bytes per second
 
@@ -54,93 +49,25 @@ class Measured:
         return self.images / self.seconds
 
 
-def settle(config: TrainConfig, dataset: Dataset, ranks: Ranks, listener: Listener) -> tuple[Setup, Measured]:
-    """Decide what is decided by measuring: batch size, bf16, torch.compile, the epochs of a time budget."""
-    check_strategy(config, ranks.world_size)
-    setup = prepare_run(config, dataset)
-    if config.schedule.patience is not None and not setup.has_validation:
-        listener.said("no validation pictures: training does not stop early, and the last weights are kept")
-    if config.start.training.on_features:
-        if config.machine.batch_size == "auto" or config.schedule.minutes is not None:
-            raise ConfigError(
-                f"{config.start.training.called} takes a moment: pass numbers as batch_size= and epochs=."
-            )
-        check_batch_size(config.machine.batch_size, len(dataset.split("train")), ranks.world_size)
-        return setup, ranks.from_first(lambda: measure_features(setup, ranks))
-
-    def decide(make: Callable[[], TrainConfig]) -> None:
-        nonlocal setup
-        decided: dict[str, Any] = ranks.from_first(lambda: to_dict(make()))
-        setup = replace(setup, config=from_dict(TrainConfig, decided))
-
-    if config.machine.batch_size == "auto":
-        decide(lambda: find_batch_size(setup, ranks, listener.said))
-    decide(lambda: settle_precision(setup, ranks, listener.said))
-    decide(lambda: settle_compile(setup, ranks, listener.said))
-    before = _probe_seconds(setup, ranks) if config.start.probe else 0.0
-    measured = replace(ranks.from_first(lambda: measure(setup, ranks)), before=before)
-    if config.start.probe and _too_long(setup, measured, ranks):
-        seconds, minutes = epoch_seconds(setup, measured, ranks.world_size), config.schedule.minutes
-        listener.said(f"{minutes:g} minutes leave no time for fine-tuning, of which an epoch takes {seconds:.0f} s")
-        return settle(_only_head(config, dataset, ranks), dataset, ranks, listener)
-    decide(lambda: fit_minutes(setup, measured, ranks, listener.said))
-    return setup, measured
-
-
-def _probe_seconds(setup: Setup, ranks: Ranks) -> float:
-    """Seconds that the features of all pictures take."""
-    each = ranks.from_first(lambda: measure_features(setup, ranks))
-    return _feature_seconds(setup, each, ranks.world_size)
-
-
-def _too_long(setup: Setup, measured: Measured, ranks: Ranks) -> bool:
-    """Whether a time budget has no room for an epoch."""
-    return setup.config.schedule.minutes is not None and _epochs_in_time(setup, measured, ranks) < 1
-
-
-def _only_head(config: TrainConfig, dataset: Dataset, ranks: Ranks) -> TrainConfig:
-    """The config without its fine-tuning."""
-    chosen = "; ".join(filter(None, (config.chosen, "there is no time for more than the head")))
-    return replace(fit_batch_size(probe_config(config), dataset, ranks.world_size), chosen=chosen)
-
-
-def describe_plan(setup: Setup, measured: Measured, ranks: Ranks) -> Plan:
-    """What users want to know before hours of work."""
-    config = setup.config
-    return Plan(
-        data=setup.dataset.name,
-        classes=len(setup.dataset.classes),
-        pictures={name: len(source) for name, source in setup.dataset.splits.items()},
-        recipe=config.recipe,
-        model=config.start.model or config.start.weights or "",
-        parameters=sum(parameter.numel() for parameter in setup.model.parameters()),
-        image_size=setup.model.config.image_size,
-        device=str(ranks.device),
-        ranks=ranks.world_size,
-        epochs=config.schedule.epochs,
-        minutes=run_seconds(setup, measured, ranks.world_size) / 60,
-        memory_mb=round(measured.peak_bytes / 2**20),
-        trained=sum(parameter.numel() for parameter in make_objective(setup).trained()),
-        chosen=config.chosen,
-        config=describe_config(config),
-    )
-
-
 def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> Measured:
     """Time this rank's part of a few real batches through the gradient, and leave everything as it was."""
     model = setup.model.to(ranks.device)
     model.train()
+    compiles = engine is not None or setup.config.machine.compile == "on"  # anew for every size
     engine = engine or make_engine(setup, model, make_objective(setup), ranks)
     size = setup.config.machine.batch_size
     assert isinstance(size, int)
-    part = replace(setup, config=_with_batch(setup.config, max(size // ranks.world_size, 1)))
+    mine = max(size // ranks.world_size, 1)
     states = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    alone, before = Ranks(device=ranks.device), peak_memory(ranks.device)
+
+    def batches(count: int) -> Iterable[Batch]:
+        return training_loader(replace(setup, config=_with_batch(setup.config, count)), alone)
+
     try:
-        seconds, images = _time_batches(
-            training_loader(part, Ranks(device=ranks.device)),
-            ranks.device,
-            engine.accumulate,
-        )
+        if ranks.device.type == "cpu" and not compiles:
+            mine = _affordable(batches, ranks.device, engine.accumulate, mine, _patience(setup))
+        seconds, images = _time_batches(batches(mine), ranks.device, engine.accumulate, _patience(setup))
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"a batch of {size} does not fit into the memory of {ranks.device}; lower micro_batch= (or batch_size=), "
@@ -150,10 +77,12 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
         model.zero_grad(set_to_none=True)
         for name, buffer in model.named_buffers():
             buffer.copy_(states[name])
+    at_once = min(engine.micro_batch or size, max(size // ranks.world_size, 1))  # of the run
+    peak = peak_memory(ranks.device)
     return Measured(
         seconds=seconds + _measure_update(setup, ranks.world_size) * images * ranks.world_size / size,
         images=images,
-        peak_bytes=peak_memory(ranks.device),
+        peak_bytes=round(before + (peak - before) * max(at_once / mine, 1)),
         epoch_overhead=_estimate_saving(setup),
     )
 
@@ -161,16 +90,48 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
 def measure_features(setup: Setup, ranks: Ranks) -> Measured:
     """Time the features of a few pictures, which is nearly all that training on them takes."""
     model = setup.model.to(ranks.device).eval()
-    options = LoaderConfig(batch_size=FEW, workers=setup.config.machine.workers)
-    loader = Loader(setup.dataset, "train", setup.preprocess, options)
+
+    def batches(count: int) -> Iterable[Batch]:
+        rate = setup.dataset.max_broken_rate
+        options = LoaderConfig(batch_size=count, workers=setup.config.machine.workers, max_broken_rate=rate)
+        return Loader(setup.dataset, "train", setup.preprocess, options)
+
+    def work(images: Tensor, _: Tensor) -> object:
+        return model.features(images)
+
+    most = min(FEW, len(setup.dataset.split("train")))
     with torch.no_grad():
-        seconds, images = _time_batches(loader, ranks.device, lambda images, _: model.features(images))
+        count = _affordable(batches, ranks.device, work, most, _patience(setup))
+        seconds, images = _time_batches(batches(count), ranks.device, work, _patience(setup))
     return Measured(seconds=seconds, images=images, peak_bytes=peak_memory(ranks.device))
 
 
-def _time_batches(
-    batches: Iterable[Batch], device: torch.device, work: Callable[[Tensor, Tensor], object]
-) -> tuple[float, int]:
+Work = Callable[[Tensor, Tensor], object]
+
+
+def _patience(setup: Setup) -> float:
+    """Seconds that the timed batches may take together."""
+    minutes = setup.config.schedule.minutes
+    return PATIENCE if minutes is None else min(PATIENCE, 60 * minutes * PLANNING)
+
+
+def _affordable(
+    batches: Callable[[int], Iterable[Batch]], device: torch.device, work: Work, most: int, patience: float
+) -> int:
+    """How many pictures can be timed at once without losing patience: a few tell, the first of which warm up."""
+    if most <= FEWEST:
+        return most
+    timed: list[float] = []
+    for batch in itertools.islice(batches(FEWEST), 2):
+        began = time.perf_counter()
+        work(batch.images.to(device), batch.targets.to(device))
+        _finish(device)
+        timed.append(time.perf_counter() - began)
+    fitting = patience / (WARM + TIMED) / (min(timed) / FEWEST)
+    return int(min(max(fitting // 2 * 2, FEWEST), most, MOST_TIMED))
+
+
+def _time_batches(batches: Iterable[Batch], device: torch.device, work: Work, patience: float) -> tuple[float, int]:
     """Seconds and pictures of the fastest of a few batches after warming up."""
     timed: list[tuple[float, int]] = []
     began = time.perf_counter()
@@ -181,7 +142,7 @@ def _time_batches(
         now = time.perf_counter()
         timed.append((now - began, images))
         began = now
-        if sum(seconds for seconds, _ in timed[WARM:]) > PATIENCE:
+        if sum(seconds for seconds, _ in timed[WARM:]) > patience:
             break
     return min(timed[WARM:] or timed, key=lambda pair: pair[0] / pair[1])
 
@@ -229,38 +190,14 @@ def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
     config = setup.config
     if not config.start.training.on_features:
         return measured.before + config.schedule.epochs * epoch_seconds(setup, measured, world_size)
-    return _feature_seconds(setup, measured, world_size)
+    return feature_seconds(setup, measured, world_size)
 
 
-def _feature_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+def feature_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+    """The features of all pictures on which a head is trained and validated."""
     splits = setup.dataset.splits
     pictures = len(splits["train"]) + (len(splits["val"]) if "val" in splits else 0)
     return pictures / (measured.images_per_second * world_size)
-
-
-def fit_minutes(setup: Setup, measured: Measured, ranks: Ranks, say: Say) -> TrainConfig:
-    """As many epochs as seem to fit into the time budget; `training/budget.py` revises that along the way."""
-    config = setup.config
-    minutes = config.schedule.minutes
-    if minutes is None:
-        return config
-    each = epoch_seconds(setup, measured, ranks.world_size)
-    epochs = _epochs_in_time(setup, measured, ranks)
-    if epochs < 1:
-        say(f"one epoch takes about {each:.1f} s, more than the budget of {minutes:g} minutes; training for one")
-    else:
-        noun = "epoch" if epochs == 1 else "epochs"
-        say(f"{minutes:g} minutes allow about {epochs} {noun} of {each:.1f} s; this is revised after each")
-    schedule = replace(config.schedule, epochs=max(epochs, 1))
-    return replace(config, schedule=schedule)
-
-
-def _epochs_in_time(setup: Setup, measured: Measured, ranks: Ranks) -> int:
-    minutes = setup.config.schedule.minutes
-    assert minutes is not None
-    ending = pictures_at_the_end(setup.dataset.splits) / 3 / (measured.images_per_second * ranks.world_size)
-    each = epoch_seconds(setup, measured, ranks.world_size)
-    return fitting_epochs(minutes, Pace(so_far=measured.before, epoch=each, ending=ending))
 
 
 def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitrail.data import Dataset, LoaderConfig, open_data
+from vitrail.data import Dataset, open_data
 from vitrail.data.source import FileSource, Source
-from vitrail.data.split import SPLIT_NAMES, SPLITS
+from vitrail.data.split import SPLIT_NAMES, SPLITS, UNUSED
 from vitrail.errors import DataError
 from vitrail.training.building import open_training_data
 from vitrail.training.config import TrainConfig
@@ -52,7 +52,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _parse(path: Path, number: int, line: Mapping[str, str | None]) -> Row:
     key, name = line["key"], line["class"]
-    split = SPLIT_NAMES.get(str(line["split"]))
+    split = UNUSED if line["split"] == UNUSED else SPLIT_NAMES.get(str(line["split"]))
     if not key or not name or split is None or "\0" in key:
         raise DataError(f"{path} is damaged at line {number}: it must name a picture, its split and its class.")
     return Row(key, split, name)
@@ -96,7 +96,7 @@ def _select(
     if missing:
         text = f"{len(missing):,} of the run's {len(own):,} {split} pictures cannot be found: {_some(missing)}"
         training = split == "train"
-        few = isinstance(source, FileSource) and len(missing) <= LoaderConfig().max_broken_rate * len(own)
+        few = isinstance(source, FileSource) and len(missing) <= dataset.max_broken_rate * len(own)
         if (training and not few) or (split == "val" and len(missing) == len(own)):
             raise DataError(f"{dataset.name}: {text}. Put them back to resume, or start a new run.")
         say(f"{text}; the run continues without them")
@@ -112,8 +112,7 @@ def _select(
     if not own:
         return None
     if isinstance(source, FileSource):  # a missing file keeps its index, or the order of all others would change
-        paths = [source.paths[places[row.key]] if row.key in places else source.root / row.key for row in own]
-        return FileSource(paths, labels, source.root)
+        return FileSource([row.key for row in own], labels, source.root)
     part = source.select([places[row.key] for row in own])
     part.labels = labels
     return part

@@ -3,13 +3,30 @@
 A recipe is a function without arguments; arguments, flags and YAML files change what it returns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, suggest
-from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
+from vitrail.reading import read_yaml
+from vitrail.training.config import (
+    Machine,
+    Optim,
+    Schedule,
+    Start,
+    TrainConfig,
+    apply_changes,
+    combine_changes,
+    field_homes,
+    flatten,
+    list_changes,
+    suggest_setting,
+)
+
+NO_FILES = (("weights", "auto"), ("weights", "none"))  # see `training/pretrained.py`
 
 
 def digits() -> TrainConfig:
@@ -185,3 +202,39 @@ def recipe(name: str) -> TrainConfig:
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}; {suggest(name, RECIPES)}")
     return RECIPES[name]()
+
+
+def ask_for(config: TrainConfig) -> dict[str, Any]:
+    """A config as `resolve` takes it: where it differs from its recipe, or from the defaults if it has none."""
+    named = config.recipe in RECIPES
+    changes = list_changes(config, recipe(config.recipe) if named else TrainConfig())
+    return changes | ({"recipe": config.recipe} if named else {}) | ({"data": config.data} if config.data else {})
+
+
+def with_start(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """The config with the changes; weights bring their own model."""
+    if changes.get("weights") is not None and "model" not in changes:
+        config = replace(config, start=replace(config.start, model=None))
+    return apply_changes(config, changes)
+
+
+def read_changes(
+    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All requested settings by name; a name or value that can never be right is an error, before any data are read."""
+    known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
+    for name in settings:
+        if name not in known:
+            own = ("data", "recipe", "config", "out", "check", "track", "progress")
+            raise ConfigError(f"{verb} has no setting {name!r}; {suggest_setting(name, [*known, *own])}")
+    passed = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    if isinstance(config, TrainConfig):
+        changes = combine_changes(ask_for(config), passed)
+    else:
+        file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
+        changes = combine_changes(file, passed)
+    changes |= {"recipe": recipe} if recipe else {}
+    if verb != "resume":  # whose config is that of the run
+        base = RECIPES[name]() if (name := changes.get("recipe")) in RECIPES else TrainConfig()
+        with_start(base, {name: value for name, value in changes.items() if (name, value) not in NO_FILES})
+    return changes

@@ -1,16 +1,18 @@
 """One run, from its folder's first file (config.yaml) to its last (metrics.json)."""
 
 import json
-import re
 import shutil
+import socket
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import yaml
-from PIL import Image
 
 from vitrail.data import write_split_file
+from vitrail.data.agreement import check_same_data
 from vitrail.data.source import ArraySource
 from vitrail.data.view import augmentation_sheet
 from vitrail.environment import environment
@@ -18,31 +20,31 @@ from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.measurement import measure_split as measure
 from vitrail.evaluation.records import disk_bytes
-from vitrail.files import atomic_path
+from vitrail.files import MARKS, atomic_path, sweep_drafts
 from vitrail.prediction import load
 from vitrail.ranks import Ranks, elastic_id, join_ranks, was_restarted
 from vitrail.reading import parse_json, read_bytes, read_yaml
 from vitrail.schema import from_dict
 from vitrail.training import snapshots
 from vitrail.training.building import Setup, prepare_run
-from vitrail.training.choosing import ask_for, resolve
+from vitrail.training.choosing import resolve
 from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
-from vitrail.training.curves import draw_curves, learning_rates, read_rows
+from vitrail.training.contents import report_replaced, write_contents
+from vitrail.training.curves import RESULTS, draw_curves, learning_rates, read_rows
 from vitrail.training.judging import Judgement
+from vitrail.training.kept_features import FOLDER
 from vitrail.training.listener import Listener
 from vitrail.training.lock import RunLock
 from vitrail.training.loop import Trainer
-from vitrail.training.measuring import settle
 from vitrail.training.own_pictures import reopen_data
+from vitrail.training.planning import settle
 from vitrail.training.pretrained import AUTO, NONE
 from vitrail.training.probing import probe
+from vitrail.training.recipes import ask_for
 from vitrail.training.trusting import store_trust
 from vitrail.wording import counted
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
-_DRAFT = re.compile(  # as `atomic_path` names them
-    r"\.([\w-]+\.(json|yaml|csv|html|safetensors|png|jpg)|peft-\w+)\.[a-z0-9_]{8}"
-)
 ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
 # What may differ in a resumed run: how it is carried out, and where its files are now.
 CHANGEABLE = (
@@ -54,6 +56,7 @@ CHANGEABLE = (
     "data",
     "data_dir",
     "split_file",
+    "max_broken_rate",
     "weights",
     "classes",
 )
@@ -101,20 +104,19 @@ class Run:
 
 def write_start(setup: Setup, folder: Path) -> None:
     """Write the description of the run, before its first step."""
-    (folder / "env.json").write_text(json.dumps(environment(), indent=1), encoding="utf-8")
+    with atomic_path(folder / "env.json") as draft:
+        draft.write_text(json.dumps(environment(), indent=1), encoding="utf-8")
     if setup.dataset.made_split or not isinstance(setup.dataset.split("train"), ArraySource):
         write_split_file(setup.dataset, folder / SPLIT)
+    write_contents(setup.dataset, folder)
     sheet = augmentation_sheet(
         setup.dataset, setup.preprocess, setup.config.augment, seed=setup.config.machine.seed, num_pictures=8
     )
-    _save_jpeg(sheet, folder / "train_batch.jpg")
+    with atomic_path(folder / "train_batch.jpg") as draft:
+        sheet.convert("RGB").save(draft, quality=92)
     with atomic_path(folder / CONFIG) as draft:  # last: a folder that has it is a run
         text = yaml.safe_dump(describe_config(setup.config), sort_keys=False, allow_unicode=True)
         draft.write_text(text, encoding="utf-8")
-
-
-def _save_jpeg(image: Image.Image, path: Path) -> None:
-    image.convert("RGB").save(path, quality=92)
 
 
 def read_config(folder: Path) -> TrainConfig:
@@ -198,6 +200,7 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
     lock = RunLock()
     try:
         resume = ranks.from_first(lambda: take_begun(folder, lock))
+        check_shared(folder, ranks)
         if resume:
             setup = reopen(read_config(folder), folder, ranks, listener)
         else:
@@ -217,6 +220,31 @@ def take_begun(folder: Path, lock: RunLock) -> bool:
     return begun
 
 
+def check_shared(folder: Path, ranks: Ranks) -> None:
+    """Refuse a folder that is not the same one for all ranks: each would keep its part of a checkpoint to itself.
+
+    The folder need not exist yet; then it is the one in which it will be made that is looked at.
+    """
+    if ranks.world_size == 1:
+        return
+    with ExitStack() as stack:
+
+        def leave_token() -> Path:
+            existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+            token = stack.enter_context(NamedTemporaryFile(dir=existing, prefix=".ranks-"))
+            return existing / Path(token.name).name
+
+        token = ranks.from_first(leave_token)
+        seen = ranks.gather((token.exists(), socket.gethostname()))
+    for rank, (sees, host) in enumerate(seen):
+        if not sees:
+            error = ConfigError(
+                f"the run folder must be shared by all ranks, since each writes its part of a checkpoint; rank {rank} "
+                f"on {host} does not see the {folder} of rank 0. Choose a folder on a shared file system."
+            )
+            raise ranks.reported_once(error)
+
+
 def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
     """Make the folder, if the disk has room, and write the description of the run."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -234,6 +262,8 @@ def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) 
     """The setup of a begun run, on the pictures that it began with."""
     begun = ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / "weights" / "last")))
     dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
+    check_same_data(dataset, ranks)
+    ranks.from_first(lambda: report_replaced(dataset, folder, listener.said))
     if config.schedule.minutes is not None and not begun:  # killed before its plan was saved
         return settle(config, dataset, ranks, listener)[0]
     return prepare_run(config, dataset)
@@ -241,13 +271,10 @@ def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) 
 
 def sweep(folder: Path) -> None:
     """Remove the drafts of files that a killed run was about to write."""
-    for place in (folder, folder / "weights"):
-        for path in place.glob(".*"):
-            if _DRAFT.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-    for name in (".results.csv.draft", f"{SPLIT}.part"):
-        (folder / name).unlink(missing_ok=True)
+    for place in (folder, folder / "weights", folder / FOLDER):
+        sweep_drafts(place, MARKS)  # of whatever machine: the run is locked
     snapshots.sweep(folder / "weights" / "last")
+    snapshots.refuse_links(folder / RESULTS)
 
 
 def find_begun(out: Path | None, parent: Path, ranks: Ranks) -> Path | None:
@@ -279,7 +306,7 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     if probed is not None:
         trainer.start_from(probed.val, probed.train_loss, probed.seconds)
     progress = trainer.run()
-    rows = read_rows(folder / "results.csv")
+    rows = read_rows(folder / RESULTS)
     if ranks.is_first:
         rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
         draw_curves(rows, folder / "results.png", f"{setup.dataset.name}, {setup.config.recipe}", rates)

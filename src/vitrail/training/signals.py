@@ -1,7 +1,13 @@
-"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal) as a request that the loop honours after the step, not a crash."""
+"""Ctrl-C, SIGTERM and SIGHUP (a closed terminal) as a request that the loop honours after the step, not a crash.
 
+Before the first step there is nothing to save: then they end the process at once.
+"""
+
+import os
 import signal
+import socket
 import threading
+import time
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -15,6 +21,39 @@ class InterruptedRunError(ResumableError):
     def __init__(self, number: int, folder: Path) -> None:
         super().__init__("the run was interrupted and has been saved", folder)
         self.exit_code = 128 + number
+
+
+GRACE = 1.0  # seconds that a process has to end by itself
+
+
+class PromptEnd:
+    """From when it is made until `cancel`, a process that is asked to stop ends after a moment, come what may.
+
+    By itself, Python hears of a signal only when torch has computed, and then waits for all its threads.
+    """
+
+    def __init__(self) -> None:
+        self._cancelled = threading.current_thread() is not threading.main_thread()  # which alone hears signals
+        if not self._cancelled:
+            self._heard, self._wakeup = socket.socketpair()
+            self._wakeup.setblocking(False)
+            signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        with self._heard:
+            while number := self._heard.recv(1):
+                if number[0] in (signal.SIGINT, signal.SIGTERM):
+                    time.sleep(GRACE)
+                    if not self._cancelled:
+                        os._exit(128 + number[0])
+
+    def cancel(self) -> None:
+        """From now on, whoever handles signals decides."""
+        if not self._cancelled:
+            self._cancelled = True
+            signal.set_wakeup_fd(-1)
+            self._wakeup.close()
 
 
 class Signals:

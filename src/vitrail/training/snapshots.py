@@ -90,16 +90,20 @@ def sweep(folder: Path) -> None:
 
 
 def _finish(draft: Path, target: Path, progress: Progress, world_size: int) -> None:
+    before = target.with_name(f".{target.name}.old.draft")
     try:
         write_state(draft, progress, world_size)
         for path in (*draft.iterdir(), draft):
             _flush(path)
         if target.exists():  # the same step again: after a signal at the end of an epoch
-            target.rename(target.with_name(f".{target.name}.old.draft"))
+            target.rename(before)
         draft.rename(target)
         _flush(target.parent)
     except OSError:
-        shutil.rmtree(draft, ignore_errors=True)
+        if before.exists() and not target.exists():
+            before.rename(target)
+        for path in (draft, before):
+            shutil.rmtree(path, ignore_errors=True)
         raise
     found = list_snapshots(target.parent)
     last_epoch = pick(target.parent, set(), whole_epochs=True)
@@ -124,12 +128,11 @@ def _flush(path: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse links: checkpoints are written, renamed and removed here, and must not be those of another run."""
+    """Refuse links: what is written, renamed and removed here must not be another run's."""
     for path in (folder, *folder.glob("step-*")):
         if path.is_symlink():
             raise WeightsError(
-                f"{path} must be a folder of the run's own; it is a link to {path.readlink()}. "
-                "Put a copy in its place to continue."
+                f"{path} must be the run's own; it is a link to {path.readlink()}. Put a copy in its place to continue."
             )
 
 
@@ -218,12 +221,14 @@ def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress
 
 
 def _root_cause(error: BaseException) -> str:
-    """The first line of the original error, inside torch's wrapping."""
+    """The first line of the original error, inside torch's wrapping; a second signal, wrapped like one, goes on."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         error = next(iter(failures.values()))[0]
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error from None
     return reason(error).splitlines()[0]
 
 

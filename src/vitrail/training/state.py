@@ -27,10 +27,11 @@ class Plan:
     curve_steps: int  # over which the learning rate's curve is drawn
     step: int = 0  # at which the plan was made,
     position: float = 0.0  # and how far along the curve the run was then
+    before: float = 0.0  # seconds of the budget that were gone before the run: checking the data, planning
 
     def __post_init__(self) -> None:
         counts = 1 <= self.epochs <= MOST and 1 <= self.curve_steps <= MOST and 0 <= self.step <= MOST
-        if not counts or not 0 <= self.position <= self.curve_steps:
+        if not counts or not 0 <= self.position <= self.curve_steps or not 0 <= self.before <= MOST:
             raise ValueError(f"its plan {self} is inconsistent")
 
 

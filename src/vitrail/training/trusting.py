@@ -14,6 +14,7 @@ from vitrail.prediction.predictor import Predictor
 from vitrail.ranks import Ranks
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.building import Setup
+from vitrail.training.contents import contents_key
 from vitrail.training.kept_features import FOLDER, FeatureStore, backbone_of, features_key
 from vitrail.training.listener import Listener
 from vitrail.weights.native import read_native, save_checkpoint
@@ -57,7 +58,7 @@ def look_at_kept(
     if not setup.config.start.training.on_features:
         return None
     source = setup.dataset.split(split)
-    key = features_key(backbone_of(setup.model, setup.preprocess), source)
+    key = features_key(backbone_of(setup.model, setup.preprocess), source, contents_key(folder, source))
     kept = FeatureStore(folder=folder / FOLDER, split=split, key=key, count=len(source)).read_whole()
     if kept is None:
         return None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset
@@ -18,6 +18,7 @@ from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.verbs.data_settings import read_data_settings
 from vitrail.verbs.evaluate import open_with_splits
 from vitrail.verbs.loading import check_model
+from vitrail.verbs.settings import DataSettings
 from vitrail.weights import bundled
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.class_names import ClassNames
@@ -63,7 +64,7 @@ def calibrate(
     classes: ClassNames | None = None,
     device: str = "auto",
     progress: bool | Progress = False,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Calibrated:
     """Measure how far to trust a checkpoint, and write it with that as one of our files; its weights stay as they are.
 

@@ -8,10 +8,10 @@ import torch
 
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.config import DataConfig
-from vitrail.data.source import Dataset, Source
+from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.draws import Draws, Integers
 from vitrail.errors import DataError, WeightsError
-from vitrail.evaluation.measurement import MAX_BROKEN_RATE, choose, raise_broken
+from vitrail.evaluation.measurement import choose
 from vitrail.evaluation.strangers import is_unlabelled, open_unlabelled
 from vitrail.prediction import Predictor
 from vitrail.report.runs import run_of
@@ -108,8 +108,7 @@ def _prepare(part: Part, checkpoint: Checkpoint, places: list[int] | None) -> Pi
         kept.append(indices)
         rows.append(np.arange(start, start + len(indices)))
         broken |= dict(wrong)
-    if len(broken) > MAX_BROKEN_RATE * len(samples):
-        raise_broken(broken, len(samples))
+    refuse_broken(broken, len(samples))
     labels = source.labels[np.concatenate(kept)]
     targets = None if places is None else np.asarray(places, dtype=np.int64)[labels]
     return Pictures(pixels=pixels.numpy()[np.concatenate(rows)], spec=checkpoint.preprocess, targets=targets)

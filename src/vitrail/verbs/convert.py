@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch
 
 from vitrail.errors import ConfigError, suggest
 from vitrail.progress import working
-from vitrail.verbs.hints import Size, read_hints, read_size
+from vitrail.verbs.hints import read_hints, read_size
+from vitrail.verbs.settings import HintSettings, Size
 from vitrail.weights import adapt
 from vitrail.weights import convert as conversion
 from vitrail.weights.catalogue import FormatName
@@ -41,7 +42,7 @@ def convert(
     verify_with_peer: bool = False,
     overwrite: bool = False,
     progress: bool = False,
-    **settings: Any,
+    **settings: Unpack[HintSettings],
 ) -> Conversion:
     """Convert a checkpoint to another format and prove that its outputs stay the same.
 

@@ -1,9 +1,10 @@
 """`vitrail.open_data`, `check_data`, `show_data` and `shard_data`: what the command does with a data set."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from PIL import Image
 
@@ -18,12 +19,13 @@ from vitrail.data.sharding import Written, write_shards
 from vitrail.data.source import Dataset
 from vitrail.data.view import augmentation_sheet, contact_sheet
 from vitrail.errors import ConfigError
+from vitrail.files import atomic_path
 from vitrail.progress import Progress, pick_progress
-from vitrail.verbs.settings import build, check_settings
-from vitrail.wording import counted, reason
+from vitrail.verbs.settings import DataSettings, ShowSettings, build, check_settings
+from vitrail.wording import counted, markdown_cell, reason
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DataCheck(Report):
     """What is in a data set, and what problems it has."""
 
@@ -35,9 +37,10 @@ class DataCheck(Report):
         folder = Path(folder)
         written = [folder / "check.csv", folder / "contact_sheet.png"]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.write_csv(written[0], raw=raw)
-            contact_sheet(self).save(written[1])
+            with atomic_path(written[0]) as draft:
+                self.write_csv(draft, raw=raw)
+            with atomic_path(written[1]) as draft:
+                contact_sheet(self).save(draft)
             if self.dataset.made_split:
                 written.append(folder / "split.csv")
                 write_split_file(self.dataset, written[-1])
@@ -47,17 +50,19 @@ class DataCheck(Report):
 
     def _repr_markdown_(self) -> str:
         pictures, classes = counted(len(self.facts), "picture"), counted(len(self.dataset.classes), "class")
-        lines = [f"**{_cell(self.dataset.name)}**: {pictures}, {classes}", ""]
+        lines = [f"**{markdown_cell(self.dataset.name)}**: {pictures}, {classes}", ""]
         if not self.findings:
             return "\n".join([*lines, "No problems were found."])
         lines += ["| severity | finding | count | example |", "|---|---|--:|---|"]
         for finding, count in self.summary():
             example = f"{finding.key} ({finding.detail})" if finding.detail else finding.key
-            lines.append(f"| {finding.severity} | {_cell(finding.what)} | {count:,} | {_cell(example)} |")
+            lines.append(
+                f"| {finding.severity} | {markdown_cell(finding.what)} | {count:,} | {markdown_cell(example)} |"
+            )
         return "\n".join(lines)
 
 
-def open_data(data: str | Path, **settings: Any) -> Dataset:
+def open_data(data: str | Path, **settings: Unpack[DataSettings]) -> Dataset:
     """A data set by its path, address or name, with its splits; `settings` are the fields of `DataConfig`.
 
     Names: digits, cifar10, cifar100, mnist, fashion-mnist, hf:NAME. Paths: class folders, a table, CIFAR's or MNIST's
@@ -68,7 +73,11 @@ def open_data(data: str | Path, **settings: Any) -> Dataset:
 
 
 def check_data(
-    data: str | Path | Dataset, *, workers: int | None = None, progress: bool | Progress = False, **settings: Any
+    data: str | Path | Dataset,
+    *,
+    workers: int | None = None,
+    progress: bool | Progress = False,
+    **settings: Unpack[DataSettings],
 ) -> DataCheck:
     """Check every picture: damaged files, duplicates, leakage between splits, imbalance.
 
@@ -89,7 +98,7 @@ def show_data(
     size: int | None = None,
     pictures: int = 8,
     seed: int = 0,
-    **settings: Any,
+    **settings: Unpack[ShowSettings],
 ) -> Image.Image:
     """What the model sees: training pictures after preprocessing and augmentation, epoch after epoch, on a sheet.
 
@@ -113,7 +122,7 @@ def shard_data(
     max_megabytes: int = 200,
     seed: int = 0,
     progress: bool | Progress = False,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Written:
     """Write a data set as webdataset tar shards, shuffled, with a shards.json beside them, into a new or empty folder.
 
@@ -127,7 +136,7 @@ def shard_data(
         return write_shards(dataset, Path(out), max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
 
 
-def _open(data: str | Path | Dataset, settings: dict[str, Any]) -> Dataset:
+def _open(data: str | Path | Dataset, settings: Mapping[str, Any]) -> Dataset:
     if not isinstance(data, Dataset):
         return open_dataset(data, build(DataConfig, settings))
     if settings:
@@ -137,7 +146,3 @@ def _open(data: str | Path | Dataset, settings: dict[str, Any]) -> Dataset:
 
 def _count(dataset: Dataset) -> int:
     return sum(len(source) for source in dataset.splits.values())
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())

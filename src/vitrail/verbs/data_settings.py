@@ -22,7 +22,7 @@ def read_data_settings(verb: Callable[..., Any], settings: Mapping[str, Any]) ->
 def changed_settings(config: DataConfig) -> dict[str, Any]:
     """The settings that differ from the defaults, as plain values; of the columns, only those that are named."""
     usual = to_dict(_USUAL)
-    changed = {name: value for name, value in to_dict(config).items() if value != usual[name]}
+    changed = {name: value for name, value in to_dict(config).items() if value != usual.get(name)}
     if "columns" in changed:
         changed["columns"] = {name: value for name, value in changed["columns"].items() if value is not None}
     return changed

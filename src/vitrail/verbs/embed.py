@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from vitrail.verbs.data_settings import Out, changed_settings, read_data_setting
 from vitrail.verbs.embeddings import Embeddings, Floats
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.pictures import Pictures, size_up, stream_pictures
+from vitrail.verbs.settings import DataSettings
 
 
 def embed(
@@ -42,7 +43,7 @@ def embed(
     merge: int | Sequence[int] | None = None,
     device: str = "auto",
     progress: bool | Progress = False,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Embeddings:
     """The embeddings of pictures or of a data set: the features that the model's head gets.
 

@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError
 from vitrail.evaluation.plots import map_figure, save_figure
 from vitrail.evaluation.projection import Method, project
 from vitrail.files import atomic_path
-from vitrail.tables import load_pyarrow
+from vitrail.tables import as_utf8, load_pyarrow
 from vitrail.wording import counted
 
 MOST_POINTS = 5000  # on a map; t-SNE of more takes minutes and shows no more
@@ -74,6 +74,7 @@ class Embeddings:
                     np.savez(file, features=self.features, **columns)
             else:
                 pa, pq = load_pyarrow("writing Parquet")
+                columns = {name: list(map(as_utf8, values)) for name, values in columns.items()}
                 lists = pa.FixedSizeListArray.from_arrays(pa.array(self.features.ravel()), self.features.shape[1])
                 pq.write_table(pa.table({**columns, "features": lists}), draft)
         return target

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from vitrail.data.agreement import check_same_data
 from vitrail.data.config import DataConfig
 from vitrail.data.opening import check_where, open_data
 from vitrail.data.source import Dataset, Source
@@ -37,6 +38,7 @@ from vitrail.training.history import chose_epoch
 from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
 from vitrail.verbs.evaluation import Evaluation
 from vitrail.verbs.loading import check_model, open_model
+from vitrail.verbs.settings import DataSettings
 from vitrail.weights.class_names import ClassNames
 
 SHOTS = 5
@@ -65,7 +67,7 @@ def evaluate(
     preprocess: str | None = None,
     device: str = "auto",
     progress: bool | Progress = False,
-    **settings: Any,
+    **settings: Unpack[DataSettings],
 ) -> Evaluation:
     """Measure a model on a data set.
 
@@ -143,6 +145,7 @@ def evaluate(
         plan = replace(plan, others=None if unfamiliar is None else open_others(unfamiliar, config))
         with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
             dataset, split_from = open_with_splits(data, where, config, run_of(source))
+            check_same_data(dataset, ranks)
         name = split or default_split(dataset)
         fast = predictor
         if not isinstance(model, Predictor):

@@ -5,10 +5,8 @@ from typing import Any
 
 from vitrail.model.config import Pair
 from vitrail.schema import parse_size
-from vitrail.verbs.settings import check_settings
+from vitrail.verbs.settings import Size, check_settings
 from vitrail.weights.infer import Hints
-
-Size = int | str | Pair  # 384, (224, 320) as height and width, or "224x320"
 
 
 def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:

@@ -3,19 +3,20 @@
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import AssumptionWarning
 from vitrail.model import ViTConfig
 from vitrail.schema import to_dict
 from vitrail.verbs.hints import read_hints
+from vitrail.verbs.settings import HintSettings
 from vitrail.weights.catalogue import FormatName
 from vitrail.weights.diagnose import Finding, diagnose
 from vitrail.weights.facts import Origin
 from vitrail.weights.opening import open_checkpoint
 from vitrail.weights.trust import Trust
-from vitrail.wording import counted
+from vitrail.wording import counted, markdown_cell
 
 SHOWN = 5  # names of classes in a row
 
@@ -86,12 +87,14 @@ class Inspection:
         return [("calibration", text) if not index else ("", text) for index, text in enumerate(self.trust.describe())]
 
     def _repr_markdown_(self) -> str:
-        table = [f"| {name} | {_cell(value)} |" for name, value in [("checkpoint", self.source), *self.rows]]
+        table = [f"| {name} | {markdown_cell(value)} |" for name, value in [("checkpoint", self.source), *self.rows]]
         findings = [f"- **{finding.severity}**: {finding.message}" for finding in self.findings]
         return "\n".join([table[0], "|---|---|", *table[1:], "", *findings])
 
 
-def inspect(source: str | Path, *, source_format: FormatName | None = None, **settings: Any) -> Inspection:
+def inspect(
+    source: str | Path, *, source_format: FormatName | None = None, **settings: Unpack[HintSettings]
+) -> Inspection:
     """The facts about a checkpoint, and likely problems with it.
 
     A source is a file, a folder, hf://owner/name or google://NAME; `source_format` names its format if its keys do not
@@ -155,7 +158,3 @@ def _classes(config: ViTConfig, classes: tuple[str, ...] | None) -> str:
 
 def _numbers(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.4g}" for value in dict.fromkeys(values))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

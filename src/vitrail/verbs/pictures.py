@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 from PIL import Image
 
-from vitrail.data.pixels import Array, Picture, is_tensor
+from vitrail.data.pixels import Picture, is_tensor
 from vitrail.errors import InputError
 from vitrail.prediction.arguments import check_standard_input
 from vitrail.prediction.pictures import (
@@ -20,6 +20,7 @@ from vitrail.prediction.pictures import (
     read_list,
     stands_for_several,
 )
+from vitrail.prediction.predictions import is_one
 from vitrail.prediction.predictor import Named
 
 Pictures = Picture | Iterable[Picture]
@@ -32,7 +33,7 @@ def stream_pictures(pictures: Pictures | None, list_file: str | Path | None = No
     that are not there.
     """
     given: Iterable[Picture] = ()
-    alone = pictures is not None and _is_one(pictures)
+    alone = pictures is not None and is_one(pictures)
     if pictures is not None:
         given = [cast("Picture", pictures)] if alone else cast("Iterable[Picture]", pictures)
     file = None if list_file is None else str(list_file)
@@ -59,7 +60,7 @@ def size_up(pictures: Pictures | None, list_file: str | Path | None) -> tuple[in
     file = None if list_file is None else str(list_file)
     several: Iterable[Picture] = ()
     if pictures is not None:
-        several = [cast("Picture", pictures)] if _is_one(pictures) else cast("Iterable[Picture]", pictures)
+        several = [cast("Picture", pictures)] if is_one(pictures) else cast("Iterable[Picture]", pictures)
     if not isinstance(several, Sized):
         return None, ()
     names = [str(picture) for picture in several if isinstance(picture, str | Path)]
@@ -70,7 +71,7 @@ def size_up(pictures: Pictures | None, list_file: str | Path | None) -> tuple[in
 
 def gather_pictures(pictures: Pictures) -> dict[str, Picture]:
     """Name → picture, all of them at once; a path that is named twice counts once."""
-    listed = pictures if _is_one(pictures) else list(cast("Iterable[Picture]", pictures))
+    listed = pictures if is_one(pictures) else list(cast("Iterable[Picture]", pictures))
     gathered = dict(stream_pictures(listed))
     for name, picture in gathered.items():
         if not (isinstance(picture, str | Path | bytes | Image.Image | np.ndarray) or is_tensor(picture)):
@@ -80,12 +81,4 @@ def gather_pictures(pictures: Pictures) -> dict[str, Picture]:
 
 def is_single(pictures: Pictures) -> bool:
     """Whether the argument is one picture, rather than several or a name that stands for several."""
-    return _is_one(pictures) and not (isinstance(pictures, str | Path) and stands_for_several(str(pictures)))
-
-
-def _is_one(pictures: Pictures) -> bool:
-    if isinstance(pictures, np.ndarray) or is_tensor(pictures):
-        return cast("Array", pictures).ndim < 4
-    if not isinstance(pictures, str | Path | bytes | Image.Image | Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"a picture is a path, bytes, a PIL picture, an array or a tensor; got {pictures!r}.")
-    return isinstance(pictures, str | Path | bytes | Image.Image)
+    return is_one(pictures) and not (isinstance(pictures, str | Path) and stands_for_several(str(pictures)))

@@ -1,52 +1,116 @@
 """`vitrail.predict`: labels for pictures."""
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 from vitrail.errors import ConfigError
+from vitrail.files import sha256_of
 from vitrail.prediction import Prediction, Predictor
 from vitrail.prediction.answering import Request
 from vitrail.prediction.jobs import Wanted
+from vitrail.prediction.pictures import STDIN
+from vitrail.prediction.predictions import LazyPredictions
+from vitrail.prediction.predictor import Named
 from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
+from vitrail.verbs.journal import Compute, resumed
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.pictures import Pictures, gather_pictures, is_single, size_up, stream_pictures
 from vitrail.verbs.rows import Columns, FileFormat, choose_file_format, open_file
+from vitrail.weights.bundled import DEFAULT
 from vitrail.weights.class_names import ClassNames
+from vitrail.weights.layout import files_of
 from vitrail.weights.locate import locate
 
 TOP_K = 3
 
 
-class Predictions(Iterator[Prediction]):
-    """A stream of predictions, in the order of the pictures: each is computed when it is asked for, and only once."""
+class _Rows(ABC):
+    """Predictions that can be written to a file."""
 
-    def __init__(self, rows: Iterator[Prediction], columns: Columns) -> None:
-        self._rows = rows
-        self.columns = columns  # what the rows hold
+    columns: Columns  # what the rows hold
+
+    @abstractmethod
+    def stream(self) -> Iterator[Prediction]:
+        """Every prediction once, in order; none of them is kept."""
+
+    @abstractmethod
+    def kept_beside(self, out: Path) -> AbstractContextManager[Iterator[Prediction]]:
+        """The rows, each kept beside `out` until that file is whole; an interrupted job is continued."""
 
     @property
     def top_k(self) -> int:
         """Classes of each row: as many as asked for, or all where the model has fewer."""
         return self.columns.top_k
 
+    def save(
+        self,
+        out: str | Path,
+        format: FileFormat | None = None,  # noqa: A002
+        *,
+        raw: bool = False,
+        resume: bool = False,
+    ) -> Path:
+        """Write a .jsonl, .csv or .parquet file, which appears when it is whole; of a stream, what is left of it.
+
+        Cells of a CSV file that a spreadsheet would take for formulas are neutralised, unless `raw`. With `resume`,
+        rows are kept as they are computed: if the job is interrupted, the same call continues it.
+        """
+        path = Path(out)
+        form = choose_file_format(format, path, raw=raw)
+        with (
+            self.kept_beside(path) if resume else nullcontext(self.stream()) as rows,
+            open_file(form, path, self.columns, raw=raw) as write,
+        ):
+            for row in rows:
+                write(row)
+        return path
+
+
+class Predictions(LazyPredictions, _Rows):
+    """The predictions for several pictures, as a sequence."""
+
+    def __init__(
+        self,
+        pictures: Callable[[], Iterable[Named]],
+        compute: Compute,
+        batch_size: int,
+        columns: Columns,
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        super().__init__(pictures, compute, batch_size)
+        self.columns = columns
+        self._describe = describe  # the job: whatever changes its answers
+
+    def kept_beside(self, out: Path) -> AbstractContextManager[Iterator[Prediction]]:
+        return resumed(out, self._describe(), iter(self._open()), self._compute)
+
+
+class PredictionStream(Iterator[Prediction], _Rows):
+    """The predictions for pictures that nobody has counted: each is computed when it is asked for, and only once."""
+
+    def __init__(self, rows: Iterator[Prediction], columns: Columns) -> None:
+        self._rows = rows
+        self.columns = columns
+
     def __next__(self) -> Prediction:
         return next(self._rows)
 
-    def save(self, out: str | Path, format: FileFormat | None = None, *, raw: bool = False) -> Path:  # noqa: A002
-        """Write what is left of the stream to a .jsonl, .csv or .parquet file, which appears when it is whole.
+    def stream(self) -> Iterator[Prediction]:
+        """What is left of it."""
+        return self
 
-        Cells of a CSV file that a spreadsheet would take for formulas are neutralised, unless `raw`.
-        """
-        path = Path(out)
-        with open_file(choose_file_format(format, path, raw=raw), path, self.columns, raw=raw) as write:
-            for row in self:
-                write(row)
-        return path
+    def kept_beside(self, out: Path) -> AbstractContextManager[Iterator[Prediction]]:
+        raise ConfigError(
+            "resume= needs pictures that can be listed again: a folder, a pattern, a list of them or a file with their "
+            "names; not a generator or standard input."
+        )
 
 
 def predict(
@@ -65,9 +129,10 @@ def predict(
     preprocess: str | None = None,
     progress: bool = False,
     device: "str | torch.device" = "auto",
-) -> Prediction | Predictions:
-    """The most likely classes of one picture; of several, a stream of them.
+) -> Prediction | Predictions | PredictionStream:
+    """The most likely classes of one picture; of several, a sequence that is computed as it is read.
 
+    For a generator, and for a list on standard input, it is a stream of predictions, each computed only once.
     A single picture that cannot be read is an error; of several, it is a row with its `error`.
 
     Args:
@@ -112,4 +177,14 @@ def predict(
         label_set=coverage is not None,
         familiarity=predictor.judges_familiarity,
     )
-    return Predictions(predictor.predict_named(stream, request, batch_size), columns)
+
+    def describe() -> dict[str, Any]:
+        source = predictor.source if isinstance(model, Predictor) else model or DEFAULT
+        files = files_of(locate(source, allow_export=True).fetch()) if source else []
+        facts = {"model": {file.name: sha256_of(file) for file in files}, "classes": predictor.classes}
+        return facts | {"top_k": top_k, "coverage": coverage, "abstain": abstain} | vars(wanted)
+
+    compute, size = predictor.answering(request, batch_size)
+    if (pictures is not None and not isinstance(pictures, Sized | Path)) or str(list_file) == STDIN:
+        return PredictionStream(compute(stream), columns)
+    return Predictions(lambda: stream_pictures(pictures, list_file), compute, size, columns, describe)

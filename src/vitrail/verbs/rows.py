@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from vitrail.errors import ConfigError, suggest
 from vitrail.files import atomic_path
-from vitrail.tables import load_pyarrow, row_writer
+from vitrail.tables import as_utf8, load_pyarrow, row_writer
 from vitrail.wording import plain
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def _parquet_writer(path: Path, columns: Columns) -> Generator[Write]:
             waiting.clear()
 
         def write(row: "Prediction") -> None:
-            name = row.picture.encode("utf-8", "backslashreplace").decode()  # Parquet texts must be UTF-8
-            waiting.append({**_fields(row, columns), "picture": name})
+            error = row.error and as_utf8(row.error)  # which names the picture
+            waiting.append({**_fields(row, columns), "picture": as_utf8(row.picture), "error": error})
             if len(waiting) >= GROUP:
                 flush()
 

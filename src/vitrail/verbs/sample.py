@@ -10,7 +10,7 @@ from PIL import Image
 from vitrail.data.pixels import Picture, prepare_array
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset
-from vitrail.evaluation.measurement import align_classes, choose, pick_split, raise_broken, run
+from vitrail.evaluation.measurement import align_classes, choose, pick_split, run
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress
 from vitrail.runtimes.runtime import Floats
@@ -51,11 +51,9 @@ def read_sample(
     source = pick_split(dataset, name)
     samples = choose(len(source), limit)
     with show("reading pictures", len(samples)) as advance:
-        kept, rows, broken = run(
+        kept, rows, _ = run(
             predictor, source, samples, lambda images: images.reshape(len(images), -1), progress=advance
         )
-    if broken and len(broken) == len(samples):
-        raise_broken(broken, len(samples))
     images = rows.reshape(-1, spec.channels, *spec.size)
     targets = source.labels[kept]
     return Sample(images=images, has_head=True, targets=targets, order=order, data=dataset.name, split=name)

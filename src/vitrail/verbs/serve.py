@@ -3,12 +3,12 @@
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Unpack
 
 from vitrail.errors import ConfigError, MissingExtraError
 from vitrail.serving.naming import Models, name_models
 from vitrail.serving.settings import ServeSettings, cores_here, share_cores, with_token_from_environment
-from vitrail.verbs.settings import check_settings
+from vitrail.verbs.settings import ServiceSettings, check_settings
 from vitrail.weights.locate import locate
 
 NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client", "python_multipart")
@@ -19,7 +19,7 @@ def serve(
     *,
     say: Callable[[str], None] = lambda _: None,
     on_ready: Callable[[str, dict[str, Any]], None] = lambda _, __: None,
-    **settings: Any,
+    **settings: Unpack[ServiceSettings],
 ) -> None:
     """Serve models over HTTP until a signal (Ctrl-C, SIGTERM) ends it; what was accepted is answered first.
 

@@ -1,13 +1,147 @@
-"""The keywords of a verb that are fields of config dataclasses, just as they are flags of the command."""
+"""The keywords of a verb that are fields of config dataclasses, just as they are flags of the command.
+
+The typed dictionaries are for editors and type checkers, which cannot see the fields of a dataclass in `**settings`; a
+test compares them with the dataclasses.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar
 
-from vitrail.errors import ConfigError, suggest
+from vitrail.data.config import Columns
+from vitrail.errors import ConfigError
+from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
+from vitrail.synonyms import suggest_option
 
 T = TypeVar("T")
+Size = int | str | tuple[int, int]  # 384, "224x320", or (224, 320): height and width
+
+
+class DataSettings(TypedDict, total=False):
+    """The fields of `DataConfig`."""
+
+    data_dir: str | Path | None
+    split_file: str | Path | None
+    val_rate: float
+    test_rate: float
+    split_seed: int
+    max_broken_rate: float
+    columns: Columns | dict[str, str]
+
+
+class AugmentSettings(TypedDict, total=False):
+    """The fields of `Augment`."""
+
+    crop: Literal["none", "pad", "resized"]
+    pad: int
+    pad_fill: Literal["black", "reflect"]
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    flip_rate: float
+    vertical_flip_rate: float
+    policy: Literal["none", "rand", "auto", "trivial", "three"]
+    num_ops: int
+    magnitude: float
+    magnitude_std: float
+    jitter: tuple[float, float, float, float]
+    erase_rate: float
+    erase_fill: Literal["mean", "noise"]
+    mixup: float
+    cutmix: float
+    mix_rate: float
+    switch_rate: float
+    repeats: int
+
+
+class ShowSettings(DataSettings, AugmentSettings, total=False):
+    """What decides how training pictures look."""
+
+
+class TrainSettings(ShowSettings, total=False):
+    """The fields of every part of `TrainConfig`."""
+
+    model: str | None
+    weights: str | Path | None
+    classes: str | Path | None
+    image_size: Size | None
+    train: Literal["all", "head", "lora"]
+    probe: bool
+    lora_rank: int
+    lora_alpha: float
+    lora_targets: str
+    dropout: float
+    drop_path: float
+    optimizer: Literal["adamw", "sgd", "muon"]
+    lr: float
+    muon_lr: float
+    weight_decay: float
+    momentum: float
+    beta2: float
+    layer_decay: float
+    clip: float | None
+    label_smoothing: float
+    ema: float | None
+    epochs: int
+    minutes: float | None
+    schedule: Literal["cosine", "constant", "wsd"]
+    warmup: float
+    cooldown: float
+    final_lr: float
+    patience: int | None
+    batch_size: int | Literal["auto"]
+    micro_batch: int | None
+    device: str
+    precision: Literal["float32", "bf16", "auto"]
+    compile: Literal["auto", "on", "off"]
+    recompute: bool
+    strategy: Literal["ddp", "fsdp"]
+    workers: int | None
+    save_minutes: float
+    seed: int
+
+
+class ResumeSettings(TrainSettings, total=False):
+    """Those of a run, whose data may have moved."""
+
+    data: str | Path
+    recipe: str
+
+
+class HintSettings(TypedDict, total=False):
+    """The fields of `Hints`."""
+
+    ema: bool | None
+    heads: int | None
+    image_size: Size | None
+    pooling: Literal["cls", "mean", "map"] | None
+    activation: Literal["gelu", "gelu_tanh"] | None
+    norm_eps: float | None
+    attention_scale: float | None
+
+
+class ServiceSettings(TypedDict, total=False):
+    """The fields of `ServeSettings`."""
+
+    host: str
+    port: int
+    token: str | None
+    max_batch: int | None
+    max_wait_ms: float | None
+    queue_size: int
+    timeout: float
+    client_timeout: float
+    max_body_mb: float
+    max_buffer_mb: float
+    max_pixels: int
+    max_pictures: int
+    rate_limit: float | None
+    runtime: RuntimeChoice
+    precision: PrecisionChoice
+    threads: int | None
+    reload: bool
+    access_log: bool
 
 
 def check_settings(verb: Callable[..., Any], settings: Mapping[str, Any], *configs: type) -> None:
@@ -16,7 +150,8 @@ def check_settings(verb: Callable[..., Any], settings: Mapping[str, Any], *confi
     arguments = {name for name, each in signature(verb).parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
     for name in settings:
         if name not in fields:
-            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {suggest(name, fields | arguments)}")
+            hint = suggest_option(name, fields | arguments) or f"see help(vitrail.{verb.__name__})."
+            raise ConfigError(f"{verb.__name__} has no setting {name!r}; {hint}")
 
 
 def build(config: type[T], settings: Mapping[str, Any]) -> T:

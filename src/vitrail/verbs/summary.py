@@ -5,7 +5,8 @@ from pathlib import Path
 
 from vitrail.model import Summary, ViT, ViTConfig, summarize
 from vitrail.prediction import Predictor
-from vitrail.verbs.hints import Size, read_size
+from vitrail.verbs.hints import read_size
+from vitrail.verbs.settings import Size
 from vitrail.weights.opening import open_config
 
 

@@ -1,35 +1,38 @@
 """`vitrail.train`, `resume`, `plan` and `demo`: from a folder of pictures to a model and its report."""
 
 import os
+import time
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from vitrail.data import Dataset
 from vitrail.data.check.record import RECORD, CheckRecord, sum_up, write_record
-from vitrail.data.check.report import check_data
-from vitrail.errors import ConfigError, ResumableError, suggest
+from vitrail.data.check.report import check_data, judge_labels
+from vitrail.errors import ResumableError
 from vitrail.folders import check_run_folder, new_run_folder
 from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
 from vitrail.ranks import Ranks, join_ranks, leave_ranks
-from vitrail.reading import read_yaml
 from vitrail.report.runs import report_on_run
 from vitrail.training import recipes
 from vitrail.training.building import Setup
-from vitrail.training.choosing import ask_for, resolve
-from vitrail.training.config import TrainConfig, combine_changes, field_homes, flatten
+from vitrail.training.choosing import resolve
+from vitrail.training.config import TrainConfig
 from vitrail.training.display import Display
 from vitrail.training.listener import Listener, Listeners, Plan
 from vitrail.training.lock import RunLock, refuse_locked
-from vitrail.training.measuring import Measured, describe_plan, settle
+from vitrail.training.measuring import Measured
+from vitrail.training.planning import describe_plan, settle
+from vitrail.training.recipes import ask_for, read_changes
 from vitrail.training.run import (
     CONFIG,
     Run,
     begin,
     carry_out,
+    check_shared,
     describe_end,
     find_begun,
     read_config,
@@ -40,6 +43,7 @@ from vitrail.training.run import (
 )
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.tensorboard import TensorBoard, require_tensorboard
+from vitrail.verbs.settings import ResumeSettings, TrainSettings
 from vitrail.wording import counted, reason
 
 PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
@@ -55,7 +59,7 @@ def train(
     check: bool = True,
     track: bool = False,
     progress: bool | Listener = False,
-    **settings: Any,
+    **settings: Unpack[TrainSettings],
 ) -> Run:
     """Train or fine-tune on pictures, measure the result and write its report.
 
@@ -67,11 +71,11 @@ def train(
         recipe: the name of a recipe, instead of a chosen one.
         config: a YAML file, such as the config.yaml of another run, or a `TrainConfig`; settings override it.
         out: the folder to write to; by default the next free runs/train-N.
-        check: first look for damaged pictures, leakage between splits and imbalance.
+        check: first look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
         track: also write TensorBoard files.
         progress: show the run, or pass a `Listener` of your own.
     """
-    changes = _read_changes("train", recipe, config, settings)
+    changes = read_changes("train", recipe, config, settings)
     return _start(str(data), changes, out, "train", check=check, track=track, progress=progress)
 
 
@@ -81,15 +85,17 @@ def resume(
     config: str | Path | TrainConfig | None = None,
     track: bool = False,
     progress: bool | Listener = False,
-    **settings: Any,
+    **settings: Unpack[ResumeSettings],
 ) -> Run:
     """Continue a run in its folder, with the same result to the bit as if it had not been stopped.
 
     A finished run is returned as it is. Settings may repeat those of the run, and change only how it is carried out or
     where its files are now: `workers=`, `device=`, `data=`, `weights=`, …
     """
-    changes = _read_changes("resume", None, config, settings)
-    changes.setdefault("device", read_config(Path(folder)).machine.device)
+    changes = read_changes("resume", None, config, settings)
+    if "device" not in changes:
+        unshared = os.environ.get("RANK", "0") != "0" and not (Path(folder) / CONFIG).exists()
+        changes["device"] = "auto" if unshared else read_config(Path(folder)).machine.device
     if track:
         require_tensorboard()
     return _continue(Path(folder), changes, join_ranks(str(changes["device"])), track=track, progress=progress)
@@ -103,10 +109,10 @@ def plan(
     out: str | Path | None = None,
     check: bool = True,
     progress: bool | Listener = False,
-    **settings: Any,
+    **settings: Unpack[TrainSettings],
 ) -> Plan:
     """What `train` would do with these arguments: the whole config, parameters, memory and time; nothing is written."""
-    changes = _read_changes("plan", recipe, config, settings)
+    changes = read_changes("plan", recipe, config, settings)
     ranks = join_ranks(str(changes.get("device", "auto")))
     _refuse_out(out, ranks)
     setup, measured, _ = _prepare(str(data), changes, ranks, _listen(progress, ranks), check=check, progress=progress)
@@ -138,6 +144,7 @@ def _start(
     if (begun := find_begun(folder, Path("runs"), ranks)) is not None:
         return _continue(begun, {}, ranks, track=track, progress=progress)
     _refuse_out(out, ranks)
+    check_shared(folder or Path("runs"), ranks)
     listener = _listen(progress, ranks)
     setup, measured, checked = _prepare(data, changes, ranks, listener, check=check, progress=progress)
     listener.decided(describe_plan(setup, measured, ranks))
@@ -150,6 +157,7 @@ def _continue(folder: Path, changes: dict[str, Any], ranks: Ranks, *, track: boo
     listener = _listen(progress, ranks)
     with _locked() as lock:
         ranks.from_first(lambda: take_begun(folder, lock))
+        check_shared(folder, ranks)
         config = refuse_conflicts(read_config(folder), changes)
         if ended := describe_end(folder, config):
             leave_ranks()
@@ -184,24 +192,6 @@ def _carry_out(
         raise ResumableError(f"{reason(error)}; what was saved before is intact: free some space", folder) from error
 
 
-def _read_changes(
-    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: dict[str, Any]
-) -> dict[str, Any]:
-    """All requested settings by name."""
-    known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
-    for name in settings:
-        if name not in known:
-            own = ("recipe", "config", "out", "check", "track", "progress")
-            raise ConfigError(f"{verb} has no setting {name!r}; {suggest(name, [*known, *own])}")
-    passed = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    if isinstance(config, TrainConfig):
-        changes = combine_changes(ask_for(config), passed)
-    else:
-        file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
-        changes = combine_changes(file, passed)
-    return changes | ({"recipe": recipe} if recipe else {})
-
-
 def _listen(progress: bool | Listener, ranks: Ranks) -> Listener:
     """The listener of the run: of several ranks, only the first has one."""
     if isinstance(progress, Listener):
@@ -218,23 +208,25 @@ def _prepare(
     data: str, changes: dict[str, Any], ranks: Ranks, listener: Listener, *, check: bool, progress: bool | Listener
 ) -> tuple[Setup, Measured, CheckRecord | None]:
     """The data opened and checked, the model built, and what is decided by measuring."""
-    config, dataset = resolve(data, changes, ranks, listener.said)
+    began = time.monotonic()
+    config, dataset = resolve(data, changes, ranks, listener.said, check=check)
     checked = None
     if check:
         checked = ranks.from_first(lambda: _check(dataset, config.data, listener, _bars(progress)))
-    return *settle(config, dataset, ranks, listener), checked
+    may_shrink = changes.get("image_size") is None
+    return *settle(config, dataset, ranks, listener, began=began, may_shrink=may_shrink), checked
 
 
 def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> CheckRecord | None:
     """Check the data before hours are spent on them; None if there are too many pictures to check."""
     total = sum(len(source) for source in dataset.splits.values())
     if total > PREFLIGHT_LIMIT:
+        listener.checked([(item, 1) for item in judge_labels(dataset)], data)
         listener.said(f"{counted(total, 'picture')} are not checked here; vitrail data check {data} does")
         return None
     with bars("checking pictures", total) as advance:
         report = check_data(dataset, os.cpu_count() or 1, advance)
-    if report.exit_code == 2:
-        raise ConfigError(f"too many pictures of {data} cannot be read; see vitrail data check.")
+    report.refuse_broken()
     listener.checked([(item, count) for item, count in report.summary() if item.severity != "note"], data)
     return sum_up(report)
 

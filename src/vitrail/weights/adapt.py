@@ -35,7 +35,7 @@ def adapt(
         classes: the names of the classes; they imply `num_classes`. If the checkpoint has these names, each
             keeps its part of the head, in the new order; other names start a new head; a head without names gets these.
         image_size: resample the positions, and preprocess to this size.
-        channels: 1 or more; filters are summed over RGB, or repeated and scaled so that their sum stays the same.
+        channels: 1 or more; filters are summed over RGB, or repeated and shared out, so that grey pictures keep theirs.
         drop_representation: remove Linear + tanh (and the head that reads it), as the paper does for fine-tuning.
         resample: the kernel for the positions, here and at run time, instead of the checkpoint's own.
     """
@@ -97,10 +97,10 @@ def _change_head(checkpoint: Checkpoint, num_classes: int, classes: tuple[str, .
         tensors["head.weight"] = like.new_zeros(num_classes, config.representation or config.width)
         tensors["head.bias"] = like.new_zeros(num_classes)
     changed = replace(checkpoint, config=config, tensors=tensors, classes=classes)
-    return _without_trust(changed, "the head is new")
+    return without_trust(changed, "the head is new")
 
 
-def _without_trust(checkpoint: Checkpoint, why: str) -> Checkpoint:
+def without_trust(checkpoint: Checkpoint, why: str) -> Checkpoint:
     """What a calibration found of a model does not hold for another one."""
     if checkpoint.trust is None:
         return checkpoint
@@ -111,7 +111,7 @@ def _without_trust(checkpoint: Checkpoint, why: str) -> Checkpoint:
 def _change_size(checkpoint: Checkpoint, size: Pair) -> Checkpoint:
     old = checkpoint.config
     if (old.image_size, checkpoint.preprocess.size) != (size, size):
-        checkpoint = _without_trust(checkpoint, "the size of the pictures has changed")
+        checkpoint = without_trust(checkpoint, "the size of the pictures has changed")
     config = replace(old, image_size=size)
     tensors = dict(checkpoint.tensors)
     if "embed.positions" in tensors:
@@ -132,21 +132,41 @@ def _change_channels(checkpoint: Checkpoint, channels: int) -> Checkpoint:
     old = weight.shape[1]
     if old != 3 and channels != 1:
         raise WeightsError(f"only the 3 channels of RGB can be changed to another number; this checkpoint has {old}.")
-    spec = checkpoint.preprocess
-    mean, std = (sum(values) / len(values) for values in (spec.mean, spec.std))
-    prepared = replace(spec, channels=channels, mean=(mean,) * channels, std=(std,) * channels)
-    config = replace(checkpoint.config, channels=channels)
-    tensors = {**checkpoint.tensors, name: mix_channels(weight, channels)}
-    changed = replace(checkpoint, config=config, tensors=tensors, preprocess=prepared)
-    return _without_trust(changed, "the channels have changed")
+    mix = _repeat_channels if channels >= old else _sum_channels
+    tensors, mean, std = mix(checkpoint, name, channels)
+    changed = replace(
+        checkpoint,
+        config=replace(checkpoint.config, channels=channels),
+        tensors={**checkpoint.tensors, **tensors},
+        preprocess=replace(checkpoint.preprocess, channels=channels, mean=mean, std=std),
+    )
+    return without_trust(changed, "the channels have changed")
 
 
-def mix_channels(weight: Tensor, channels: int) -> Tensor:  # (out, C, h, w)
-    """Filters for other channels, whose output for a grey picture stays the same."""
-    if channels == 1:
-        return weight.sum(dim=1, keepdim=True)
-    repeats = -(-channels // weight.shape[1])
-    return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
+Statistics = tuple[float, ...]
+Mixed = tuple[dict[str, Tensor], Statistics, Statistics]
+
+
+def _repeat_channels(checkpoint: Checkpoint, name: str, channels: int) -> Mixed:
+    """Each new channel is like one of the old, mean and std included; those that are alike share its filters."""
+    weight, spec = checkpoint.tensors[name], checkpoint.preprocess  # (out, C, h, w)
+    source = [channel % weight.shape[1] for channel in range(channels)]
+    shares = weight.new_tensor([source.count(channel) for channel in source])
+    mean, std = (tuple(values[channel] for channel in source) for values in (spec.mean, spec.std))
+    return {name: weight[:, source] / shares[:, None, None]}, mean, std
+
+
+def _sum_channels(checkpoint: Checkpoint, name: str, channels: int) -> Mixed:
+    """Each new channel has an equal share of all filters; their means and stds are folded into weights and bias."""
+    weight, spec = checkpoint.tensors[name], checkpoint.preprocess
+    means, stds = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (spec.mean, spec.std))
+    mean, std = means.mean(), stds.mean()
+    tensors = {name: (weight * std / stds).sum(1, keepdim=True).repeat(1, channels, 1, 1) / channels}
+    if name == "embed.patches.weight":  # a stem pads its pictures, and has no bias
+        bias = name.replace("weight", "bias")
+        tensors[bias] = checkpoint.tensors[bias] + (weight * (mean - means) / stds).sum((1, 2, 3))
+    typed = {key: tensor.to(weight.dtype) for key, tensor in tensors.items()}
+    return typed, (float(mean),) * channels, (float(std),) * channels
 
 
 def first_filters(config: ViTConfig) -> str:

@@ -20,8 +20,10 @@ class Checkpoint(Facts):
     """`tensors` has exactly the names and shapes of `ViT(config).state_dict()`."""
 
     config: ViTConfig
-    tensors: Mapping[str, Tensor]
-    extras: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # never read in a forward pass: mask_token
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    extras: Mapping[str, Tensor] = field(
+        default_factory=dict[str, Tensor], repr=False
+    )  # never read in a forward pass: mask_token
 
     def __post_init__(self) -> None:
         if self.classes is not None and len(self.classes) != self.config.num_classes:

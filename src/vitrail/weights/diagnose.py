@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.preprocess import preset
+from vitrail.errors import WeightsError
 from vitrail.weights.catalogue import foreign_formats
 from vitrail.weights.checkpoint import Checkpoint
 
@@ -33,6 +34,12 @@ def _warn(message: str, severity: Severity = "warning") -> Finding:
     return Finding(severity=severity, message=message)
 
 
+def check_numbers(checkpoint: Checkpoint, name: str) -> None:
+    """Raise for weights that can only give answers which are no numbers."""
+    for finding in _broken_numbers(checkpoint):
+        raise WeightsError(f"{name}: {finding.message}; the file is damaged or its training diverged: use another one.")
+
+
 def _broken_numbers(checkpoint: Checkpoint) -> list[Finding]:
     broken = [
         name for name, tensor in checkpoint.tensors.items() if tensor.is_floating_point() and not _is_finite(tensor)
@@ -44,7 +51,8 @@ def _broken_numbers(checkpoint: Checkpoint) -> list[Finding]:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
+    """By the sum, which costs a fraction of looking at each number; where that overflows, by each."""
+    return bool(tensor.sum().isfinite()) or bool(torch.isfinite(tensor).all())
 
 
 def _head(checkpoint: Checkpoint) -> list[Finding]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from torch import Tensor
 
 from vitrail.data.preprocess import preset
-from vitrail.errors import WeightsError
 from vitrail.model import PositionConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.facts import Origin
@@ -26,6 +25,8 @@ from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
 from vitrail.weights.timm import block_rules, infer_block
 
 ACTIVATION, NORM_EPS = "gelu", 1e-6
+GATED = ("w12", "w12", "w3")  # ViT-g's MLPs: gate and up in one matrix, and down
+DINOV2_HEADS = "every DINOv2, with 64 features each"
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
@@ -43,15 +44,11 @@ def key_table(config: ViTConfig) -> list[Rule]:
     if config.registers:
         rules.append(rule("embed.registers", "register_tokens"))
     for index in range(config.depth):
-        rules += block_rules(config, index)
+        rules += block_rules(config, index, GATED)
     return rules
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    if "blocks.0.mlp.w12.weight" in raw.tensors:
-        raise WeightsError(
-            f"{raw.path} has SwiGLU MLPs (DINOv2's ViT-g), which the paper's ViT does not have; we cannot load it."
-        )
     tensors, extras = split_mask_token(raw.tensors, "mask_token")
     raw = Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars)
     config = infer_config(raw, hints)
@@ -61,7 +58,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         extras=extras,
         preprocess=preset("dinov2", config.image_size, config.channels),
         origin=Origin(format="dinov2"),
-        notes=assumed_heads(config, hints),
+        notes=assumed_heads(config, hints, DINOV2_HEADS),
     )
 
 
@@ -70,20 +67,27 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
     depth = count_layers(raw.tensors, r"blocks\.(\d+)\.")
     image_size, _ = infer_image_size(raw.shape("pos_embed", 3)[1], (1,), (rows, columns), hints)
     registers = optional_size(raw, "register_tokens", axis=1) or 0
+    gated = f"blocks.0.mlp.{GATED[-1]}.weight" in raw.tensors
+    mlp_width = raw.shape(f"blocks.0.mlp.{GATED[-1] if gated else 'fc2'}.weight", 2)[1]
     return ViTConfig(
         image_size=image_size,
         patch_size=(rows, columns),
         channels=channels,
         width=width,
         depth=depth,
-        heads=infer_heads(width, depth, hints),
-        mlp_width=raw.shape("blocks.0.mlp.fc1.weight", 2)[0],
+        heads=infer_heads(width, depth, hints, head_size(width)),
+        mlp_width=mlp_width,
         num_classes=0,
         registers=registers,
         pooling=hints.pooling or "cls",
-        block=infer_block(raw, hints),
+        block=infer_block(raw, hints, gated),
         positions=PositionConfig(resample="timm" if registers else "dinov2"),  # antialiased since the registers came
     )
+
+
+def head_size(width: int) -> int | None:
+    """Every DINOv2 has heads of 64 features."""
+    return 64 if width % 64 == 0 else None
 
 
 def split_mask_token(tensors: dict[str, Tensor], name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -111,6 +115,7 @@ BACKBONE: Holds = {
     "registers": anything,
     "block.qkv_bias": anything,
     "block.layer_scale": _layer_scale,
+    "block.mlp": anything,
 }
 HOLDS: Holds = {**BACKBONE, "block.activation": activations(ACTIVATION), "block.norm_eps": epsilon(NORM_EPS)}
 

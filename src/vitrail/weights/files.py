@@ -58,6 +58,11 @@ def read_contents(path: Path, allow_pickle: bool, ema: bool | None = None) -> Co
     check_suffix(path, allow_pickle)
     if path.suffix in PICKLES:
         tensors, notes = unwrap(read_pickle(path), path, ema)
+        if hollow := [name for name, tensor in tensors.items() if tensor.is_meta]:
+            raise WeightsError(
+                f"{path} has no numbers for {', '.join(hollow[:5])}: only shapes were saved (the device was 'meta'); "
+                "save the model once its weights are loaded."
+            )
         return Contents(tensors=tensors, notes=notes)
     check_no_choice(path, ema)
     tensors, metadata = read_safetensors(path) if path.suffix == ".safetensors" else (read_npz(path), {})

@@ -6,7 +6,7 @@ from errno import ENOSPC
 from pathlib import Path
 
 from vitrail.errors import WeightsError
-from vitrail.files import sha256_of
+from vitrail.files import sha256_of, sweep_drafts
 from vitrail.weights.hub_names import MIRRORS
 from vitrail.wording import hint_path, reason
 
@@ -20,6 +20,8 @@ def find_path(text: str) -> Path:
     """The path of a checkpoint on this machine; an error suggests existing names that are similar."""
     path = Path(text).expanduser()
     with suppress(OSError, ValueError):  # a name that is too long, or with a NUL
+        if not path.exists():
+            sweep_drafts(path.parent)  # a process may have died while it replaced this folder
         if path.exists():
             return path
     hint = hint_path(text)

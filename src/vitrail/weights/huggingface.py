@@ -1,6 +1,7 @@
 """Hugging Face transformers: ViT and DINOv2 models, as folders with `config.json` and one or several weight files."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.dinov2 import BACKBONE, mask_token, split_mask_token
+from vitrail.weights.dinov2 import BACKBONE, DINOV2_HEADS, head_size, mask_token, split_mask_token
 from vitrail.weights.facts import Origin
 from vitrail.weights.files import write_safetensors
 from vitrail.weights.format import ForeignFormat
@@ -20,14 +21,25 @@ from vitrail.weights.huggingface_config import (
     NOT_SQUARE,
     is_dinov2,
     is_square,
+    mlp_ratio,
     model_config,
     notes_of,
     read_classes,
     read_config,
 )
 from vitrail.weights.huggingface_processor import check_input_size, processor_config, read_preprocess
-from vitrail.weights.infer import Hints, Raw
+from vitrail.weights.infer import (
+    Hints,
+    Raw,
+    assumed,
+    assumed_heads,
+    count_layers,
+    infer_heads,
+    infer_image_size,
+    optional_size,
+)
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, stacked, write_tensors
+from vitrail.weights.timm import mlp_rules
 
 PATCHES = "embeddings.patch_embeddings.projection"
 MASK_TOKEN = "embeddings.mask_token"  # noqa: S105
@@ -62,6 +74,10 @@ VIT_BLOCK = {
     },
 }
 _DINO = {"block": "encoder.layer.{}", "norm1": "norm1", "norm2": "norm2", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
+GATED = {
+    "files": ("mlp.weights_in", "mlp.weights_in", "mlp.weights_out"),
+    "modules": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+}
 DINOV2_BLOCK = {
     generation: {**names, **_DINO} for generation, names in VIT_BLOCK.items()
 }  # its attention has the names of ViT's
@@ -77,8 +93,7 @@ def find_prefix(tensors: Mapping[str, Tensor]) -> str | None:
 
 def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
     """The backbone without its prefix, then the classifier."""
-    dino = is_dinov2(config)
-    names = (DINOV2_BLOCK if dino else VIT_BLOCK)[dialect.get("generation", "files")]
+    generation = dialect.get("generation", "files")
     prefix = dialect.get("prefix", default_prefix(config))
     rules = [
         rule("embed.class_token", f"{prefix}embeddings.cls_token"),
@@ -89,7 +104,7 @@ def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
     if config.registers:
         rules.append(rule("embed.registers", f"{prefix}embeddings.register_tokens"))
     for index in range(config.depth):
-        rules += _block_rules(config, index, prefix, names)
+        rules += _block_rules(config, index, prefix, generation)
     if config.representation:
         rules += layer("representation", f"{prefix}pooler.dense")
     if config.num_classes:
@@ -97,7 +112,8 @@ def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
     return rules
 
 
-def _block_rules(config: ViTConfig, index: int, prefix: str, names: Mapping[str, str]) -> list[Rule]:
+def _block_rules(config: ViTConfig, index: int, prefix: str, generation: str) -> list[Rule]:
+    names = (DINOV2_BLOCK if is_dinov2(config) else VIT_BLOCK)[generation]
     ours, theirs = f"blocks.{index}", prefix + names["block"].format(index)
     kinds = ("weight", "bias") if config.block.qkv_bias else ("weight",)
     rules = [
@@ -108,9 +124,9 @@ def _block_rules(config: ViTConfig, index: int, prefix: str, names: Mapping[str,
         )
         for kind in kinds
     ]
-    pairs = {"norm1": "norm1", "attention.proj": "proj", "norm2": "norm2", "mlp.fc1": "fc1", "mlp.fc2": "fc2"}
-    for name, their_name in pairs.items():
+    for name, their_name in {"norm1": "norm1", "attention.proj": "proj", "norm2": "norm2"}.items():
         rules += layer(f"{ours}.{name}", f"{theirs}.{names[their_name]}")
+    rules += mlp_rules(config, f"{ours}.mlp", theirs, (names["fc1"], names["fc2"]), GATED[generation])
     if config.block.layer_scale is not None:
         rules += [rule(f"{ours}.branch{i}.scale", f"{theirs}.layer_scale{i}.lambda1") for i in (1, 2)]
     return rules
@@ -121,12 +137,13 @@ def default_prefix(config: ViTConfig) -> str:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    facts: Any = raw.sidecars.get("config.json")
-    if not isinstance(facts, Mapping):
-        raise WeightsError(f"{raw.path} needs the config.json of its model beside it; name the folder that has both.")
     prefix = find_prefix(raw.tensors) or ""
     new = any(".attention.q_proj." in name for name in raw.tensors)
     dialect = {"prefix": prefix, "generation": "modules" if new else "files"}
+    facts: Any = raw.sidecars.get("config.json")
+    bare = not isinstance(facts, Mapping)
+    if bare:
+        facts = _infer_facts(raw, prefix, dialect["generation"], hints)
     tensors, extras = split_mask_token(raw.tensors, prefix + MASK_TOKEN)
     remarks: tuple[str, ...] = ()
     if "classifier.weight" in tensors and f"{prefix}pooler.dense.weight" in tensors:
@@ -135,7 +152,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     raw = Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars)
     facts = cast("Mapping[str, Any]", facts)
     config = read_config(raw, facts, prefix, hints)
-    preprocess, assumed = read_preprocess(raw.sidecars, facts["model_type"], config)
+    preprocess, assumed_processor = read_preprocess(raw.sidecars, facts["model_type"], config)
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config, dialect), tensors),
@@ -143,8 +160,46 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         preprocess=preprocess,
         classes=read_classes(facts, config),
         origin=Origin(format="hf", dialect=dialect),
-        notes=(*notes_of(facts, config), *assumed),
+        notes=(*(_assumptions(config, hints) if bare else notes_of(facts, config)), *assumed_processor),
         remarks=remarks,
+    )
+
+
+def _infer_facts(raw: Raw, prefix: str, generation: str, hints: Hints) -> dict[str, Any]:
+    """What `config.json` would say of weights without one, as far as the keys tell; the rest has its defaults."""
+    width, channels, rows, columns = raw.shape(f"{prefix}{PATCHES}.weight", 4)
+    positions = raw.shape(f"{prefix}embeddings.position_embeddings", 3)[1]
+    registers = optional_size(raw, f"{prefix}embeddings.register_tokens", axis=1)
+    dino = f"{prefix}encoder.layer.0.layer_scale1.lambda1" in raw.tensors
+    names = (DINOV2_BLOCK if dino else VIT_BLOCK)[generation]
+    first = prefix + names["block"].format(0)
+    depth = count_layers(raw.tensors, re.escape(prefix + names["block"]).replace(r"\{\}", r"(\d+)") + r"\.")
+    down = GATED[generation][-1]
+    gated = f"{first}.{down}.weight" in raw.tensors
+    mlp_width = raw.shape(f"{first}.{down if gated else names['fc2']}.weight", 2)[1]
+    facts: dict[str, Any] = {
+        "model_type": "vit" if not dino else "dinov2_with_registers" if registers else "dinov2",
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": infer_heads(width, depth, hints, head_size(width) if dino else None),
+        "image_size": list(infer_image_size(positions, (1,), (rows, columns), hints)[0]),
+        "patch_size": [rows, columns],
+        "num_channels": channels,
+        "qkv_bias": f"{first}.{names['query']}.bias" in raw.tensors,
+    }
+    if not dino:
+        return facts | {"intermediate_size": mlp_width}
+    facts |= {"num_register_tokens": registers} if registers else {}
+    return facts | {"use_swiglu_ffn": gated, "mlp_ratio": mlp_ratio(width, mlp_width, gated)}
+
+
+def _assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
+    """The notes on weights without their config.json."""
+    eps, activation = config.block.norm_eps, config.block.activation
+    return (
+        *(assumed_heads(config, hints, DINOV2_HEADS) if is_dinov2(config) else assumed_heads(config, hints)),
+        *assumed("GELU", activation, "activation", hints.activation if config.block.mlp == "plain" else "silu"),
+        *assumed("LayerNorm epsilon", f"{eps:g}, transformers' default", "norm_eps", hints.norm_eps),
     )
 
 
@@ -155,8 +210,8 @@ def _representation(value: int | None, config: ViTConfig) -> str:
 
 
 def _mlp_width(value: int | None, config: ViTConfig) -> str:
-    whole = config.hidden_width % config.width == 0
-    return "" if whole else "the width of its MLPs is a multiple of the model's"
+    ratio = mlp_ratio(config.width, config.hidden_width, config.block.mlp == "swiglu")
+    return "" if ratio else "the width of its MLPs is a multiple of the model's (two thirds of one if they are gated)"
 
 
 def _square(value: Pair, config: ViTConfig) -> str:

@@ -7,7 +7,7 @@ from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig, Rates, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.infer import Hints, Raw, exact_ratio, optional_size
+from vitrail.weights.infer import Hints, Raw, optional_size
 
 # Name of an activation in transformers → ours; the first name of each of ours is the one that we write.
 ACTIVATIONS = {
@@ -83,10 +83,6 @@ def kind_of(raw: Raw, facts: Mapping[str, Any]) -> str:
     kind = facts.get("model_type")
     if kind not in KINDS:
         raise WeightsError(f"{raw.path}: model_type must be vit, dinov2 or dinov2_with_registers; got {kind!r}.")
-    if facts.get("use_swiglu_ffn"):
-        raise WeightsError(
-            f"{raw.path} has SwiGLU MLPs (DINOv2's ViT-g), which the paper's ViT does not have; we cannot load it."
-        )
     if kind in DINOV2 and "classifier.weight" in raw.tensors:
         raise WeightsError(
             f"{raw.path}: DINOv2's classifier reads [cls] and the mean patch side by side; load the backbone."
@@ -127,8 +123,11 @@ def read_config(raw: Raw, facts: Mapping[str, Any], prefix: str, hints: Hints) -
     width, heads = _whole(facts, "hidden_size", 768), hints.heads or _whole(facts, "num_attention_heads", 12)
     if "head_dim" in facts and _whole(facts, "head_dim", 0) * heads != width:
         raise WeightsError(f"config.json: head_dim must be hidden_size / heads; got {facts['head_dim']!r}.")
+    gated = kind in DINOV2 and _flag(facts, "use_swiglu_ffn", False)
     mlp_width = (
-        int(width * _number(facts, "mlp_ratio", 4)) if kind in DINOV2 else _whole(facts, "intermediate_size", 3072)
+        hidden_width(width, _number(facts, "mlp_ratio", 4), gated)
+        if kind in DINOV2
+        else _whole(facts, "intermediate_size", 3072)
     )
     config = ViTConfig(
         image_size=hints.image_size or _pair(facts.get("image_size", 224), "image_size"),
@@ -148,6 +147,7 @@ def read_config(raw: Raw, facts: Mapping[str, Any], prefix: str, hints: Hints) -
             activation=hints.activation or cast("Any", activation),
             attention_scale=hints.attention_scale,
             layer_scale=_number(facts, "layerscale_value", 1.0) if kind in DINOV2 else None,
+            mlp="swiglu" if gated else "plain",
         ),
         positions=PositionConfig(resample="timm" if kind == DINOV2[1] else "hf"),  # that one antialiases
         rates=Rates(
@@ -160,6 +160,17 @@ def read_config(raw: Raw, facts: Mapping[str, Any], prefix: str, hints: Hints) -
     if kind in DINOV2 and not is_square(config):
         raise WeightsError(f"{raw.path}: {NOT_SQUARE}, and image_size and patch_size are not those of a square.")
     return config
+
+
+def hidden_width(width: int, ratio: float, gated: bool) -> int:
+    """Features inside DINOv2's MLPs, as transformers computes them."""
+    hidden = int(width * ratio)
+    return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
+
+
+def mlp_ratio(width: int, hidden: int, gated: bool) -> int | None:
+    """The whole number from which transformers computes the width of DINOv2's MLPs; None if there is none."""
+    return next((ratio for ratio in range(1, 65) if hidden_width(width, ratio, gated) == hidden), None)
 
 
 def is_square(config: ViTConfig) -> bool:
@@ -247,9 +258,9 @@ def model_config(checkpoint: Checkpoint) -> dict[str, Any]:
         kind, name = (DINOV2[1], "Dinov2WithRegistersModel") if config.registers else (DINOV2[0], "Dinov2Model")
         facts |= {
             "drop_path_rate": config.rates.path,
-            "mlp_ratio": exact_ratio(config.width, config.hidden_width),
+            "mlp_ratio": mlp_ratio(config.width, config.hidden_width, block.mlp == "swiglu"),
             "layerscale_value": block.layer_scale,
-            "use_swiglu_ffn": False,
+            "use_swiglu_ffn": block.mlp == "swiglu",
             **registers,
         }
         return {"architectures": [name], "model_type": kind, **facts}

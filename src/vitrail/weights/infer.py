@@ -17,6 +17,8 @@ from vitrail.model.config import Pair, ViTConfig
 from vitrail.model.variants import SIZES
 from vitrail.schema import validate
 
+Notes = tuple[str, ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
@@ -99,17 +101,17 @@ def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = No
     )
 
 
-def assumed(what: str, value: str, argument: str, hint: object) -> tuple[str, ...]:
+def assumed(what: str, value: str, argument: str, hint: object) -> Notes:
     """The note on what a file does not state, unless the user passed it as a hint."""
     note = f"the file does not state its {what}: assumed {value}; {argument}= changes that"
     return () if hint is not None else (note,)
 
 
-def assumed_heads(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
+def assumed_heads(config: ViTConfig, hints: Hints, like: str = "the published model of its width and depth") -> Notes:
     """The note on heads that were inferred only from the width and depth."""
     if config.block.qk_norm:
         return ()
-    return assumed("heads", f"{config.heads}, as in the published model of its width and depth", "heads", hints.heads)
+    return assumed("heads", f"{config.heads}, as in {like}", "heads", hints.heads)
 
 
 def exact_ratio(width: int, hidden: int) -> float:

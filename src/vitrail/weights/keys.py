@@ -1,9 +1,11 @@
 """Key tables: each foreign format is a list of rules, used in both directions.
 
 A rule pairs one of our tensors with one or several of theirs. Reading applies `form.read` to theirs, writing applies
-`form.write` to ours; both only move numbers, so a round trip is exact to the bit.
+`form.write` to ours; both only move numbers, so a round trip is exact to the bit. A tensor of theirs that several rules
+name (the packed halves of a SwiGLU) stacks what they hold, in their order.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -58,15 +60,22 @@ def read_tensors(rules: Iterable[Rule], theirs: dict[str, Tensor]) -> dict[str, 
     `theirs` is emptied on the way, so that a large model is not in memory twice.
     """
     table = list(rules)
-    known = {name for entry in table for name in entry.theirs}
-    missing, unknown = sorted(known - theirs.keys()), sorted(theirs.keys() - known)
+    shares = Counter(name for entry in table for name in entry.theirs)
+    missing, unknown = sorted(shares.keys() - theirs.keys()), sorted(theirs.keys() - shares.keys())
     if missing or unknown:
         raise WeightsError(f"the keys are not those of such a model: {describe_keys(missing, unknown)}.")
-    return {entry.ours: _apply(entry, theirs) for entry in table}
+    return {entry.ours: _apply(entry, theirs, shares) for entry in table}
 
 
-def _apply(entry: Rule, theirs: dict[str, Tensor]) -> Tensor:
-    parts = tuple(theirs.pop(name) for name in entry.theirs)
+def _apply(entry: Rule, theirs: dict[str, Tensor], shares: Counter[str]) -> Tensor:
+    """Ours; a tensor that other rules share gives up its first part, and the last rule takes the rest."""
+    whole = [theirs.pop(name) for name in entry.theirs]
+    for index, name in enumerate(entry.theirs):
+        if shares[name] > 1:
+            rows = len(whole[index]) // shares[name]
+            whole[index], theirs[name] = whole[index][:rows], whole[index][rows:]
+            shares[name] -= 1
+    parts = tuple(whole)
     try:
         return entry.form.read(parts).contiguous()
     except (RuntimeError, IndexError) as error:
@@ -86,5 +95,6 @@ def write_tensors(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str
     theirs: dict[str, Tensor] = {}
     for entry in table:
         parts = entry.form.write(ours[entry.ours])
-        theirs |= {name: part.contiguous() for name, part in zip(entry.theirs, parts, strict=True)}
+        for name, part in zip(entry.theirs, parts, strict=True):
+            theirs[name] = torch.cat([theirs[name], part]) if name in theirs else part.contiguous()
     return theirs

@@ -1,6 +1,7 @@
 """Which files of a path are the checkpoint or the export, by their names only. Needs no torch."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,11 @@ WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.sa
 def find_files(source: Path) -> list[Path]:
     """The weight files of a path: itself, or what a folder (of a run, or of the hub) holds."""
     if not source.is_dir():
+        if re.search(r"-\d{5}-of-(?!00001)\d{5}\.\w+$", source.name):
+            raise WeightsError(
+                f"{source} is one of several files of a checkpoint; name the folder with all of them and their index "
+                f"(…index.json): {source.parent}"
+            )
         return [source]
     for name in WEIGHTS_IN_FOLDERS:
         if (source / name).is_file():

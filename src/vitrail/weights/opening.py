@@ -18,9 +18,17 @@ from vitrail.weights.locate import Located, is_run, locate, names_model
 from vitrail.weights.reader import read_checkpoint
 
 
-def check_source(source: str | Path, *, allow_pickle: bool = False) -> None:
-    """Raise if `open_checkpoint` could only fail; nothing is read or downloaded for that."""
-    locate(source, allow_pickle=allow_pickle)
+def check_source(source: str | Path, *, class_names: ClassNames | None = None) -> ViTConfig | None:
+    """Raise if `open_checkpoint` could only fail; the config of a model that is on this machine.
+
+    Its file is read but for the checksums; no model is built, and nothing is downloaded.
+    """
+    located = locate(source)
+    names = None if class_names is None else read_class_names(class_names)
+    if located.path is None:
+        return None
+    checkpoint = read_checkpoint(located.path, verify=False)
+    return (checkpoint if names is None else name_classes(checkpoint, names, str(class_names))).config
 
 
 def open_checkpoint(

@@ -4,7 +4,7 @@ model. The modules that they adapt are found in the key tables of the formats.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,27 +15,30 @@ from torch import Tensor
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ViTConfig
 from vitrail.weights import huggingface, timm
-from vitrail.weights.adapt import adapt
+from vitrail.weights.adapt import adapt, without_trust
 from vitrail.weights.catalogue import FormatName
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.files import read_safetensors
 from vitrail.weights.formats import refusals
-from vitrail.weights.keys import Rule
+from vitrail.weights.keys import Rule, read_tensors, write_tensors
 from vitrail.weights.layout import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # Keys of a config that we use, and those that change nothing once an adapter is trained; any other must be off.
-USED = {"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
+USED = {"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights"}
 IRRELEVANT = {
     "auto_mapping",
     "base_model_name_or_path",
+    "corda_config",  # how A and B were first computed: `init_lora_weights` says whether that changed the base too
+    "eva_config",
     "exclude_modules",
     "inference_mode",
-    "init_lora_weights",
     "layers_pattern",
     "layers_to_transform",
+    "loftq_config",
     "lora_dropout",
+    "lora_ga_config",
     "megatron_core",
     "modules_to_save",
     "peft_version",
@@ -45,6 +48,25 @@ IRRELEVANT = {
     "target_modules",
     "task_type",
 }
+
+
+def _principal(weight: Tensor, rank: int, scale: float) -> Tensor:
+    """PiSSA: the first singular vectors move to A and B."""
+    left, values, right = torch.linalg.svd(weight, full_matrices=False)
+    return left[:, :rank] * values[:rank] @ right[:rank]
+
+
+def _orthonormal(weight: Tensor, rank: int, scale: float) -> Tensor:
+    """OLoRA: the first columns of Q and rows of R do."""
+    columns, rows = torch.linalg.qr(weight)
+    return scale * (columns[:, :rank] @ rows[:rank])
+
+
+# How A and B were initialised → what PEFT then took away from the base's weights, and takes again when it loads the
+# adapter. Those of `UNTOUCHED` leave the base as it is. All others draw at random or need data: PEFT itself cannot
+# repeat them.
+TAKEN: dict[str, Callable[[Tensor, int, float], Tensor]] = {"pissa": _principal, "olora": _orthonormal}
+UNTOUCHED = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +85,8 @@ class Library:
 
 def libraries(config: ViTConfig) -> list[Library]:
     """The libraries that have such a model, with its head or at least without it."""
+    if config.block.mlp != "plain":  # theirs is packed into one matrix, which a pair for each half does not fit
+        return []
     found: list[Library] = []
     formats: tuple[tuple[str, FormatName], ...] = (("transformers", "hf"), ("timm", "timm"))
     for name, format_name in formats:
@@ -87,15 +111,10 @@ def add_adapter(checkpoint: Checkpoint, folder: str | Path) -> Checkpoint:
     theirs = {name.removeprefix(PREFIX): tensor for name, tensor in read_safetensors(path / WEIGHTS)[0].items()}
     adapted = {name.removesuffix(".lora_A.weight") for name in theirs if name.endswith(".lora_A.weight")}
     rules = _find_table(checkpoint.config, adapted, path)
-    tensors = dict(checkpoint.tensors)
-    for rule in rules:
-        if parts := _deltas(rule, theirs, facts, path):
-            weight = tensors[rule.ours]
-            delta = rule.form.read(_completed(parts, rule, weight))
-            if delta.shape != weight.shape:
-                raise WeightsError(f"{path} does not fit this model: {rule.theirs[0]} must be {tuple(weight.shape)}.")
-            tensors[rule.ours] = (weight.double() + delta).to(weight.dtype)
-    return _with_head(replace(checkpoint, tensors=tensors), theirs, path)
+    weights = write_tensors(rules, {rule.ours: checkpoint.tensors[rule.ours] for rule in rules})
+    merged = {name: _merge(name, weight, theirs, facts, path) for name, weight in weights.items()}
+    changed = replace(checkpoint, tensors={**checkpoint.tensors, **read_tensors(rules, merged)})
+    return _with_head(without_trust(changed, "an adapter was merged"), theirs, path)
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
@@ -106,44 +125,53 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     unknown = [name for name in on if facts[name] not in ({}, [], "")]
     if unknown:
         raise WeightsError(f"{path}: we cannot merge an adapter that uses {list_names(unknown)}.")
+    init = facts.get("init_lora_weights")
+    if init not in UNTOUCHED and str(init).lower() not in TAKEN:
+        raise WeightsError(
+            f"{path}: the adapter was initialised with {init!r}, which changed the base model in a way that cannot be "
+            "repeated; save it as plain LoRA where it was trained: "
+            "model.save_pretrained(folder, path_initial_model_for_weight_conversion=...)."
+        )
     return facts
 
 
 def _find_table(config: ViTConfig, adapted: set[str], path: Path) -> list[Rule]:
     """The key table whose modules the adapter names, in whatever library and generation."""
-    bare = replace(config, num_classes=0)
-    tables = [timm.key_table(bare)] if not refusals(bare, "timm") else []
-    if not refusals(bare, "hf"):
-        generations = [(prefix, names) for prefix in huggingface.PREFIXES for names in ("modules", "files")]
-        tables += [
-            huggingface.key_table(bare, {"prefix": prefix, "generation": names}) for prefix, names in generations
-        ]
-    for table in tables:
-        known = {name.removesuffix(".weight") for rule in table for name in rule.theirs}
-        if adapted and adapted <= known:
-            return table
-    raise WeightsError(f"{path} adapts modules that this model does not have: {list_names(sorted(adapted)[:5])}.")
+    closest = adapted
+    for head in dict.fromkeys((config.num_classes, 0)):
+        held = replace(config, num_classes=head)
+        for table in _tables(held):
+            known = {name.removesuffix(".weight") for rule in table for name in rule.theirs}
+            if adapted and adapted <= known:
+                return table
+            closest = min(closest, adapted - known, key=len)
+    raise WeightsError(f"{path} adapts modules that this model does not have: {list_names(sorted(closest)[:5])}.")
 
 
-def _deltas(rule: Rule, theirs: dict[str, Tensor], facts: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """What is added to those of their tensors of a rule that are adapted; taken out of `theirs`."""
-    deltas: dict[str, Tensor] = {}
-    for name in rule.theirs:
-        module = name.removesuffix(".weight")
-        down, up = theirs.pop(f"{module}.lora_A.weight", None), theirs.pop(f"{module}.lora_B.weight", None)
-        if down is None and up is None:
-            continue
-        if down is None or up is None or down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1]:
-            raise WeightsError(f"{path} is damaged: A and B of {module} do not fit each other.")
-        deltas[name] = _scale(module, facts, path) * (up.double() @ down.double())
-    return deltas
+def _tables(config: ViTConfig) -> Iterator[list[Rule]]:
+    if not refusals(config, "timm"):
+        yield timm.key_table(config)
+    if not refusals(config, "hf"):
+        for prefix in huggingface.PREFIXES:
+            for names in ("modules", "files"):
+                yield huggingface.key_table(config, {"prefix": prefix, "generation": names})
 
 
-def _completed(parts: Mapping[str, Tensor], rule: Rule, weight: Tensor) -> tuple[Tensor, ...]:
-    """Zeros for those that are not adapted."""
-    shapes = [part.shape for part in rule.form.write(weight)]
-    pairs = zip(rule.theirs, shapes, strict=True)
-    return tuple(parts.get(name, torch.zeros(shape, dtype=torch.float64)) for name, shape in pairs)
+def _merge(name: str, weight: Tensor, theirs: dict[str, Tensor], facts: Mapping[str, Any], path: Path) -> Tensor:
+    """One of their tensors with its A and B, which are taken out of `theirs`; as it is if it is not adapted."""
+    module = name.removesuffix(".weight")
+    down, up = theirs.pop(f"{module}.lora_A.weight", None), theirs.pop(f"{module}.lora_B.weight", None)
+    if down is None and up is None:
+        return weight
+    if down is None or up is None or down.ndim != weight.ndim or up.ndim != weight.ndim or up.shape[1] != len(down):
+        raise WeightsError(f"{path} is damaged: A and B of {module} do not fit each other.")
+    if (len(up), *down.shape[1:]) != weight.shape:
+        raise WeightsError(f"{path} does not fit this model: {module} must be {tuple(weight.shape)}.")
+    scale = _scale(module, facts, path)
+    if take := TAKEN.get(str(facts.get("init_lora_weights")).lower()):
+        weight = (weight.float() - take(weight.float(), len(down), scale)).to(weight.dtype)  # in PEFT's precision
+    delta = up.double().flatten(1) @ down.double().flatten(1)  # B of a convolution has kernels of 1×1
+    return (weight.double() + scale * delta.view_as(weight)).to(weight.dtype)
 
 
 def _scale(module: str, facts: Mapping[str, Any], path: Path) -> float:
@@ -172,10 +200,14 @@ def _with_head(checkpoint: Checkpoint, theirs: dict[str, Tensor], path: Path) ->
             continue
         if weight is None or bias is None or weight.ndim != 2:
             raise WeightsError(f"{path} is damaged: its {name} is not complete.")
-        if len(weight) != checkpoint.config.num_classes:
-            checkpoint = adapt(checkpoint, num_classes=len(weight), drop_representation=True)
+        lost = checkpoint.classes is not None
+        checkpoint = adapt(adapt(checkpoint, num_classes=0, drop_representation=True), num_classes=len(weight))
         tensors = {**checkpoint.tensors, "head.weight": weight, "head.bias": bias}
-        checkpoint = replace(checkpoint, tensors=tensors)
+        remark = (
+            "the adapter has its own head, so the class names of the base were dropped; classes= names the new ones"
+        )
+        remarks = (*checkpoint.remarks, remark) if lost else checkpoint.remarks
+        checkpoint = replace(checkpoint, tensors=tensors, remarks=remarks)
     if theirs:
         raise WeightsError(f"{path} holds more than LoRA and a head: {list_names(sorted(theirs)[:5])}.")
     return checkpoint

@@ -1,6 +1,7 @@
 """Any checkpoint that we know, from a file or a folder."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,38 @@ from vitrail.weights.wrappers import describe_parts, strip_prefix
 
 # What a reader raises when a file has something absurd in place of a number or a list.
 NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
+# What the names of a file that we cannot read reveal about it; all of them are searched as lines of one text.
+TRANSFORMERS = (
+    (r"(layers\.\d+\.blocks|features\.\d+\.\d+)\.\d*\.?att.*(relative_position_|logit_scale|_mlp)", "a Swin"),
+    (r"blocks_token_only", "a CaiT"),
+    (r"attn\.[qv]_bias$|\.lambda_1$|\brel_pos_bias\.", "a BEiT, an EVA or a data2vec model"),
+    (r"storage_tokens|rope_embed\.periods|^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
+    (r"mlp\.fc1_g\.|mlp\.w1\.|\brope\.", "an EVA-02 or another model with rotary positions or other gated MLPs"),
+    (r"pre_layrnorm|\bresblocks\.\d+|\bnorm_pre\.", "a CLIP (a LayerNorm before its first block)"),
+    (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),
+    (r"\brel_pos(_h)?\b", "a ViT with relative positions (SAM, ViTDet, timm's relpos)"),
+    (r"mid_position_embeddings|detection_tokens", "a YOLOS detector"),
+    (
+        r"\bdecoder_blocks\.|\bdecoder\.decoder_layers\.|^decoder\.0\.",
+        "a masked autoencoder with its decoder, of which only the encoder is a ViT: save it without the names that "
+        "contain decoder or mask_token",
+    ),
+    (
+        r"\A(?![\s\S]*(cls_token|stages\.))[\s\S]*\bembeddings\.(patch_embeddings\.)?projection",
+        "an I-JEPA or another model of transformers without a [cls] token",
+    ),
+)
+OTHERS = (
+    (r"\blayer1\.0\.conv1\.|\bembedder\.embedder\.|\bresnet\.", "a ResNet"),
+    (r"stages\.\d+\.(blocks|layers)\.\d+\.(conv_dw|dwconv)|features\.\d+\.\d+\.layer_scale", "a ConvNeXt"),
+    (r"^conv_stem\.|blocks\.\d+\.\d+\.conv_dw", "an EfficientNet, a MobileNet or a relative of theirs"),
+    (r"\brunning_mean$", "a convolutional network, or a transformer with one in it (it has batch norms)"),
+    (r"\bfeatures\.\d+\.weight", "a VGG or another plain convolutional network"),
+    (
+        r"\b(stages|layers|stage\d)\.\d+\.\S*\d+\.|\b(stages|patch_embeddings|patch_embeds)\.\d+\.",
+        "a network in stages",
+    ),
+)
 SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 
@@ -43,11 +76,13 @@ def read_checkpoint(
         raise WeightsError(f"{source} is not a checkpoint of vitrail; omit the format to have it detected.")
     tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
     check_distilled(tensors, source)
+    names = list(tensors)  # reading takes the tensors out
     name = format_name or detect_format(tensors, source)
     raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
     try:
         checkpoint = FOREIGN[name].read(raw, hints)
     except VitrailError as error:
+        refuse_family(names, source, TRANSFORMERS)
         message = str(error)
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
     except NONSENSE as error:
@@ -93,6 +128,14 @@ def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
             )
 
 
+def refuse_family(names: Iterable[str], source: Path, families: Iterable[tuple[str, str]]) -> None:
+    """Raise with the name of what this is, if the names of its tensors reveal it."""
+    text = "\n".join(names)
+    for pattern, family in families:
+        if re.search(pattern, text, re.MULTILINE):
+            raise WeightsError(f"{source} looks like {family}; vitrail reads plain ViTs only ({', '.join(FOREIGN)}).")
+
+
 def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
     """The format whose keys these are."""
     matches = _matches(tensors)
@@ -100,8 +143,10 @@ def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
         return matches[0]
     if matches:
         raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with source_format=.")
+    refuse_family(tensors, source, TRANSFORMERS)
     if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
         raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")
+    refuse_family(tensors, source, OTHERS)
     shown = ", ".join(list(tensors)[:5]) or "none"
     raise WeightsError(
         f"the keys of {source} are those of no ViT that we know ({', '.join(FOREIGN)}); its first keys: {shown}."

@@ -28,7 +28,7 @@ from vitrail.weights.infer import (
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
 from vitrail.weights.layout import PICKLES
 from vitrail.weights.timm_config import how_to_load, hub_config
-from vitrail.weights.timm_hub import NORM_EPS, read_hub_config
+from vitrail.weights.timm_hub import NORM_EPS, other_names, read_hub_config
 from vitrail.weights.timm_transform import BARE, assume_preprocess, read_classes, read_preprocess
 
 ACTIVATION = "gelu"
@@ -61,8 +61,8 @@ def key_table(config: ViTConfig) -> list[Rule]:
     return rules
 
 
-def block_rules(config: ViTConfig, index: int) -> list[Rule]:
-    """One encoder block, which has the same names in timm and in DINOv2's own repository."""
+def block_rules(config: ViTConfig, index: int, gated: tuple[str, ...] = ("fc1", "fc1", "fc2")) -> list[Rule]:
+    """One encoder block, which has the same names in timm and in DINOv2's own repository, but for SwiGLU's layers."""
     ours, theirs = f"blocks.{index}", f"blocks.{index}"
     rules = [
         *layer(f"{ours}.norm1", f"{theirs}.norm1"),
@@ -75,10 +75,19 @@ def block_rules(config: ViTConfig, index: int) -> list[Rule]:
         rules += layer(f"{ours}.attention.key_norm", f"{theirs}.attn.k_norm")
     rules += layer(f"{ours}.attention.proj", f"{theirs}.attn.proj")
     rules += layer(f"{ours}.norm2", f"{theirs}.norm2")
-    rules += [*layer(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1"), *layer(f"{ours}.mlp.fc2", f"{theirs}.mlp.fc2")]
+    rules += mlp_rules(config, f"{ours}.mlp", f"{theirs}.mlp", ("fc1", "fc2"), gated)
     if config.block.layer_scale is not None:
         rules += [rule(f"{ours}.branch{number}.scale", f"{theirs}.ls{number}.gamma") for number in (1, 2)]
     return rules
+
+
+def mlp_rules(config: ViTConfig, ours: str, theirs: str, plain: tuple[str, ...], gated: tuple[str, ...]) -> list[Rule]:
+    """An MLP by their names for its layers: the two of a plain one, or SwiGLU's gate, up (often in one) and down."""
+    pairs = {
+        "plain": zip(("fc1", "fc2"), plain, strict=True),
+        "swiglu": zip(("gate", "up", "down"), gated, strict=True),
+    }
+    return [each for name, their in pairs[config.block.mlp] for each in layer(f"{ours}.{name}", f"{theirs}.{their}")]
 
 
 def _stem_rules(stem: Stem) -> list[Rule]:
@@ -135,6 +144,9 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
         image_size, covered = hints.image_size or (224 // stride[0] * stride[0], 224 // stride[1] * stride[1]), 0
     depth = count_layers(tensors, r"blocks\.(\d+)\.")
     pool_norm = "after" if "fc_norm.weight" in tensors else "before"
+    head_size = optional_size(raw, "blocks.0.attn.q_norm.weight")
+    mlp_width = raw.shape("blocks.0.mlp.fc2.weight", 2)[1]
+    gated = raw.shape("blocks.0.mlp.fc1.weight", 2)[0] == 2 * mlp_width
     pooling = "map" if "attn_pool.latent" in tensors else "mean" if pool_norm == "after" or not class_token else "cls"
     return ViTConfig(
         image_size=image_size,
@@ -142,14 +154,14 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
         channels=raw.shape(root, 4)[1] if root else channels,
         width=width,
         depth=depth,
-        heads=infer_heads(width, depth, hints, optional_size(raw, "blocks.0.attn.q_norm.weight")),
-        mlp_width=raw.shape("blocks.0.mlp.fc1.weight", 2)[0],
+        heads=infer_heads(width, depth, hints, head_size or (64 if gated else None)),
+        mlp_width=mlp_width,
         num_classes=optional_size(raw, "head.weight") or 0,
         class_token=class_token,
         registers=registers,
         pooling=hints.pooling or pooling,
         pool_norm=pool_norm,
-        block=infer_block(raw, hints),
+        block=infer_block(raw, hints, gated),
         positions=PositionConfig(
             kind="learned" if learned else "none", covers="all" if covered else "patches", resample="timm"
         ),
@@ -161,17 +173,20 @@ def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """What neither a key of a bare file nor a hint settles, one note each."""
     eps, gelu, scale = NORM_EPS, ACTIVATION, f"1 / √{config.head_size}"
     pooling = hints.pooling or (config.pooling if config.pooling == "map" else None)  # whose layers are among the keys
+    activation = hints.activation or (None if config.block.mlp == "plain" else "silu")
     notes = [
         *assumed_heads(config, hints),
         *assumed("pooling", config.pooling, "pooling", pooling),
-        *assumed("GELU", f"{gelu} (the erf form; SigLIP's larger ones have gelu_tanh)", "activation", hints.activation),
+        *assumed("GELU", f"{gelu} (the erf form)", "activation", activation),
         *assumed("LayerNorm epsilon", f"{eps:g}", "norm_eps", hints.norm_eps),
         *assumed("attention scale", scale, "attention_scale", hints.attention_scale),
     ]
+    if others := other_names(config, hints):
+        notes.append(f"these models of timm have the same keys and compute something else: {others}")
     return tuple(notes)
 
 
-def infer_block(raw: Raw, hints: Hints) -> BlockConfig:
+def infer_block(raw: Raw, hints: Hints, gated: bool) -> BlockConfig:
     """What a block's keys reveal, in timm's and in DINOv2's own naming."""
     return BlockConfig(
         qkv_bias="blocks.0.attn.qkv.bias" in raw.tensors,
@@ -180,6 +195,7 @@ def infer_block(raw: Raw, hints: Hints) -> BlockConfig:
         norm_eps=hints.norm_eps or NORM_EPS,
         attention_scale=hints.attention_scale,
         activation=hints.activation or ACTIVATION,
+        mlp="swiglu" if gated else "plain",
     )
 
 
@@ -203,6 +219,12 @@ def _covers(value: str, config: ViTConfig) -> str:
     return ""
 
 
+def _mlp(value: str, config: ViTConfig) -> str:
+    if value == "plain" or (config.pooling != "map" and isinstance(config.stem, PatchStem)):
+        return ""
+    return "it has gated MLPs only without attention pooling and a ResNet"
+
+
 HOLDS: Holds = {
     **COMMON,
     **resnet_stem(RESNET, "its ResNet has 32 groups, epsilon 1e-5 and divides weights by √(variance + 1e-8)"),
@@ -218,6 +240,7 @@ HOLDS: Holds = {
     "block.layer_scale": anything,
     "block.norm_eps": epsilon(NORM_EPS),
     "block.activation": activations("gelu", "gelu_tanh"),
+    "block.mlp": _mlp,
 }
 
 

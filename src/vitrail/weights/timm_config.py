@@ -46,7 +46,9 @@ def architecture(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         "global_pool": {"cls": "token", "mean": "avg", "map": "map"}[config.pooling],
         "fc_norm": config.pool_norm == "after",
     }
-    if config.block.activation != "gelu":
+    if config.block.mlp == "swiglu":  # the only names with it; both halves count
+        name, arguments["mlp_ratio"] = "vit_giant_patch14_dinov2", exact_ratio(config.width, 2 * config.hidden_width)
+    elif config.block.activation != "gelu":
         arguments["act_layer"] = config.block.activation
     return name, arguments
 

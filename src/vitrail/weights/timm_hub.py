@@ -11,7 +11,7 @@ from vitrail.errors import WeightsError
 from vitrail.model import ResNetStem, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.infer import Hints
-from vitrail.weights.timm_names import DEFAULTS, named_arguments
+from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, named_arguments
 
 NORM_EPS = 1e-6  # of timm's own LayerNorm
 
@@ -86,8 +86,8 @@ class HubConfig:
         return Hints(
             heads=hints.heads or _whole(self.arguments, "num_heads"),
             image_size=hints.image_size or self._image_size(),
-            pooling=hints.pooling or self._pooling(),
-            activation=hints.activation or _choose("act_layer", self.arguments["act_layer"], GELUS),
+            pooling=hints.pooling or self.pooling(),
+            activation=hints.activation or self.activation(),
             norm_eps=hints.norm_eps or NORM_EPS,
             attention_scale=hints.attention_scale,
         )
@@ -103,7 +103,7 @@ class HubConfig:
             )
         return size
 
-    def _pooling(self) -> Literal["cls", "mean", "map"]:
+    def pooling(self) -> Literal["cls", "mean", "map"]:
         kind = self.arguments["global_pool"]
         if self.global_pool not in (None, kind):
             raise WeightsError(
@@ -111,6 +111,11 @@ class HubConfig:
                 "from it; pass pooling to choose one."
             )
         return _choose("global_pool", kind, POOLINGS)
+
+    def activation(self) -> Literal["gelu", "gelu_tanh"] | None:
+        if self.arguments["mlp"] == "plain":
+            return _choose("act_layer", self.arguments["act_layer"], GELUS)
+        return _choose("act_layer", self.arguments["act_layer"], {"silu": None})  # SwiGLU has no GELU
 
     def check(self, config: ViTConfig) -> None:
         """Raise unless the weights fit the model that it describes."""
@@ -126,8 +131,9 @@ class HubConfig:
             (
                 "MLP width (embed_dim × mlp_ratio)",
                 int(arguments["embed_dim"] * arguments["mlp_ratio"]),
-                config.hidden_width,
+                (2 if arguments["mlp"] == "swiglu" else 1) * config.hidden_width,
             ),
+            ("kind of MLP", arguments["mlp"], config.block.mlp),
             ("qkv_bias", bool(arguments["qkv_bias"]), config.block.qkv_bias),
             ("qk_norm", bool(arguments["qk_norm"]), config.block.qk_norm),
             ("init_values (layer scale)", bool(arguments["init_values"]), config.block.layer_scale is not None),
@@ -147,6 +153,32 @@ class HubConfig:
                     f"the weights do not fit their config.json ({self.architecture}): {name} is {_show(stated)} "
                     f"there and {_show(actual)} in the weights."
                 )
+
+
+def other_names(config: ViTConfig, hints: Hints) -> str:
+    """The names in timm whose models have the keys of this one but compute something else, with what; "" if none do.
+
+    What the user passed as a hint is settled, and counts as no difference.
+    """
+    different: list[str] = []
+    for name, arguments in {**NAMES, **LOOKALIKES}.items():
+        told = {**DEFAULTS, "resnet": None, "mlp": "plain", **arguments}
+        told |= {"num_classes": config.num_classes, "in_chans": config.channels}
+        hub = HubConfig(architecture=name, arguments=told, data=told, global_pool=None, num_features=None)
+        try:
+            hub.check(config)
+        except WeightsError:
+            continue
+        ours = {"heads": config.heads, "pooling": config.pooling, "activation": config.block.activation}
+        theirs = {"heads": told["num_heads"], "pooling": hub.pooling(), "activation": hub.activation()}
+        traits = [
+            f"{fact} {theirs[fact]}"
+            for fact in ours
+            if getattr(hints, fact) is None and theirs[fact] not in (None, ours[fact])
+        ]
+        traits += [OTHERS[name]] if name in LOOKALIKES else []
+        different += [f"{name} ({', '.join(traits)})"] if traits else []
+    return ", ".join(different)
 
 
 def _normalised_after(arguments: Mapping[str, Any]) -> bool:

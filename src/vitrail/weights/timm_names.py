@@ -68,6 +68,7 @@ _DEIT3 = {"no_embed_class": True, "init_values": 1e-6}
 _DINOV2 = {"init_values": 1e-5}
 _PLUS = {"embed_dim": 896, "num_heads": 14, "init_values": 1e-5}
 _GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+_GIANT = {"embed_dim": 1536, "num_heads": 24, "mlp_ratio": 2.66667 * 2, "mlp": "swiglu", "act_layer": "silu"}
 _MAP = {"class_token": False, "global_pool": "map"}
 _LEAN_GAP = {**_GAP, "init_values": 1e-6, "qkv_bias": False}
 _REG_GAP = {"class_token": False, "global_pool": "avg", "no_embed_class": True}
@@ -92,6 +93,9 @@ GROUPS: tuple[tuple[dict[str, Any], str], ...] = (
         {**_DINOV2, "reg_tokens": 4, "no_embed_class": True},
         "vit_small_patch14_reg4_dinov2 vit_base_patch14_reg4_dinov2 vit_large_patch14_reg4_dinov2",
     ),
+    ({**_GIANT, **_DINOV2}, "vit_giant_patch14_dinov2"),
+    ({**_GIANT, **_DINOV2, "reg_tokens": 4, "no_embed_class": True}, "vit_giant_patch14_reg4_dinov2"),
+    ({**_GIANT, **_TIPS}, "vit_giant_patch14_reg1_tipsv2"),
     (_TIPS, "vit_base_patch14_reg1_tipsv2 vit_large_patch14_reg1_tipsv2"),
     ({**_TIPS, "mlp_ratio": 4304 / 1152}, "vit_so400m_patch14_reg1_tipsv2"),
     (_PLUS, "vit_base_patch16_plus_240 vit_base_patch32_plus_256"),
@@ -142,8 +146,6 @@ OTHERS: dict[str, str] = {
     "vit_dpwee_*": "differential attention",
     "vit_dwee_*": "differential attention",
     "vit_dlittle_*": "differential attention",
-    "vit_giant_patch14_*dinov2": "gated MLPs (SwiGLU)",
-    "vit_giant_patch14_reg1_tipsv2": "gated MLPs (SwiGLU)",
     "vit_intern300m_*": "no LayerNorm after its last block (final_norm)",
     "vit_*_mci_224": "a convolutional stem of its own",
     "vit_*_resnet*": "a ResNet of its own",
@@ -151,6 +153,12 @@ OTHERS: dict[str, str] = {
     "aimv2_*": "RMS norms and gated MLPs",
     "beit3_*": "LayerNorms inside its attention and MLPs",
     "deit_*_distilled_*": "a distillation token and two heads",
+}
+# Those of them whose keys are those of a plain ViT → their arguments, as far as keys show them.
+LOOKALIKES: dict[str, dict[str, Any]] = {
+    "vit_base_patch16_rpn_224": {"qkv_bias": False, "class_token": False, "global_pool": "avg"},
+    "test_vit3": {"embed_dim": 96, "depth": 9, "num_heads": 3, "mlp_ratio": 2, "reg_tokens": 1, "init_values": 1e-5}
+    | {"class_token": False, "global_pool": "map"},
 }
 # Ends of names that timm has replaced by tags.
 OLD_ENDS = ("_in21k", "_in21ft1k", "_sam", "_dino")
@@ -186,7 +194,7 @@ def named_arguments(architecture: str) -> Mapping[str, Any]:
         if name.removesuffix(end) in NAMES:
             name = name.removesuffix(end)
     if name in NAMES:
-        return {**DEFAULTS, "resnet": None, **NAMES[name]}
+        return {**DEFAULTS, "resnet": None, "mlp": "plain", **NAMES[name]}
     for pattern, trait in OTHERS.items():
         if fnmatchcase(name, pattern):
             raise WeightsError(f"timm's {architecture} has {trait}, which our model does not compute.")

@@ -1,11 +1,13 @@
 """torchvision's VisionTransformer: `.pth` files with a plain state dict."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
-from vitrail.data.preprocess import preset
+from vitrail.data.preprocess import Interpolation, Preprocess, preset
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
@@ -26,6 +28,40 @@ from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
 
 ACTIVATION, NORM_EPS = "gelu", 1e-6
 LAYER = "encoder.layers.encoder_layer_"
+
+
+class Official(NamedTuple):
+    """One of torchvision's own files, and how its `Weights.transforms()` resizes before the crop."""
+
+    file: str
+    name: str
+    width: int
+    patch: int
+    size: int
+    resize: int
+    interpolation: Interpolation
+
+    def fits(self, config: ViTConfig) -> bool:
+        shape = (self.width, (self.patch, self.patch), (self.size, self.size))
+        return shape == (config.width, config.patch_size, config.image_size)
+
+    def __str__(self) -> str:
+        return f"{self.name} (shortest side {self.resize}, {self.interpolation})"
+
+
+# Of those with the same keys and shapes, the one to assume comes first.
+OFFICIAL = (
+    Official("vit_b_16-c867db91", "ViT_B_16_Weights.IMAGENET1K_V1", 768, 16, 224, 256, "bilinear"),
+    Official("vit_b_16_lc_swag-4e70ced5", "ViT_B_16_Weights.IMAGENET1K_SWAG_LINEAR_V1", 768, 16, 224, 224, "bicubic"),
+    Official("vit_b_16_swag-9ac1b537", "ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1", 768, 16, 384, 384, "bicubic"),
+    Official("vit_b_32-d86f8d99", "ViT_B_32_Weights.IMAGENET1K_V1", 768, 32, 224, 256, "bilinear"),
+    Official("vit_l_16-852ce7e3", "ViT_L_16_Weights.IMAGENET1K_V1", 1024, 16, 224, 242, "bilinear"),
+    Official("vit_l_16_lc_swag-4d563306", "ViT_L_16_Weights.IMAGENET1K_SWAG_LINEAR_V1", 1024, 16, 224, 224, "bicubic"),
+    Official("vit_l_16_swag-4f3808c9", "ViT_L_16_Weights.IMAGENET1K_SWAG_E2E_V1", 1024, 16, 512, 512, "bicubic"),
+    Official("vit_l_32-c7638314", "ViT_L_32_Weights.IMAGENET1K_V1", 1024, 32, 224, 256, "bilinear"),
+    Official("vit_h_14_lc_swag-c1eb923e", "ViT_H_14_Weights.IMAGENET1K_SWAG_LINEAR_V1", 1280, 14, 224, 224, "bicubic"),
+    Official("vit_h_14_swag-80465313", "ViT_H_14_Weights.IMAGENET1K_SWAG_E2E_V1", 1280, 14, 518, 518, "bicubic"),
+)
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
@@ -56,15 +92,32 @@ def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
     return rules
 
 
+def assume_preprocess(path: Path, config: ViTConfig) -> tuple[Preprocess, tuple[str, ...]]:
+    """That of the official weights by their file's name, or by their shapes with a note; else torchvision's usual."""
+    usual = preset("torchvision", config.image_size, config.channels)
+    fitting = [each for each in OFFICIAL if each.fits(config)]
+    named = [each for each in fitting if path.name.startswith(each.file)]
+    unstated = "the file does not state its preprocessing: assumed"
+    if not fitting:
+        return usual, (f"{unstated} torchvision's usual one (the crop keeps 7/8 of each side, bilinear)",)
+    chosen, *others = named or fitting
+    spec = replace(usual, crop=1.0, resize_to=chosen.resize, interpolation=chosen.interpolation)
+    if named:
+        return spec, ()
+    rest = f"; {others[0]} has the same keys, and is known by its file name, {others[0].file}" if others else ""
+    return spec, (f"{unstated} that of {chosen}{rest}",)
+
+
 def read(raw: Raw, hints: Hints) -> Checkpoint:
     dialect = {"mlp": "legacy" if f"{LAYER}0.mlp.linear_1.weight" in raw.tensors else "sequential"}
     config = infer_config(raw, hints, dialect)
+    preprocess, unstated = assume_preprocess(raw.path, config)
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config, dialect), raw.tensors),
-        preprocess=preset("torchvision", config.image_size, config.channels),
+        preprocess=preprocess,
         origin=Origin(format="torchvision", dialect=dialect),
-        notes=assumed_heads(config, hints),
+        notes=(*assumed_heads(config, hints), *unstated),
     )
 
 

@@ -168,6 +168,9 @@ class Trust:
         if not 0 <= self.smoothing < 1:
             raise ConfigError(f"a share of the probability must be from 0 to below 1; got {self.smoothing}.")
 
+    def __repr__(self) -> str:
+        return f"<Trust {'; '.join(self.describe())}>"
+
     def facts(self) -> dict[str, Any]:
         """The numbers that people and programs ask for."""
         return {

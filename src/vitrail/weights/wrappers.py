@@ -15,14 +15,26 @@ from vitrail.errors import WeightsError
 State = Mapping[str, Tensor]
 USUAL = ("state_dict", "model", "model_state_dict", "model_state", "net", "network")  # where scripts put the weights
 AVERAGED = re.compile(r"(^|_)(ema|averaged?|teacher)(_|$)")  # what they call the moving average of the weights
+TIMMS = ("state_dict_ema", "model_ema")  # the averages that timm takes as well
 COUNTER = "n_averaged"  # what torch's AveragedModel counts, beside the weights
+# What may stand inside a name, what it becomes, and the remark: torch.compile, FSDP and activation checkpointing wrap
+# blocks, or their attention and MLP, one by one; DINOv2 trains with its blocks in chunks, numbered through.
+WRAPPER = r"(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)+"
+INSIDE = (
+    (
+        re.compile(rf"(?:(?<=\d\.)|(?<=mlp\.)|(?<=attn\.)){WRAPPER}"),
+        "",
+        "the names of wrappers around single blocks were removed",
+    ),
+    (re.compile(r"\bblocks\.\d+\.(?=\d+\.)"), "blocks.", "the chunks of blocks were joined to one list of blocks"),
+)
 MAX_PREFIXES = 50  # examined for an error message
 
 
 def unwrap(loaded: Any, path: Path, ema: bool | None) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The state dict inside a torch file, and a note if there were several.
 
-    `ema` chooses between the weights and their moving average; by default the average is used, as in timm.
+    `ema` chooses between the weights and their moving average; by default the average is used.
     """
     if not isinstance(loaded, Mapping):
         raise WeightsError(f"{path} must hold a dictionary of tensors; got {type(loaded).__name__}.")
@@ -38,9 +50,9 @@ def unwrap(loaded: Any, path: Path, ema: bool | None) -> tuple[dict[str, Tensor]
             f"got other things under {', '.join(other[:5]) or 'no key'}."
         )
     name = _choose(states, path, ema)
-    why = (
-        "the moving average, as timm does; pass ema=False for the other" if AVERAGED.search(name) else "the usual name"
-    )
+    why = "the usual name"
+    if AVERAGED.search(name):
+        why = f"the moving average{', as timm does' if name in TIMMS else ''}; pass ema=False for the other"
     noted = len(states) > 1 and ema is None
     return dict(states[name]), (f"the file holds {_listed(list(states))}: {name} is used, {why}",) if noted else ()
 
@@ -71,8 +83,9 @@ def _choose(states: Mapping[str, State], path: Path, ema: bool | None) -> str:
         kind, names = ("averaged weights", averages) if ema else ("weights that are not averaged", plain)
         if not names:
             raise WeightsError(f"{path} has no {kind}; it holds {_listed(list(states))}; omit ema.")
-    else:  # a teacher of another size than its student is not an average
-        shapes = [_shapes(states[name]) for name in plain]
+    else:  # a teacher is an average of its student, if they are of one size; beside anything else, it is another model
+        students = [name for name in plain if "student" in name] if "teacher" in "".join(averages) else plain
+        shapes = [_shapes(states[name]) for name in students]
         true = bool(averages) and (not plain or _shapes(states[averages[0]]) in shapes)
         names = averages if true else list(states)
     usual = [name for name in names if name in USUAL]
@@ -96,16 +109,27 @@ def _listed(names: Sequence[str]) -> str:
 def strip_prefix(
     tensors: dict[str, Tensor], recognises: Callable[[dict[str, Tensor]], bool]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Names without what a wrapper (DataParallel, torch.compile, Lightning) put before all of them, with a remark."""
+    """Names without what wrappers put into them or before all of them (DataParallel, Lightning), with remarks."""
+    tensors, remarks = _plain_names(tensors)
     if recognises(tensors):
-        return tensors, ()
+        return tensors, remarks
     names = [name for name in tensors if name != COUNTER]
     shared = [prefix for prefix in _prefixes(min(names)) if max(names).startswith(prefix)] if names else []
     for prefix in shared:
         stripped = {name.removeprefix(prefix): tensors[name] for name in names}
         if recognises(stripped):
-            return stripped, (f"all names of the file begin with {prefix}, which was removed",)
-    return tensors, ()
+            return stripped, (*remarks, f"all names of the file begin with {prefix}, which was removed")
+    return tensors, remarks
+
+
+def _plain_names(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Names without those of wrapped blocks, and with chunks of blocks as one list, unless two would then be one."""
+    remarks: tuple[str, ...] = ()
+    for pattern, plain, remark in INSIDE:
+        renamed = {pattern.sub(plain, name): tensor for name, tensor in tensors.items()}
+        if renamed.keys() != tensors.keys() and len(renamed) == len(tensors):
+            tensors, remarks = renamed, (*remarks, remark)
+    return tensors, remarks
 
 
 def describe_parts(tensors: dict[str, Tensor], recognises: Callable[[dict[str, Tensor]], bool]) -> str:

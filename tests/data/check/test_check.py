@@ -10,14 +10,15 @@ import torch
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_images
 from tests.data.conftest import picture
-from tests.data.test_picture import huge_png
+from tests.data.test_picture import write_png
 
-from vitrail.data import ArraySource, Dataset, open_data
+from vitrail.data import ArraySource, DataConfig, Dataset, open_data
 from vitrail.data.check import duplicates
 from vitrail.data.check.duplicates import near_pairs, partners
 from vitrail.data.check.report import Report, check_data
 from vitrail.data.check.scan import Facts
 from vitrail.data.view import augmentation_sheet, contact_sheet
+from vitrail.errors import DataError
 
 PHOTOGRAPH = Image.fromarray(load_sample_images().images[0])
 
@@ -107,7 +108,7 @@ def test_duplicates_by_place(root: Path) -> None:
 def test_broken_files_make_the_data_unusable(root: Path) -> None:
     (root / "train/cat/empty.jpg").touch()
     (root / "train/cat/text.png").write_text("hello")
-    (root / "train/cat/bomb.png").write_bytes(huge_png(60_000, 60_000))
+    (root / "train/cat/bomb.png").write_bytes(write_png(60_000, 60_000))
     cut = (root / "train/dog/000.jpg").read_bytes()[:-60]
     (root / "train/dog/000.jpg").write_bytes(cut)
     report = check(root)
@@ -118,6 +119,11 @@ def test_broken_files_make_the_data_unusable(root: Path) -> None:
         "train/dog/000.jpg",
     ]
     assert report.exit_code == 2  # 4 of 51 are more than training accepts
+    with pytest.raises(DataError, match=r"4 of 51 pictures cannot be read, more than 1 % of a split:") as error:
+        report.refuse_broken()
+    assert "\n  train/cat/empty.jpg: " in str(error.value)
+    assert str(error.value).endswith("or leave them out with max_broken_rate=0.15."), "4 of the 27 for training"
+    assert check_data(open_data(root, DataConfig(max_broken_rate=0.15)), workers=2).exit_code == 1
 
 
 def test_one_broken_file_in_a_hundred_is_a_problem_not_the_end(make_folder) -> None:

@@ -2,9 +2,11 @@
 
 import os
 import subprocess
+import sys
 import tarfile
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.data.conftest import picture
@@ -234,3 +236,29 @@ def test_what_no_data_set_can_be_called(tmp_path: Path, where: str) -> None:
         os.mkfifo(tmp_path / name)
     with pytest.raises(DataError, match="NUL|it is a pipe"):
         open_data(tmp_path / where if where.startswith("pipe") else where)
+
+
+def test_a_file_costs_no_path_until_it_is_read(tmp_path: Path) -> None:
+    def calls(count: int) -> int:
+        """Into pathlib, while a folder with so many files is opened."""
+        root = tmp_path / str(count)
+        for name in ("cat", "dog"):
+            (root / name / "more").mkdir(parents=True)
+            for index in range(count // 4):
+                (root / name / f"{index}.jpg").touch()
+                (root / name / "more" / f"{index}.jpg").touch()
+        made = 0
+
+        def count_calls(frame: Any, event: str, _: object) -> None:
+            nonlocal made
+            made += event == "call" and "pathlib" in frame.f_code.co_filename
+
+        sys.setprofile(count_calls)
+        try:
+            dataset = open_data(root)
+        finally:
+            sys.setprofile(None)
+        assert sum(map(len, dataset.splits.values())) == count
+        return made
+
+    assert 0 < calls(400) == calls(40)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import webdataset
 from tests.data.conftest import picture
 from webdataset import tariterators
 
+from faults import check_every_failure
 from vitrail.data import ArraySource, Augment, DataConfig, Dataset, Loader, LoaderConfig, Preprocess, open_data
 from vitrail.data.download import Remote
 from vitrail.data.sharding import write_shards
@@ -176,6 +178,47 @@ def test_compressed_and_foreign_files(tmp_path: Path) -> None:
     (tmp_path / "shards.json").write_text('{"classes": 3}')
     with pytest.raises(DataError, match="not a list of shards"):
         open_data(tmp_path)
+
+
+def test_a_set_without_one_of_its_shards_is_refused(shards: Path) -> None:
+    path = shards / "val-000001.tar"
+    data = path.read_bytes()
+    path.unlink()
+    with pytest.raises(DataError, match=r"val-000001\.tar: no such file"):
+        open_data(shards)
+    path.write_bytes(data[:-512])
+    with pytest.raises(DataError, match=r"val-000001\.tar: must have [\d,]+ bytes; got"):
+        open_data(shards)
+
+
+def test_whatever_fails_a_set_is_whole_or_absent(folder: Dataset, tmp_path: Path) -> None:
+    def write(place: Path) -> None:
+        write_shards(folder, place / "s", max_bytes=60_000)
+
+    assert check_every_failure(write, tmp_path / "new", together=True) > 10
+    assert not (tmp_path / "new" / "10" / "s").exists()
+    check_every_failure(write, tmp_path / "empty", lambda place: (place / "s").mkdir(), together=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_killed_set_is_absent_and_can_be_written_again(folder: Dataset, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def die(_: int) -> None:
+        seen.append(1)
+        if len(seen) == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        write_shards(folder, tmp_path / "s", max_bytes=12_000, progress=die)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    with pytest.raises(DataError):
+        open_data(tmp_path / "s")
+    assert write_shards(folder, tmp_path / "s", max_bytes=12_000).num_samples == 60
+    assert contents(open_data(tmp_path / "s"), "train") == contents(folder, "train")
+    assert not list((tmp_path / "s").glob(".*"))
 
 
 def test_writing_into_a_folder_that_is_not_empty(folder: Dataset, shards: Path) -> None:

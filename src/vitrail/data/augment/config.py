@@ -7,6 +7,7 @@ from vitrail.errors import ConfigError
 from vitrail.schema import validate
 
 MAX_PAD = 1024
+MAX_OPS = 100  # each takes milliseconds, and no signal ends a run in the middle of a picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,8 @@ class Augment:
                 raise ConfigError(f"{name} must be at least {low}; got {getattr(self, name)}.")
         if self.pad > MAX_PAD:
             raise ConfigError(f"pad must be at most {MAX_PAD} pixels; got {self.pad}.")
+        if self.num_ops > MAX_OPS:
+            raise ConfigError(f"num_ops must be at most {MAX_OPS}; got {self.num_ops}.")
         if not 0 <= self.magnitude <= 30:
             raise ConfigError(f"magnitude must be between 0 and 30; got {self.magnitude}.")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitrail.data.check.report import Report, Severity
 from vitrail.errors import ConfigError, DataError
+from vitrail.files import atomic_path
 from vitrail.schema import from_dict, to_dict
 
 RECORD = "data_check.json"
@@ -55,7 +56,8 @@ def sum_up(report: Report) -> CheckRecord:
 
 def write_record(record: CheckRecord, path: Path) -> None:
     """Write it as JSON."""
-    path.write_text(json.dumps(to_dict(record), indent=1), encoding="utf-8")
+    with atomic_path(path) as draft:
+        draft.write_text(json.dumps(to_dict(record), indent=1), encoding="utf-8")
 
 
 def read_record(path: Path) -> CheckRecord | None:

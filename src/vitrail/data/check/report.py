@@ -1,7 +1,8 @@
 """What the facts of a data set mean: findings with a severity, tables of counts, and the files that show them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,9 +10,10 @@ import numpy as np
 
 from vitrail.data.check.duplicates import exact_groups, near_pairs, partners
 from vitrail.data.check.scan import Facts, scan
-from vitrail.data.config import LoaderConfig
-from vitrail.data.source import Dataset
+from vitrail.data.source import Dataset, refuse_broken
+from vitrail.errors import DataError
 from vitrail.tables import open_table
+from vitrail.wording import counted
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -32,7 +34,7 @@ class Finding:
     split: str = ""
     label: str = ""
     detail: str = ""
-    pair: tuple[Facts, Facts] | None = None  # the two pictures that are the same
+    pair: tuple[Facts, Facts] | None = field(default=None, repr=False)  # the two pictures that are the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +45,27 @@ class Report:
     facts: Sequence[Facts]
     findings: Sequence[Finding]
 
+    def __repr__(self) -> str:
+        counts = [counted(sum(item.severity == level for item in self.findings), level) for level in SEVERITIES]
+        pictures = counted(len(self.facts), "picture")
+        return f"<{type(self).__name__} of {self.dataset.name}: {pictures}; {', '.join(counts)}>"
+
     @property
     def exit_code(self) -> int:
         """0: fine, perhaps with notes; 1: something needs attention; 2: training would refuse these data."""
-        broken = sum(bool(fact.trouble) for fact in self.facts)
-        if broken > LoaderConfig.max_broken_rate * len(self.facts):
+        try:
+            self.dataset.refuse_labels()
+            self.refuse_broken()
+        except DataError:
             return 2
         return int(any(finding.severity != "note" for finding in self.findings))
+
+    def refuse_broken(self) -> None:
+        """Raise if training would stop because too many pictures of a split cannot be read."""
+        broken = {fact.key: fact.trouble for fact in self.facts if fact.trouble}
+        counts = Counter(fact.split for fact in self.facts if fact.trouble)
+        share = max(counts[split] / len(source) for split, source in self.dataset.splits.items())
+        refuse_broken(broken, len(self.facts), self.dataset.max_broken_rate, share)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Class → split → number of pictures."""
@@ -88,6 +104,13 @@ def check_data(dataset: Dataset, workers: int, progress: Callable[[int], None] =
     ]
     findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.what, finding.split, finding.key))
     return Report(dataset=dataset, facts=facts, findings=findings)
+
+
+def judge_labels(dataset: Dataset) -> Iterator[Finding]:
+    """Whether the classes are what is to be learned; no picture is read for that."""
+    if (doubt := dataset.doubt_labels()) is not None:
+        severity = "error" if doubt.certain else "warning"
+        yield Finding(severity=severity, what=doubt.what, key=doubt.example, label=doubt.example, detail=doubt.detail)
 
 
 def _find(severity: Severity, what: str, fact: Facts, classes: Sequence[str], detail: str = "") -> Finding:
@@ -129,6 +152,7 @@ def _judge_duplicates(facts: Sequence[Facts], classes: Sequence[str]) -> Iterato
 
 
 def _judge_classes(dataset: Dataset) -> Iterator[Finding]:
+    yield from judge_labels(dataset)
     counts = np.bincount(dataset.splits["train"].labels, minlength=len(dataset.classes))
     for name, count in zip(dataset.classes, counts.tolist(), strict=True):
         if count < FEW_PICTURES:

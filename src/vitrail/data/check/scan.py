@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.config import check_workers
-from vitrail.data.picture import EXTENSIONS, decode, has_alpha, open_picture, orientation
+from vitrail.data.picture import EXTENSIONS, decode, has_alpha, has_sixteen_bits, open_picture, orientation
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import as_bytes, to_pil
@@ -38,8 +38,8 @@ class Facts:
     kind: str = ""  # JPEG, PNG, …, or "array"
     traits: tuple[str, ...] = ()  # what is unusual in the file: grey, alpha, CMYK, …
     extension: str = ""  # of the file, if it belongs to another format
-    digest: bytes = b""  # of the decoded pixels
-    thumbnail: bytes = b""  # 16×16 grey levels
+    digest: bytes = field(default=b"", repr=False)  # of the decoded pixels
+    thumbnail: bytes = field(default=b"", repr=False)  # 16×16 grey levels
 
 
 def scan(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Iterator[Facts]:
@@ -80,7 +80,7 @@ def _traits(image: Image.Image) -> Iterator[str]:
         yield "alpha"
     if image.mode == "CMYK":
         yield "CMYK"
-    if image.mode.startswith("I"):
+    if has_sixteen_bits(image):
         yield "16 bits"
     if image.mode in ("P", "PA"):
         yield "palette"

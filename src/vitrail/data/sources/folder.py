@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.naming import name_after
-from vitrail.data.picture import EXTENSIONS
+from vitrail.data.picture import EXTENSIONS, is_picture_name
 from vitrail.data.source import Dataset, FileSource, align_labels
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError
@@ -68,21 +68,23 @@ def _has_splits(folder: Path) -> bool:
 
 
 def _has_pictures(folder: Path) -> bool:
-    return any(entry.suffix.lower() in EXTENSIONS for entry in folder.iterdir())
+    with os.scandir(folder) as entries:
+        return any(is_picture_name(entry.name) for entry in entries)
 
 
 def _open_splits(root: Path, splits: Mapping[str, Path]) -> Dataset:
     folders_of = {name: _class_folders(folder) for name, folder in splits.items()}
     names = {name: list(folders) for name, folders in folders_of.items()}
     classes = align_labels(str(root), names, same_everywhere=True)
-    others = [*_loose_files(root), *(file for folder in splits.values() for file in _loose_files(folder))]
+    others = _loose_files(root)
+    others += [f"{folder.name}/{name}" for folder in splits.values() for name in _loose_files(folder)]
     sources = {name: _source(root, folders, classes, others) for name, folders in folders_of.items()}
-    return Dataset(name=name_after(root), classes=classes, splits=sources, ignored=_names(others, root))
+    return Dataset(name=name_after(root), classes=classes, splits=sources, ignored=tuple(others))
 
 
 def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
     if not folders:
-        pictures = sum(entry.suffix.lower() in EXTENSIONS for entry in root.iterdir())
+        pictures = sum(map(is_picture_name, _loose_files(root)))
         content = f"{counted(pictures, 'picture')} without a class" if pictures else "an empty folder"
         raise DataError(f"{root}: pictures must be in one folder per class (cat/1.jpg, dog/2.jpg); got {content}.")
     named = _class_folders(root)
@@ -93,15 +95,16 @@ def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
         raise DataError(
             f"{root}: no pictures in its {counted(len(classes), 'folder')}; known extensions: {' '.join(EXTENSIONS)}."
         )
-    keys = [source.key(index) for index in range(len(source))]
-    splits = {name: source.select(indices) for name, indices in plan.apply(keys, source.labels).items()}
+    splits = {name: source.select(indices) for name, indices in plan.apply(source.names, source.labels).items()}
     made = plan.file is None
-    return Dataset(name=name_after(root), classes=classes, splits=splits, made_split=made, ignored=_names(others, root))
+    return Dataset(name=name_after(root), classes=classes, splits=splits, made_split=made, ignored=tuple(others))
 
 
 def subfolders(root: Path) -> list[Path]:
     """The visible folders in a folder, sorted."""
-    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__")))
+    with os.scandir(root) as entries:
+        names = [entry.name for entry in entries if _is_folder(entry)]
+    return [root / name for name in sorted(names) if not name.startswith((".", "__"))]
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
@@ -115,57 +118,66 @@ def _class_folders(folder: Path) -> dict[str, Path]:
     return folders
 
 
-def _loose_files(folder: Path) -> list[Path]:
-    """Files beside the class folders, which therefore have no class."""
-    return sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+def _loose_files(folder: Path) -> list[str]:
+    """The names of files beside the class folders, which therefore have no class."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith("."))
 
 
-def _names(files: list[Path], root: Path) -> tuple[str, ...]:
-    return tuple(file.relative_to(root).as_posix() for file in files)
-
-
-def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...], others: list[Path]) -> FileSource:
+def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...], others: list[str]) -> FileSource:
     """The pictures of the class folders; files whose names are not those of pictures go to `others`."""
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        files = sorted(walk_files(folders[name])) if name in folders else []
-        pictures = [file for file in files if file.suffix.lower() in EXTENSIONS]
-        others += [file for file in files if file.suffix.lower() not in EXTENSIONS]
-        paths += pictures
-        labels += [label] * len(pictures)
-    return FileSource(paths, np.array(labels, dtype=np.int64), root)
+    names: list[str] = []
+    counts: list[int] = []
+    for name in classes:
+        before = len(names)
+        if name in folders:
+            start = folders[name].relative_to(root).as_posix()
+            files = list(walk_files(folders[name]))
+            if any("/" in file for file in files):  # links come last
+                files.sort(key=lambda file: file.split("/"))
+            for file in files:
+                (names if is_picture_name(file) else others).append(f"{start}/{file}")
+        counts.append(len(names) - before)
+    return FileSource(names, np.repeat(np.arange(len(classes)), counts), root)
 
 
-def walk_files(folder: Path) -> Iterator[Path]:
-    """Every visible file below a folder, sorted in each. Links are followed, and no folder is visited twice.
+def walk_files(folder: Path) -> Iterator[str]:
+    """The name, below the folder, of every visible file in it, sorted in each folder; there may be millions.
 
-    Otherwise, links that cross would turn a few folders into exponentially many paths. Folders themselves come before
-    links to them, so that a file keeps the name that it has without any link.
+    Links are followed, and no folder is visited twice: otherwise, links that cross would turn a few folders into
+    exponentially many names. Folders themselves come before links to them, so that a file keeps the name that it has
+    without any link.
     """
     seen: set[tuple[int, int]] = set()
-    links: list[Path] = []
-    waiting = [(folder, True)]  # (path, whether it is a folder), the next one last
+    links: list[str] = []
+    waiting = [("", True)]  # (name, whether it is a folder), the next one last
     while waiting or links:
-        here, is_folder = waiting.pop() if waiting else (links.pop(0), True)
+        name, is_folder = waiting.pop() if waiting else (links.pop(0), True)
         if not is_folder:
-            yield here
+            yield name
             continue
-        status = here.stat()
+        status = (folder / name).stat()
         if (status.st_dev, status.st_ino) in seen:
             continue
         seen.add((status.st_dev, status.st_ino))
-        with os.scandir(here) as entries:
-            shown = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-        for entry in reversed(shown):
-            if entry.is_symlink() and _is_folder(entry):
-                links.append(here / entry.name)
+        start = f"{name}/" if name else ""
+        with os.scandir(folder / name) as entries:
+            inside = {
+                entry.name: entry if _is_folder(entry) else None for entry in entries if not entry.name.startswith(".")
+            }
+        if not any(inside.values()):
+            yield from (start + entry for entry in sorted(inside))
+            continue
+        for entry in sorted(inside, reverse=True):
+            found = inside[entry]
+            if found and found.is_symlink():
+                links.append(start + entry)
             else:
-                waiting.append((here / entry.name, _is_folder(entry)))
+                waiting.append((start + entry, bool(found)))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
-        return entry.is_dir()
+        return entry.is_dir()  # asks the disk only about links
     except OSError:  # a link to itself: listed as a file, and reported as unreadable when it is read
         return False

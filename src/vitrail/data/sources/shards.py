@@ -1,8 +1,8 @@
 """webdataset tar shards, local or on a web server, read by index so that order, resume and splitting stay exact.
 
-`shards.json` (written by `vitrail data shard`) lists the classes, and for each shard its size and labels. Shards made
-elsewhere have no such file: their headers are read once, when they are opened. A remote shard is fetched into the
-cache when its first sample is needed.
+`shards.json` (written by `vitrail data shard`) lists the classes, and for each shard its size and labels; a set that
+lacks one of them is refused. Shards made elsewhere have no such file: their headers are read once, when they are
+opened. A remote shard is fetched into the cache when its first sample is needed.
 """
 
 import re
@@ -59,19 +59,29 @@ class Shard:
 
     @cached_property
     def path(self) -> Path:
-        if "://" not in self.location:
+        if not self.is_remote:
             return Path(self.location)
         folder = self._cache / "shards" / re.sub(r"[^\w.-]+", "_", self.location.rsplit("/", 1)[0])
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{self.name}.lock"):  # the ranks of one machine share the cache
             return fetch(Remote(url=self.location), folder)
 
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self.location
+
+    def check_size(self) -> None:
+        """Refuse a shard that is missing, or not as large as its list says."""
+        size = check_regular(self.path)
+        if self._num_bytes is not None and size != self._num_bytes:
+            raise DataError(
+                f"{self.path}: must have {self._num_bytes:,} bytes; got {size:,}. Copy or write the shards again."
+            )
+
     @cached_property
     def members(self) -> list[Member]:
         """Every sample of the shard, in order; a truncated shard is an error."""
-        size = check_regular(self.path)
-        if self._num_bytes is not None and size != self._num_bytes:
-            raise DataError(f"{self.path}: must have {self._num_bytes:,} bytes; got {size:,}.")
+        self.check_size()
         members = _scan(self.path)
         if self._num_samples is not None and len(members) != self._num_samples:
             raise DataError(f"{self.path}: must hold {self._num_samples:,} samples; got {len(members):,}.")
@@ -159,20 +169,20 @@ class ShardSource(Source):
 
     def __init__(self, shards: Sequence[Shard], positions: Labels, labels: Sequence[int] | Labels) -> None:
         super().__init__(labels)
-        self._shards = shards
+        self.shards = shards
         self._positions = positions  # (N, 2): which shard, and which sample in it
 
     def picture(self, index: int) -> bytes:
         shard, position = (int(number) for number in self._positions[index])
-        return self._shards[shard].read(position)
+        return self.shards[shard].read(position)
 
     def key(self, index: int) -> str:
         shard, position = (int(number) for number in self._positions[index])
-        return f"{self._shards[shard].name}:{position}"
+        return f"{self.shards[shard].name}:{position}"
 
     def select(self, indices: Sequence[int] | Labels) -> "ShardSource":
         chosen = np.asarray(indices)
-        return ShardSource(self._shards, self._positions[chosen], self.labels[chosen])
+        return ShardSource(self.shards, self._positions[chosen], self.labels[chosen])
 
     @property
     def blocks(self) -> Sequence[int] | None:
@@ -205,6 +215,9 @@ def _open_indexed(where: str, cache: Path) -> Dataset:
                 Shard(f"{folder or '.'}/{entry['file']}", cache, entry["bytes"], len(entry["labels"]))
                 for entry in entries
             ]
+            for shard in shards:
+                if not shard.is_remote:
+                    shard.check_size()
             splits[split] = _join(shards, [entry["labels"] for entry in entries])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not a list of shards ({type(error).__name__}: {str(error)[:300]}).") from None

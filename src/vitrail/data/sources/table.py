@@ -121,7 +121,7 @@ def _semicolons(names: Sequence[str]) -> bool:
 
 def _label_names(path: Path, values: list[Any], class_names: list[str] | None) -> list[str]:
     for row, value in enumerate(values):
-        if value is None or not str(value).strip():
+        if value is None or value != value or not str(value).strip():  # NaN is no label either
             raise DataError(f"{path}: row {row + 1} has no label.")
         if class_names is not None and not (isinstance(value, int) and 0 <= value < len(class_names)):
             reason = f"has the unknown label {shorten(value)}; there are {len(class_names)}"
@@ -134,7 +134,7 @@ def _source(path: Path, table: ParquetTable | CsvTable, column: str) -> Source:
     if isinstance(table, ParquetTable) and not table.holds_texts(column):
         return BytesSource(table.pictures(column), np.arange(table.num_rows), nothing, path)
     folder = path.parent.resolve()
-    return FileSource([folder / (value or "") for value in table.values(column)], nothing, folder)
+    return FileSource([Path(value or "").as_posix() for value in table.values(column)], nothing, folder)
 
 
 def _own_splits(path: Path, values: list[Any]) -> dict[str, Labels]:

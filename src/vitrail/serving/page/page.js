@@ -1,14 +1,20 @@
 // The page: where pictures come from, the settings that all panes share, colours, snippets.
 
 import { Pane, tell } from "./pane.js";
-import { ask, Problem, usesToken } from "./server.js";
+import { ask, download, Problem, usesToken } from "./server.js";
 import { curl, python } from "./snippets.js";
 
 const find = (id) => document.getElementById(id);
-const KNOWN = { jpg: "image/jpeg", jpeg: "image/jpeg", png: "image/png", webp: "image/webp" };
+const TYPES = { jpg: "image/jpeg", jpeg: "image/jpeg", png: "image/png", webp: "image/webp" };
 
+const FEW = 12; // classes that are all named at once
 const shared = {
   settings: { method: "auto", layer: "", head: "" },
+  /** Resolved once the models are known; whatever is in the way is told, and can be tried again. */
+  connected: () => {
+    connect();
+    return connection.promise;
+  },
   announce: (text) => {
     find("announcer").textContent = text;
   },
@@ -17,12 +23,17 @@ const shared = {
     find("file").click();
   },
   changed: () => {
-    offerSettings();
+    if (models.length) {
+      showClasses();
+      offerSettings();
+    }
     writeSnippet();
   },
 };
-let models = [];
-let panes = [];
+const connection = Promise.withResolvers();
+let connecting = null; // the attempt that is under way
+let models = []; // none until it has succeeded
+let panes = [new Pane(shared)];
 let language = "curl";
 
 // --- pictures ---
@@ -33,35 +44,25 @@ function selectSide(number) {
   document.querySelector(`input[name=side][value="${number}"]`).checked = true;
 }
 
-async function take(file, name = file.name || "pasted.png", number = side()) {
+/** Which pane a picture belongs to is decided here, when it is chosen; the pane shows the one that was chosen last. */
+function take(source, name, number = side()) {
   tell(find("problem"), null);
-  if (!panes.length && !(await connect())) return;
   document.body.classList.add("used");
   find("bench").hidden = false;
-  panes[number].load(file, name);
+  panes[number].load(source, name);
   if (matchMedia("(max-width: 719px)").matches) find("bench").scrollIntoView();
 }
 
-async function takeExample(name) {
-  try {
-    const answer = await fetch(`/examples/${name}`);
-    if (!answer.ok) throw new Problem(`The example ${name} cannot be loaded.`);
-    await take(await answer.blob(), name);
-  } catch (error) {
-    const problem = error instanceof Problem ? error : new Problem("The server cannot be reached.", "Check the network.");
-    tell(find("problem"), problem);
-  }
-}
-
-/** Files that were dropped or pasted: the first for the chosen side, a second one beside it. */
-function takeFiles(files, number) {
-  const [first, second] = [...files];
-  if (!first) {
+/** Files that were dropped, pasted or chosen: one for the given side, or two side by side. */
+function takeFiles(files, number = side()) {
+  const shown = [...files].slice(0, panes.length);
+  shown.forEach((file, index) => take(() => file, file.name || "pasted.png", shown.length > 1 ? index : number));
+  if (!shown.length) {
     tell(find("problem"), new Problem("That was not a picture.", "Drop or paste a JPEG, PNG or WebP file."));
-    return;
+  } else if (files.length > shown.length) {
+    const [which, hint] = shown.length > 1 ? ["two are", ""] : ["is", "Choose Compare to see two side by side."];
+    tell(find("problem"), new Problem(`Of ${files.length} pictures, the first ${which} shown.`, hint));
   }
-  take(first, first.name, number);
-  if (second && panes.length > 1) take(second, second.name, 1 - number);
 }
 
 function listenForPictures() {
@@ -69,16 +70,16 @@ function listenForPictures() {
   find("photograph").addEventListener("click", () => find("camera").click());
   for (const input of [find("file"), find("camera")]) {
     input.addEventListener("change", () => {
-      if (input.files.length) take(input.files[0]);
+      if (input.files.length) takeFiles(input.files);
       input.value = "";
     });
   }
   find("examples").addEventListener("click", (event) => {
-    const button = event.target.closest("button");
-    if (button) takeExample(button.dataset.example);
+    const name = event.target.closest("button")?.dataset.example;
+    if (name) take((signal) => download(`/examples/${name}`, signal), name);
   });
   addEventListener("paste", (event) => {
-    if (event.clipboardData.files.length) takeFiles(event.clipboardData.files, side());
+    if (event.clipboardData.files.length) takeFiles(event.clipboardData.files);
   });
   addEventListener("dragover", (event) => {
     event.preventDefault();
@@ -97,28 +98,32 @@ function listenForPictures() {
 
 // --- models, and two panes to compare ---
 
-async function connect() {
+/** Ask for the models, unless they are known or being asked for. */
+function connect() {
+  if (models.length) return;
+  connecting ??= fetchModels().finally(() => {
+    connecting = null;
+  });
+}
+
+async function fetchModels() {
   try {
-    ({ models } = await ask("/v1/models"));
+    const answer = await ask("/v1/models");
+    const named = await Promise.all(answer.models.map(({ name }) => ask("/v1/labels", { model: name })));
+    models = answer.models.map((model, index) => ({ ...model, labels: named[index].labels }));
   } catch (error) {
+    if (!(error instanceof Problem)) throw error;
     find("served").textContent = "not connected";
     tell(find("problem"), error, connect);
-    return false;
+    return;
   }
   tell(find("problem"), null);
   const [{ name, version }] = models;
   find("served").textContent = models.length > 1 ? `${models.length} models` : `${name} · ${version}`;
-  addPane(models[0]);
-  return true;
-}
-
-function addPane(model) {
-  const pane = new Pane(shared, models, model);
-  panes.push(pane);
-  find("panes").append(pane.element);
-  pane.stage.setOpacity(find("opacity").value / 100);
+  find("compare").disabled = false;
+  panes[0].offerModels(models, models[0]);
   shared.changed();
-  return pane;
+  connection.resolve();
 }
 
 /** A second pane: the same picture with another model if there is one, or room for another picture. */
@@ -126,25 +131,56 @@ function compare(wanted) {
   find("compare").setAttribute("aria-pressed", String(wanted));
   document.body.classList.toggle("comparing", wanted);
   find("sides").hidden = !wanted;
+  const [first] = panes;
   if (wanted) {
-    const [first] = panes;
-    const other = models.find((model) => model !== first.model) ?? first.model;
-    const second = addPane(other);
-    selectSide(1);
-    if (first.file && other !== first.model) second.load(first.file, first.name);
-    find("bench").hidden = false;
-    document.body.classList.add("used");
+    const second = new Pane(shared);
+    second.offerModels(models, models.find((model) => model !== first.model) ?? first.model);
+    panes.push(second);
+    showPanes();
+    selectSide(first.source ? 1 : 0);
+    if (first.source && second.model !== first.model) second.load(first.source, first.name);
   } else {
-    const last = panes.pop();
-    last.turn.abort();
-    last.element.remove();
+    panes.pop().withdraw();
+    showPanes();
     selectSide(0);
-    shared.changed();
-    if (!panes[0].file) {
-      find("bench").hidden = true;
-      document.body.classList.remove("used");
-    }
   }
+  find("bench").hidden = !wanted && !first.source;
+  document.body.classList.toggle("used", !find("bench").hidden);
+  shared.changed();
+}
+
+function showPanes() {
+  find("panes").replaceChildren(...panes.map((pane) => pane.element));
+  for (const pane of panes) pane.stage.setOpacity(find("opacity").value / 100);
+}
+
+/** What the shown models can tell apart, and the examples among it. */
+function showClasses() {
+  const shown = [...new Set(panes.map((pane) => pane.model))];
+  find("known").replaceChildren(...shown.map((model) => listClasses(model)));
+  const known = new Set(shown.flatMap(({ labels }) => labels.map((label) => label.toLowerCase())));
+  let any = false;
+  for (const button of find("examples").querySelectorAll("button")) {
+    const fits = known.has(button.dataset.example.replace(/\.\w+$/, ""));
+    button.parentElement.hidden = !fits;
+    any ||= fits;
+  }
+  find("examples").hidden = find("try-label").hidden = !any;
+}
+
+function listClasses({ name, classes, labels }) {
+  const [line, count] = [document.createElement("p"), `${classes.toLocaleString("en")} class${classes === 1 ? "" : "es"}`];
+  if (!classes) line.textContent = `${name} gives embeddings and knows no classes.`;
+  else if (labels.every((label, index) => label === String(index))) line.textContent = `${name} knows ${count}, which have no names.`;
+  else if (classes <= FEW) line.textContent = `${name} knows ${count}: ${labels.join(", ")}.`;
+  else {
+    const [details, summary] = [document.createElement("details"), document.createElement("summary")];
+    summary.textContent = `${name} knows ${count}, such as ${labels.slice(0, FEW / 2).join(", ")}.`;
+    line.textContent = labels.join(", ");
+    details.append(summary, line);
+    return details;
+  }
+  return line;
 }
 
 // --- settings ---
@@ -167,8 +203,12 @@ function offerSettings() {
   settings.layer = offer(find("layer"), [["", "last"], ...numbers(depth, (i) => (i === 0 ? " (first)" : ""))], settings.layer);
   settings.head = offer(find("head"), [["", "mean of all"], ...numbers(heads, () => "")], settings.head);
   find("controls").hidden = !shown.some((model) => model.explains);
-  const attention = methods.includes("attention");
-  for (const name of ["layer", "head"]) find(name).disabled = !attention;
+  disableUnused();
+}
+
+/** Only attention has layers and heads. */
+function disableUnused() {
+  for (const name of ["layer", "head"]) find(name).disabled = shared.settings.method !== "attention";
 }
 
 function listenForSettings() {
@@ -176,9 +216,8 @@ function listenForSettings() {
   for (const name of ["method", "layer", "head"]) {
     find(name).addEventListener("change", (event) => {
       shared.settings[name] = event.target.value;
-      // Only attention has layers and heads: who chooses one wants to see it.
-      if (name !== "method" && event.target.value !== "") shared.settings.method = find("method").value = "attention";
-      for (const pane of panes) pane.explain();
+      disableUnused();
+      for (const pane of panes) pane.update();
       writeSnippet();
     });
   }
@@ -186,9 +225,7 @@ function listenForSettings() {
     find("opacity-value").textContent = `${target.value} %`;
     for (const pane of panes) pane.stage.setOpacity(target.value / 100);
   });
-  find("compare").addEventListener("click", async () => {
-    if (panes.length || (await connect())) compare(panes.length < 2);
-  });
+  find("compare").addEventListener("click", () => compare(panes.length < 2));
 }
 
 // --- colours ---
@@ -210,9 +247,9 @@ function listenForTheme() {
 
 function writeSnippet() {
   const pane = panes[0];
-  const name = pane?.name ?? "picture.jpg";
-  const type = pane?.file?.type || KNOWN[name.split(".").at(-1).toLowerCase()] || "application/octet-stream";
-  const model = models.length > 1 && pane ? pane.model.name : null;
+  const name = pane.name ?? "picture.jpg";
+  const type = (!pane.isFlattened && pane.file?.type) || TYPES[name.split(".").at(-1).toLowerCase()] || "application/octet-stream";
+  const model = models.length > 1 ? pane.model.name : null;
   const facts = { origin: location.origin, model, name, type, method: shared.settings.method, token: usesToken() };
   find("snippet").textContent = (language === "curl" ? curl : python)(facts);
 }
@@ -259,6 +296,6 @@ listenForPictures();
 listenForSettings();
 listenForTheme();
 listenForSnippets();
+showPanes();
 writeSnippet();
-await connect();
-writeSnippet();
+connect();

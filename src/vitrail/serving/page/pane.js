@@ -1,9 +1,10 @@
 // One picture with one model: its labels, its explanation, what its patches attend to.
 
-import { askAbout } from "./server.js";
+import { askAbout, Problem } from "./server.js";
 import { paintRamp, Stage } from "./stage.js";
 
 const TOP_K = 5;
+const BAND = 256; // rows of a picture that are looked at together
 const TOUCH = matchMedia("(pointer: coarse)");
 
 /** The words for a Problem; anything else is ours. */
@@ -24,97 +25,111 @@ export function tell(element, problem, retry = null) {
 }
 
 export class Pane {
-  /** `shared` has the settings of the overlay, `announce`, and what to do when a picture is to be changed. */
-  constructor(shared, models, model) {
+  /** `shared` has the settings of the overlay, `connected`, `announce`, and what to do when a picture is to be changed. */
+  constructor(shared) {
     this.shared = shared;
-    this.models = models;
-    this.model = model;
-    this.file = null;
+    this.models = [];
+    this.model = null; // until the page is connected
+    this.source = null; // gives the chosen picture's file, which an example has to fetch
+    this.file = null; // what is sent to the server, once it is here
     this.target = null; // the class that is explained; null: the predicted one
-    this.turn = new AbortController();
-    this.known = new Map(); // requests that need not be made again for this picture
+    this.turns = { picture: 0, map: 0, patch: 0 }; // the number of the latest question of each kind
+    this.loading = new AbortController();
+    this.questions = new Map(); // those about this picture, answered or under way, by what is asked
     this.element = document.getElementById("pane").content.firstElementChild.cloneNode(true);
     this.part = (name) => this.element.querySelector(`.${name}`);
     this.stage = new Stage(this.part("frame"), (patch, byKeyboard) => this.attend(patch, byKeyboard));
     this.part("change").addEventListener("click", () => shared.change(this));
-    this.part("model").addEventListener("change", (event) => this.use(event.target.value));
+    this.part("model").addEventListener("change", (event) => {
+      this.model = this.models.find((model) => model.name === event.target.value);
+      this.shared.changed();
+      if (this.source) this.start();
+    });
     paintRamp(this.part("ramp"));
-    this.offerModels();
-    this.empty();
   }
 
-  offerModels() {
+  offerModels(models, model) {
     const field = this.part("model");
-    field.replaceChildren(...this.models.map((model) => new Option(model.name, model.name)));
-    field.value = this.model.name;
-    this.part("model-field").hidden = this.models.length < 2;
+    this.models = models;
+    this.model = model;
+    field.replaceChildren(...models.map(({ name }) => new Option(name, name)));
+    field.value = model.name;
+    this.part("model-field").hidden = models.length < 2;
   }
 
-  empty() {
-    this.element.classList.add("empty");
-    this.part("pane-name").textContent = "No picture yet";
-    this.part("change").textContent = "Choose a picture";
-    this.part("caption").textContent = "Drop, paste or choose the picture to compare with.";
-  }
-
-  use(name) {
-    this.model = this.models.find((model) => model.name === name);
-    this.shared.changed();
-    if (this.file) this.start();
-  }
-
-  /** Take a picture: a File or a Blob. */
-  async load(file, name) {
-    this.file = file;
+  /** Take a picture; `source(signal)` gives its File or Blob. */
+  load(source, name) {
+    this.source = source;
     this.name = name;
     this.element.classList.remove("empty");
     this.part("pane-name").textContent = name;
     this.part("change").textContent = "Change picture";
-    await this.start();
+    this.start();
+  }
+
+  /** A new question of a kind. The function tells whether it still is the latest one, about the latest picture. */
+  turn(kind) {
+    const number = ++this.turns[kind];
+    const { picture } = this.turns;
+    return () => number === this.turns[kind] && picture === this.turns.picture;
+  }
+
+  /** Withdraw every question, and drop the answers that are on their way. */
+  withdraw() {
+    this.turns.picture++;
+    this.loading.abort();
+    for (const { controller } of this.questions.values()) controller.abort();
+    this.questions.clear();
+    this.file = null;
   }
 
   async start() {
-    this.turn.abort();
-    this.turn = new AbortController();
-    this.known.clear();
+    this.withdraw();
+    const isLatest = this.turn("picture");
+    this.loading = new AbortController();
     this.target = null;
-    const { signal } = this.turn;
     this.element.setAttribute("aria-busy", "true");
+    this.element.classList.remove("working");
+    this.resting = [];
     for (const name of ["answer", "bars", "bars-note", "facts", "caption"]) this.part(name).replaceChildren();
     this.part("unfamiliar").hidden = true;
     tell(this.part("problem"), null);
-    const bitmap = await createImageBitmap(this.file).catch(() => null);
-    if (signal.aborted) return;
-    this.element.classList.toggle("blank", bitmap === null);
-    if (bitmap) this.stage.show(bitmap, this.name);
-    else this.stage.clear();
-    this.shared.changed();
-    const works = await this.predict(signal);
-    if (works && !signal.aborted) await this.explain();
-    if (!signal.aborted) this.element.removeAttribute("aria-busy");
+    this.stage.clear();
+    try {
+      const { file, bitmap, isFlattened } = await look(await this.source(this.loading.signal));
+      if (!isLatest()) return;
+      this.file = file;
+      this.isFlattened = isFlattened;
+      this.element.classList.toggle("blank", bitmap === null);
+      if (bitmap) this.stage.show(bitmap, this.name);
+      this.shared.changed();
+      await this.shared.connected();
+      if (!isLatest()) return;
+      await this.predict(isLatest);
+      if (isLatest()) await this.explain();
+    } catch (error) {
+      if (!isLatest()) return;
+      if (!(error instanceof Problem)) throw error;
+      error.message = this.inWords(error.message);
+      tell(this.part("problem"), error, error.status === 0 || error.status >= 500 ? () => this.start() : null);
+    }
+    if (isLatest()) this.element.removeAttribute("aria-busy");
   }
 
-  async predict(signal) {
+  async predict(isLatest) {
     if (!this.model.classes) {
       this.part("answer").textContent = "This model has no classes; it gives embeddings.";
       this.showFacts(null);
-      return true;
+      return;
     }
-    try {
-      const answer = await askAbout("/v1/predict", { top_k: TOP_K, model: this.model.name }, this.file, signal);
-      if (!signal.aborted) this.showLabels(answer);
-      return true;
-    } catch (error) {
-      if (error.name === "AbortError") return false;
-      error.message = this.inWords(error.message);
-      tell(this.part("problem"), error, error.status === 0 || error.status >= 500 ? () => this.start() : null);
-      return false;
-    }
+    const answer = await this.ask("/v1/predict", { top_k: TOP_K, model: this.model.name });
+    if (isLatest()) this.showLabels(answer);
   }
 
   /** A message about the only picture: by the name that people know, without the decoder's own words. */
   inWords(message) {
-    return message.replace(/^(picture 0|the body)\b/i, () => this.name).replace(/(damaged or truncated) \(.*\)\.$/s, "$1.");
+    const named = message.replace(/^(picture 0|the body)\b/i, () => this.name);
+    return named.replace(/(damaged or truncated) \(.*\)\.$|; it starts with .*$/s, "$1.");
   }
 
   showLabels({ predictions: [{ labels, familiar }], milliseconds, model }) {
@@ -188,41 +203,48 @@ export class Pane {
 
   /** The map of the chosen method; after a change of the settings, again. */
   async explain() {
-    if (!this.file) return;
+    if (!this.file || !this.model) return;
     if (!this.model.explains) {
       this.say(`${this.model.name} runs on ${this.model.runtime} and cannot be explained.`);
       return;
     }
+    const isLatest = this.turn("map");
     const { method } = this.shared.settings;
-    const parameters = { format: "json", method, target: this.target, model: this.model.name, ...this.attention(method) };
-    const { signal } = this.turn;
-    this.asked = parameters;
+    const parameters = { format: "json", method, target: this.target, model: this.model.name, ...this.attention() };
     this.element.classList.add("working");
     try {
-      const answer = await this.fetch("/v1/explain", parameters);
-      if (signal.aborted || this.asked !== parameters) return;
+      const answer = await this.ask("/v1/explain", parameters);
+      if (!isLatest()) return;
       this.stage.place(answer);
       this.stage.setMap(answer.map);
       this.describe(answer);
     } catch (error) {
-      if (error.name === "AbortError" || this.asked !== parameters) return;
+      if (!isLatest()) return;
+      if (!(error instanceof Problem)) throw error;
       this.stage.setMap(null);
       this.say(`${error.message} ${error.hint}`);
-    } finally {
-      if (this.asked === parameters) this.element.classList.remove("working");
     }
+    this.element.classList.remove("working");
+  }
+
+  /** The settings have changed: what is shown is asked for anew. */
+  update() {
+    this.explain();
+    if (this.stage.patch !== null) this.attend(this.stage.patch, false);
   }
 
   /** Layer and head belong to attention only. */
-  attention(method) {
-    const { layer, head } = this.shared.settings;
+  attention() {
+    const { method, layer, head } = this.shared.settings;
     return method === "attention" ? { layer, head } : {};
   }
 
   describe({ method, target }) {
     const looks = target === null || ["attention", "rollout"].includes(method);
     const bright = looks ? "The model looks at the bright parts" : `The bright parts speak for ${nameOf(target)}`;
-    this.said = `${bright} (${method}).${this.stage.isCropped ? " The model does not see the striped part." : ""}`;
+    const cropped = this.stage.isCropped ? " The model does not see the striped part." : "";
+    const flattened = this.isFlattened ? " What is transparent was laid on white, for the model too." : "";
+    this.said = `${bright} (${method}).${cropped}${flattened}`;
     const how = `${TOUCH.matches ? "Touch" : "Point at"} a patch to see what it attends to.`;
     this.say(this.said, this.model.methods.includes("attention") ? how : "");
     this.stage.patches.setAttribute(
@@ -241,25 +263,26 @@ export class Pane {
     small.className = "hint";
     small.textContent = hint;
     this.resting = hint ? [`${text} `, small] : [text];
-    this.part("caption").replaceChildren(...this.resting);
+    if (this.stage.patch === null) this.part("caption").replaceChildren(...this.resting);
   }
 
   /** What one patch attends to; null: back to the explanation. */
   async attend(patch, byKeyboard) {
+    const isLatest = this.turn("patch");
+    const caption = this.part("caption");
     if (patch === null) {
-      this.part("caption").replaceChildren(...(this.resting ?? []));
+      caption.replaceChildren(...this.resting);
       return;
     }
     const [, columns] = this.stage.grid;
     const where = (index) => `row ${Math.floor(index / columns) + 1}, column ${(index % columns) + 1}`;
     if (!this.model.methods.includes("attention")) {
-      this.part("caption").textContent = `The patch in ${where(patch)}; this model cannot show what it attends to.`;
+      caption.textContent = `The patch in ${where(patch)}; this model cannot show what it attends to.`;
       return;
     }
-    const { layer, head } = this.shared.settings;
     try {
-      const answer = await this.fetch("/v1/attention", { layer, head, model: this.model.name });
-      if (this.stage.patch !== patch) return;
+      const answer = await this.ask("/v1/attention", { ...this.attention(), model: this.model.name });
+      if (!isLatest()) return;
       answer.rows ??= Uint8Array.from(atob(answer.data), (sign) => sign.charCodeAt(0));
       const count = this.stage.grid[0] * columns;
       const row = answer.rows.subarray(patch * count, (patch + 1) * count);
@@ -268,23 +291,57 @@ export class Pane {
       const by = answer.head === null ? `mean of ${answer.heads} heads` : `head ${answer.head}`;
       const most = best === patch ? "itself" : where(best);
       const text = `The patch in ${where(patch)} attends most to ${most} (layer ${answer.layer}, ${by}).`;
-      this.part("caption").textContent = text;
+      caption.textContent = text;
       if (byKeyboard) this.shared.announce(text);
     } catch (error) {
-      if (error.name !== "AbortError") this.part("caption").textContent = `${error.message} ${error.hint}`;
+      if (!isLatest()) return;
+      if (!(error instanceof Problem)) throw error;
+      caption.textContent = `${error.message} ${error.hint}`;
     }
   }
 
-  /** An answer about this picture, kept until another comes. */
-  fetch(path, parameters) {
+  /** The answer to a question about this picture, kept until another comes; it takes the place of one still open. */
+  ask(path, parameters) {
     const key = JSON.stringify([path, parameters]);
-    if (!this.known.has(key)) {
-      const answer = askAbout(path, parameters, this.file, this.turn.signal);
-      answer.catch(() => this.known.get(key) === answer && this.known.delete(key));
-      this.known.set(key, answer);
+    for (const [other, question] of this.questions) {
+      if (other === key || question.path !== path || !question.isOpen) continue;
+      question.controller.abort();
+      this.questions.delete(other);
     }
-    return this.known.get(key);
+    if (!this.questions.has(key)) {
+      const question = { path, isOpen: true, controller: new AbortController() };
+      question.answer = askAbout(path, parameters, this.file, question.controller.signal).finally(() => {
+        question.isOpen = false;
+      });
+      question.answer.catch(() => this.questions.get(key) === question && this.questions.delete(key));
+      this.questions.set(key, question);
+    }
+    return this.questions.get(key).answer;
   }
+}
+
+/** A picture as it is shown and sent: where it is transparent, on white. `bitmap` is null if the browser cannot show it. */
+async function look(file) {
+  const bitmap = await createImageBitmap(file).catch(() => null);
+  if (bitmap === null || file.type === "image/jpeg") return { file, bitmap, isFlattened: false };
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [bitmap.width, bitmap.height];
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.drawImage(bitmap, 0, 0);
+  if (!hasTransparency(context, canvas)) return { file, bitmap, isFlattened: false };
+  context.globalCompositeOperation = "destination-over";
+  context.fillStyle = "white";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  const flat = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  return { file: flat, bitmap: await createImageBitmap(canvas), isFlattened: true };
+}
+
+function hasTransparency(context, { width, height }) {
+  for (let top = 0; top < height; top += BAND) {
+    const { data } = context.getImageData(0, top, width, Math.min(BAND, height - top));
+    for (let at = 3; at < data.length; at += 4) if (data[at] < 255) return true;
+  }
+  return false;
 }
 
 /** A class of a model without names is called by its number. */

@@ -35,24 +35,43 @@ export const askAbout = (path, parameters, picture, signal) =>
     signal,
   });
 
+/** A file of this server, which needs no token. */
+export async function download(path, signal) {
+  const answer = await send(path, { signal }, "");
+  return answer.ok ? answer.blob().catch(unreachable) : read(answer);
+}
+
 async function send(address, options, used) {
   const headers = { ...options.headers, ...(used ? { Authorization: `Bearer ${used}` } : {}) };
   try {
     return await fetch(address, { ...options, headers, cache: "no-store" });
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Problem("The server cannot be reached.", "Check the network, and that vitrail serve is still running.");
+    return unreachable(error);
   }
 }
 
+function unreachable(error) {
+  if (error.name === "AbortError") throw error;
+  throw new Problem("The server cannot be reached.", "Check the network, and that vitrail serve is still running.");
+}
+
 async function read(answer) {
-  const body = await answer.json().catch(() => null);
+  const text = await answer.text().catch(unreachable);
+  const body = parse(text);
   if (answer.ok && body !== null) return body;
   const error = body?.error;
   if (!error) throw new Problem(`The server answered with status ${answer.status} and no explanation.`, "", answer.status);
   const wait = answer.headers.get("Retry-After");
   const hint = wait ? `Try again in ${wait} ${wait === "1" ? "second" : "seconds"}.` : error.hint;
   throw new Problem(asSentence(error.message), hint, answer.status);
+}
+
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
 }
 
 const asSentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
@@ -81,7 +100,7 @@ function askForToken(wasRefused) {
       dialog.close();
       resolve();
     };
-    dialog.onclose = () => reject(new Problem("This service needs a token.", "Reload the page to enter one.", 401));
+    dialog.onclose = () => reject(new Problem("This service needs a token.", "Choose Try again to enter one."));
     dialog.showModal();
   });
 }

@@ -39,8 +39,9 @@ export class Stage {
     this.bitmap = null;
     this.map = this.row = this.patch = null;
     this.grid = this.box = null;
-    this.frame.classList.remove("explained", "attending");
     this.mark.hidden = true;
+    this.picture.getContext("2d").clearRect(0, 0, this.picture.width, this.picture.height);
+    this.paint();
   }
 
   /** Show a picture (an ImageBitmap), without an overlay. */

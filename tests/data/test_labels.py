@@ -1,0 +1,112 @@
+"""What the names of classes give away, and that real names give nothing away."""
+
+import csv
+from itertools import product
+from pathlib import Path
+
+import pytest
+from tests.data.conftest import picture
+
+from vitrail.data import open_data
+from vitrail.data.check.report import check_data
+from vitrail.data.labels import doubt_labels
+from vitrail.errors import DataError
+
+FLOWERS, COLOURS = ("daisy", "rose", "tulip", "lily", "iris"), ("red", "white")
+PAIRS = list(product(FLOWERS, COLOURS))
+IMAGENETTE = ["tench", "English springer", "cassette player", "chain saw", "church", "French horn", "garbage truck"]
+
+
+def combine(separator: str) -> list[str]:
+    return [separator.join(pair) for pair in PAIRS]
+
+
+@pytest.mark.parametrize(
+    ("classes", "certain"),
+    [
+        (combine(","), True),
+        (combine(", "), True),
+        (combine(";"), True),
+        (combine("|"), True),
+        ([str(list(pair)) for pair in PAIRS], True),
+        (combine(" "), False),  # colours and flowers may be names, too
+        ([*combine(" "), "red daisy"], True),  # but not in either order
+        (["cat", "dog", "bird", "cat dog", "dog bird"], True),  # nor if each word is a class
+        (["cat", "dog", "cat,dog"], True),
+    ],
+)
+def test_several_labels_in_one_cell(classes: list[str], certain: bool) -> None:
+    doubt = doubt_labels(sorted(classes), pictures=1000)
+    assert doubt is not None
+    assert (doubt.what, doubt.certain) == ("several labels in one cell", certain)
+    assert "vitrail learns one label per picture: keep one label in each cell" in doubt.detail
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        IMAGENETTE,
+        ["tench, Tinca tinca", "goldfish, Carassius auratus", "great white shark, white shark, man-eater"],
+        ["red apple", "green apple", "red pear", "green pear"],
+        ["cat", "dog", "other, unclear"],
+        ["0", "1", "10", "2"],
+        ["1.0", "2.0", "3.0"],  # whole numbers that went through a column with gaps
+        ["nan", "inf", "1.5"],
+    ],
+)
+def test_names_are_left_in_peace(classes: list[str]) -> None:
+    assert doubt_labels(sorted(classes), pictures=1000) is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "pictures", "what", "certain"),
+    [
+        ([f"{number / 7:.3f}" for number in range(200)], 200, "the labels are measurements", True),
+        ([f"{number / 2}" for number in range(11)], 5000, "the labels are measurements", False),  # half stars
+        ([f"IMG_{number}" for number in range(200)], 210, "nearly one class per picture", True),
+        ([str(number) for number in range(50)], 50, "nearly one class per picture", True),
+    ],
+)
+def test_numbers_and_ids(classes: list[str], pictures: int, what: str, certain: bool) -> None:
+    doubt = doubt_labels(classes, pictures)
+    assert doubt is not None
+    assert (doubt.what, doubt.certain) == (what, certain)
+
+
+@pytest.fixture
+def make_table(tmp_path: Path):
+    picture(0).save(tmp_path / "a.png")
+
+    def make(labels: list[str], splits: list[str] | None = None) -> Path:
+        path = tmp_path / "table.csv"
+        with path.open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["path", "labels", *(["split"] if splits else [])])
+            rows.writerows(["a.png", label, *([splits[row]] if splits else [])] for row, label in enumerate(labels))
+        return path
+
+    return make
+
+
+def test_data_check_finds_and_training_refuses_them(make_table) -> None:
+    dataset = open_data(make_table(combine(",") * 3))
+    report = check_data(dataset, workers=1)
+    assert report.exit_code == 2, "training would refuse these data"
+    (finding,) = [item for item in report.findings if item.what == "several labels in one cell"]
+    assert (finding.severity, finding.key) == ("error", "daisy,red")
+    with pytest.raises(DataError, match=r"several labels in one cell, such as 'daisy,red': 7 labels, .* check=False"):
+        dataset.refuse_labels()
+    open_data(make_table(combine(" ") * 3)).refuse_labels()  # which is only a warning
+
+
+def test_measurements_in_two_splits_are_not_called_missing_classes(make_table) -> None:
+    labels = [f"{number / 7:.3f}" for number in range(20)]
+    with pytest.raises(DataError, match=r"val has classes that train lacks.*the labels are measurements: 20 classes"):
+        open_data(make_table(labels, ["train"] * 15 + ["val"] * 5))
+
+
+def test_nan_is_no_label(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"path": ["a.png", "b.png"], "label": [1.0, float("nan")]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="row 2 has no label"):
+        open_data(tmp_path / "t.parquet")
