@@ -9,6 +9,7 @@ from typing import Any
 
 # No test reaches out, and none finds what happens to be on a machine; before anything imports huggingface_hub.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{tempfile.gettempdir()}/vitrail-tests-no-hub"}
+os.environ["VITRAIL_CACHE"] = f"{tempfile.gettempdir()}/vitrail-tests-no-cache-{os.getpid()}"
 
 import pytest
 import torch
@@ -117,6 +118,18 @@ def shorten_probes(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny() -> ViTConfig:
     return TINY
+
+
+class Clock:
+    """Stands for the module `time`: on it, only sleeping takes time."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 @pytest.fixture

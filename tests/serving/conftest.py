@@ -23,7 +23,7 @@ from vitrail.serving.batching import Answer, Item
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServeSettings
 
-QUICK = {"runtime": "torch", "threads": 1, "max_batch": 4, "max_wait_ms": 0, "client_timeout": 1, "port": 0}
+QUICK = {"runtime": "torch", "threads": 1, "max_batch": 4, "max_wait_ms": 0, "client_timeout": 2, "port": 0}
 
 
 class Running:
@@ -75,7 +75,7 @@ def running() -> Generator[Running]:
 
 @pytest.fixture(scope="session")
 def client(running: Running) -> Generator[httpx.Client]:
-    with httpx.Client(base_url=running.url, timeout=30) as client:
+    with httpx.Client(base_url=running.url, timeout=SECONDS) as client:
         yield client
 
 
