@@ -66,7 +66,7 @@ def _one_export_of_each_graph() -> Generator[None]:
         yield
 
 
-DRAWING = ("evaluation", "explanation", "prediction", "report")  # whose tests are about figures, among other things
+DRAWING = ("evaluation", "explanation", "prediction")  # whose tests are about figures, among other things
 
 
 @pytest.fixture(autouse=True)
