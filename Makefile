@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: demo test pytest check docs bench lock lock-images clean
+.PHONY: demo test pytest fuzz check docs bench lock lock-images clean
 
 demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
 	$(BIN)/vitrail demo
@@ -11,10 +11,18 @@ demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what i
 test: .venv/dev.stamp  ## lint, types and every test, side by side
 	@$(MAKE) --no-print-directory --jobs=2 check pytest
 
-# One worker more than there are cores, because some tests wait for other processes. The workers share the cores: threads
-# that wait for work must not spin in the meantime.
+# The workers share the cores: threads that wait for work must not spin in the meantime. Compiled files are kept, because
+# many tests start processes.
+PYTEST := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $$(getconf _NPROCESSORS_ONLN) --dist worksteal
+
 pytest: .venv/dev.stamp  ## every test
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
+	$(PYTEST)
+
+# TIMES as many cases as `make test` tries; the same ones each time, unless SEED is another number.
+TIMES ?= 20
+SEED ?= 0
+fuzz: .venv/dev.stamp  ## the fuzzers, with thousands of cases
+	VITRAIL_FUZZ=$(TIMES) VITRAIL_FUZZ_SEED=$(SEED) $(PYTEST) -m "fuzz or hypothesis" --hypothesis-seed=$(SEED)
 
 check: .venv/dev.stamp  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -9,14 +9,18 @@ from typing import Any
 
 # No test reaches out, and none finds what happens to be on a machine; before anything imports huggingface_hub.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": f"{tempfile.gettempdir()}/vitrail-tests-no-hub"}
+os.environ["VITRAIL_CACHE"] = f"{tempfile.gettempdir()}/vitrail-tests-no-cache-{os.getpid()}"
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
 from fuzzing import set_up_hypothesis
 from vitrail.model import ViT, ViTConfig
+from vitrail.training import recipes
+from vitrail.training.config import apply_changes
 from vitrail.weights.native import fingerprint
 
 set_up_hypothesis()  # before the tests are read
@@ -33,6 +37,14 @@ def _fixed_randomness() -> None:
 def _one_thread() -> None:
     """Workers of a parallel run would fight for the cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Generator[None]:
+    """The tests kill processes, but cut nobody's power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,7 +66,7 @@ def _one_export_of_each_graph() -> Generator[None]:
         yield
 
 
-DRAWING = ("evaluation", "explanation", "prediction", "report")  # whose tests are about figures, among other things
+DRAWING = ("evaluation", "explanation", "prediction")  # whose tests are about figures, among other things
 
 
 @pytest.fixture(autouse=True)
@@ -64,15 +76,20 @@ def _blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         leave_blank(monkeypatch)
 
 
-def leave_blank(patch: pytest.MonkeyPatch) -> None:
-    def save(figure: Any, target: Any, *, dpi: Any = None, **_: Any) -> None:
+def leave_blank(patch: pytest.MonkeyPatch, *, only_pdf: bool = False) -> None:
+    draw = Figure.savefig
+
+    def save(figure: Any, target: Any, *, dpi: Any = None, **options: Any) -> None:
         if getattr(target, "suffix", "") == ".pdf":
             target.write_bytes(b"%PDF-1.4")
+            return
+        if only_pdf:
+            draw(figure, target, dpi=dpi or "figure", **options)
             return
         width, height = figure.get_size_inches() * (dpi or figure.dpi)
         Image.new("L", (int(width), int(height)), 255).save(target, "PNG")
 
-    patch.setattr("matplotlib.figure.Figure.savefig", save)
+    patch.setattr(Figure, "savefig", save)
 
 
 @pytest.fixture
@@ -92,9 +109,27 @@ def skip_reports(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("vitrail.verbs.evaluation.write_page", write)
 
 
+def shorten_probes(patch: pytest.MonkeyPatch) -> None:
+    """Five epochs of the head instead of a hundred, also before fine-tuning."""
+    short = apply_changes(recipes.linear(), {"epochs": 5})
+    patch.setitem(recipes.RECIPES, "linear", lambda: short)
+
+
 @pytest.fixture
 def tiny() -> ViTConfig:
     return TINY
+
+
+class Clock:
+    """Stands for the module `time`: on it, only sleeping takes time."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 @pytest.fixture

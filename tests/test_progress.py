@@ -1,10 +1,12 @@
 """Long work in a pipe: a line before half a minute has passed in silence."""
 
 import io
+import re
 import time
 
 import pytest
 
+from processes import wait_for
 from vitrail import progress as pulse
 from vitrail.cli.printing import PlainConsole, progress_bar, working
 from vitrail.progress import EVERY, Pulse
@@ -74,18 +76,22 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hasty")
 def test_bars_and_work_speak_on_the_error_stream_while_nothing_advances(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("pictures", 2000) as advance:
-        advance(1500)
-        time.sleep(0.15)
-    with working("writing the report"):
-        time.sleep(0.15)
+    heard = ""
+
+    def has_said(pattern: str) -> bool:
+        nonlocal heard
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        heard += captured.err
+        return re.search(pattern, heard) is not None
+
     with progress_bar("silent", 3, speaks=False), working("silent", speaks=False):
-        time.sleep(0.15)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "pictures: 1,500 of 2,000 (0 s)\n" in captured.err
-    assert "writing the report … (0 s)\n" in captured.err
-    assert "silent" not in captured.err
+        with progress_bar("pictures", 2000) as advance:
+            advance(1500)
+            wait_for(lambda: has_said(r"pictures: 1,500 of 2,000 \(\d+ s\)\n"))
+        with working("writing the report"):
+            wait_for(lambda: has_said(r"writing the report … \(\d+ s\)\n"))
+    assert not has_said("silent")
 
 
 @pytest.mark.usefixtures("hasty")
@@ -93,15 +99,13 @@ def test_training_speaks_within_an_epoch() -> None:
     file = io.StringIO()
     display = Display(PlainConsole(file=file, width=200))
     display.prepared("train features", 3, 4)
-    time.sleep(0.15)
+    wait_for(lambda: re.search(r"train features: 3 of 4 \(\d+ s\)\n", file.getvalue()))
     display.prepared("train features", 4, 4)
     display.began(100, 0, 2)
     display.stepped(7, 1.25, 321.0)
-    time.sleep(0.15)
+    wait_for(lambda: re.search(r"training: step 7 of 100, loss 1.250, 321 images/s \(\d+ s\)\n", file.getvalue()))
     display.finished_epoch(ROW, is_best=False)
     display.ended()
     lines = file.getvalue()
-    assert "train features: 3 of 4 (0 s)\n" in lines
-    assert "training: step 7 of 100, loss 1.250, 321 images/s (0 s)\n" in lines
     time.sleep(0.1)
     assert file.getvalue() == lines

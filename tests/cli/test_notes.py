@@ -25,7 +25,7 @@ VERBS = {
     "explain": ["explain", "tiny.npz", "pictures/red/0.png", "--method", "rollout"],
     "figures": ["figures", "tiny.npz", "pictures/red/0.png"],
     "convert": ["convert", "tiny.npz", "ours.safetensors"],
-    "train": ["train", "pictures", "--weights", "tiny.npz", "--epochs", "1", "--batch-size", "8", "--no-check"],
+    "train": ["train", "pictures", "--weights=tiny.npz", "--epochs=1", "--batch-size=8", "--no-check", "--no-probe"],
 }
 
 

@@ -13,7 +13,7 @@ from tests.data.conftest import picture
 from tests.docs.pages import ROOT
 
 import vitrail
-from conftest import TINY, randomize, skip_reports
+from conftest import TINY, randomize, shorten_probes, skip_reports
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ SCRIPT = ViTConfig(image_size=(64, 64), patch_size=(8, 8), width=96, depth=4, he
 def lay_out(desk: Path) -> None:
     """Write everything into the folder `desk`."""
     with pytest.MonkeyPatch.context() as patch, chdir(desk):
-        skip_reports(patch)
+        _hurry(patch)
         for number, (folder, classes) in enumerate(FOLDERS.items()):
             for label, name in enumerate(classes):
                 Path(folder, name).mkdir(parents=True)
@@ -53,7 +53,7 @@ def lay_out(desk: Path) -> None:
         _write_photographs()
         _write_cifar(Path("named-data/cifar-10-batches-bin"))
         _write_checkpoints()
-        vitrail.train("PICTURES", model="cifar-tiny", recipe="scratch", epochs=1, batch_size=8, check=False)
+        vitrail.train("PICTURES", weights="start.safetensors", recipe="finetune", epochs=1, batch_size=8, check=False)
 
 
 def sit_down(page: Path, desk: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,14 @@ def sit_down(page: Path, desk: Path, folder: Path, patch: pytest.MonkeyPatch) ->
     patch.setenv("VITRAIL_CACHE", str(folder / "cache"))
     patch.setenv("VITRAIL_DATA", str(desk / "named-data"))
     patch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(desk / HUB[name]))
+    _hurry(patch)
+
+
+def _hurry(patch: pytest.MonkeyPatch) -> None:
+    """Without what has tests of its own and takes seconds: reports, many epochs, and the speed of the machine."""
     skip_reports(patch)
+    shorten_probes(patch)
+    patch.setattr("vitrail.verbs.benchmark.measure_gemm_peak", lambda *_: 1e11)
 
 
 def _write_photographs() -> None:
@@ -102,7 +109,8 @@ def _write_cifar(folder: Path) -> None:
 
 
 def _write_checkpoints() -> None:
-    two = replace(TINY, num_classes=2)
+    two = replace(TINY, depth=1, num_classes=2)
+    write_checkpoint(_checkpoint(replace(two, patch_size=(4, 4)), ("cat", "dog")), "start.safetensors")
     write_checkpoint(_checkpoint(two, ("cat", "dog")), "model.safetensors")
     write_checkpoint(_checkpoint(two, ("cat", "dog")), HUB["google/vit-base-patch16-224"], "hf")
     dino = replace(_checkpoint(DINO, None), preprocess=preset("dinov2", (224, 224)))

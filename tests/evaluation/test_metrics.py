@@ -10,14 +10,11 @@ import pytest
 import scipy.stats
 import sklearn.metrics as sk
 import torch
-from benchmarks.peers import torchmetrics
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.errors import InputError
 from vitrail.evaluation import metrics
-
-tm = torchmetrics.classification
 
 
 @st.composite
@@ -64,6 +61,9 @@ def test_equal_to_scikit_learn(case: tuple[np.ndarray, np.ndarray]) -> None:
 
 @given(cases())
 def test_equal_to_torchmetrics(case: tuple[np.ndarray, np.ndarray]) -> None:
+    from benchmarks.peers import torchmetrics  # it takes five seconds
+
+    tm = torchmetrics.classification
     logits, targets = torch.as_tensor(case[0]).double(), torch.as_tensor(case[1])
     classes = logits.shape[1]
     found = metrics.measure(logits, targets)

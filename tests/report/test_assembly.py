@@ -158,6 +158,7 @@ def test_a_failed_report_does_not_cost_the_training(
     assert Path("e/metrics.json").is_file()
 
 
+@pytest.mark.draws
 def test_large_photos_and_hostile_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a test split, with names that would be markup, with pictures that must become thumbnails."""
     monkeypatch.chdir(tmp_path)
@@ -231,6 +232,7 @@ def test_commands_are_as_a_person_types_them(ranks: int, here: int, start: str) 
     assert as_typed(told) == f"{start} train 'my pictures'"
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize(
     "program", [["-c"], ["my_script.py", "my", "arguments"], ["/x/ipykernel/__main__.py"], [""], []]
 )

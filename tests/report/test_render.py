@@ -174,6 +174,7 @@ def test_an_evaluation_tells_its_story(predictor: Predictor, arrays: Dataset) ->
     assert len(page.all("table")) == 2
 
 
+@pytest.mark.draws
 def test_a_thousand_classes(arrays: Dataset) -> None:
     generator = np.random.default_rng(0)
     count = 1000
@@ -197,6 +198,7 @@ def test_a_thousand_classes(arrays: Dataset) -> None:
     assert "classes.csv has all of them" in text
 
 
+@pytest.mark.draws
 def test_drawings_have_a_dark_form_and_photographs_do_not(predictor: Predictor, arrays: Dataset) -> None:
     found = measure_split(predictor, arrays)
     gallery = Gallery(tiles=[Tile(pictures=[photo()], title="a photograph")])
@@ -264,6 +266,7 @@ def test_the_worst_comes_first_and_the_undefined_last() -> None:
     assert worst_first([0.5, math.nan, 0.1, 0.9]) == [2, 0, 3, 1]
 
 
+@pytest.mark.draws
 def test_curves_survive_what_training_can_do() -> None:
     def draw(*values: float) -> str:
         return draw_plot(Plot(title="loss", curves=[Curve(name="a", points=list(enumerate(values)))]))

@@ -28,7 +28,7 @@ QUICK = {
     "threads": 1,
     "max_batch": 4,
     "max_wait_ms": 0,
-    "client_timeout": 1,
+    "client_timeout": 2,
     "max_client_connections": 64,
     "port": 0,
 }
@@ -83,7 +83,7 @@ def running() -> Generator[Running]:
 
 @pytest.fixture(scope="session")
 def client(running: Running) -> Generator[httpx.Client]:
-    with httpx.Client(base_url=running.url, timeout=30) as client:
+    with httpx.Client(base_url=running.url, timeout=SECONDS) as client:
         yield client
 
 

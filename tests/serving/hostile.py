@@ -308,7 +308,7 @@ ATTACKS: tuple[Callable[[Random], Attack], ...] = (
 
 def carry_out(port: int, attack: Attack) -> tuple[int, bytes]:
     """The status of the first answer (0: the connection was closed without one), and the answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=15) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         received = b""
         try:
             for piece in attack.pieces:

@@ -2,9 +2,12 @@
 
 import asyncio
 import errno
+import select
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from random import Random
 from typing import Any
 from unittest.mock import Mock
@@ -15,7 +18,7 @@ import pytest
 import uvicorn
 
 from serving import hostile
-from serving.conftest import Running, encode, wait_for
+from serving.conftest import QUICK, Running, encode, wait_for
 from vitrail.serving.connections import RESERVE, Connection, Room
 
 HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n"
@@ -34,7 +37,7 @@ def test_hostile_requests_achieve_nothing(running: Running, client: httpx.Client
     assert statuses[400] > 20
     assert client.post("/v1/predict", content=encode()).json()["predictions"] == expected
     assert running.worker().pid == worker
-    wait_for(lambda: hostile.files_of(running.process.pid) <= files, 10)
+    wait_for(lambda: hostile.files_of(running.process.pid) <= files)
     assert not any("Traceback" in line for line in running.said)
 
 
@@ -62,31 +65,33 @@ def test_what_is_not_a_request_is_refused(running: Running, request_: bytes, sta
 
 
 def test_slow_clients_are_cut_off(running: Running) -> None:
-    for pieces in (
-        (HEAD[:20],),
-        (HEAD + b"Content-Length: 100\r\n\r\nabc",),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",),
-    ):
-        began = time.perf_counter()
-        status, answer = send(running.port, *pieces)
-        assert status == 408, answer
-        assert 0.8 < time.perf_counter() - began < 5
     began = time.perf_counter()
-    assert send(running.port, b"")[0] == 0  # an idle connection is closed without a word
-    assert time.perf_counter() - began < 5
+    lengths = (b"Content-Length: 100\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+    slow = (HEAD[:20], *(HEAD + length for length in lengths))
+    with ThreadPoolExecutor(4) as threads:
+        idle = threads.submit(send, running.port, b"")
+        for answer in threads.map(lambda piece: send(running.port, piece), slow):
+            assert answer[0] == 408, answer
+        assert idle.result()[0] == 0  # an idle connection is closed without a word
+    assert time.perf_counter() - began > 0.8 * QUICK["client_timeout"]
 
 
 def test_a_trickle_is_cut_off_too(running: Running) -> None:
     """Bytes that keep coming, but lead nowhere."""
-    drops: list[bytes | float] = [each for n in range(40) for each in (b"X%d: a\r\n" % n, 0.1)]
-    began = time.perf_counter()
-    assert send(running.port, HEAD, *drops)[0] in (0, 408)
-    assert time.perf_counter() - began < 6
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
+        connection.sendall(HEAD)
+        for number in range(400):
+            with suppress(ConnectionError):
+                connection.sendall(b"X%d: a\r\n" % number)
+            answered, _, _ = select.select([connection], [], [], 0.1)
+            if answered:
+                break
+        assert answered, "it is still listened to"
 
 
 def test_a_body_is_limited_while_it_streams(running: Running) -> None:
     """No length is given, so that only counting can end it."""
-    with socket.create_connection(("127.0.0.1", running.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         piece = b"%x\r\n" % 1_000_000 + bytes(1_000_000) + b"\r\n"
         sent = 0
@@ -104,7 +109,7 @@ def test_a_body_is_limited_while_it_streams(running: Running) -> None:
 def test_requests_in_a_pipeline_are_answered_in_their_order(running: Running) -> None:
     one = hostile.post(encode(), "/v1/predict?top_k=1")
     other = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", running.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
         connection.sendall(one + one + other)
         received = b""
         while chunk := connection.recv(65536):

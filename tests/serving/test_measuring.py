@@ -1,10 +1,10 @@
 """What is chosen from measured times."""
 
-import time
-
 import numpy as np
 import pytest
 
+from conftest import Clock
+from vitrail.serving import measuring
 from vitrail.serving.measuring import choose_batch, choose_wait, measure
 
 
@@ -24,15 +24,16 @@ def test_choices(seconds: dict[int, float], batch: int, wait: float) -> None:
     assert choose_wait(seconds) == wait
 
 
-def test_measuring_ends_in_time() -> None:
+def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(measuring, "time", clock)
     images = np.zeros((64, 1, 1, 1), dtype=np.float32)
 
     def compute(batch: np.ndarray) -> np.ndarray:
-        time.sleep(0.02 * len(batch))
+        clock.sleep(0.02 * len(batch))
         return batch
 
-    began = time.perf_counter()
     seconds = measure(compute, images)
-    assert time.perf_counter() - began < 2
+    assert clock.now < 2
     assert list(seconds)[:3] == [1, 2, 4]
-    assert 0.02 <= seconds[1] < 0.04
+    assert seconds[1] == pytest.approx(0.02)

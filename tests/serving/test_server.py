@@ -4,12 +4,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import httpx
 import pytest
 
 import vitrail
+from processes import SECONDS, wait_for
 from serving.conftest import Running, encode
 from vitrail.serving.server import stop_listening
 
@@ -49,14 +49,13 @@ def test_answers_are_those_of_the_library(client: httpx.Client) -> None:
 
 def test_health_is_answered_while_the_worker_computes(client: httpx.Client, running: Running) -> None:
     large = encode("PNG", (3000, 3000))
-    thread = threading.Thread(target=lambda: httpx.post(f"{running.url}/v1/predict", content=large, timeout=30))
+    thread = threading.Thread(target=lambda: httpx.post(f"{running.url}/v1/predict", content=large, timeout=SECONDS))
     thread.start()
-    times: list[float] = []
+    answers = 0
     while thread.is_alive():
-        began = time.perf_counter()
         assert client.get("/v2/health/live").status_code == 200
-        times.append(time.perf_counter() - began)
-    assert sorted(times)[len(times) // 2] < 0.05
+        answers += thread.is_alive()
+    assert answers > 3
 
 
 def test_sigterm_loses_no_accepted_request() -> None:
@@ -67,7 +66,7 @@ def test_sigterm_loses_no_accepted_request() -> None:
     began = threading.Barrier(25)
 
     def ask() -> None:
-        with httpx.Client(base_url=service.url, timeout=30) as client:
+        with httpx.Client(base_url=service.url, timeout=SECONDS) as client:
             client.get("/v2/health/live")
             began.wait()
             while True:
@@ -84,11 +83,10 @@ def test_sigterm_loses_no_accepted_request() -> None:
     for thread in threads:
         thread.start()
     began.wait()
-    time.sleep(0.3)
+    wait_for(lambda: len(statuses) > 48)
     assert service.end() == 143
     for thread in threads:
         thread.join()
-    assert len(statuses) > 48
     assert set(statuses) == {200}
 
 

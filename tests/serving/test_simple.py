@@ -280,7 +280,7 @@ def test_files_come_from_a_table(name: str) -> None:
 
 
 def test_a_full_queue_and_a_time_limit() -> None:
-    app = InProcess(None, queue_size=3, max_pictures=3, timeout=0.2)  # the worker never answers
+    app = InProcess(None, queue_size=3, max_pictures=3, timeout=1)  # the worker never answers
 
     async def work(client: Any) -> None:
         asked = [asyncio.create_task(client.post("/v1/predict", content=PICTURE)) for _ in range(6)]
@@ -296,7 +296,7 @@ def test_a_full_queue_and_a_time_limit() -> None:
 
 def test_all_bodies_together_are_limited() -> None:
     """Many requests that wait must not fill the memory, however few pictures they are."""
-    app = InProcess(None, max_body_mb=0.005, max_buffer_mb=0.012, timeout=0.2)
+    app = InProcess(None, max_body_mb=0.005, max_buffer_mb=0.012, timeout=1)
 
     async def work(client: Any) -> None:
         asked = [asyncio.create_task(client.post("/v1/predict", content=PICTURE)) for _ in range(6)]

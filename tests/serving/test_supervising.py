@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 import vitrail
-from serving.conftest import FACTS, InProcess, Running, encode, wait_for
+from processes import SECONDS, wait_for
+from serving.conftest import FACTS, InProcess, Running, encode
 from serving.test_gate import ask as run_with
 from vitrail.errors import VitrailError
 from vitrail.serving.frames import Frame, pack
@@ -33,7 +34,7 @@ def test_a_killed_worker_is_started_again() -> None:
     ended = threading.Event()
 
     def ask() -> None:
-        with httpx.Client(base_url=service.url, timeout=40) as client:
+        with httpx.Client(base_url=service.url, timeout=SECONDS) as client:
             while not ended.is_set():
                 began = time.monotonic()
                 answers.append((began, client.post("/v1/predict", content=data)))
@@ -45,11 +46,11 @@ def test_a_killed_worker_is_started_again() -> None:
     for thread in threads:
         thread.start()
     try:
-        with httpx.Client(base_url=service.url) as client:
+        with httpx.Client(base_url=service.url, timeout=SECONDS) as client:
             wait_for(lambda: len(answers) > 40)
             assert set(statuses()) == {200}
             service.worker().kill()
-            wait_for(lambda: client.get("/v2/health/ready").status_code == 503, 2)
+            wait_for(lambda: client.get("/v2/health/ready").status_code == 503)
             noticed = time.monotonic()
             assert client.get("/v2/health/live").status_code == 200
             assert 'vitrail_ready{model="cifar10"} 0.0' in client.get("/metrics").text
@@ -106,8 +107,8 @@ def test_a_changed_file_is_served_without_losing_a_request(tmp_path: Path) -> No
     ended = threading.Event()
 
     def ask() -> None:
-        with httpx.Client(base_url=service.url, timeout=30) as client:
-            while not ended.is_set():
+        with httpx.Client(base_url=service.url, timeout=SECONDS) as client:
+            while not ended.wait(0.02):  # time for the others: the machine has few cores
                 answer = client.post("/v1/predict", content=data)
                 seen.append((answer.status_code, answer.json()["model"]["version"]))
 
@@ -134,7 +135,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "broken.safetensors"
     path.write_bytes(bundled_path("cifar10").read_bytes()[:-1000])
     command = [sys.executable, "-m", "vitrail", "serve", str(path), "--port", "0"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert result.returncode == 2
     assert result.stderr.count("error:") == 1
     assert "broken.safetensors" in result.stderr

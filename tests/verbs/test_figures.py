@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from accelerator import DEVICE, pretending
+from conftest import leave_blank
 from vitrail import load
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, InputError
@@ -61,7 +62,8 @@ def test_mistakes_are_found_before_a_folder_is_made(save_model, photos) -> None:
     [{}, {"positions": PositionConfig(kind="sincos")}, {"stem": ConvStem(widths=(8, 16), strides=(2, 2))}],
     ids=["learned", "sincos", "conv stem"],
 )
-def test_on_a_device(changes: dict, save_model, photos) -> None:
+def test_on_a_device(changes: dict, save_model, photos, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_blank(monkeypatch, only_pdf=True)
     model = save_model(**changes, **({"patch_size": (2, 2)} if "stem" in changes else {}))
     figures(model, "cpu", photos, device="cpu")
     with pretending() as pretence:
