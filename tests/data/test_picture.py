@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from vitrail.data.picture import decode, has_sixteen_bits, open_picture, orientation
 from vitrail.data.preprocess import Preprocess
-from vitrail.errors import InputError
+from vitrail.errors import ConfigError, InputError
 
 SPEC = Preprocess()
 GREY = Preprocess(channels=1, mean=(0.5,), std=(0.5,))
@@ -52,6 +52,21 @@ def test_too_many_pixels_are_refused_from_the_header(width: int, height: int) ->
     with pytest.raises(InputError, match=r"pixels"):
         open_picture(write_png(width, height))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB
+
+
+def test_the_user_can_raise_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+    with pytest.raises(InputError, match=r"11000×9000 .* shrink the picture, or set VITRAIL_MAX_PIXELS to 99000000 or"):
+        open_picture(huge_png(11_000, 9_000))  # a warning of Pillow would be an error too
+    monkeypatch.setenv("VITRAIL_MAX_PIXELS", "500000000")
+    with open_picture(huge_png(20_000, 20_000)) as image:
+        assert image.size == (20_000, 20_000)
+    assert Image.MAX_IMAGE_PIXELS == 500_000_000, "Pillow judges crops and strips too"
+    with pytest.raises(InputError, match=r"over the limit of 500,000,000"):
+        open_picture(huge_png(30_000, 20_000))
+    monkeypatch.setenv("VITRAIL_MAX_PIXELS", "1e9")
+    with pytest.raises(ConfigError, match=r"VITRAIL_MAX_PIXELS must be a number of pixels, .* got '1e9'"):
+        open_picture(huge_png(20, 20))
 
 
 def test_the_limit_can_be_lowered() -> None:

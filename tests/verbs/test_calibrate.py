@@ -68,6 +68,13 @@ def test_both_doors_write_the_same(world: Path, capsys: pytest.CaptureFixture[st
     assert "wrote c.safetensors" in printed
 
 
+def test_the_calibrated_file_lies_beside_the_checkpoint(world: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    write_tiny(tmp_path / "models" / "own.safetensors")
+    assert vitrail.calibrate("models/own.safetensors", "animals").path == Path("models/own-calibrated.safetensors")
+    assert Path("models/own-calibrated.safetensors").is_file()
+
+
 def test_in_place_only_if_asked_and_only_ours(world: Path, tmp_path: Path) -> None:
     own = write_tiny(tmp_path / "own.safetensors")
     assert vitrail.calibrate(own, "animals", in_place=True).path == own

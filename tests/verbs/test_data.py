@@ -12,6 +12,8 @@ from vitrail.cli.main import main
 from vitrail.data.augment.config import Augment
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, DataError
+from vitrail.ranks import Ranks
+from vitrail.training.choosing import resolve
 from vitrail.verbs.data import check_data, open_data, shard_data, show_data
 
 
@@ -32,6 +34,8 @@ def test_both_doors_check_the_same(make_folder, inside, capsys: pytest.CaptureFi
     assert contents("command") == contents("python")
     assert [path.name for path in written] == ["check.csv", "contact_sheet.png", "split.csv"]
     assert told["counts"] == report.counts()
+    assert told["split"] == report.split_note
+    assert report.split_note.startswith("the splits were made here, as train makes them")
     assert told["exit_code"] == report.exit_code == 1
     kinds = [(item["severity"], item["finding"], item["count"]) for item in told["findings"]]
     assert kinds == [(item.severity, item.what, count) for item, count in report.summary()]
@@ -43,6 +47,18 @@ def test_both_doors_check_the_same(make_folder, inside, capsys: pytest.CaptureFi
     assert capsys.readouterr() == ("", ""), "Python is quiet"
     splits = [{fact.key for fact in check.facts if fact.split == "val"} for check in (check_data(root), report)]
     assert splits[0] != splits[1], "another seed, another split"
+
+
+def test_the_splits_that_are_checked_are_those_that_train_makes(make_folder, inside) -> None:  # noqa: F811
+    root = make_folder("cat", "dog", count=20)
+    _, dataset = resolve(str(root), {"weights": "none", "split_seed": 1}, Ranks())
+    checked = check_data(root, split_seed=1)
+    assert checked.dataset.splits.keys() == dataset.splits.keys() == {"train", "val", "test"}
+    for name, source in dataset.splits.items():
+        keys = [source.key(index) for index in range(len(source))]
+        assert keys == [fact.key for fact in checked.facts if fact.split == name]
+    own = make_folder("train/cat", "train/dog", "test/cat", "test/dog", count=20, root="own")
+    assert "train takes one out of the training pictures" in check_data(own).split_note
 
 
 def test_both_doors_show_the_same(inside) -> None:

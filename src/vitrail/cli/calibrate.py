@@ -40,7 +40,8 @@ def calibrate(
     data
         Pictures that the model was not trained on: a folder, a table, or a name such as cifar10 or digits.
     out
-        The file to write [default: the model's name with -calibrated.safetensors, in this folder].
+        The file to write [default: the model's name with -calibrated.safetensors, beside it, or in this folder for a
+        model of the hub].
     in_place
         Write into the model's own file, which must be one of ours.
     split

@@ -152,6 +152,7 @@ def _as_json(report: "Report", paths: tuple[Path, ...]) -> dict[str, object]:
     return {
         "name": report.dataset.name,
         "counts": report.counts(),
+        "split": report.split_note,
         "findings": to_dict(sum_up(report))["findings"],
         "exit_code": report.exit_code,
         "written": [str(path) for path in paths],
@@ -162,6 +163,8 @@ def _print_report(report: "Report") -> None:
     console = SteadyConsole(highlight=False)
     console.print(_count_table(report))
     console.print(_describe_sizes(report))
+    if report.split_note:
+        console.print(report.split_note, soft_wrap=True)
     console.print()
     for item, count in report.summary():  # lines rather than a table, which would cut paths off
         detail = f"  [dim]{escape(item.detail)}[/]" if item.detail else ""

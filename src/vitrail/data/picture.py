@@ -1,7 +1,9 @@
 """Opening pictures from anywhere without trusting them: the header is judged before a pixel is decoded."""
 
 import io
+import os
 import re
+import struct
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
@@ -10,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.data.preprocess import MAX_PIXELS, Preprocess
-from vitrail.errors import InputError
+from vitrail.errors import ConfigError, InputError
 from vitrail.reading import check_regular
 
 # Format → the extensions that folders of pictures use for it.
@@ -26,6 +28,7 @@ FORMATS = {
 EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
 _ENDINGS = tuple(EXTENSIONS)
 
+LIMIT_VARIABLE = "VITRAIL_MAX_PIXELS"
 MAX_HEADER = 1 << 16  # bytes until the size of a PPM picture is known
 MAX_COMMENTS = 1000  # in a PPM picture in text form
 _ORIENTATION_TAG = 0x0112
@@ -49,41 +52,74 @@ def open_picture(
     source: str | Path | bytes | IO[bytes],
     *,
     formats: tuple[str, ...] = tuple(FORMATS),
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int | None = None,
     name: str = "picture",
 ) -> Image.Image:
     """Open a picture and judge its header: known format, not empty, not too large. No pixel is decoded yet.
 
-    In messages a file is called by its path, anything else by `name`.
+    It may have 89 million pixels, as many as $VITRAIL_MAX_PIXELS says, or `max_pixels`. In messages a file is called by
+    its path, anything else by `name`.
     """
+    limit = _pixel_limit() if max_pixels is None else max_pixels
+    hint = f"shrink the picture{'' if max_pixels else f', or set {LIMIT_VARIABLE} to a higher number'}"
     name = str(source) if isinstance(source, str | Path) else name
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
         if isinstance(source, str | Path):
             check_regular(source, InputError)
-        _refuse_comments(stream, name)
-        image = Image.open(stream, formats=formats)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InputError(f"{name}: too many pixels to decode safely ({error}).") from None
+        image = _open(stream, _refuse_comments(stream, name), formats)
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{name}: too many pixels to decode safely ({error}); {hint}.") from None
     except Image.UnidentifiedImageError:
         raise InputError(f"{name}: {_why_unidentified(source, formats)}") from None
     except InputError:
         raise
     except Exception as error:  # decoders may raise anything on hostile bytes
         raise InputError(f"{name}: cannot be read as a picture ({_describe(error)}).") from error
-    if image.width * image.height > max_pixels:
+    if (pixels := image.width * image.height) > limit:
         size = f"{image.width}×{image.height}"
         image.close()
-        raise InputError(f"{name}: {size} pixels are over the limit of {max_pixels:,}; shrink the picture first.")
+        hint = hint.replace("a higher number", f"{pixels} or more")
+        raise InputError(f"{name}: {size} pixels are over the limit of {limit:,}; {hint}.")
     return image
 
 
-def _refuse_comments(source: str | Path | IO[bytes], name: str) -> None:
-    """PPM pictures may have comments of any length, which Pillow reads byte by byte, or many, each of which costs it a
-    copy of all that follows: five megabytes of them take minutes."""
+def _pixel_limit() -> int:
+    """How many pixels the user's own pictures may have; a higher limit than Pillow's is set in Pillow too."""
+    asked = os.environ.get(LIMIT_VARIABLE)
+    if not asked:
+        return MAX_PIXELS
+    if not (asked.isdecimal() and 0 < int(asked) < 2**63):
+        raise ConfigError(f"{LIMIT_VARIABLE} must be a number of pixels, such as {2 * MAX_PIXELS}; got {asked[:50]!r}.")
+    if Image.MAX_IMAGE_PIXELS is not None:
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, int(asked))
+    return int(asked)
+
+
+def _open(source: str | Path | IO[bytes], start: bytes, formats: tuple[str, ...]) -> Image.Image:
+    """As `Image.open`, which warns of pictures that are beyond the limit before we can refuse them."""
+    for name in formats:
+        if name not in Image.OPEN:
+            Image.init()
+        factory, accepts = Image.OPEN[name]
+        accepted = accepts is None or accepts(start)  # a text says what is missing to read it
+        if accepted and not isinstance(accepted, str):
+            try:
+                return factory(str(source) if isinstance(source, Path) else source, "")  # pyright: ignore[reportArgumentType]
+            except (SyntaxError, IndexError, TypeError, struct.error):
+                break  # not of this format after all
+    raise Image.UnidentifiedImageError
+
+
+def _refuse_comments(source: str | Path | IO[bytes], name: str) -> bytes:
+    """The first bytes of a file, unless it has too many comments.
+
+    PPM pictures may have comments of any length, which Pillow reads byte by byte, or many, each of which costs it a
+    copy of all that follows: five megabytes of them take minutes.
+    """
     with Path(source).open("rb") if isinstance(source, str | Path) else nullcontext(source) as file:
         position = file.tell()
-        start = file.read(2)
+        start = file.read(16)
         if start[:1] == b"P":
             start += file.read(MAX_HEADER)
         needed = 3 if start[1:2] in b"14" else 4  # the magic number, width, height, and the largest value
@@ -94,6 +130,7 @@ def _refuse_comments(source: str | Path | IO[bytes], name: str) -> None:
         file.seek(position)
     if endless or (start[:2] in (b"P1", b"P2", b"P3") and comments > MAX_COMMENTS):
         raise InputError(f"{name}: has too many or too long comments; save the picture without them.")
+    return start[:16]
 
 
 def _why_unidentified(source: str | Path | bytes | IO[bytes], formats: tuple[str, ...]) -> str:

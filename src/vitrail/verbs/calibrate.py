@@ -75,7 +75,8 @@ def calibrate(
         model: a checkpoint: what `vitrail.load` takes, except exports.
         data: an open data set, or what `vitrail.open_data` takes; `settings` are the fields of its `DataConfig`. Data
             without splits of their own get those of the model's run.
-        out: the file to write; by default the model's name with -calibrated.safetensors, in this folder.
+        out: the file to write; by default the model's name with -calibrated.safetensors, beside it, or in this folder
+            for a model of the hub or a bundled one.
         in_place: write into the model's own file instead, which must be one of ours.
         split: the pictures to measure on.
         by_position: for a checkpoint without class names: its classes are those of the data, in the same order.
@@ -109,7 +110,10 @@ def _target(located: Located, out: Path | None, in_place: bool) -> Path:
     if in_place:
         return _own_file(located, out)
     if out is None:
-        out = Path(f"{Path(located.name.partition('@')[0]).stem}-calibrated.safetensors")
+        beside = Path(located.name.partition("@")[0])
+        out = Path(f"{beside.stem}-calibrated.safetensors")
+        if located.path is not None and located.name not in bundled.NAMES:
+            out = located.path.parent / out
     if out.suffix != ".safetensors":
         raise ConfigError(f"out= must end in .safetensors; got {out}.")
     if out.exists():

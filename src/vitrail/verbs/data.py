@@ -50,7 +50,8 @@ class DataCheck(Report):
 
     def _repr_markdown_(self) -> str:
         pictures, classes = counted(len(self.facts), "picture"), counted(len(self.dataset.classes), "class")
-        lines = [f"**{markdown_cell(self.dataset.name)}**: {pictures}, {classes}", ""]
+        about = f"; {self.split_note}" if self.split_note else ""
+        lines = [f"**{markdown_cell(self.dataset.name)}**: {pictures}, {classes}{about}", ""]
         if not self.findings:
             return "\n".join([*lines, "No problems were found."])
         lines += ["| severity | finding | count | example |", "|---|---|--:|---|"]

@@ -67,6 +67,15 @@ class Report:
         share = max(counts[split] / len(source) for split, source in self.dataset.splits.items())
         refuse_broken(broken, len(self.facts), self.dataset.max_broken_rate, share)
 
+    @property
+    def split_note(self) -> str:
+        """Which splits were checked, where training may use others; "" where the data have all of their own."""
+        if self.dataset.made_split:
+            return "the splits were made here, as train makes them with the same val_rate, test_rate and split_seed"
+        if "val" not in self.dataset.splits:
+            return "there is no validation split; train takes one out of the training pictures, unless val_rate is 0"
+        return ""
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Class → split → number of pictures."""
         table = {name: dict.fromkeys(self.dataset.splits, 0) for name in self.dataset.classes}
