@@ -19,6 +19,11 @@ from errno import EINVAL, EISDIR, ENOSYS, ENOTSUP
 from functools import cache
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 # The machine is part of the name: some network file systems lock for one machine only.
 MARKS = ".vitrail-"
 MARK = f"{MARKS}{zlib.crc32(platform.node().encode()):08x}-"
@@ -120,10 +125,8 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _lock(workshop: Path, *, wait: bool) -> int | None:
     """Lock a workshop; None if somebody else works there, or if this file system has no locks."""
-    if sys.platform == "win32":
+    if fcntl is None:
         return None
-    import fcntl
-
     handle = None
     try:
         handle = os.open(workshop, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -21,7 +21,7 @@ KEYS = tuple(f"{name}/{number}.png" for name in ("cat", "dog") for number in ran
 def make(keys: Sequence[str] = KEYS, val: int = 1) -> Dataset:
     """Pictures of two classes, the last `val` of them for validation."""
     root, labels = Path("pictures"), [int(key >= "dog") for key in keys]
-    every = FileSource([root / key for key in keys], labels, root)
+    every = FileSource(keys, labels, root)
     splits = {"train": every.select(range(len(keys) - val)), "val": every.select(range(len(keys) - val, len(keys)))}
     return Dataset(name="pictures", classes=("cat", "dog"), splits=splits)
 

@@ -57,16 +57,16 @@ def test_too_many_pixels_are_refused_from_the_header(width: int, height: int) ->
 def test_the_user_can_raise_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
     with pytest.raises(InputError, match=r"11000×9000 .* shrink the picture, or set VITRAIL_MAX_PIXELS to 99000000 or"):
-        open_picture(huge_png(11_000, 9_000))  # a warning of Pillow would be an error too
+        open_picture(write_png(11_000, 9_000))  # a warning of Pillow would be an error too
     monkeypatch.setenv("VITRAIL_MAX_PIXELS", "500000000")
-    with open_picture(huge_png(20_000, 20_000)) as image:
+    with open_picture(write_png(20_000, 20_000)) as image:
         assert image.size == (20_000, 20_000)
     assert Image.MAX_IMAGE_PIXELS == 500_000_000, "Pillow judges crops and strips too"
     with pytest.raises(InputError, match=r"over the limit of 500,000,000"):
-        open_picture(huge_png(30_000, 20_000))
+        open_picture(write_png(30_000, 20_000))
     monkeypatch.setenv("VITRAIL_MAX_PIXELS", "1e9")
     with pytest.raises(ConfigError, match=r"VITRAIL_MAX_PIXELS must be a number of pixels, .* got '1e9'"):
-        open_picture(huge_png(20, 20))
+        open_picture(write_png(20, 20))
 
 
 def test_the_limit_can_be_lowered() -> None:

@@ -66,7 +66,7 @@ class Trainer:
         self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
         start_state(self.optimizers)
         self.progress = Progress()
-        if config.schedule.minutes is not None and not config.start.training.on_features:  # a head takes a moment
+        if config.schedule.minutes is not None and self.objective.fits_epochs:
             self.progress.plan = budget.first_plan(config.schedule.epochs, len(self.loader))
         self._told_epochs = config.schedule.epochs  # that were reported last
         self._saved_at = time.monotonic()

@@ -39,6 +39,7 @@ class Objective(ABC):
 
     setup: Setup
     keeps_only_trained: bool = False  # resumable checkpoints hold only the weights that are trained
+    fits_epochs: bool = True  # a time budget decides how many there are
 
     @property
     @abstractmethod
@@ -143,6 +144,7 @@ class HeadOnFeatures(Classification):
     """Only the head, on features of unchanged pictures that are computed once."""
 
     keeps_only_trained: bool = True
+    fits_epochs: bool = False  # they take a moment
 
     @property
     def module(self) -> nn.Module:

@@ -135,6 +135,9 @@ class ServiceSettings(TypedDict, total=False):
     max_body_mb: float
     max_buffer_mb: float
     max_pixels: int
+    max_request_pixels: int
+    max_queue_pixels: int
+    max_client_connections: int
     max_pictures: int
     rate_limit: float | None
     runtime: RuntimeChoice
