@@ -80,6 +80,7 @@ def test_a_trickle_is_cut_off_too(running: Running) -> None:
     """Bytes that keep coming, but lead nowhere."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
         connection.sendall(HEAD)
+        answered: list[Any] = []
         for number in range(400):
             with suppress(ConnectionError):
                 connection.sendall(b"X%d: a\r\n" % number)
