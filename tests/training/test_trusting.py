@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import vitrail
+from vitrail.evaluation.measurement import measure_split
 from vitrail.evaluation.trusting import fit_trust
 from vitrail.ranks import Ranks
 from vitrail.runtimes.torch_runtime import TorchRuntime
@@ -39,8 +40,16 @@ def test_it_is_fitted_on_validation_and_stored_with_the_same_weights(trained: tu
     before = vitrail.load(folder)
     assert before.trust is None
     blind = {name: source for name, source in setup.dataset.splits.items() if name != "test"}
-    store_trust(replace(setup, dataset=replace(setup.dataset, splits=blind)), Ranks(), folder, Listener())
+    found = store_trust(replace(setup, dataset=replace(setup.dataset, splits=blind)), Ranks(), folder, Listener())
     after = vitrail.load(folder)
+    again = measure_split(after, setup.dataset, "val")  # what the report would otherwise compute once more
+    assert found is not None
+    assert (found.trust, found.keys) == (again.trust, again.keys)
+    assert found.metrics.nll == pytest.approx(again.metrics.nll, rel=1e-4)
+    np.testing.assert_allclose(found.logits, again.logits, rtol=1e-4, atol=1e-5)
+    assert found.familiarity is not None
+    assert again.familiarity is not None
+    np.testing.assert_allclose(found.familiarity, again.familiarity, rtol=1e-3)
     assert after.trust is not None
     assert (after.trust.data, after.trust.pictures) == ("digits, val", len(setup.dataset.split("val")))
     assert after.trust == fit_trust(before, setup.dataset)[0]
@@ -77,7 +86,9 @@ def test_features_that_are_kept_are_not_computed_again(
     expected = fit_trust(vitrail.load(folder), setup.dataset)[0]
     with monkeypatch.context() as patch:
         patch.setattr(TorchRuntime, "logits_and_features", pytest.fail)
-        store_trust(setup, Ranks(), folder, Listener())
+        measurement = store_trust(setup, Ranks(), folder, Listener())
+    assert measurement is not None
+    assert measurement.images_per_second is None, "the backbone was not measured"
     found = vitrail.load(folder).trust
     assert found is not None
     assert (found.pictures, found.data) == (expected.pictures, expected.data)

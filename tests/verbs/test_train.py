@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.data.conftest import make_folder  # noqa: F401
 
 from vitrail.cli.main import main
+from vitrail.cli.train import exit_code
 from vitrail.data import open_data
 from vitrail.errors import ConfigError, ResumableError
 from vitrail.evaluation.trusting import count_pictures
@@ -85,10 +87,20 @@ def test_the_test_split_is_measured_once(here: Path, monkeypatch: pytest.MonkeyP
     assert seen == run.test.count + count_pictures(open_data("digits")), "and those of the calibration"
 
 
-@pytest.mark.usefixtures("no_report")
+def test_what_the_run_measured_is_what_its_report_shows(make_folder, here: Path) -> None:  # noqa: F811
+    folder = make_folder("cat", "dog", count=60)
+    run = train(folder, model="compact-8", epochs=1, check=False, report=False, val_rate=0.5, test_rate=0)
+    assert (run.report, run.problem, run.test) == (None, "", None)
+    assert not (run.folder / "report.html").exists()
+    assert all(path.is_file() for path in run.written)
+    assert run.measurement is not None
+    assert (run.measurement.split, len(run.measurement.keys)) == ("val", 60)
+    assert exit_code(run) == 0, "nothing failed"
+
+
 def test_the_linear_recipe_trains_only_the_head(here: Path) -> None:
-    first = train("digits", epochs=1, batch_size=256, check=False, out="first")
-    second = train("digits", recipe="linear", weights=first.best, epochs=5, check=False, out="second")
+    first = train("digits", epochs=1, batch_size=256, check=False, report=False, out="first")
+    second = train("digits", recipe="linear", weights=first.best, epochs=5, check=False, report=False, out="second")
     before, after = (open_checkpoint(run.folder).tensors for run in (first, second))
     changed = {name for name in after if not torch.equal(before[name], after[name])}
     assert changed == {"head.weight", "head.bias"}

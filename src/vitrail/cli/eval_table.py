@@ -33,7 +33,7 @@ def print_evaluation(title: str, measurement: "Measurement", facts: dict[str, An
         ("calibration error", _calibration(measurement)),
         ("NLL, Brier", f"{metrics.nll:.4f}, {metrics.brier:.4f}"),
         *_trust_rows(facts),
-        ("throughput", f"{measurement.images_per_second:,.0f} pictures/s"),
+        ("throughput", f"{measurement.images_per_second or 0:,.0f} pictures/s"),
         *_extra_rows(facts),
     ]
     console.print(_number_table(rows))

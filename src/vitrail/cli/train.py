@@ -41,6 +41,7 @@ def train(
     out: Path | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     check: bool = True,
+    report: bool = True,
     track: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
     flags: _FLAGS = _NOTHING,  # pyright: ignore[reportInvalidTypeForm, reportUnknownParameterType]
@@ -61,6 +62,8 @@ def train(
         Show the whole config, the parameters, memory and time, and stop.
     check
         First look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
+    report
+        Write a report at the end: a page, its figures and its tables.
     track
         Also write TensorBoard files.
     """
@@ -81,12 +84,15 @@ def train(
         if resume is not None:
             _refuse_with_resume(resume, out, dry_run)
             settings.update({name: value for name, value in (("data", data), ("recipe", recipe)) if value})
-            return end(resume_run(resume, config=config, track=track, progress=display, **settings), as_json)
+            return end(
+                resume_run(resume, config=config, report=report, track=track, progress=display, **settings), as_json
+            )
         if dry_run:
             plan = plan_run(data, recipe=recipe, config=config, out=out, check=check, progress=display, **settings)
             _print_plan(plan, display, as_json)
             return 0
         asked: dict[str, Any] = {"recipe": recipe, "config": config, "out": out, "check": check, "track": track}
+        asked["report"] = report
         return end(train_run(data, progress=display, **asked, **settings), as_json)
 
     return until_interrupted(work, display)
@@ -144,8 +150,8 @@ def end(run: "Run", as_json: bool) -> int:
 
 
 def exit_code(run: "Run") -> int:
-    """1 without a report; torchrun must not start a finished run again because of its report."""
-    return int(run.report is None and int(os.environ.get("WORLD_SIZE", "1")) == 1)
+    """1 if the report failed; torchrun must not start a finished run again because of it."""
+    return int(bool(run.problem) and int(os.environ.get("WORLD_SIZE", "1")) == 1)
 
 
 def print_problem(run: "Run") -> None:
@@ -158,7 +164,8 @@ def print_problem(run: "Run") -> None:
 def _print_ended(run: "Run") -> None:
     console = SteadyConsole(highlight=False, soft_wrap=True)
     console.print(escape(run.ended))
-    console.print(f"its report: {escape(str(run.report))}")
+    if run.report is not None:
+        console.print(f"its report: {escape(str(run.report))}")
     again = shlex.join(["vitrail", "train", "PICTURES", "--weights", str(run.folder)])
     print_end([], f"{again} starts a new run from its weights")
 

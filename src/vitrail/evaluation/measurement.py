@@ -49,7 +49,7 @@ class Measurement:
     logits: Floats  # (N, classes); with test-time augmentation, the logarithms of the mean probabilities
     targets: Integers  # (N,)
     broken: dict[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be read
-    seconds: float
+    seconds: float | None  # None: with features that were known before
     trust: Trust | None = None  # what the model's calibration found
     familiarity: Doubles | None = None  # (N,) the scores of its `Familiarity`; None if it cannot tell
     coverage: float = COVERAGE  # of the label sets that are measured
@@ -92,8 +92,8 @@ class Measurement:
         return self.metrics if self.trust is None else measure(self.logits, self.targets)
 
     @property
-    def images_per_second(self) -> float:
-        return len(self.samples) / self.seconds
+    def images_per_second(self) -> float | None:
+        return None if self.seconds is None else len(self.samples) / self.seconds
 
 
 def measure_split(

@@ -60,14 +60,15 @@ def fit_trust(
             f"{counted(len(source), 'picture')}."
         )
     order = align_classes(predictor, dataset.classes, by_position=by_position)
-    start = time.perf_counter()
 
     def look(name: str, limit: int | None = None) -> Look:
         samples = choose(len(dataset.split(name)), limit)
         found = None if known is None else known(name, samples, order)
         return found or _look(predictor, dataset, name, order, samples, progress)
 
+    start = time.perf_counter()
     kept, logits, features, broken = look(split)
+    seconds = time.perf_counter() - start
     seen, _, trained_on, _ = look("train", TRAINING_PICTURES)
     measurement = Measurement(
         data=dataset.name,
@@ -78,7 +79,7 @@ def fit_trust(
         logits=logits,
         targets=source.labels[kept],
         broken=broken,
-        seconds=time.perf_counter() - start,
+        seconds=seconds,
     )
     scaling = fit_scaling(logits, measurement.targets)
     if scaling is None:  # some could not be read
@@ -89,7 +90,8 @@ def fit_trust(
         sets=fit_sets(logits, measurement.targets, trust),
         familiarity=fit_familiarity(trained_on, train.labels[seen], features),
     )
-    return trust, measurement
+    strange = trust.familiarity
+    return trust, replace(measurement, familiarity=None if strange is None else strange.scores(features))
 
 
 def _look(

@@ -20,7 +20,7 @@ from vitrail.report.pictures import encode_figure, encode_photo
 from vitrail.weights.trust import probabilities
 
 MISTAKES, RIGHT = 12, 6  # pictures that are explained
-LOOKED_AT = 16  # pictures over which attention distance is averaged
+LOOKED_AT = 6  # pictures over which attention distance is averaged
 
 
 def picture_sections(predictor: Predictor, dataset: Dataset, measurement: Measurement) -> list[Section]:

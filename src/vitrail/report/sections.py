@@ -132,12 +132,11 @@ def result_section(measurement: Measurement, curves: Robustness | None = None) -
         Fact(name="balanced accuracy", value=_share(metrics.balanced_accuracy)),
         Fact(name="NLL", value=f"{metrics.nll:.4f}"),
         Fact(name="Brier score", value=f"{metrics.brier:.4f}"),
-        Fact(
-            name="throughput",
-            value=f"{measurement.images_per_second:,.0f}",
-            note="pictures per second, from file to prediction",
-        ),
     ]
+    if (speed := measurement.images_per_second) is not None:
+        numbers.append(
+            Fact(name="throughput", value=f"{speed:,.0f}", note="pictures per second, from file to prediction")
+        )
     blocks: list[Block] = [Paragraph(text=chosen_by(measurement))] if measurement.chose_epoch else []
     blocks += [Facts(facts=numbers), _class_table(measurement)]
     worst = [

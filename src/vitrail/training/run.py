@@ -75,7 +75,7 @@ class Run:
     seconds: float
     val: Judgement | None
     test: Judgement | None
-    measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test
+    measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test, or else on val
     report: Path | None = None
     written: tuple[Path, ...] = ()  # what users will want to open, the report first
     problem: str = ""  # why there is no report
@@ -313,16 +313,16 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     val = None
     if setup.has_validation:
         val = Judgement(loss=progress.best_loss, accuracy=progress.best_accuracy, count=len(setup.dataset.split("val")))
-    store_trust(setup, ranks, folder, listener)
-    measurement = measure_test(setup, ranks, folder, listener)
+    on_val = store_trust(setup, ranks, folder, listener)
+    on_test = measure_test(setup, ranks, folder, listener)
     run = Run(
         folder=folder,
         epochs=progress.epoch,
         best_epoch=progress.best_epoch,
         seconds=progress.seconds,
         val=val,
-        test=None if measurement is None else _judgement(measurement),
-        measurement=measurement,
+        test=None if on_test is None else _judgement(on_test),
+        measurement=on_test or on_val,
     )
     if ranks.is_first:
         with atomic_path(folder / METRICS) as draft:

@@ -8,6 +8,7 @@ import torch
 
 from vitrail.draws import Integers
 from vitrail.errors import VitrailError
+from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.trusting import Look, count_pictures, fit_trust
 from vitrail.prediction import load
 from vitrail.prediction.predictor import Predictor
@@ -20,13 +21,14 @@ from vitrail.training.listener import Listener
 from vitrail.weights.native import read_native, save_checkpoint
 
 
-def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> None:
+def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Measurement | None:
     """Calibrate the kept weights on the validation pictures, by all ranks together; test pictures play no part.
 
-    Without such pictures, or with too few, the weights stay as they are; the latter is reported.
+    Without such pictures, or with too few, the weights stay as they are; the latter is reported. What was measured is
+    returned, for the report.
     """
     if not setup.has_validation:
-        return
+        return None
     ranks.wait()
     predictor = load(folder, device=ranks.device)
     done, total = 0, count_pictures(setup.dataset)
@@ -40,15 +42,17 @@ def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) ->
         return look_at_kept(setup, predictor, folder, split, samples, order)
 
     try:
-        trust, _ = fit_trust(predictor, setup.dataset, known=known, progress=advance)
+        trust, measurement = fit_trust(predictor, setup.dataset, known=known, progress=advance)
     except VitrailError as error:
         listener.said(f"the model is not calibrated: {error}")
-        return
+        return None
     finally:
         listener.ended()
     listener.said(f"calibrated {trust.describe()[0]}")
     best = folder / "weights" / "best.safetensors"
     ranks.from_first(lambda: save_checkpoint(replace(read_native(best), trust=trust), best))
+    seconds = None if setup.config.start.training.on_features else measurement.seconds  # of the head only
+    return replace(measurement, trust=trust, seconds=seconds)
 
 
 def look_at_kept(

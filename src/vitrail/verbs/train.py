@@ -57,6 +57,7 @@ def train(
     config: str | Path | TrainConfig | None = None,
     out: str | Path | None = None,
     check: bool = True,
+    report: bool = True,
     track: bool = False,
     progress: bool | Listener = False,
     **settings: Unpack[TrainSettings],
@@ -71,18 +72,29 @@ def train(
         recipe: the name of a recipe, instead of a chosen one.
         config: a YAML file, such as the config.yaml of another run, or a `TrainConfig`; settings override it.
         out: the folder to write to; by default the next free runs/train-N.
+<<<<<<< HEAD
         check: first look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
         track: also write TensorBoard files.
         progress: show the run, or pass a `Listener` of your own.
     """
     changes = read_changes("train", recipe, config, settings)
     return _start(str(data), changes, out, "train", check=check, track=track, progress=progress)
+=======
+        check: first look for damaged pictures, leakage between splits and imbalance.
+        report: write a report at the end, with its figures and tables.
+        track: also write TensorBoard files.
+        progress: show the run, or pass a `Listener` of your own.
+    """
+    changes = _read_changes("train", recipe, config, settings)
+    return _start(str(data), changes, out, "train", check=check, report=report, track=track, progress=progress)
+>>>>>>> python
 
 
 def resume(
     folder: str | Path,
     *,
     config: str | Path | TrainConfig | None = None,
+    report: bool = True,
     track: bool = False,
     progress: bool | Listener = False,
     **settings: Unpack[ResumeSettings],
@@ -98,7 +110,8 @@ def resume(
         changes["device"] = "auto" if unshared else read_config(Path(folder)).machine.device
     if track:
         require_tensorboard()
-    return _continue(Path(folder), changes, join_ranks(str(changes["device"])), track=track, progress=progress)
+    ranks = join_ranks(str(changes["device"]))
+    return _continue(Path(folder), changes, ranks, report=report, track=track, progress=progress)
 
 
 def plan(
@@ -123,7 +136,7 @@ def plan(
 def demo(*, out: str | Path | None = None, progress: bool | Listener = False) -> Run:
     """Train a small ViT on the handwritten digits that come with scikit-learn."""
     changes = ask_for(recipes.recipe("digits"))
-    return _start("", changes, out, "demo", check=False, track=False, progress=progress)
+    return _start("", changes, out, "demo", check=False, report=True, track=False, progress=progress)
 
 
 def _start(
@@ -133,6 +146,7 @@ def _start(
     name: str,
     *,
     check: bool,
+    report: bool,
     track: bool,
     progress: bool | Listener,
 ) -> Run:
@@ -142,7 +156,7 @@ def _start(
     ranks = join_ranks(str(changes.get("device", "auto")))
     folder = None if out is None else Path(out)
     if (begun := find_begun(folder, Path("runs"), ranks)) is not None:
-        return _continue(begun, {}, ranks, track=track, progress=progress)
+        return _continue(begun, {}, ranks, report=report, track=track, progress=progress)
     _refuse_out(out, ranks)
     check_shared(folder or Path("runs"), ranks)
     listener = _listen(progress, ranks)
@@ -150,10 +164,13 @@ def _start(
     listener.decided(describe_plan(setup, measured, ranks))
     with _locked() as lock:
         run_folder = ranks.from_first(lambda: _make_folder(setup, folder, lock, name, checked))
-        return _carry_out(setup, ranks, run_folder, listener, track=track, progress=progress, resume=False)
+        how: Any = {"report": report, "track": track, "progress": progress}
+        return _carry_out(setup, ranks, run_folder, listener, **how, resume=False)
 
 
-def _continue(folder: Path, changes: dict[str, Any], ranks: Ranks, *, track: bool, progress: bool | Listener) -> Run:
+def _continue(
+    folder: Path, changes: dict[str, Any], ranks: Ranks, *, report: bool, track: bool, progress: bool | Listener
+) -> Run:
     listener = _listen(progress, ranks)
     with _locked() as lock:
         ranks.from_first(lambda: take_begun(folder, lock))
@@ -163,7 +180,8 @@ def _continue(folder: Path, changes: dict[str, Any], ranks: Ranks, *, track: boo
             leave_ranks()
             return replace(read_run(folder), ended=ended)
         setup = reopen(config, folder, ranks, listener)
-        return _carry_out(setup, ranks, folder, listener, track=track, progress=progress, resume=True)
+        how: Any = {"report": report, "track": track, "progress": progress}
+        return _carry_out(setup, ranks, folder, listener, **how, resume=True)
 
 
 def _carry_out(
@@ -172,6 +190,7 @@ def _carry_out(
     folder: Path,
     listener: Listener,
     *,
+    report: bool,
     track: bool,
     progress: bool | Listener,
     resume: bool,
@@ -182,7 +201,11 @@ def _carry_out(
     try:
         run = carry_out(setup, ranks, folder, listener, resume=resume)
         leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
-        return write_reports(run, setup.dataset, str(ranks.device), progress) if ranks.is_first else run
+        if not ranks.is_first:
+            return run
+        if not report:
+            return replace(run, written=_beside(run, []))
+        return write_reports(run, setup.dataset, str(ranks.device), progress)
     except InterruptedRunError:
         leave_ranks()
         raise
@@ -192,6 +215,27 @@ def _carry_out(
         raise ResumableError(f"{reason(error)}; what was saved before is intact: free some space", folder) from error
 
 
+<<<<<<< HEAD
+=======
+def _read_changes(
+    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All requested settings by name."""
+    known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
+    for name in settings:
+        if name not in known:
+            own = ("recipe", "config", "out", "check", "report", "track", "progress")
+            raise ConfigError(f"{verb} has no setting {name!r}; {suggest(name, [*known, *own])}")
+    passed = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    if isinstance(config, TrainConfig):
+        changes = combine_changes(ask_for(config), passed)
+    else:
+        file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
+        changes = combine_changes(file, passed)
+    return changes | ({"recipe": recipe} if recipe else {})
+
+
+>>>>>>> python
 def _listen(progress: bool | Listener, ranks: Ranks) -> Listener:
     """The listener of the run: of several ranks, only the first has one."""
     if isinstance(progress, Listener):
