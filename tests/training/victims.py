@@ -5,9 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
-from conftest import skip_reports
+from shortcuts import skip_reports
 from vitrail.cli.main import entry
 from vitrail.ranks import leave_ranks
 from vitrail.training import Listener, TrainConfig, train
@@ -35,6 +33,12 @@ def run_command(folder: Path, arguments: list[str], output: str = os.devnull, he
     os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1)
     if heeding:
         signal.signal(heeding, signal.default_int_handler if heeding == signal.SIGINT else signal.SIG_DFL)
+    import pytest
+
     skip_reports(pytest.MonkeyPatch())
     sys.argv = ["vitrail", *arguments]
     entry()
+
+
+if __name__ == "__main__":
+    run_command(Path.cwd(), sys.argv[1:])
