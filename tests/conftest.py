@@ -4,7 +4,6 @@ import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 # No test reaches out, and none finds what happens to be on a machine; before anything imports huggingface_hub.
@@ -13,14 +12,11 @@ os.environ["VITRAIL_CACHE"] = f"{tempfile.gettempdir()}/vitrail-tests-no-cache-{
 
 import pytest
 import torch
-from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
 from fuzzing import set_up_hypothesis
+from shortcuts import leave_blank, skip_reports
 from vitrail.model import ViT, ViTConfig
-from vitrail.training import recipes
-from vitrail.training.config import apply_changes
 from vitrail.weights.native import fingerprint
 
 set_up_hypothesis()  # before the tests are read
@@ -76,43 +72,10 @@ def _blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         leave_blank(monkeypatch)
 
 
-def leave_blank(patch: pytest.MonkeyPatch, *, only_pdf: bool = False) -> None:
-    draw = Figure.savefig
-
-    def save(figure: Any, target: Any, *, dpi: Any = None, **options: Any) -> None:
-        if getattr(target, "suffix", "") == ".pdf":
-            target.write_bytes(b"%PDF-1.4")
-            return
-        if only_pdf:
-            draw(figure, target, dpi=dpi or "figure", **options)
-            return
-        width, height = figure.get_size_inches() * (dpi or figure.dpi)
-        Image.new("L", (int(width), int(height)), 255).save(target, "PNG")
-
-    patch.setattr(Figure, "savefig", save)
-
-
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training and evaluation without a report, for tests that are about something else."""
     skip_reports(monkeypatch)
-
-
-def skip_reports(patch: pytest.MonkeyPatch) -> None:
-    """A report takes seconds, and has tests of its own."""
-
-    def write(target: Path, *_: Any) -> Path:
-        target.touch()
-        return target
-
-    patch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
-    patch.setattr("vitrail.verbs.evaluation.write_page", write)
-
-
-def shorten_probes(patch: pytest.MonkeyPatch) -> None:
-    """Five epochs of the head instead of a hundred, also before fine-tuning."""
-    short = apply_changes(recipes.linear(), {"epochs": 5})
-    patch.setitem(recipes.RECIPES, "linear", lambda: short)
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from tests.data.conftest import picture
 from tests.docs.pages import ROOT
 
 import vitrail
-from conftest import TINY, randomize, shorten_probes, skip_reports
+from conftest import TINY, randomize
+from shortcuts import shorten_probes, skip_reports
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from processes import SECONDS, run_ranks, wait_for
 from vitrail.training import train
 
+from . import victims
 from .conftest import quick_config
 from .victims import run_command, train_until_killed, try_all
 
@@ -71,7 +72,7 @@ def test_a_run_continues_on_another_number_of_ranks(one: Path, tmp_path: Path) -
 
 
 def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
-    """The command as a cluster runs it: torchrun starts the workers again, and they find their run by themselves."""
+    """As on a cluster: torchrun starts the workers of a command again, and they find their run by themselves."""
     flags = [
         "train",
         "digits",
@@ -86,8 +87,8 @@ def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
         "--no-check",
     ]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*launcher, "--monitor-interval=0.2", "-m", "vitrail", *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [*launcher, "--monitor-interval=0.2", victims.__file__, *flags]
     assert run_ranks(run_command, tmp_path, flags) == [0, 0]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)

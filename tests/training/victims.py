@@ -6,10 +6,14 @@ import signal
 import sys
 from pathlib import Path
 
+<<<<<<< HEAD
 import pytest
 
 import vitrail
 from conftest import skip_reports
+=======
+from shortcuts import skip_reports
+>>>>>>> suite
 from vitrail.cli.main import entry
 from vitrail.errors import VitrailError
 from vitrail.ranks import leave_ranks
@@ -38,11 +42,14 @@ def run_command(folder: Path, arguments: list[str], output: str = os.devnull, he
     os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT), 1)
     if heeding:
         signal.signal(heeding, signal.default_int_handler if heeding == signal.SIGINT else signal.SIG_DFL)
+    import pytest
+
     skip_reports(pytest.MonkeyPatch())
     sys.argv = ["vitrail", *arguments]
     entry()
 
 
+<<<<<<< HEAD
 def try_all(folder: Path, trials: list[tuple[str, str, str]]) -> None:
     """Each rank tries to train in a folder of its own, and writes down how that was refused: (data, out, resumed)."""
     rank = os.environ["RANK"]
@@ -60,3 +67,7 @@ def try_all(folder: Path, trials: list[tuple[str, str, str]]) -> None:
             answers.append(("not refused", False))
     Path("answers.json").write_text(json.dumps(answers))
     leave_ranks()
+=======
+if __name__ == "__main__":
+    run_command(Path.cwd(), sys.argv[1:])
+>>>>>>> suite

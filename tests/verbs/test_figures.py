@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from accelerator import DEVICE, pretending
-from conftest import leave_blank
+from shortcuts import leave_blank
 from vitrail import load
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, InputError
