@@ -6,14 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
-<<<<<<< HEAD
-import pytest
-
 import vitrail
-from conftest import skip_reports
-=======
 from shortcuts import skip_reports
->>>>>>> suite
 from vitrail.cli.main import entry
 from vitrail.errors import VitrailError
 from vitrail.ranks import leave_ranks
@@ -49,7 +43,6 @@ def run_command(folder: Path, arguments: list[str], output: str = os.devnull, he
     entry()
 
 
-<<<<<<< HEAD
 def try_all(folder: Path, trials: list[tuple[str, str, str]]) -> None:
     """Each rank tries to train in a folder of its own, and writes down how that was refused: (data, out, resumed)."""
     rank = os.environ["RANK"]
@@ -67,7 +60,7 @@ def try_all(folder: Path, trials: list[tuple[str, str, str]]) -> None:
             answers.append(("not refused", False))
     Path("answers.json").write_text(json.dumps(answers))
     leave_ranks()
-=======
+
+
 if __name__ == "__main__":
     run_command(Path.cwd(), sys.argv[1:])
->>>>>>> suite

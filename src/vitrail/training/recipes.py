@@ -225,7 +225,7 @@ def read_changes(
     known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
     for name in settings:
         if name not in known:
-            own = ("data", "recipe", "config", "out", "check", "track", "progress")
+            own = ("data", "recipe", "config", "out", "check", "report", "track", "progress")
             raise ConfigError(f"{verb} has no setting {name!r}; {suggest_setting(name, [*known, *own])}")
     passed = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     if isinstance(config, TrainConfig):

@@ -72,22 +72,13 @@ def train(
         recipe: the name of a recipe, instead of a chosen one.
         config: a YAML file, such as the config.yaml of another run, or a `TrainConfig`; settings override it.
         out: the folder to write to; by default the next free runs/train-N.
-<<<<<<< HEAD
         check: first look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
-        track: also write TensorBoard files.
-        progress: show the run, or pass a `Listener` of your own.
-    """
-    changes = read_changes("train", recipe, config, settings)
-    return _start(str(data), changes, out, "train", check=check, track=track, progress=progress)
-=======
-        check: first look for damaged pictures, leakage between splits and imbalance.
         report: write a report at the end, with its figures and tables.
         track: also write TensorBoard files.
         progress: show the run, or pass a `Listener` of your own.
     """
-    changes = _read_changes("train", recipe, config, settings)
+    changes = read_changes("train", recipe, config, settings)
     return _start(str(data), changes, out, "train", check=check, report=report, track=track, progress=progress)
->>>>>>> python
 
 
 def resume(
@@ -215,27 +206,6 @@ def _carry_out(
         raise ResumableError(f"{reason(error)}; what was saved before is intact: free some space", folder) from error
 
 
-<<<<<<< HEAD
-=======
-def _read_changes(
-    verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """All requested settings by name."""
-    known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
-    for name in settings:
-        if name not in known:
-            own = ("recipe", "config", "out", "check", "report", "track", "progress")
-            raise ConfigError(f"{verb} has no setting {name!r}; {suggest(name, [*known, *own])}")
-    passed = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    if isinstance(config, TrainConfig):
-        changes = combine_changes(ask_for(config), passed)
-    else:
-        file = {} if config is None else flatten(read_yaml(Path(config)) or {}, str(config))
-        changes = combine_changes(file, passed)
-    return changes | ({"recipe": recipe} if recipe else {})
-
-
->>>>>>> python
 def _listen(progress: bool | Listener, ranks: Ranks) -> Listener:
     """The listener of the run: of several ranks, only the first has one."""
     if isinstance(progress, Listener):
