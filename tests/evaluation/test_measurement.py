@@ -44,6 +44,7 @@ def test_classes_align_by_name(
     np.testing.assert_array_equal(found.targets, arrays.split("test").labels)
     assert found.keys[5] == "arrays/5"
     assert found.metrics.top1.correct == int((expected.argmax(1).numpy() == found.targets).sum())
+    assert found.seconds is not None
     assert found.images_per_second == 100 / found.seconds
 
 
