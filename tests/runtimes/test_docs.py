@@ -43,4 +43,4 @@ def test_an_export_runs_without_vitrail_and_torch(
     label, score = done.stdout.split()
     expected = checkpoint.predict(photo)
     assert label == expected.label
-    assert float(score) == pytest.approx(expected.score, abs=0.02 if with_preprocess else 5e-3)
+    assert float(score) == pytest.approx(expected.score, abs=0.02)
