@@ -34,6 +34,7 @@ from vitrail.training.probing import probe_config
 from vitrail.wording import counted
 
 STEP = 2.0  # forward passes: a step of training takes at least so many
+ALMOST = 0.9  # of the pictures: if these fit, all are tried, since another runtime may be faster than torch
 ENOUGH = 50  # pictures of a class: with fewer, a smaller size is better than still fewer pictures
 SMALLEST_GRID = 8  # patches per side: no smaller size is chosen
 HEAD_SECONDS = 10.0  # to train a head on features, and for the files of a report
@@ -145,7 +146,7 @@ def _fit_head(
     left = ranks.from_first(lambda: _left(setup)) - HEAD_SECONDS
     pace = measured.images_per_second * ranks.world_size
     affordable = left * pace - REPORT_PICTURES
-    if affordable >= pictures:
+    if affordable >= ALMOST * pictures:
         return setup, measured
     size, grid = setup.model.config.image_size, setup.model.config.grid
     enough = ENOUGH * len(setup.dataset.classes) * pictures / len(splits["train"])
