@@ -234,7 +234,7 @@ def test_comments_in_ppm_pictures_do_not_take_minutes(tmp_path: Path, data: byte
     for source in (data, tmp_path / "a.ppm"):
         with pytest.raises(InputError, match="too many or too long comments"):
             open_picture(source)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("head", [b"P6\n# GIMP\n2 2\n255\n", b"P3 2 2 255 #c\n", b"P4\n#c\n16 6\n", b"P5 4 3 255\n"])
