@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
-.PHONY: demo test pytest fuzz check docs bench lock lock-images clean
+.PHONY: demo test pytest fuzz check docs bench dist lock lock-images clean
 
 demo: .venv/core.stamp  ## train a ViT on handwritten digits, and look at what it has learnt
 	$(BIN)/vitrail demo
@@ -40,6 +40,11 @@ bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.predict
 	$(BIN)/python -m benchmarks.runtimes
 	$(BIN)/python -m benchmarks.serving
+
+dist: .venv/dev.stamp  ## the sdist and the wheel of a release, in dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 lock: .venv/dev.stamp  ## write the installed versions back to requirements.lock
 	echo '# Written by `make lock`; the Makefile installs with this file as a constraint.' > requirements.lock

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.train import demo, plan, resume, train
     from vitrail.weights.infer import Hints
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 # Module → the public names that it defines; pyright wants `__all__` spelled out too, and a test compares them.
 _HOMES = {
