@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import vitrail
-from vitrail.data.picture import EXTENSIONS
+from vitrail.data.pixels import EXTENSIONS
 
 Edit = Callable[[Image.Image], Image.Image]
 LABELS = ("even", "odd")  # a data set has at least two classes; the check does not look at them

@@ -27,9 +27,8 @@ from benchmarks.timing import best_seconds, print_machine
 from vitrail.data import open_data
 from vitrail.errors import ExplanationError
 from vitrail.explanation import METHODS, Faithfulness, explain_by, measure, open_subject
-from vitrail.explanation.choice import mean_of
-from vitrail.explanation.faithfulness import STEPS, random_map
-from vitrail.explanation.rollout import rollout
+from vitrail.explanation.faithfulness import STEPS, mean_of, random_map
+from vitrail.explanation.relevance import rollout
 from vitrail.model import ViT, create, variant
 
 CONTESTANTS = ("plain forward", "vitrail rollout", "transformers, eager forward", "transformers, eager rollout")

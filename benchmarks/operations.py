@@ -22,7 +22,7 @@ from benchmarks.predict import make_checkpoint
 from benchmarks.timing import print_machine
 from vitrail.model.merging import with_merging
 from vitrail.runtimes.openvino_runtime import load_openvino, read_model
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 # Column → the kinds of operations that it adds up, as OpenVINO names them.
 GROUPS = {

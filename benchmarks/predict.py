@@ -34,9 +34,9 @@ from benchmarks.peers import timm, transformers
 from benchmarks.timing import print_machine
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViT, variant
-from vitrail.verbs.sample import photographs
+from vitrail.verbs.benchmark import photographs
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 Run = Callable[[list[Path]], list[int]]  # goes through pictures and returns the best class of each
 WARM = 64  # pictures before the clock starts: kernels, allocators, threads

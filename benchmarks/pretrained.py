@@ -26,7 +26,7 @@ from benchmarks.timing import print_machine
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 NAME, COMMIT = ("facebook", "dinov2-small"), "0" * 40
 CONTESTANTS = {

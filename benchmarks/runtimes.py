@@ -30,14 +30,24 @@ from benchmarks.data import write_photographs
 from benchmarks.processes import Child, serve_turns
 from benchmarks.timing import print_machine
 from vitrail.errors import VitrailError
+from vitrail.machine import computes_bf16
 from vitrail.model.merging import Schedule, with_merging
-from vitrail.processor import computes_bf16
-from vitrail.runtimes.contestants import PEERS, Contestant, Entrant, Workshop, answer_all, open_exports
-from vitrail.runtimes.measuring import Timing, measure_gemm_peak, sum_up, take_turn
-from vitrail.verbs.sample import photographs
+from vitrail.runtimes.contestants import (
+    PEERS,
+    Contestant,
+    Entrant,
+    Timing,
+    Workshop,
+    answer_all,
+    measure_gemm_peak,
+    open_exports,
+    sum_up,
+    take_turn,
+)
+from vitrail.verbs.benchmark import photographs
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import fingerprint, read_native
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 ROUNDS = 6
 OURS = ("torch", "onnx", "openvino")

@@ -32,9 +32,9 @@ from torch.optim import Optimizer
 
 from vitrail.ranks import join_ranks, leave_ranks
 from vitrail.training import TrainConfig, estimate_footprint
-from vitrail.training.building import open_training_data, prepare_run
 from vitrail.training.config import apply_changes
 from vitrail.training.loop import Trainer
+from vitrail.training.setup import open_training_data, prepare_run
 
 SIDE = 64
 WARM, TIMED = 2, 4  # steps

@@ -48,8 +48,8 @@ from benchmarks.processes import Child
 from benchmarks.timing import print_machine
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig
-from vitrail.weights.locate import locate
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.resolve import locate
+from vitrail.weights.write import write_checkpoint
 
 PICTURES = 32
 LONGEST_TURN = 12.0  # seconds

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from rich.console import Console
 from rich.table import Table
 
-from vitrail.processor import processor_name
+from vitrail.machine import processor_name
 
 
 def print_machine(*packages: str) -> None:

@@ -46,8 +46,8 @@ from vitrail.data.source import ArraySource
 from vitrail.model import variant
 from vitrail.ranks import Ranks
 from vitrail.training import recipe
-from vitrail.training.building import open_training_data, prepare_run
 from vitrail.training.loop import Trainer
+from vitrail.training.setup import open_training_data, prepare_run
 
 BATCH = 256
 MEMORY_BATCHES = (4, 12)

@@ -24,9 +24,9 @@ import vitrail
 from vitrail.data import DataConfig, open_data
 from vitrail.data.source import Source
 from vitrail.evaluation import metrics
-from vitrail.evaluation.calibration import Scaling, fit_scaling
-from vitrail.evaluation.familiarity import TRAINING_PICTURES, area_under_roc, fit_familiarity
+from vitrail.evaluation.confidence import Scaling, fit_scaling
 from vitrail.evaluation.measurement import choose, pick_split, run
+from vitrail.evaluation.ood import TRAINING_PICTURES, area_under_roc, fit_familiarity
 from vitrail.prediction import Predictor
 from vitrail.weights.trust import calibrate
 

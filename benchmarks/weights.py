@@ -27,7 +27,7 @@ from benchmarks.timing import best_seconds, print_machine
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 TARGETS = {"vitrail": "out.safetensors", "hf": "out", "timm": "out.safetensors", "torchvision": "out.pth"}
 
@@ -104,7 +104,7 @@ def main() -> None:
         for name, seconds in loading.items():
             table.add_row(name, f"{seconds:.3f}", f"{answering[name]:.3f}")
         console.print(table)
-        importing, base = measure("import vitrail.weights.convert")
+        importing, base = measure("import vitrail.weights.write")
         columns = ("conversion", "seconds", "peak MB", f"× {size:.0f} MB", "without the import")
         table = Table(*columns, title="Converting", title_justify="left")
         pairs = [("google.npz", "vitrail"), ("hf", "vitrail"), ("vitrail.safetensors", "hf")]

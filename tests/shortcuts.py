@@ -15,7 +15,7 @@ def skip_reports(patch: Any) -> None:
         return target
 
     patch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
-    patch.setattr("vitrail.verbs.evaluation.write_page", write)
+    patch.setattr("vitrail.verbs.scores.write_page", write)
 
 
 def leave_blank(patch: Any, *, only_pdf: bool = False) -> None:

@@ -17,22 +17,19 @@ ROOT = Path(vitrail.__file__).parent
 # Modules that stand on nothing but each other.
 FOUNDATIONS = {
     "cache",
-    "device",
-    "draws",
-    "drawing",
+    "canvas",
     "environment",
     "errors",
     "files",
-    "folders",
     "lazy",
-    "processor",
+    "machine",
     "progress",
     "ranks",
-    "reading",
+    "rng",
     "schema",
     "synonyms",
-    "tables",
     "threads",
+    "untrusted",
     "wording",
 }
 
@@ -49,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"model", "data", "weights", "runtimes", "prediction", "evaluation", "explanation", "training"},
     "serving": {"model", "data", "weights", "runtimes", "prediction", "explanation"},
 }
-EVERYTHING = {"cli", "diagnosis", "verbs", "__init__", "__main__"}  # they join the rooms
+EVERYTHING = {"cli", "verbs", "__init__", "__main__"}  # they join the rooms
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
@@ -95,11 +92,6 @@ def test_model_needs_torch_alone() -> None:
         others = roots - {"torch", "vitrail"} - set(sys.stdlib_module_names)
         assert not others, f"{name} imports {sorted(others)}"
         assert len(module.read_text(encoding="utf-8").splitlines()) <= 300, f"{name} is too long"
-
-
-def test_no_file_grows_past_400_lines() -> None:
-    long = [str(module.relative_to(ROOT)) for module in MODULES if module.read_bytes().count(b"\n") > 400]
-    assert not long, f"find a seam and split {long}"
 
 
 def test_public_names_are_few() -> None:

@@ -19,7 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from vitrail.cli.flags import given
+from vitrail.cli.commands import given
 from vitrail.cli.main import build_app
 from vitrail.errors import ConfigError
 from vitrail.serving.settings import ServeSettings

@@ -1,4 +1,4 @@
-"""What a release consists of: distributions that install and run anywhere, a dated changelog, workflows that are valid."""
+"""A release: distributions that install and run anywhere, a dated changelog, valid workflows."""
 
 import os
 import re

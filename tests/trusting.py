@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.evaluation.conformal import fit_sets
-from vitrail.evaluation.familiarity import fit_familiarity
+from vitrail.evaluation.metrics import fit_sets
+from vitrail.evaluation.ood import fit_familiarity
 from vitrail.prediction import Predictor
 from vitrail.weights.trust import Trust
 

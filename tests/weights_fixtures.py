@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
-from vitrail.weights.catalogue import FormatName
+from vitrail.weights.resolve import FormatName
 
 FITTING: dict[FormatName, dict[str, Any]] = {
     "vitrail": {"registers": 1, "block": BlockConfig(qk_norm=True)},

@@ -17,7 +17,7 @@ from matplotlib.patches import FancyBboxPatch
 from PIL import Image, ImageDraw
 
 import vitrail
-from vitrail.drawing import LIGHT, shading
+from vitrail.canvas import LIGHT, shading
 
 WIDTH, HEIGHT, DPI = 12.0, 4.1, 110
 BORDER = "#c9ccd4"  # visible on white and on dark pages

@@ -18,8 +18,8 @@ from matplotlib.patches import FancyArrowPatch
 from PIL import Image
 
 import vitrail
+from vitrail.canvas import LIGHT, shading
 from vitrail.data import open_data, prepare
-from vitrail.drawing import LIGHT, shading
 from vitrail.model import AttentionQuery
 
 FOLDER = Path(__file__).parent / "images"

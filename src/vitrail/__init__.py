@@ -8,10 +8,9 @@ import os
 from typing import TYPE_CHECKING
 
 from vitrail.lazy import lazy_names
-from vitrail.processor import avoid_unusable_amx
+from vitrail.machine import avoid_unusable_amx
 
 if TYPE_CHECKING:
-    from vitrail.diagnosis import doctor
     from vitrail.errors import AssumptionWarning, VitrailError
     from vitrail.model import ViT, ViTConfig, create, variants
     from vitrail.prediction import Predictor, load
@@ -22,17 +21,16 @@ if TYPE_CHECKING:
     from vitrail.verbs.calibrate import calibrate
     from vitrail.verbs.convert import convert
     from vitrail.verbs.data import check_data, open_data, shard_data, show_data
+    from vitrail.verbs.doctor import doctor
     from vitrail.verbs.embed import embed
     from vitrail.verbs.evaluate import evaluate
-    from vitrail.verbs.evaluation import Evaluation
     from vitrail.verbs.explain import explain
     from vitrail.verbs.export import export
     from vitrail.verbs.figures import figures
-    from vitrail.verbs.inspect import inspect
-    from vitrail.verbs.models import models
+    from vitrail.verbs.inspect import inspect, models, summary
     from vitrail.verbs.predict import predict
+    from vitrail.verbs.scores import Evaluation
     from vitrail.verbs.serve import serve
-    from vitrail.verbs.summary import summary
     from vitrail.verbs.train import demo, plan, resume, train
     from vitrail.weights.infer import Hints
 
@@ -40,29 +38,52 @@ __version__ = "0.1.0"
 
 # Module → the public names that it defines; pyright wants `__all__` spelled out too, and a test compares them.
 _HOMES = {
-    "diagnosis": ("doctor",),
-    "errors": ("AssumptionWarning", "VitrailError"),
-    "model": ("ViT", "ViTConfig", "create", "variants"),
-    "prediction": ("Predictor", "load"),
+    "errors": (
+        "AssumptionWarning",
+        "VitrailError",
+    ),
+    "model": (
+        "ViT",
+        "ViTConfig",
+        "create",
+        "variants",
+    ),
+    "prediction": (
+        "Predictor",
+        "load",
+    ),
     "training.config": ("TrainConfig",),
     "training.recipes": ("recipe",),
     "training.run": ("Run",),
     "verbs.benchmark": ("benchmark",),
     "verbs.calibrate": ("calibrate",),
     "verbs.convert": ("convert",),
-    "verbs.data": ("check_data", "open_data", "shard_data", "show_data"),
+    "verbs.data": (
+        "check_data",
+        "open_data",
+        "shard_data",
+        "show_data",
+    ),
+    "verbs.doctor": ("doctor",),
     "verbs.embed": ("embed",),
     "verbs.evaluate": ("evaluate",),
-    "verbs.evaluation": ("Evaluation",),
     "verbs.explain": ("explain",),
     "verbs.export": ("export",),
     "verbs.figures": ("figures",),
-    "verbs.inspect": ("inspect",),
-    "verbs.models": ("models",),
+    "verbs.inspect": (
+        "inspect",
+        "models",
+        "summary",
+    ),
     "verbs.predict": ("predict",),
+    "verbs.scores": ("Evaluation",),
     "verbs.serve": ("serve",),
-    "verbs.summary": ("summary",),
-    "verbs.train": ("demo", "plan", "resume", "train"),
+    "verbs.train": (
+        "demo",
+        "plan",
+        "resume",
+        "train",
+    ),
     "weights.infer": ("Hints",),
 }
 

@@ -1,23 +1,32 @@
-"""Files and folders written whole or not at all.
+"""Files that are written: whole or not at all, in which folder, and as tables that no spreadsheet misreads.
 
-They are written in a hidden workshop folder beside their place and moved there at the end. Whoever works in a workshop
-holds a lock on it, which the system releases when the process ends, however it ends; the next one to write beside it
-removes what dead processes of this machine have left.
-"""
+A file or folder is written in a hidden workshop folder beside its place and moved there at the end. Whoever works in a
+workshop holds a lock on it, which the system releases when the process ends, however it ends; the next one to write
+beside it removes what dead processes of this machine have left.
 
+The names in a data set may end up in a CSV file that someone opens: a class called `=HYPERLINK(…)` would be computed,
+one with an escape code would move the cursor. Such cells get a leading apostrophe, and control characters are spelled
+out (`\\x1b`). Numbers, -0.5 included, stay numbers. `raw` leaves every cell unchanged, for programs. Files that vitrail
+reads again (split.csv, results.csv) are written without that: they must hold exactly what they were given."""
+
+import csv
 import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from errno import EINVAL, EISDIR, ENOSYS, ENOTSUP
 from functools import cache
 from pathlib import Path
+from typing import IO, Any, cast
+
+from vitrail.errors import ConfigError, MissingExtraError
 
 try:
     import fcntl
@@ -140,3 +149,95 @@ def _lock(workshop: Path, *, wait: bool) -> int | None:
 def _unlock(lock: int | None) -> None:
     if lock is not None:
         os.close(lock)
+
+
+def check_run_folder(out: Path | None = None) -> None:
+    """Refuse a folder that `new_run_folder` could not make, before there is work to lose; nothing is created yet."""
+    folder = out or Path("runs")
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError(
+            f"{folder} must be a folder; {'it' if existing == folder.absolute() else existing} is a file."
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{existing} is not writable; choose another folder with out=.")
+
+
+def new_run_folder(name: str, out: Path | None = None) -> Path:
+    """The requested folder, or the next free `runs/NAME-N`."""
+    if out is not None:
+        if out.is_file():
+            raise ConfigError(f"{out} must be a folder; it is a file.")
+        return _make(out)
+    number = 1
+    while True:
+        folder = Path("runs") / f"{name}-{number}"
+        try:
+            return _make(folder, exist_ok=False)
+        except FileExistsError:
+            number += 1
+
+
+def _make(folder: Path, *, exist_ok: bool = True) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be made ({error.strerror}); choose another with out=.") from None
+    return folder
+
+
+Cell = str | int | float | None
+WriteRow = Callable[[Iterable[Cell]], None]
+
+# What a spreadsheet may take for the start of a formula, including the wide forms of East Asian keyboards.
+_FORMULA = tuple("=+-@\t\r\n＝＋－＠")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
+# Control characters, marks that change the direction of text, and control bytes in names that are not UTF-8.
+_CODES = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
+
+
+def harmless_cell(cell: Cell) -> Cell:
+    """The cell as a number, or as text that stays text."""
+    if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
+        return cell
+    text = _CODES.sub(_spell_out, cell)
+    return f"'{text}" if cell.lstrip(" ").startswith(_FORMULA) else text
+
+
+def _spell_out(match: re.Match[str]) -> str:
+    code = match[0]
+    return f"\\x{ord(code) - 0xDC00:02x}" if code >= "\udc80" else code.encode("unicode_escape").decode()
+
+
+def row_writer(file: IO[str], *, raw: bool = False) -> WriteRow:
+    """A function that writes one row of a CSV file, which must be open with `newline=""`."""
+    rows = csv.writer(file, lineterminator="\n")
+    if raw:
+        return rows.writerow
+    return lambda cells: rows.writerow([harmless_cell(cell) for cell in cells])
+
+
+@contextmanager
+def open_csv(path: Path, head: Sequence[str], *, raw: bool = False) -> Generator[WriteRow]:
+    """A new CSV file with its first row; names that are not UTF-8 keep their bytes."""
+    with path.open("w", encoding="utf-8", newline="", errors="surrogateescape") as file:
+        write = row_writer(file, raw=raw)
+        write(head)
+        yield write
+
+
+def as_utf8(name: str) -> str:
+    """A file name as Parquet can hold it: bytes that are not UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def load_pyarrow(what: str) -> tuple[Any, Any]:
+    """pyarrow and its Parquet module, or an error that names what to install."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MissingExtraError(what, "tables") from None
+    return cast("Any", pa), cast("Any", pq)

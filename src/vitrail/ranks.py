@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from vitrail.device import pick_device
 from vitrail.errors import VitrailError
+from vitrail.machine import pick_device
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=10)

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from tests.prediction.conftest import checkpoint_file, photos, write_tiny  # noqa: F401
 
 from vitrail.cli.main import main
-from vitrail.data import opening
-from vitrail.prediction import pictures as predict_pictures
-from vitrail.weights import reader
+from vitrail.data import datasets as opening
+from vitrail.prediction import inputs as predict_pictures
+from vitrail.weights import read as reader
 
 
 @pytest.fixture(autouse=True)

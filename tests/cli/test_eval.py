@@ -19,7 +19,7 @@ from vitrail.cli.main import main
 from vitrail.data import DataConfig, open_data, write_split_file
 from vitrail.errors import DataError
 from vitrail.evaluation.measurement import measure_split
-from vitrail.weights import bundled
+from vitrail.weights import resolve as bundled
 
 FILES = [
     "classes.csv",

@@ -14,10 +14,10 @@ from tests.data.conftest import picture
 from vitrail.cli.explain import parse_numbers
 from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess
-from vitrail.explanation.choice import CANDIDATES
-from vitrail.explanation.explained import unique_stems
+from vitrail.explanation.faithfulness import CANDIDATES
+from vitrail.explanation.heatmap import unique_stems
 from vitrail.model import ConvStem, PositionConfig, ViT
-from vitrail.weights import bundled
+from vitrail.weights import resolve as bundled
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 

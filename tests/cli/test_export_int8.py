@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.runtimes.test_quantizing import draw, make_checkpoint
+from tests.runtimes.test_int8 import draw, make_checkpoint
 
 from vitrail.cli.main import main
 from vitrail.errors import MissingExtraError
-from vitrail.runtimes import exporting
-from vitrail.runtimes.exporting import check_exportable
+from vitrail.runtimes import exporter as exporting
+from vitrail.runtimes.exporter import check_exportable
 from vitrail.weights.native import save_checkpoint
 
 INT8 = ["--precision", "int8"]

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from vitrail.cli.commands import HintFlags
 from vitrail.cli.main import main
-from vitrail.cli.options import HintFlags
 from vitrail.weights.infer import Hints
-from vitrail.weights.reader import read_checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.read import read_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 FIXTURE = Path(__file__).parents[1] / "weights" / "fixtures" / "google_token.npz"
 

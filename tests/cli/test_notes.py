@@ -15,7 +15,7 @@ from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, ViT
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import read_native
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 NOTE = "note: the file does not state the shape of its grid of 16 patches: assumed square, pictures of 32×32"
 VERBS = {

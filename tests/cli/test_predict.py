@@ -18,7 +18,7 @@ from tests.prediction.conftest import CLASSES, checkpoint_file, photos, write_ti
 import vitrail
 from vitrail.cli.main import main
 from vitrail.data import open_data
-from vitrail.weights import bundled
+from vitrail.weights import resolve as bundled
 
 
 @pytest.fixture(autouse=True)

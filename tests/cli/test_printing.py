@@ -15,7 +15,7 @@ from rich.text import Text
 from vitrail import progress
 from vitrail.cli import embed, eval_table, printing
 from vitrail.cli.printing import PlainConsole, print_end
-from vitrail.verbs.embeddings import Embeddings
+from vitrail.verbs.embed import Embeddings
 
 
 def print_embedding() -> None:

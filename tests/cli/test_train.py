@@ -14,7 +14,7 @@ from tests.training.victims import run_command
 
 from processes import SECONDS, start, wait_for
 from vitrail.cli.main import main
-from vitrail.weights.opening import open_checkpoint
+from vitrail.weights.read import open_checkpoint
 
 QUICK = ["train", "digits", "--epochs", "1", "--no-check"]
 

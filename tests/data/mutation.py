@@ -32,9 +32,9 @@ from tests.data.conftest import picture
 from vitrail.data import open_data
 from vitrail.data.check.scan import examine
 from vitrail.errors import VitrailError
-from vitrail.reading import read_yaml
 from vitrail.schema import from_dict, to_dict
 from vitrail.training.config import TrainConfig, flatten
+from vitrail.untrusted import read_yaml
 
 MEMORY, SECONDS = 1 << 30, 10
 NUMBERS = [0, 1, -1, 127, 128, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64]

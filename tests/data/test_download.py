@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.data import DataConfig, open_data, opening
+from vitrail.data import DataConfig, open_data
+from vitrail.data import datasets as opening
 from vitrail.data.download import Remote, fetch
 from vitrail.errors import DataError
 

@@ -8,7 +8,7 @@ import pytest
 from tests.data.conftest import picture
 
 from vitrail.data import open_data
-from vitrail.data.check.report import check_data
+from vitrail.data.check.findings import check_data
 from vitrail.data.labels import doubt_labels
 from vitrail.errors import DataError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.data.test_loader import assert_same
-from tests.data.test_picture import write_png
+from tests.data.test_pixels import write_png
 
 from vitrail.data import Augment, Dataset, Loader, LoaderConfig, Preprocess, open_data
 from vitrail.errors import DataError

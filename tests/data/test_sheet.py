@@ -3,11 +3,11 @@
 import numpy as np
 from PIL import Image
 
-from vitrail.data.sheet import MARGIN, Row, Tile, draw_sheet, font_of, wrap_text
+from vitrail.data.sheet import MARGIN, SheetRow, Tile, draw_sheet, font_of, wrap_text
 
 
 def test_a_long_heading_takes_more_lines_and_is_not_cut() -> None:
-    rows = [Row(title="", tiles=[Tile(image=Image.new("RGB", (8, 8), "red"))])]
+    rows = [SheetRow(title="", tiles=[Tile(image=Image.new("RGB", (8, 8), "red"))])]
     words = "a-photograph-of-something.jpg: attention of [cls] to the patches, mean of the heads, layer by layer"
     short, long = draw_sheet("short", rows), draw_sheet(words, rows)
     lines = wrap_text(words, long.width - 2 * MARGIN, font_of(17))

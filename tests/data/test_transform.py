@@ -16,8 +16,8 @@ from vitrail.data import Augment, Source
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.transform import denormalize, fit, fit_tensor, normalize, prepare, resize, to_tensor
-from vitrail.draws import Draws
 from vitrail.errors import DataError, InputError
+from vitrail.rng import Draws
 
 SPECS = [preset(name, 32) for name in ("google", "timm", "hf", "torchvision")]
 

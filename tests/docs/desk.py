@@ -18,7 +18,7 @@ from shortcuts import shorten_probes, skip_reports
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 from weights_fixtures import TINY_DINO
 
 # The classes of the guides' photographs.

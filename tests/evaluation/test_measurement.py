@@ -18,8 +18,8 @@ from vitrail.evaluation.measurement import (
     measure_split,
     order_by_position,
     pick_split,
+    views,
 )
-from vitrail.evaluation.views import views
 from vitrail.prediction import Predictor
 
 

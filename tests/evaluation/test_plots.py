@@ -15,19 +15,17 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
-from vitrail import drawing
+from vitrail import canvas as drawing
+from vitrail.canvas import DARK, LIGHT, Theme
 from vitrail.data import Dataset
-from vitrail.drawing import DARK, LIGHT, Theme
 from vitrail.evaluation import plots
-from vitrail.evaluation.confusion import Confusion, count_pairs
 from vitrail.evaluation.measurement import Measurement, measure_split
-from vitrail.evaluation.metrics import calibrate, rate
-from vitrail.evaluation.mistakes import mistakes_sheet, top_losses
+from vitrail.evaluation.metrics import Confusion, calibrate, count_pairs, rate
+from vitrail.evaluation.plots import mistakes_sheet, top_losses
 from vitrail.evaluation.robustness import Robustness
-from vitrail.explanation.figures import Filters
-from vitrail.explanation.plots import plot_distance, plot_filters, plot_positions
+from vitrail.explanation.paper_figures import Filters, plot_distance, plot_filters, plot_positions
 from vitrail.prediction import Predictor
-from vitrail.report.pictures import encode_figure
+from vitrail.report.blocks import encode_figure
 
 
 def bars(axes: Axes) -> list[Rectangle]:

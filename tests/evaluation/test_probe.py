@@ -15,8 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from vitrail.data import Dataset, prepare
 from vitrail.errors import ConfigError, DataError, InputError
 from vitrail.evaluation import probe
-from vitrail.evaluation.probe import Features
-from vitrail.evaluation.projection import project
+from vitrail.evaluation.probe import Features, project
 from vitrail.prediction import Predictor
 
 

@@ -8,9 +8,8 @@ from PIL import Image
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import fit_tensor
-from vitrail.explanation.explanation import Subject, open_subject
-from vitrail.explanation.geometry import spread, view_of
-from vitrail.explanation.render import enlarge, overlay
+from vitrail.explanation.heatmap import enlarge, overlay
+from vitrail.explanation.saliency import Subject, open_subject, spread, view_of
 
 SPECS = st.builds(
     lambda size, resize, crop, kernel, anchor: Preprocess(

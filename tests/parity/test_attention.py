@@ -6,8 +6,8 @@ from benchmarks.peers import transformers
 
 from conftest import randomize
 from vitrail.explanation.attention import attention_maps
-from vitrail.explanation.rollout import rollout
-from vitrail.weights.reader import read_checkpoint
+from vitrail.explanation.relevance import rollout
+from vitrail.weights.read import read_checkpoint
 
 
 def test_attention_and_rollout_of_a_converted_model(tmp_path) -> None:

@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from conftest import randomize
 from vitrail.errors import WeightsError
 from vitrail.model import ViT
-from vitrail.training.lora import adapted_layers, add_adapters, merged
-from vitrail.training.peft_files import write_adapter
+from vitrail.training.lora import adapted_layers, add_adapters, merged, write_adapter
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
 from vitrail.weights.peft import add_adapter, libraries
-from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.read import read_checkpoint
 from vitrail.weights.trust import Trust
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 THEIRS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "proj": "o_proj", "mlp": ("fc1", "fc2")}
 TIMM_SIZES: dict[str, Any] = {

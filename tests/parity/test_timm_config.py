@@ -26,10 +26,10 @@ from vitrail.data.transform import prepare
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, Raw
-from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.read import read_checkpoint
 from vitrail.weights.timm import assumptions, how_to_load, infer_config, recognises
 from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, named_arguments
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "vitamin")  # all that build a VisionTransformer

@@ -23,9 +23,9 @@ from vitrail.data.transform import prepare
 from vitrail.model import variant
 from vitrail.model.positions import resample_positions
 from vitrail.weights.infer import Hints
-from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.read import read_checkpoint
 from vitrail.weights.torchvision import assume_preprocess
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
 SIZES: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 7}

@@ -13,8 +13,8 @@ from vitrail.model import ViT
 from vitrail.prediction import Predictor
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.metadata import Origin
+from vitrail.weights.write import write_checkpoint
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 

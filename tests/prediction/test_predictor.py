@@ -15,7 +15,7 @@ from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.prediction import Prediction, Predictor
 from vitrail.runtimes.runtime import Floats
-from vitrail.weights import bundled
+from vitrail.weights import resolve as bundled
 
 
 def expected(predictor: Predictor, path: Path) -> torch.Tensor:

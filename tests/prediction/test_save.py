@@ -13,7 +13,7 @@ from torch import nn
 import vitrail
 from vitrail.errors import InputError, WeightsError
 from vitrail.prediction import Predictor
-from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.read import read_checkpoint
 
 FIXTURES = Path(__file__).parents[1] / "weights" / "fixtures"
 

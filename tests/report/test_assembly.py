@@ -14,16 +14,17 @@ from tests.report.test_render import check_page
 
 from vitrail.cli.main import main
 from vitrail.data import Dataset, open_data
-from vitrail.data.check.record import read_record
+from vitrail.data.check.findings import read_record
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import DataError
 from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import explain_by
 from vitrail.model import ConvStem, PositionConfig
-from vitrail.report import insights, trust
+from vitrail.report import insights
+from vitrail.report import insights as trust
+from vitrail.report.assembly import report_on_run
 from vitrail.report.commands import as_typed, run_commands
-from vitrail.report.learning import training_section
-from vitrail.report.runs import report_on_run
+from vitrail.report.sections import training_section
 from vitrail.training.curves import Row
 from vitrail.training.recipes import digits
 from vitrail.weights.checkpoint import Checkpoint

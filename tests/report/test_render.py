@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from vitrail.data import Dataset
-from vitrail.data.check.record import CheckRecord, Trouble
+from vitrail.data.check.findings import CheckRecord, Trouble
 from vitrail.evaluation.measurement import Measurement, measure_split
-from vitrail.evaluation.records import worst_first
+from vitrail.evaluation.output import worst_first
 from vitrail.prediction import Predictor
-from vitrail.report.layout import round_steps, thin
-from vitrail.report.page import (
+from vitrail.report.blocks import (
+    PHOTO_SIDE,
     Curve,
     Drawings,
     Fact,
@@ -33,9 +33,9 @@ from vitrail.report.page import (
     Section,
     Table,
     Tile,
+    encode_photo,
 )
-from vitrail.report.pictures import PHOTO_SIDE, encode_photo
-from vitrail.report.render import MOST_BYTES, draw_plot, render
+from vitrail.report.render import MOST_BYTES, draw_plot, render, round_steps, thin
 from vitrail.report.sections import check_blocks, data_section, headline, result_section, verdict
 
 HOSTILE = (

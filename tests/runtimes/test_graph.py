@@ -1,21 +1,26 @@
 """Every kind of model, exported once, beside torch: in ONNX Runtime and in OpenVINO, which reads the same file."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.data.conftest import picture
+from tests.prediction.conftest import write_tiny
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.preprocess import preset
+from vitrail.data.preprocess import PRESETS, Preprocess, preset
+from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, InputError
-from vitrail.model import BlockConfig, ConvStem, PositionConfig, ResNetStem, ViT
+from vitrail.model import BlockConfig, ConvStem, PositionConfig, ResNetStem, ViT, with_merging
+from vitrail.model.attention import Attention
 from vitrail.model.positions import RESAMPLE, resample_positions
-from vitrail.runtimes.exporting import Exported, prepare_export, write_onnx
-from vitrail.runtimes.graph import Graph, GraphOptions
+from vitrail.runtimes.exporter import Exported, prepare_export, write_onnx
+from vitrail.runtimes.graph import Graph, GraphAttention, GraphOptions, check_resizable, in_graph_form, prepare_in_graph
 from vitrail.runtimes.onnx_runtime import make_session
 from vitrail.runtimes.openvino_runtime import Requests, compile_model, read_model
 from vitrail.weights.checkpoint import Checkpoint
@@ -169,3 +174,135 @@ def test_what_no_runtime_can_do_is_refused(make_model: Callable[..., ViT]) -> No
         GraphOptions(dynamic_size=True, with_preprocess=True)
     with pytest.raises(InputError, match="layer must be between"):
         Graph(model, spec, GraphOptions(attention=(9,)))
+
+
+BLOCK_KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no bias": {"block": BlockConfig(qkv_bias=False)},
+    "own scale": {"block": BlockConfig(attention_scale=0.7)},
+    "norms": {"block": BlockConfig(qk_norm=True)},
+    "mean": {"pooling": "mean"},
+    "map": {"class_token": False, "pooling": "map"},
+}
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+@pytest.mark.parametrize("merge", [0, 2])
+def test_the_model_computes_the_same_in_both_forms(kind: str, merge: int, make_model: Callable[..., ViT]) -> None:
+    model = make_model(**BLOCK_KINDS[kind]).eval()
+    if merge:
+        merging = ViT(with_merging(model.config, merge)).eval()
+        merging.load_state_dict(model.state_dict())
+        model = merging
+    graph = Graph(model, preset("timm", model.config.image_size, model.config.channels), GraphOptions()).eval()
+    images = torch.randn(3, model.config.channels, *model.config.image_size)
+    with torch.inference_mode():
+        own = graph(images)
+        with graph.written_out():
+            assert all(isinstance(block.attention, GraphAttention) for block in model.blocks)
+            written = graph(images)
+    for ours, theirs in zip(own, written, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
+
+
+def test_the_models_own_attention_comes_back_also_after_an_error(make_model: Callable[..., ViT]) -> None:
+    model = make_model()
+    before = [block.attention for block in model.blocks]
+    with pytest.raises(RuntimeError, match="stop"), in_graph_form(model):
+        raise RuntimeError("stop")
+    assert [block.attention for block in model.blocks] == before
+    assert all(isinstance(attention, Attention) for attention in before)
+
+
+@pytest.fixture
+def graph_file(make_model: Callable[..., ViT], tmp_path: Path) -> tuple[Path, Graph]:
+    model = make_model(depth=2)
+    spec = preset("timm", model.config.image_size, model.config.channels)
+    checkpoint = Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=spec)
+    exported = prepare_export(checkpoint, GraphOptions())
+    write_onnx(exported, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx", exported.graph
+
+
+def test_graphs_have_no_fused_product_to_split(graph_file: tuple[Path, Graph]) -> None:
+    import onnx
+
+    graph: Any = onnx.load(str(graph_file[0])).graph
+    kinds = [node.op_type for node in graph.node]
+    assert "Split" not in kinds
+    assert kinds.count("Softmax") == 2
+
+
+def is_attention(product: Any) -> bool:
+    return len(product.get_output_partial_shape(0)) == 4  # (B, H, …): the others have no heads
+
+
+def test_openvino_transposes_keys_in_the_product(graph_file: tuple[Path, Graph]) -> None:
+    path, graph = graph_file
+    model = read_model(path)
+    products = [node for node in model.get_ordered_ops() if node.get_type_name() == "MatMul" and is_attention(node)]
+    joined = [node for node in products if node.get_attributes()["transpose_b"]]
+    assert len(joined) == graph.model.config.depth
+    for node in products:
+        parent = node.input_value(1).get_node()
+        if parent.get_type_name() == "Transpose":
+            assert list(parent.input_value(1).get_node().data) == [0, 2, 1, 3]
+    images = torch.randn(2, 3, *graph.model.config.image_size)
+    with torch.inference_mode():
+        expected = graph(images)[0].numpy()
+    logits = Requests(compile_model(model, 1, "float32", "the model")).call(images.numpy())[0]
+    np.testing.assert_allclose(logits, expected, atol=2e-5 * float(np.abs(expected).max()))
+
+
+SPECS = {name: preset(name, 32) for name in PRESETS} | {
+    "as released": PRESETS["torchvision"],
+    "not square": replace(preset("timm", (24, 40)), crop=0.8),
+    "lanczos, floor": replace(preset("clip", 31), interpolation="lanczos", anchor="floor", crop=0.7),
+    "bytes, bicubic": replace(preset("hf", 32), interpolation="bicubic", resize="shortest"),
+    "float, bicubic": replace(preset("google", 32), interpolation="bicubic"),
+}
+SIZES = [(70, 50), (50, 71), (20, 16), (32, 32), (97, 33)]  # (width, height): shrunk, enlarged, as they are
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_pixels_are_those_of_the_transform(name: str) -> None:
+    spec = SPECS[name]
+    check_resizable(spec)
+    for number, size in enumerate(SIZES):
+        image = picture(number, size)
+        expected = prepare(image, spec)
+        actual = prepare_in_graph(torch.from_numpy(np.array(image))[None], spec)[0]
+        levels = (actual - expected).abs() * torch.tensor(spec.std).view(3, 1, 1) * 255
+        assert actual.shape == expected.shape
+        assert levels.max() <= 1.01, f"{size}: {levels.max():.2f} levels"
+        assert levels.mean() < 0.1, f"{size}: {levels.mean():.2f} levels on average"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"interpolation": "nearest"}, "bilinear, bicubic, lanczos; this model's interpolation is 'nearest'"),
+        ({"channels": 1, "mean": (0.5,), "std": (0.5,)}, "RGB pictures; this model has 1 channel"),
+    ],
+)
+def test_what_the_graph_cannot_do_is_refused(change: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_resizable(replace(Preprocess(), **change))
+
+
+def test_an_export_that_takes_files_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    checkpoint = write_tiny(tmp_path / "tiny.safetensors", depth=1)
+    result = vitrail.export(checkpoint, path, with_preprocess=True)
+    assert result.outputs == ("probabilities", "features")
+    model = vitrail.load(checkpoint)
+    session = make_session(path, 1)
+    requests = Requests(compile_model(read_model(path), 1, "float32", "model"))
+    for size in ((70, 50), (20, 31)):
+        image = picture(7, size)
+        expected = model.predict(image, top_k=7)
+        batch = np.stack([np.array(image)] * 2)
+        for rows in (session.run(None, {"images": batch})[0], requests.call(batch)[0]):
+            assert rows.shape == (2, 7)
+            np.testing.assert_allclose(np.sort(rows[1])[::-1], expected.scores, atol=5e-3)
+            assert int(rows[0].argmax()) == expected.indices[0]

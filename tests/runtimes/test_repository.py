@@ -24,7 +24,8 @@ from tests.prediction.conftest import CLASSES, write_tiny
 import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.runtimes import proving, repository
+from vitrail.runtimes import exporter as proving
+from vitrail.runtimes import repository
 from vitrail.runtimes.repository import choose_name
 
 TRITON_TYPES = {"TYPE_UINT8": "tensor(uint8)", "TYPE_FP32": "tensor(float)"}

@@ -16,7 +16,7 @@ from vitrail.errors import WeightsError
 from vitrail.prediction import Predictor
 from vitrail.runtimes.graph import Graph, GraphOptions
 from vitrail.runtimes.manifest import KEY
-from vitrail.runtimes.onnx_file import read_onnx_facts
+from vitrail.runtimes.onnx_runtime import read_onnx_facts
 from vitrail.weights.trust import probabilities
 
 

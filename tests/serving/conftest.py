@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 
 from processes import SECONDS, wait_for
-from vitrail.serving.access_log import AccessLog
 from vitrail.serving.app import build_app
 from vitrail.serving.batching import Answer, Item
-from vitrail.serving.service import Service
+from vitrail.serving.dispatch import Service
 from vitrail.serving.settings import ServeSettings
+from vitrail.serving.telemetry import AccessLog
 
 QUICK = {
     "runtime": "torch",

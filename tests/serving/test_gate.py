@@ -9,8 +9,8 @@ import pytest
 
 from serving.conftest import InProcess, encode
 from vitrail.serving.gate import SECURITY_HEADERS, Pace
-from vitrail.serving.metrics import Metrics
 from vitrail.serving.problems import Problem
+from vitrail.serving.telemetry import Metrics
 
 TOKEN = "correct-horse"
 

@@ -23,7 +23,7 @@ from serving.conftest import Running, encode
 from vitrail.data.preprocess import Preprocess
 from vitrail.explanation import open_subject
 from vitrail.explanation.attention import patch_attention
-from vitrail.explanation.render import scale_map
+from vitrail.explanation.heatmap import scale_map
 from vitrail.prediction import Predictor
 from vitrail.runtimes.torch_runtime import TorchRuntime
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.errors import ConfigError
-from vitrail.serving.naming import name_models, name_of_source
-from vitrail.serving.settings import ServeSettings, cores_here, share_cores
+from vitrail.serving.settings import ServeSettings, cores_here, name_models, name_of_source, share_cores
 from vitrail.threads import num_cores
 
 

@@ -10,9 +10,9 @@ import pytest
 from vitrail.data import Dataset
 from vitrail.ranks import Ranks
 from vitrail.training import TrainConfig, recipe
-from vitrail.training.building import Setup, open_training_data, prepare_run
 from vitrail.training.config import apply_changes
 from vitrail.training.loop import Trainer
+from vitrail.training.setup import Setup, open_training_data, prepare_run
 
 QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 64}
 

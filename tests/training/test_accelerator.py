@@ -11,7 +11,7 @@ from vitrail import load
 from vitrail.data import open_data
 from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import METHODS, explain, explain_by
-from vitrail.explanation.figures import attention_distance, patch_filters, position_similarity
+from vitrail.explanation.paper_figures import attention_distance, patch_filters, position_similarity
 from vitrail.training import gradients, train
 from vitrail.training.gradients import Plain
 from vitrail.training.loop import Trainer

@@ -17,8 +17,8 @@ from vitrail.training.budget import Pace, curve_position, first_plan, fitting_ep
 from vitrail.training.config import describe_config
 from vitrail.training.curves import Row, read_rows
 from vitrail.training.loop import Trainer
+from vitrail.training.optim import lr_factor
 from vitrail.training.run import refuse_conflicts
-from vitrail.training.schedule import lr_factor
 from vitrail.training.snapshots import list_snapshots, read_progress
 
 from .conftest import quick_config

@@ -16,9 +16,9 @@ from vitrail.ranks import Ranks
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training import Listener, TrainConfig, features, train
-from vitrail.training.building import Setup, open_training_data
+from vitrail.training.feature_store import PART, FeatureStore, backbone_of, features_key, largest_call
 from vitrail.training.features import feature_loader
-from vitrail.training.kept_features import PART, FeatureStore, backbone_of, features_key, largest_call
+from vitrail.training.setup import Setup, open_training_data
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 from faults import Disk, check_every_failure, contents, failing
 from vitrail.training import run, snapshots
-from vitrail.training.building import Setup
 from vitrail.training.loop import Trainer
+from vitrail.training.setup import Setup
 from vitrail.training.snapshots import list_snapshots
 
 

@@ -1,14 +1,17 @@
 """Gradients in micro-batches and lanes equal those of the whole batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from threading import Event
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
-from vitrail.model import ConvStem, Rates, ViT
-from vitrail.training.gradients import Lanes, Plain, Scores, lane_batch, suits_lanes
+from vitrail.model import ConvStem, Rates, ViT, ViTConfig
+from vitrail.ranks import Ranks
+from vitrail.training.gradients import Lanes, Plain, Scores, lane_batch, spread, suits_lanes
 from vitrail.training.objectives import count
 
 IMAGES = torch.randn(22, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -117,3 +120,22 @@ def test_lanes_get_equal_shares(make_model: Callable[..., ViT]) -> None:
     model = make_model()  # 17 tokens: 240 pictures fill the cache
     assert [lane_batch(model, 128, lanes) for lanes in (1, 2, 3, 64)] == [128, 64, 43, 2]
     assert [lane_batch(model, size, 2) for size in (1, 480, 500, 540, 2000)] == [1, 240, 250, 135, 200]
+
+
+@pytest.fixture
+def group() -> Generator[None]:
+    """A group of this process only."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_gradients_lie_in_what_is_sent(tiny: ViTConfig, group: None) -> None:
+    """Otherwise, DDP would keep all of them twice."""
+    model = ViT(tiny)
+    copied = spread(model, Ranks(rank=0, world_size=2), "ddp")
+    copied(torch.randn(2, 3, *tiny.image_size)).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    storages = {gradient.untyped_storage().data_ptr(): gradient.untyped_storage().nbytes() for gradient in gradients}
+    assert len(storages) < len(gradients)
+    assert sum(storages.values()) == sum(gradient.nbytes for gradient in gradients)

@@ -6,11 +6,11 @@ import pytest
 import yaml
 from tests.training.test_curves import row
 
-from vitrail.data.check.record import RECORD, CheckRecord, write_record
+from vitrail.data.check.findings import RECORD, CheckRecord, write_record
 from vitrail.schema import to_dict
 from vitrail.training.config import TrainConfig
 from vitrail.training.curves import append_row
-from vitrail.training.history import chose_epoch, data_check, trained_on
+from vitrail.training.run import chose_epoch, data_check, trained_on
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from vitrail.errors import VitrailError
 from vitrail.ranks import Ranks
 from vitrail.training import Listener, snapshots, train
 from vitrail.training.curves import Row, best_row
-from vitrail.training.judging import Judgement
 from vitrail.training.loop import Trainer
+from vitrail.training.objectives import Judgement
 from vitrail.training.signals import Signals
 from vitrail.training.snapshots import list_snapshots
-from vitrail.weights.opening import open_checkpoint
+from vitrail.weights.read import open_checkpoint
 
 from .conftest import quick_config
 from .victims import train_until_killed
@@ -249,7 +249,7 @@ def test_the_head_alone_learns_on_cached_features(tmp_path: Path) -> None:
 
 def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
     config = quick_config(ema=None, epochs=3, patience=1)
-    from vitrail.training.building import prepare_run
+    from vitrail.training.setup import prepare_run
 
     from .conftest import part_of_digits
 

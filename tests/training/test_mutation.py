@@ -17,13 +17,12 @@ from vitrail.data.source import FileSource
 from vitrail.data.split import read_split, write_split
 from vitrail.ranks import Ranks
 from vitrail.schema import to_dict
-from vitrail.training.building import prepare_run, training_loader
 from vitrail.training.curves import append_row, draw_curves, keep_rows, read_rows
-from vitrail.training.own_pictures import keep_own
-from vitrail.training.own_pictures import read_rows as read_split_rows
 from vitrail.training.run import read_config
-from vitrail.training.snapshots import pick_whole, save
-from vitrail.training.state import STATE, Plan, Progress, _checksum, read_state
+from vitrail.training.run_data import keep_own
+from vitrail.training.run_data import read_rows as read_split_rows
+from vitrail.training.setup import prepare_run, training_loader
+from vitrail.training.snapshots import STATE, Plan, Progress, _checksum, pick_whole, read_state, save
 
 from .conftest import part_of_digits, quick_config
 from .test_curves import row

@@ -13,13 +13,12 @@ import torch.nn.functional as F
 
 from vitrail.ranks import Ranks
 from vitrail.training import loop
-from vitrail.training.building import Setup
 from vitrail.training.config import TRAININGS, Start
 from vitrail.training.gradients import Scores
-from vitrail.training.judging import Judgement
 from vitrail.training.loop import Trainer
-from vitrail.training.objectives import OBJECTIVES, Classification, make_objective
-from vitrail.training.state import Progress
+from vitrail.training.objectives import OBJECTIVES, Classification, Judgement, make_objective
+from vitrail.training.setup import Setup
+from vitrail.training.snapshots import Progress
 
 LOGITS = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 3, 9, 2, 2, 7])

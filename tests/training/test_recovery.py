@@ -15,8 +15,7 @@ from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.run import sweep
 from vitrail.training.signals import InterruptedRunError
-from vitrail.training.snapshots import list_snapshots, verify
-from vitrail.training.state import STATE
+from vitrail.training.snapshots import STATE, list_snapshots, verify
 
 from .test_loop import Notes
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitrail.training import gradients, memory
+from vitrail.training import cost as memory
+from vitrail.training import gradients
 
 # A Windows as far as the standard library goes; then everything is imported, and a run trained and resumed.
 WINDOWS = """

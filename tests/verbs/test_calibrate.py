@@ -17,8 +17,8 @@ from vitrail.data import Dataset, open_data
 from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.prediction import Predictor
 from vitrail.verbs.calibrate import MADE
-from vitrail.weights.convert import convert
 from vitrail.weights.native import read_native
+from vitrail.weights.write import convert
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_predictions_carry_it_as_columns(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_command_abstains(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.prediction.answering.is_familiar", lambda _: False)
+    monkeypatch.setattr("vitrail.prediction.results.is_familiar", lambda _: False)
     assert main(["predict", "calibrated.safetensors", "others", "--abstain"]) == 0
     printed = capsys.readouterr()
     assert all("no answer: unlike anything seen in training" in line for line in printed.out.splitlines())

@@ -13,7 +13,7 @@ from vitrail.data.preprocess import preset
 from vitrail.data.source import ArraySource, Dataset
 from vitrail.errors import DataError, WeightsError
 from vitrail.model import ViT
-from vitrail.runtimes.trials import Goal, Pictures
+from vitrail.runtimes.int8_trials import Goal, Pictures
 from vitrail.verbs import calibration
 from vitrail.verbs.calibration import is_unlabelled, read_calibration
 from vitrail.weights.checkpoint import Checkpoint
@@ -116,7 +116,7 @@ def test_a_model_without_classes(make_model: Callable[..., ViT]) -> None:
 
 def test_a_run_keeps_its_own_split(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training pictures of the run calibrate, whatever split we would make today."""
-    from vitrail.data.opening import open_data, write_split_file
+    from vitrail.data.datasets import open_data, write_split_file
 
     folder = tmp_path / "data"
     for name in CLASSES:

@@ -9,11 +9,10 @@ from PIL import Image
 from tests.data.conftest import make_folder  # noqa: F401
 
 from vitrail.cli.main import main
-from vitrail.data.augment.config import Augment
-from vitrail.data.config import DataConfig
+from vitrail.data.config import Augment, DataConfig
 from vitrail.errors import ConfigError, DataError
 from vitrail.ranks import Ranks
-from vitrail.training.choosing import resolve
+from vitrail.training.auto_config import resolve
 from vitrail.verbs.data import check_data, open_data, shard_data, show_data
 
 

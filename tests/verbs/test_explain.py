@@ -15,7 +15,7 @@ from vitrail import load
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, ExplanationError, InputError
 from vitrail.explanation import METHODS
-from vitrail.explanation.explained import Explained, Explanations
+from vitrail.explanation.heatmap import Explained, Explanations
 from vitrail.verbs.explain import explain
 
 

@@ -15,11 +15,11 @@ import vitrail
 from faults import check_every_failure
 from vitrail.cli.main import main
 from vitrail.evaluation import plots
-from vitrail.explanation.plots import save_figure
+from vitrail.explanation.paper_figures import save_figure
 from vitrail.files import atomic_path
-from vitrail.verbs.embeddings import Embeddings
+from vitrail.verbs.embed import Embeddings
 from vitrail.verbs.predict import Predictions
-from vitrail.weights.files import write_npz, write_pickle, write_safetensors
+from vitrail.weights.tensor_files import write_npz, write_pickle, write_safetensors
 
 
 def old_files(*names: str) -> Callable[[Path], None]:
@@ -64,7 +64,7 @@ def test_explain(
 ) -> None:
     explained = vitrail.explain(save_model(), photos[:1], method="rollout")
     for name in ("heads_sheet", "layers_sheet", "explanation_sheet", "draw"):  # drawing takes long
-        monkeypatch.setattr(f"vitrail.explanation.explained.{name}", lambda *_: Image.new("RGB", (8, 8)))
+        monkeypatch.setattr(f"vitrail.explanation.heatmap.{name}", lambda *_: Image.new("RGB", (8, 8)))
     check_every_failure(explained.save, tmp_path / "runs", old_files("sheet.png", "one.npz", "one-overlay.png"))
 
 

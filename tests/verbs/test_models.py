@@ -6,7 +6,7 @@ import pytest
 
 import vitrail
 from vitrail.cli.main import main
-from vitrail.verbs.models import models
+from vitrail.verbs.inspect import models
 
 
 def test_both_doors_give_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,8 @@ from vitrail.data.preprocess import preset
 from vitrail.model import ViT
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import read_native
-from vitrail.weights.reader import read_checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.read import read_checkpoint
+from vitrail.weights.write import write_checkpoint
 from weights_fixtures import TINY_DINO
 
 NAME = "facebook/dinov2-small"

@@ -8,8 +8,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import vitrail
-from vitrail.data.augment.config import Augment
-from vitrail.data.config import Columns, DataConfig
+from vitrail.data.config import Augment, Columns, DataConfig
 from vitrail.serving.settings import ServeSettings
 from vitrail.training.config import PARTS, TrainConfig
 from vitrail.verbs.settings import Size

@@ -11,7 +11,7 @@ import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError
 from vitrail.schema import to_dict
-from vitrail.verbs.summary import summary
+from vitrail.verbs.inspect import summary
 
 
 def test_both_doors_count_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

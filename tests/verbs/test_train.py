@@ -21,7 +21,7 @@ from vitrail.training import Schedule, TrainConfig, recipe
 from vitrail.training.signals import InterruptedRunError, Signals
 from vitrail.verbs import train as verbs
 from vitrail.verbs.train import demo, plan, resume, train
-from vitrail.weights.opening import open_checkpoint
+from vitrail.weights.read import open_checkpoint
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from benchmarks.peers import timm
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig
 from vitrail.weights.infer import Hints
-from vitrail.weights.reader import read_checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.read import read_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 TANH = BlockConfig(activation="gelu_tanh")
 PATCHES = PositionConfig(covers="patches")

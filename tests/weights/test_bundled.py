@@ -10,9 +10,9 @@ import vitrail
 from vitrail.data import open_data
 from vitrail.data.config import DataConfig
 from vitrail.evaluation.measurement import measure_split
-from vitrail.weights import bundled
-from vitrail.weights.convert import sample_photos
+from vitrail.weights import resolve as bundled
 from vitrail.weights.native import read_native
+from vitrail.weights.write import sample_photos
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from vitrail.model import BlockConfig
 from vitrail.weights.adapt import adapt
-from vitrail.weights.convert import convert
 from vitrail.weights.infer import Hints
-from vitrail.weights.reader import read_checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.read import read_checkpoint
+from vitrail.weights.write import convert, write_checkpoint
 from weights_fixtures import FITTING
 
 

@@ -18,16 +18,14 @@ from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, ViT, ViTConfig
 from vitrail.model.merging import with_merging
-from vitrail.weights.catalogue import FormatName
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import FOREIGN, FORMATS, SUFFIXES, refusals
 from vitrail.weights.huggingface_config import hidden_width
 from vitrail.weights.infer import Hints
-from vitrail.weights.layout import find_files
 from vitrail.weights.native import read_native, save_checkpoint
-from vitrail.weights.reader import read_checkpoint, read_files
+from vitrail.weights.read import FOREIGN, FORMATS, SUFFIXES, read_checkpoint, read_files, refusals
+from vitrail.weights.resolve import FormatName, find_files
 from vitrail.weights.timm import RESNET
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING
 
 FIXED = replace(RESNET, blocks=(1, 2), width_factor=0.5)

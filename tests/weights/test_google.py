@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from vitrail.errors import VitrailError
 from vitrail.model.positions import resample_positions
 from vitrail.weights.infer import Hints
-from vitrail.weights.reader import read_checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.read import read_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[3] / "shared" / "oracles" / "google"  # more of them, on a developer's machine

@@ -11,9 +11,9 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.huggingface_processor import FILE, processor_config, read_preprocess
-from vitrail.weights.reader import read_checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.huggingface_preprocess import FILE, processor_config, read_preprocess
+from vitrail.weights.read import read_checkpoint
+from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING
 
 

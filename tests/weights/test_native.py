@@ -13,9 +13,9 @@ from safetensors import safe_open
 from vitrail.errors import WeightsError
 from vitrail.model import ConvStem, Rates
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
+from vitrail.weights.metadata import Origin
 from vitrail.weights.native import fingerprint, read_native, save_checkpoint
-from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.read import read_checkpoint
 
 
 def test_everything_comes_back(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
@@ -66,7 +66,7 @@ def test_a_failed_write_keeps_the_old_file(
     def full_disk(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitrail.weights.files.os.fsync", full_disk)
+    monkeypatch.setattr("vitrail.weights.tensor_files.os.fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(make_checkpoint(width=64), path)
     assert path.read_bytes() == before

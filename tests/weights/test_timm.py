@@ -10,14 +10,13 @@ import pytest
 
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, ViTConfig
-from vitrail.weights.catalogue import FormatName
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import SUFFIXES
 from vitrail.weights.infer import Hints, infer_heads
-from vitrail.weights.reader import read_checkpoint
+from vitrail.weights.read import SUFFIXES, read_checkpoint
+from vitrail.weights.resolve import FormatName
 from vitrail.weights.timm import RESNET, how_to_load
 from vitrail.weights.timm_names import NAMES, OTHERS
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING
 
 

@@ -16,9 +16,9 @@ from tests.weights.test_native import edit_facts
 from vitrail.errors import WeightsError
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.convert import convert
 from vitrail.weights.native import VERSION, read_native, save_checkpoint
 from vitrail.weights.trust import Trust
+from vitrail.weights.write import convert
 
 ONE = {"shape": [1, 1], "scale": 1.0, "base64": "ADw="}  # a single 1
 NARROW = {"centres": ONE, "directions": ONE, "variances": [1.0]}

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
-from vitrail.weights.reader import read_checkpoint
-from vitrail.weights.writer import write_checkpoint
+from vitrail.weights.read import read_checkpoint
+from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING
 
 State = dict[str, torch.Tensor]

@@ -10,7 +10,7 @@ from cyclopts import App
 from cyclopts.argument import Argument
 from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, wrapped
 
-from vitrail.cli.flags import UNSET, as_typed
+from vitrail.cli.commands import UNSET, as_typed
 from vitrail.cli.main import VERBS, build_app
 
 _VALUES = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}

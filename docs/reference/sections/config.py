@@ -12,15 +12,15 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, wrapped
 
-from vitrail.cli.flags import as_typed, field_texts
+from vitrail.cli.commands import as_typed, field_texts
 from vitrail.data import Augment, DataConfig, LoaderConfig, Preprocess
 from vitrail.data.config import Columns
 from vitrail.model.config import BlockConfig, ConvStem, PatchStem, PositionConfig, Rates, ResNetStem, ViTConfig
 from vitrail.runtimes.manifest import Manifest
 from vitrail.serving.settings import ServeSettings
 from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
-from vitrail.weights.facts import Facts, Origin
 from vitrail.weights.infer import Hints
+from vitrail.weights.metadata import Facts, Origin
 from vitrail.weights.trust import Familiarity, LabelSets, Packed, Trust
 
 # Section of a page → the dataclasses in it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from vitrail.cli.options import Classes, Json
+from vitrail.cli.commands import Classes, Json
 from vitrail.cli.printing import SteadyConsole, plain, print_end, print_json
 from vitrail.errors import ConfigError
 
@@ -80,7 +80,7 @@ def benchmark(
     """
     merges, batches, cores = (_numbers(*each) for each in (("merge", merge), ("batch", batch), ("threads", threads)))
     from vitrail.verbs import benchmark as verb
-    from vitrail.verbs.sample import PICTURES
+    from vitrail.verbs.benchmark import PICTURES
 
     result = verb.benchmark(
         model,

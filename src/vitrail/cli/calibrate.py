@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.cli.options import Classes, Device, Json
+from vitrail.cli.commands import Classes, Device, Json
 from vitrail.cli.printing import SteadyConsole, plain, print_end, print_json, print_note
 from vitrail.data.config import DataConfig
 
@@ -50,7 +50,7 @@ def calibrate(
         For a checkpoint without class names: its classes are those of the data, in the same order.
     """
     from vitrail.verbs import calibrate as verb
-    from vitrail.verbs.data_settings import changed_settings
+    from vitrail.verbs.settings import changed_settings
 
     calibrated = verb.calibrate(
         model,

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from vitrail.cli.flags import flags_of_configs
-from vitrail.cli.options import NO_HINTS, Classes, HintFlags, Json
+from vitrail.cli.commands import NO_HINTS, Classes, HintFlags, Json, flags_of_configs
 from vitrail.cli.printing import SteadyConsole, print_json
 from vitrail.cli.usage import as_flags
-from vitrail.weights.catalogue import FormatName
+from vitrail.weights.resolve import FormatName
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.weights.convert import Agreement, Conversion
+    from vitrail.weights.write import Agreement, Conversion
 
 
 def convert(

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from rich.table import Table
 
-from vitrail.cli.options import Raw
+from vitrail.cli.commands import Raw
 from vitrail.cli.printing import SteadyConsole, escape, print_end, print_json
 from vitrail.cli.usage import show_examples
-from vitrail.data.augment.config import Augment
-from vitrail.data.config import DataConfig
-from vitrail.files import atomic_path
-from vitrail.folders import check_run_folder, new_run_folder
+from vitrail.data.config import Augment, DataConfig
+from vitrail.files import atomic_path, check_run_folder, new_run_folder
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.data.check.report import Report
+    from vitrail.data.check.findings import Report
 
 data = App(
     name="data",
@@ -146,7 +144,7 @@ def shard(where: str, out: Path, *, config: Flags = _PLAIN, max_megabytes: int =
 
 
 def _as_json(report: "Report", paths: tuple[Path, ...]) -> dict[str, object]:
-    from vitrail.data.check.record import sum_up
+    from vitrail.data.check.findings import sum_up
     from vitrail.schema import to_dict
 
     return {

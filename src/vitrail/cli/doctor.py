@@ -15,7 +15,7 @@ def doctor(model: str | None = None, *, data: str | None = None) -> int:
     data
         Also examine this data set.
     """
-    from vitrail.diagnosis import doctor as examine
+    from vitrail.verbs.doctor import doctor as examine
 
     diagnosis = examine(model, data)
     SteadyConsole(highlight=False, markup=False, soft_wrap=True).print(diagnosis.markdown, end="")

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import Device, Merge, Precision, Runtime, read_merge
+from vitrail.cli.commands import Device, Merge, Precision, Runtime, read_merge
 from vitrail.cli.predict import ListFile, Model, Pictures, tell_apart
 from vitrail.cli.printing import SteadyConsole, plain, print_end
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError
-from vitrail.folders import check_run_folder, new_run_folder
+from vitrail.files import check_run_folder, new_run_folder
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.verbs.embeddings import Embeddings
+    from vitrail.verbs.embed import Embeddings
 
 BROKEN = 1
 _PLAIN = DataConfig()
@@ -56,9 +56,9 @@ def embed(
     batch_size
         Pictures per forward pass [default: whatever suits the model].
     """
-    from vitrail.verbs.data_settings import changed_settings
     from vitrail.verbs.embed import check_arguments
     from vitrail.verbs.embed import embed as embed_all
+    from vitrail.verbs.settings import changed_settings
 
     check_run_folder(out)
     settings = changed_settings(config)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitrail.cli.commands import Classes, Device, Json, Merge, Precision, Preprocessing, Raw, Runtime, read_merge
 from vitrail.cli.eval_table import print_evaluation, print_probes
-from vitrail.cli.options import Classes, Device, Json, Merge, Precision, Preprocessing, Raw, Runtime, read_merge
 from vitrail.cli.printing import print_end, print_json, print_no_report, print_note
 from vitrail.data.config import DataConfig
 from vitrail.errors import list_names
 from vitrail.evaluation.names import ProbeName, ViewName
-from vitrail.folders import check_run_folder, new_run_folder
+from vitrail.files import check_run_folder, new_run_folder
 
 BROKEN = 1
 _PLAIN = DataConfig()
@@ -73,9 +73,9 @@ def eval(  # noqa: A001 - the verb's name
     out
         The folder to write to [default: runs/eval-N].
     """
-    from vitrail.prediction.arguments import tell_data
-    from vitrail.verbs.data_settings import changed_settings
+    from vitrail.verbs.call import tell_data
     from vitrail.verbs.evaluate import evaluate
+    from vitrail.verbs.settings import changed_settings
 
     check_run_folder(out)
     if data is None:

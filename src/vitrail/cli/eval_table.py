@@ -119,7 +119,7 @@ def _describe_facts(rate: dict[str, float]) -> str:
 
 def _class_table(measurement: "Measurement") -> Table:
     """Every class, or the worst ones if there are many."""
-    from vitrail.evaluation.records import class_sets, worst_first
+    from vitrail.evaluation.output import class_sets, worst_first
 
     scores = measurement.metrics.classes
     places = list(range(len(measurement.classes)))
@@ -141,7 +141,7 @@ def _class_table(measurement: "Measurement") -> Table:
 
 
 def _print_mistakes(console: Console, measurement: "Measurement") -> None:
-    from vitrail.evaluation.records import confusions
+    from vitrail.evaluation.output import confusions
 
     worst = [f"{truth} → {predicted} {count}×" for truth, predicted, count in confusions(measurement, 5)]
     if worst:

@@ -10,16 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.cli.options import Device, Json
+from vitrail.cli.commands import Device, Json
 from vitrail.cli.predict import BROKEN, Model, Pictures, tell_apart
 from vitrail.cli.printing import SteadyConsole, plain, print_json
 from vitrail.errors import ConfigError
-from vitrail.folders import check_run_folder, new_run_folder
+from vitrail.files import check_run_folder, new_run_folder
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from vitrail.explanation import Choice, Faithfulness
-    from vitrail.explanation.explained import Explanations
+    from vitrail.explanation.heatmap import Explanations
 
 
 def explain(
@@ -56,7 +56,7 @@ def explain(
     check_run_folder(out)
     layer_numbers, head_numbers = parse_numbers("layers", layers), parse_numbers("heads", heads)
     source, names = tell_apart(pictures, model, explain)
-    from vitrail.explanation.explained import Explanations
+    from vitrail.explanation.heatmap import Explanations
     from vitrail.verbs.explain import explain as explain_all
 
     explanations = explain_all(

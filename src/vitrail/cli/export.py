@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 from rich.table import Table
 
-from vitrail.cli.options import Json, Merge, read_merge
+from vitrail.cli.commands import Json, Merge, read_merge
 from vitrail.cli.printing import SteadyConsole, print_end, print_json
 from vitrail.wording import counted
 
@@ -134,7 +134,7 @@ def export(
 
 def print_trials(console: SteadyConsole, result: "Export") -> None:
     """What was tried on the way to int8."""
-    from vitrail.runtimes.trials import HEAD
+    from vitrail.runtimes.int8_trials import HEAD
 
     table = Table(box=None, pad_edge=False)
     for index, name in enumerate(HEAD):

@@ -3,10 +3,10 @@
 import shlex
 from pathlib import Path
 
-from vitrail.cli.options import Device, Json
+from vitrail.cli.commands import Device, Json
 from vitrail.cli.predict import BROKEN, Model, Pictures, tell_apart
 from vitrail.cli.printing import SteadyConsole, plain, print_json
-from vitrail.folders import check_run_folder, new_run_folder
+from vitrail.files import check_run_folder, new_run_folder
 
 
 def figures(

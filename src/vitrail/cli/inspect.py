@@ -7,11 +7,10 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.cli.flags import flags_of_configs
-from vitrail.cli.options import NO_HINTS, HintFlags, Json
+from vitrail.cli.commands import NO_HINTS, HintFlags, Json, flags_of_configs
 from vitrail.cli.printing import SteadyConsole, print_json
 from vitrail.cli.usage import as_flags
-from vitrail.weights.catalogue import FormatName
+from vitrail.weights.resolve import FormatName
 
 if TYPE_CHECKING:
     from vitrail.verbs.inspect import Inspection

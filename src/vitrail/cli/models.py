@@ -2,13 +2,13 @@
 
 from rich.table import Table
 
-from vitrail.cli.options import Json
+from vitrail.cli.commands import Json
 from vitrail.cli.printing import SteadyConsole, print_json
 
 
 def models(*, as_json: Json = False) -> None:
     """List the model variants: patch, layers, width, heads, parameters, GMACs."""
-    from vitrail.verbs import models as verb
+    from vitrail.verbs import inspect as verb
 
     table = verb.models()
     if as_json:

@@ -11,7 +11,7 @@ from typing import Annotated, get_type_hints
 
 from cyclopts import Parameter
 
-from vitrail.cli.options import Classes, Device, Merge, Precision, Preprocessing, Raw, Runtime, read_merge
+from vitrail.cli.commands import Classes, Device, Merge, Precision, Preprocessing, Raw, Runtime, read_merge
 from vitrail.cli.printing import SteadyConsole, print_end, progress_bar, working
 from vitrail.cli.rows import Format, choose_format, open_rows
 from vitrail.cli.usage import describe_unknown_option
@@ -82,8 +82,8 @@ def predict(
     batch_size
         Pictures per forward pass [default: whatever suits the model].
     """
-    from vitrail.prediction.arguments import check_standard_input
     from vitrail.prediction.results import Prediction
+    from vitrail.verbs.call import check_standard_input
     from vitrail.verbs.predict import predict as predict_all
 
     chosen = choose_format(form, out, raw=raw)
@@ -137,7 +137,7 @@ def tell_apart(arguments: tuple[str, ...], model: str | None, verb: Callable[...
         if name.startswith("-") and name != "-":
             unknown = describe_unknown_option(name, f"vitrail {verb.__name__}", _options(verb))
             raise ConfigError(f"{unknown} A picture of that name is ./{name}")
-    from vitrail.prediction.arguments import tell_pictures
+    from vitrail.verbs.call import tell_pictures
 
     return tell_pictures(arguments, model)
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vitrail.cli.flags import flags_of_configs
+from vitrail.cli.commands import flags_of_configs
 from vitrail.cli.usage import as_flags
-from vitrail.data.augment.config import Augment
-from vitrail.data.config import DataConfig
+from vitrail.data.config import Augment, DataConfig
 from vitrail.errors import ResumableError
 from vitrail.training.config import Machine, Optim, Schedule, Start
 from vitrail.training.display import Display

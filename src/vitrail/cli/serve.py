@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitrail.cli.flags import given, optional_fields
+from vitrail.cli.commands import given, optional_fields
 from vitrail.cli.printing import SteadyConsole, plain, print_note
 from vitrail.serving.settings import ServeSettings
 from vitrail.wording import counted

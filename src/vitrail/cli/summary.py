@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.cli.options import Json, Size
+from vitrail.cli.commands import Json, Size
 from vitrail.cli.printing import SteadyConsole, print_json
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def summary(
         Number of classes of the head; 0 for none [default: the model's own].
     """
     from vitrail.schema import to_dict
-    from vitrail.verbs import summary as verb
+    from vitrail.verbs import inspect as verb
 
     facts = verb.summary(model, image_size=image_size, num_classes=num_classes)
     if as_json:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
-from vitrail.cli.flags import given, optional_fields
-from vitrail.cli.options import Json
+from vitrail.cli.commands import Json, given, optional_fields
 from vitrail.cli.printing import PlainConsole, SteadyConsole, escape, plain, print_end, print_json
-from vitrail.data.augment.config import Augment
-from vitrail.data.config import DataConfig
+from vitrail.data.config import Augment, DataConfig
 from vitrail.errors import ConfigError
 from vitrail.training.config import Machine, Optim, Schedule, Start
 from vitrail.wording import counted

@@ -19,23 +19,43 @@ from typing import TYPE_CHECKING
 from vitrail.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from vitrail.data.augment.config import Augment
-    from vitrail.data.config import DataConfig, LoaderConfig
+    from vitrail.data.config import Augment, DataConfig, LoaderConfig
+    from vitrail.data.datasets import open_data, write_split_file
     from vitrail.data.loader import Batch, Loader
-    from vitrail.data.opening import open_data, write_split_file
     from vitrail.data.preprocess import Preprocess, preset
     from vitrail.data.source import ArraySource, Dataset, Source
     from vitrail.data.transform import denormalize, fit, normalize, prepare
 
 # Module → the public names that it defines; pyright wants `__all__` spelled out too, and a test compares them.
 _HOMES = {
-    "augment.config": ("Augment",),
-    "config": ("DataConfig", "LoaderConfig"),
-    "loader": ("Batch", "Loader"),
-    "opening": ("open_data", "write_split_file"),
-    "preprocess": ("Preprocess", "preset"),
-    "source": ("ArraySource", "Dataset", "Source"),
-    "transform": ("denormalize", "fit", "normalize", "prepare"),
+    "config": (
+        "Augment",
+        "DataConfig",
+        "LoaderConfig",
+    ),
+    "datasets": (
+        "open_data",
+        "write_split_file",
+    ),
+    "loader": (
+        "Batch",
+        "Loader",
+    ),
+    "preprocess": (
+        "Preprocess",
+        "preset",
+    ),
+    "source": (
+        "ArraySource",
+        "Dataset",
+        "Source",
+    ),
+    "transform": (
+        "denormalize",
+        "fit",
+        "normalize",
+        "prepare",
+    ),
 }
 
 __all__ = [

@@ -13,7 +13,7 @@ from vitrail.wording import agree, counted
 SHOWN = 3  # examples of a difference
 
 
-class Sample(NamedTuple):
+class _Sample(NamedTuple):
     """What a rank takes a picture for."""
 
     key: str
@@ -41,10 +41,10 @@ def check_same_data(dataset: Dataset, ranks: Ranks) -> None:
     raise ranks.reported_once(error)
 
 
-def _samples(dataset: Dataset) -> Iterator[Sample]:
+def _samples(dataset: Dataset) -> Iterator[_Sample]:
     for split, source in dataset.splits.items():
         for index, label in enumerate(source.labels.tolist()):
-            yield Sample(source.key(index), split, dataset.classes[label])
+            yield _Sample(source.key(index), split, dataset.classes[label])
 
 
 def _digest(dataset: Dataset) -> bytes:
@@ -54,7 +54,7 @@ def _digest(dataset: Dataset) -> bytes:
     return digest.digest()
 
 
-def _describe(first: Sequence[Sample], own: Sequence[Sample]) -> str:
+def _describe(first: Sequence[_Sample], own: Sequence[_Sample]) -> str:
     """How this rank's pictures differ from those of the first."""
     theirs, ours = ({sample.key: sample for sample in samples} for samples in (first, own))
     kinds = {

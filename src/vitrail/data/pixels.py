@@ -1,21 +1,228 @@
-"""Any picture → the array that a model sees, without torch: exports run where it is not installed.
+"""From any picture to the array that a model sees, without torch: exports run where it is not installed.
 
-Only what torch itself resizes (the spec's kernels "bytes" and "float") and tensors go through `transform.py`.
-"""
+Pictures are not trusted: the header is judged before a pixel is decoded. What torch itself resizes (the spec's kernels
+"bytes" and "float") and tensors go through `transform.py`."""
 
+import io
 import math
+import os
+import re
+import struct
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import IO, TYPE_CHECKING, Any, Union
 
 import numpy as np
 from PIL import Image
 
-from vitrail.data.picture import decode, open_picture
-from vitrail.data.preprocess import Preprocess
-from vitrail.errors import InputError
+from vitrail.data.preprocess import MAX_PIXELS, Preprocess
+from vitrail.errors import ConfigError, InputError
+from vitrail.untrusted import check_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# Format → the extensions that folders of pictures use for it.
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+}
+EXTENSIONS = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
+_ENDINGS = tuple(EXTENSIONS)
+
+LIMIT_VARIABLE = "VITRAIL_MAX_PIXELS"
+MAX_HEADER = 1 << 16  # bytes until the size of a PPM picture is known
+MAX_COMMENTS = 1000  # in a PPM picture in text form
+_ORIENTATION_TAG = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def is_picture_name(name: str) -> bool:
+    """Whether a file has the extension of a picture; the name is a text, for folders with very many files."""
+    return name.lower().endswith(_ENDINGS)
+
+
+def open_picture(
+    source: str | Path | bytes | IO[bytes],
+    *,
+    formats: tuple[str, ...] = tuple(FORMATS),
+    max_pixels: int | None = None,
+    name: str = "picture",
+) -> Image.Image:
+    """Open a picture and judge its header: known format, not empty, not too large. No pixel is decoded yet.
+
+    It may have 89 million pixels, as many as $VITRAIL_MAX_PIXELS says, or `max_pixels`. In messages a file is called by
+    its path, anything else by `name`.
+    """
+    limit = _pixel_limit() if max_pixels is None else max_pixels
+    hint = f"shrink the picture{'' if max_pixels else f', or set {LIMIT_VARIABLE} to a higher number'}"
+    name = str(source) if isinstance(source, str | Path) else name
+    stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        if isinstance(source, str | Path):
+            check_regular(source, InputError)
+        image = _open(stream, _refuse_comments(stream, name), formats)
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{name}: too many pixels to decode safely ({error}); {hint}.") from None
+    except Image.UnidentifiedImageError:
+        raise InputError(f"{name}: {_why_unidentified(source, formats)}") from None
+    except InputError:
+        raise
+    except Exception as error:  # decoders may raise anything on hostile bytes
+        raise InputError(f"{name}: cannot be read as a picture ({_describe(error)}).") from error
+    if (pixels := image.width * image.height) > limit:
+        size = f"{image.width}×{image.height}"
+        image.close()
+        hint = hint.replace("a higher number", f"{pixels} or more")
+        raise InputError(f"{name}: {size} pixels are over the limit of {limit:,}; {hint}.")
+    return image
+
+
+def _pixel_limit() -> int:
+    """How many pixels the user's own pictures may have; a higher limit than Pillow's is set in Pillow too."""
+    asked = os.environ.get(LIMIT_VARIABLE)
+    if not asked:
+        return MAX_PIXELS
+    if not (asked.isdecimal() and 0 < int(asked) < 2**63):
+        raise ConfigError(f"{LIMIT_VARIABLE} must be a number of pixels, such as {2 * MAX_PIXELS}; got {asked[:50]!r}.")
+    if Image.MAX_IMAGE_PIXELS is not None:
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, int(asked))
+    return int(asked)
+
+
+def _open(source: str | Path | IO[bytes], start: bytes, formats: tuple[str, ...]) -> Image.Image:
+    """As `Image.open`, which warns of pictures that are beyond the limit before we can refuse them."""
+    for name in formats:
+        if name not in Image.OPEN:
+            Image.init()
+        factory, accepts = Image.OPEN[name]
+        accepted = accepts is None or accepts(start)  # a text says what is missing to read it
+        if accepted and not isinstance(accepted, str):
+            try:
+                return factory(str(source) if isinstance(source, Path) else source, "")  # pyright: ignore[reportArgumentType]
+            except (SyntaxError, IndexError, TypeError, struct.error):
+                break  # not of this format after all
+    raise Image.UnidentifiedImageError
+
+
+def _refuse_comments(source: str | Path | IO[bytes], name: str) -> bytes:
+    """The first bytes of a file, unless it has too many comments.
+
+    PPM pictures may have comments of any length, which Pillow reads byte by byte, or many, each of which costs it a
+    copy of all that follows: five megabytes of them take minutes.
+    """
+    with Path(source).open("rb") if isinstance(source, str | Path) else nullcontext(source) as file:
+        position = file.tell()
+        start = file.read(16)
+        if start[:1] == b"P":
+            start += file.read(MAX_HEADER)
+        needed = 3 if start[1:2] in b"14" else 4  # the magic number, width, height, and the largest value
+        endless = len(start) > MAX_HEADER and len(re.sub(rb"#[^\r\n]*", b"", start).split(None, needed)) < needed
+        comments = start.count(b"#")
+        while start[:2] in (b"P1", b"P2", b"P3") and comments <= MAX_COMMENTS and (piece := file.read(1 << 20)):
+            comments += piece.count(b"#")
+        file.seek(position)
+    if endless or (start[:2] in (b"P1", b"P2", b"P3") and comments > MAX_COMMENTS):
+        raise InputError(f"{name}: has too many or too long comments; save the picture without them.")
+    return start[:16]
+
+
+def _why_unidentified(source: str | Path | bytes | IO[bytes], formats: tuple[str, ...]) -> str:
+    if isinstance(source, str | Path):
+        with Path(source).open("rb") as file:
+            start = file.read(16)
+    else:
+        start = source[:16] if isinstance(source, bytes) else b"?"
+    if not start:
+        return "the file is empty (0 bytes)."
+    return f"not a picture of a known format ({', '.join(formats)}); it starts with {start!r}."
+
+
+def _describe(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation, or else that of XMP, 1 (upright) to 8; a damaged tag counts as upright."""
+    if image.format in ("JPEG", "MPO", "WEBP") and not {"exif", "xmp"} & image.info.keys():
+        return 1
+    try:
+        value = image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:  # a broken tag must not make the picture unusable
+        return 1
+    return value if value in _TURNS else 1
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The picture rotated as its orientation tag says."""
+    turn = _TURNS.get(orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image.Image:
+    """All the pixels of an opened picture, upright, 8 bits, in the spec's channels (mode L or RGB)."""
+    if spec.channels not in (1, 3):
+        raise InputError(f"{name}: a picture file has 1 or 3 channels, the model needs {spec.channels}; pass an array.")
+    try:
+        if spec.animated == "error" and getattr(image, "n_frames", 1) > 1:
+            raise InputError(f"{name}: has several frames, and animated='error'.")
+        image.load()
+        image = upright(image) if spec.orient else image
+        return _convert(image, spec, name)
+    except InputError:
+        raise
+    except Exception as error:  # decoders may raise anything on hostile bytes
+        raise InputError(f"{name}: damaged or truncated ({_describe(error)}).") from error
+
+
+def _convert(image: Image.Image, spec: Preprocess, name: str) -> Image.Image:
+    mode = "L" if spec.channels == 1 else "RGB"
+    if image.mode == mode and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I") or image.mode == "F":
+        image = _to_eight_bits(image, name)
+    if has_alpha(image):
+        image = image.convert("RGBA")
+        if spec.alpha != "drop":
+            image = Image.alpha_composite(Image.new("RGBA", image.size, spec.alpha), image)
+    return image.convert(mode)
+
+
+def has_alpha(image: Image.Image) -> bool:
+    """Whether the picture has transparent pixels or could have them."""
+    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+
+
+def _to_eight_bits(image: Image.Image, name: str) -> Image.Image:
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise InputError(f"{name}: {image.mode}-mode pixels have no known range; save it with 8 or 16 bits.")
+    return Image.fromarray(sixteen_to_eight(values))
+
+
+def has_sixteen_bits(image: Image.Image) -> bool:
+    """Whether an opened picture has 16 bits per channel; those of colour, Pillow cuts to their high byte."""
+    return image.mode.startswith("I") or any(";16" in str(tile) for tile in getattr(image, "tile", ()))
+
+
+def sixteen_to_eight(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """0…65535 → 0…255, rounded (65535 is white: 255 × 257)."""
+    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+
 
 # A path, an encoded file, a PIL picture, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
 # Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].

@@ -12,12 +12,36 @@ import numpy as np
 from vitrail.data.config import MAX_BROKEN_RATE
 from vitrail.data.labels import Doubt, doubt_labels
 from vitrail.data.pixels import Picture
+from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.split import stratify
 from vitrail.errors import DataError, list_names, shorten
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# Names that reveal nothing about a folder or a table, and folders that are never named after data.
+GENERIC = frozenset(
+    {"data", "dataset", "datasets", "images", "imgs", "pictures", "photos", "train", "training", "test", "val"}
+    | {"labels", "annotations", "metadata", "extracted", "unzipped", "download", "downloads"}
+)
+ELSEWHERE = frozenset({"", "tmp", "home", "root", "mnt", "media", "users", "content", "workspace", "work"})
+
+
+def name_after(path: Path) -> str:
+    """The name of data in a folder or a file: `flowers` for flowers/dataset and for flowers/labels.csv."""
+    own = path.absolute()
+    first = own.stem if own.is_file() else own.name
+    if first.lower() not in GENERIC:
+        return first
+    for folder in own.parents:
+        if folder.name.lower() in ELSEWHERE:
+            break
+        if folder.name.lower() not in GENERIC:
+            return folder.name
+    return first
+
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -194,3 +218,21 @@ def align_labels(name: str, names: Mapping[str, Sequence[str]], *, same_everywhe
                 f"Add pictures, or an empty folder if that is intended."
             )
     return tuple(classes)
+
+
+SMALL_SIDE = 64  # pictures up to this side are not cropped, since every pixel counts
+
+
+def default_preprocess(
+    dataset: Dataset, size: tuple[int, int] | int | None = None, family: str | None = None
+) -> Preprocess:
+    """A family's preset if one is named; else the pictures' own size and channels in memory, 224 for files."""
+    source = dataset.split("train")
+    channels = 3
+    if isinstance(source, ArraySource):
+        channels, height, width = source.images.shape[1:]
+        size = (height, width) if size is None else size
+    if family is not None:
+        return preset(family, size, channels)
+    spec = preset("timm", size, channels)
+    return replace(spec, interpolation="bilinear", crop=1.0 if max(spec.size) <= SMALL_SIDE else spec.crop)

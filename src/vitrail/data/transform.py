@@ -9,8 +9,16 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.picture import decode, open_picture, sixteen_to_eight
-from vitrail.data.pixels import RESAMPLING, Picture, fit_pillow, normalize_array, to_array
+from vitrail.data.pixels import (
+    RESAMPLING,
+    Picture,
+    decode,
+    fit_pillow,
+    normalize_array,
+    open_picture,
+    sixteen_to_eight,
+    to_array,
+)
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import InputError
 

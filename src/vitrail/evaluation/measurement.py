@@ -5,26 +5,51 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.pixels import Picture
 from vitrail.data.source import Dataset, Source, refuse_broken
-from vitrail.draws import Draws, Integers, permutation
-from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.conformal import SetScores, measure_sets
-from vitrail.evaluation.metrics import Answers, Metrics, answer, check, measure, sum_up
+from vitrail.errors import ConfigError, DataError, suggest
+from vitrail.evaluation.metrics import Answers, Metrics, SetScores, answer, check, measure, measure_sets, sum_up
 from vitrail.evaluation.names import ViewName
-from vitrail.evaluation.views import views
 from vitrail.prediction import Predictor
-from vitrail.prediction.answering import familiarity_of
+from vitrail.prediction.results import familiarity_of
 from vitrail.ranks import current_ranks
+from vitrail.rng import Draws, Integers, permutation
 from vitrail.threads import map_in_order
 from vitrail.weights.trust import Trust, is_familiar
+
+SHIFT = 16  # a shift moves the picture by 1/16 of its side
+
+
+def views(images: Tensor, kind: ViewName | None) -> list[Tensor]:
+    """Views of (B, C, H, W), the picture as it is first: mirrored, moved towards four corners, or both."""
+    if kind is None:
+        return [images]
+    check_view(kind)
+    moved = [images] if kind == "flip" else [images, *_shifts(images)]
+    return moved if kind == "shift" else [*moved, *(view.flip(-1) for view in moved)]
+
+
+def check_view(kind: ViewName | None) -> None:
+    """Refuse an unknown kind of test-time augmentation."""
+    if kind is not None and kind not in get_args(ViewName):
+        raise ConfigError(f"tta= has no {kind!r}; {suggest(str(kind), get_args(ViewName))}")
+
+
+def _shifts(images: Tensor) -> list[Tensor]:
+    height, width = images.shape[-2:]
+    down, right = max(height // SHIFT, 1), max(width // SHIFT, 1)
+    padded = F.pad(images, (right, right, down, down), mode="replicate")
+    corners = [(top, left) for top in (0, 2 * down) for left in (0, 2 * right)]
+    return [padded[..., top : top + height, left : left + width] for top, left in corners]
+
 
 COVERAGE = 0.95  # of the label sets that are measured unless another is requested
 

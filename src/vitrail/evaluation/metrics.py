@@ -2,8 +2,7 @@
 
 Among equal logits the first class counts as the highest, in every metric. Undefined values are NaN, not 0: the
 recall of a class without samples, the precision of a class that was never predicted. Rows are taken in blocks, so that
-the logits of thousands of classes are never held a second time.
-"""
+the logits of thousands of classes are never held a second time."""
 
 import math
 from collections.abc import Iterator
@@ -13,8 +12,68 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import InputError
-from vitrail.evaluation.confusion import Confusion, Integers, count_pairs
-from vitrail.weights.trust import Trust, log_probabilities
+from vitrail.weights.trust import LabelSets, Trust, log_probabilities, probabilities
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Confusion:
+    """How often each class was taken for each other: one entry per pair that occurred, by truth, then prediction.
+
+    `numpy.asarray(confusion)` is the matrix, whose rows are the truth.
+    """
+
+    num_classes: int
+    targets: Integers  # (pairs,) the true class
+    predicted: Integers  # (pairs,) what it was taken for
+    counts: Integers  # (pairs,) how often, at least once
+
+    @property
+    def support(self) -> Integers:
+        """(classes,) how many samples each class has."""
+        return self._total(self.targets, self.counts)
+
+    @property
+    def predictions(self) -> Integers:
+        """(classes,) how often each class was predicted."""
+        return self._total(self.predicted, self.counts)
+
+    @property
+    def hits(self) -> Integers:
+        """(classes,) how often each class was predicted correctly: the diagonal."""
+        right = self.targets == self.predicted
+        return self._total(self.targets[right], self.counts[right])
+
+    def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
+        """(true class, what it was taken for, how often), the most frequent first; ties by class."""
+        wrong = np.flatnonzero(self.targets != self.predicted)
+        order = wrong[np.argsort(-self.counts[wrong], kind="stable")[:most]]
+        return [
+            (int(self.targets[index]), int(self.predicted[index]), int(self.counts[index])) for index in order.tolist()
+        ]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        matrix = np.zeros((self.num_classes, self.num_classes), dtype=dtype or np.int64)
+        matrix[self.targets, self.predicted] = self.counts
+        return matrix
+
+    def _total(self, classes: Integers, counts: Integers) -> Integers:
+        total = np.zeros(self.num_classes, dtype=np.int64)
+        np.add.at(total, classes, counts)
+        return total
+
+
+def count_pairs(predicted: Integers, targets: Integers, num_classes: int) -> Confusion:
+    """How often each class was taken for each other."""
+    cells, counts = np.unique(targets.astype(np.int64) * num_classes + predicted, return_counts=True)
+    return Confusion(
+        num_classes=num_classes,
+        targets=cells // num_classes,
+        predicted=cells % num_classes,
+        counts=counts.astype(np.int64),
+    )
+
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Array = np.ndarray[Any, Any]
@@ -231,3 +290,64 @@ def _to_array(values: Any) -> np.ndarray[Any, Any]:
         values = values.detach().cpu()
         return (values.float() if values.is_floating_point() and values.element_size() < 4 else values).numpy()
     return np.asarray(values)
+
+
+# Coverages that a table holds: in between, the next higher one counts.
+LEVELS = (*(number / 200 for number in range(100, 198)), *(number / 1000 for number in range(990, 1000)))
+FREE_RANKS, PENALTY = 1, 0.01
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SetScores:
+    """Label sets of one coverage on some pictures."""
+
+    requested: float
+    coverage: Rate  # how often the set holds the truth
+    sizes: Integers  # (N,)
+    classes: tuple[Rate | None, ...]  # the coverage of each class; None without pictures
+    class_sizes: Floats  # the mean size for each class, NaN without pictures
+
+    @property
+    def mean_size(self) -> float:
+        return float(self.sizes.mean())
+
+
+def fit_sets(logits: Array, targets: Integers, trust: Trust) -> LabelSets | None:
+    """The thresholds of every level that so many pictures can promise; None if they cannot promise any.
+
+    Of n scores, the one at place ⌈(n + 1) · level⌉ in ascending order is the threshold, so that the promise holds for
+    any number of pictures that are like these.
+    """
+    plain = LabelSets(levels=(0.5,), thresholds=(0.0,), free_ranks=FREE_RANKS, penalty=PENALTY)
+    scores = np.sort(_scores_of_truth(plain, logits, targets, trust))
+    places = {level: math.ceil(round((len(scores) + 1) * level, 6)) for level in LEVELS}
+    levels = tuple(level for level, place in places.items() if place <= len(scores))
+    if not levels:
+        return None
+    thresholds = tuple(float(scores[places[level] - 1]) for level in levels)
+    return LabelSets(levels=levels, thresholds=thresholds, free_ranks=FREE_RANKS, penalty=PENALTY)
+
+
+def measure_sets(sets: LabelSets, logits: Array, targets: Integers, trust: Trust, coverage: float) -> SetScores:
+    """How often the sets of one coverage hold the truth, and how large they are, overall and for each class."""
+    sizes = np.concatenate([sets.sizes(probabilities(rows, trust), coverage) for _, rows in blocks(logits)])
+    holds = answer(logits, targets).rank < sizes
+    counts = np.bincount(targets, minlength=logits.shape[1])
+    held = np.bincount(targets, holds, minlength=logits.shape[1])
+    totals = np.bincount(targets, sizes, minlength=logits.shape[1])
+    return SetScores(
+        requested=coverage,
+        coverage=rate(int(holds.sum()), len(targets)),
+        sizes=sizes,
+        classes=tuple(rate(int(part), int(count)) if count else None for part, count in zip(held, counts, strict=True)),
+        class_sizes=np.divide(totals, counts, out=np.full(len(counts), np.nan), where=counts > 0),
+    )
+
+
+def _scores_of_truth(sets: LabelSets, logits: Array, targets: Integers, trust: Trust) -> Floats:
+    ranks = answer(logits, targets).rank
+    parts = [
+        sets.scores(probabilities(scores, trust))[np.arange(len(scores)), ranks[rows]]
+        for rows, scores in blocks(logits)
+    ]
+    return np.concatenate(parts)

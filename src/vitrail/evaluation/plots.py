@@ -11,10 +11,16 @@ from matplotlib.colors import hsv_to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
+from PIL import Image
 
-from vitrail.drawing import LIGHT, Theme, any_script, paint, shading
-from vitrail.evaluation.confusion import Confusion
-from vitrail.evaluation.metrics import Calibration, Integers
+from vitrail.canvas import LIGHT, Theme, any_script, paint, shading
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sheet import SheetRow, Tile, draw_sheet
+from vitrail.data.source import Dataset, Source
+from vitrail.data.transform import pixels, to_pil
+from vitrail.errors import InputError
+from vitrail.evaluation.measurement import Measurement, pick_split
+from vitrail.evaluation.metrics import Calibration, Confusion, Integers
 from vitrail.evaluation.robustness import Robustness
 from vitrail.files import atomic_path
 
@@ -218,3 +224,41 @@ def _hue(number: int, count: int) -> tuple[float, float, float]:
     """The colour of one of many classes: hues all around, light and dark in turn."""
     red, green, blue = hsv_to_rgb((number / count, 0.75, 0.85 if number % 2 else 0.6))
     return float(red), float(green), float(blue)
+
+
+COLUMNS, ROWS = 8, 4
+_COLOR = Preprocess()
+
+
+def top_losses(measurement: Measurement, count: int) -> Integers:
+    """The indices of the mistakes with the highest loss, the worst first."""
+    answers = measurement.answers
+    wrong = np.flatnonzero(answers.predicted != measurement.targets)
+    return wrong[np.argsort(-answers.losses[wrong], kind="stable")[:count]]
+
+
+def mistakes_sheet(measurement: Measurement, dataset: Dataset) -> Image.Image:
+    """The worst mistakes: the prediction, its confidence, and the true class."""
+    source = pick_split(dataset, measurement.split)
+    worst = top_losses(measurement, COLUMNS * ROWS)
+    answers = measurement.answers
+    tiles = [
+        Tile(
+            image=_load(source, int(measurement.samples[index])),
+            caption=f"{answers.confidence[index]:.0%} {measurement.classes[answers.predicted[index]]}\n"
+            f"true: {measurement.classes[measurement.targets[index]]}",
+        )
+        for index in worst
+    ]
+    rows = [SheetRow(title="", tiles=tiles[start : start + COLUMNS]) for start in range(0, len(tiles), COLUMNS)]
+    wrong = int((answers.predicted != measurement.targets).sum())
+    shown = f", the {len(tiles)} with the highest loss" if wrong > len(tiles) else ""
+    heading = f"{measurement.data}, {measurement.split}: {wrong:,} of {len(measurement.targets):,} misclassified{shown}"
+    return draw_sheet(heading, rows, smooth=False)
+
+
+def _load(source: Source, index: int) -> Image.Image | None:
+    try:
+        return to_pil(pixels(source.picture(index), _COLOR))
+    except (InputError, OSError):
+        return None

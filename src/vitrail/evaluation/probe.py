@@ -1,21 +1,21 @@
-"""Simple classifiers on frozen features: how much a checkpoint has learned, without training it."""
+"""How much a checkpoint's frozen features hold: simple classifiers on them, and a map of them on a plane."""
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
 from vitrail.data.source import Dataset, Source, refuse_broken
-from vitrail.draws import permutation
-from vitrail.errors import ConfigError, DataError, suggest
+from vitrail.errors import ConfigError, DataError, InputError, suggest
 from vitrail.evaluation.measurement import choose, run
 from vitrail.evaluation.metrics import Integers, Rate, rate
 from vitrail.evaluation.names import ProbeName
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, silent
+from vitrail.rng import permutation
 
 NEIGHBOURS = 20
 TEMPERATURE = 0.07  # this and the number of neighbours are DINO's (Caron et al., 2021)
@@ -229,3 +229,25 @@ def run_probes(
             results["shots"] = {"shots": few.shots, "mean": few.mean, "std": few.std, "trials": few.trials}
             advance(1)
     return results
+
+
+Method = Literal["pca", "tsne"]
+MOST_COMPONENTS = 50  # t-SNE starts from the principal components, as its authors advise
+
+
+def project(features: np.ndarray[Any, Any], method: Method = "pca", seed: int = 0) -> np.ndarray[Any, Any]:
+    """(N, D) → (N, 2), the same every time."""
+    if len(features) < 3:
+        raise InputError(f"a map needs at least 3 pictures; got {len(features)}.")
+    if not np.isfinite(features).all():
+        raise InputError("a map needs numbers, and some features are NaN or infinite.")
+    if (features == features[0]).all():  # t-SNE would divide by their variance
+        raise InputError(f"a map needs pictures that differ, and the features of all {len(features):,} are the same.")
+    decomposition = cast("Any", import_module("sklearn.decomposition"))
+    width = 2 if method == "pca" else min(MOST_COMPONENTS, *features.shape)
+    components = decomposition.PCA(width, svd_solver="full").fit_transform(np.asarray(features, dtype=np.float64))
+    if method == "pca":
+        return components
+    manifold = cast("Any", import_module("sklearn.manifold"))
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    return manifold.TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(components)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.picture import EXTENSIONS
+from vitrail.data.pixels import EXTENSIONS
 from vitrail.data.source import FileSource, Source, refuse_broken
 from vitrail.data.sources.folder import subfolders
-from vitrail.evaluation.familiarity import Strangers, compare_strangers
 from vitrail.evaluation.measurement import Floats, Measurement, choose, run
+from vitrail.evaluation.ood import Strangers, compare_strangers
 from vitrail.prediction import Predictor
-from vitrail.prediction.answering import familiarity_of
+from vitrail.prediction.results import familiarity_of
 
 MOST = 10_000  # pictures of something else that are looked at
 

@@ -8,11 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.source import Dataset, refuse_broken
-from vitrail.draws import Integers
 from vitrail.errors import DataError
-from vitrail.evaluation.calibration import FEWEST, fit_scaling
-from vitrail.evaluation.conformal import fit_sets
-from vitrail.evaluation.familiarity import TRAINING_PICTURES, fit_familiarity
+from vitrail.evaluation.confidence import FEWEST, fit_scaling
 from vitrail.evaluation.measurement import (
     Floats,
     Measurement,
@@ -20,7 +17,10 @@ from vitrail.evaluation.measurement import (
     choose,
     run,
 )
+from vitrail.evaluation.metrics import fit_sets
+from vitrail.evaluation.ood import TRAINING_PICTURES, fit_familiarity
 from vitrail.prediction import Predictor
+from vitrail.rng import Integers
 from vitrail.weights.trust import Trust
 from vitrail.wording import counted
 

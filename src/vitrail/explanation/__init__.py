@@ -10,9 +10,8 @@ render        overlays and sheets; figures: the paper's figures for a checkpoint
 """
 
 from vitrail.explanation.attention import AttentionMaps, attention_maps
-from vitrail.explanation.choice import Choice, choose, explain
-from vitrail.explanation.explanation import METHODS, Explanation, Loaded, Subject, explain_by, open_subject
-from vitrail.explanation.faithfulness import Faithfulness, measure
+from vitrail.explanation.faithfulness import Choice, Faithfulness, choose, explain, measure
+from vitrail.explanation.saliency import METHODS, Explanation, Loaded, Subject, explain_by, open_subject
 
 __all__ = [
     "METHODS",

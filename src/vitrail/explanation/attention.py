@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.explanation.groups import Groups
-from vitrail.explanation.passes import fused, grid_of, head_chunks, head_mean, on_model, run
+from vitrail.explanation.passes import Groups, fused, grid_of, head_chunks, head_mean, on_model, run
 from vitrail.model import ViT
 
 

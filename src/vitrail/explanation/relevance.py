@@ -1,6 +1,13 @@
-"""Explanations of one class, through the gradient of its logit with respect to the attention probabilities.
+"""How attention flows through the layers to what the pooling reads: for all classes together, or for one of them.
 
-Both methods weigh the heads by what they do for the class: Ā = E_h[(∇A ⊙ A)⁺].
+rollout           ("Quantifying Attention Flow in Transformers", Abnar & Zuidema, 2020) Each layer passes on half of
+                  what a token had (the residual) and half of what it attended to, averaged over the heads: Â = ½ A + ½ I.
+                  The product Â_L ⋯ Â_1 gives how much of each patch reaches the tokens that the pooling reads. The
+                  forward pass stays fused; each layer's head mean is computed from its queries and keys and
+                  multiplied in at once, so that one (N, N) matrix is kept, whatever the depth and number of heads.
+
+The others explain one class, through the gradient of its logit with respect to the attention probabilities. Both
+weigh the heads by what they do for the class: Ā = E_h[(∇A ⊙ A)⁺].
 
 relevance         R ← R + Ā R from the first layer to the last ("Generic Attention-model Explainability", Chefer, Gur &
                   Wolf, 2021). We go from the last to the first with the row that the pooling reads, which is the
@@ -21,11 +28,64 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import ConfigError
-from vitrail.explanation.groups import Groups
-from vitrail.explanation.passes import grid_of, on_model, run
-from vitrail.explanation.rollout import Flow, half_residual
-from vitrail.model import ViT
+from vitrail.explanation.passes import Groups, fused, grid_of, head_mean, on_model, run
+from vitrail.model import ViT, ViTConfig
 from vitrail.model.attention import probabilities
+
+
+def rollout(model: ViT, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The share of each patch in what the pooling reads (B, h, w), and the logits."""
+    images = on_model(model, images)
+    config, groups = model.config, Groups(model.config.prefix)
+    flow = Flow(config, groups)
+
+    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        mean = head_mean(query, key, mask, scale)  # (B, queries, keys)
+        flow.multiply(mean if layer == config.depth else half_residual(mean))
+        return fused(query, key, value, mask, scale)
+
+    def watch(layer: int, tokens: Tensor, patches: Tensor | None) -> None:
+        groups.watch(layer, tokens, patches)
+        if groups.merged is not None:
+            flow.multiply(groups.merged)
+
+    with torch.inference_mode():
+        logits = run(model, images, mix, watch=watch)
+        return flow.reading().unflatten(-1, grid_of(model, images)), logits
+
+
+def half_residual(mean: Tensor) -> Tensor:
+    """½ A + ½ I, in place. The queries are the first of the tokens, so the rectangular I has its ones there."""
+    mean = mean.div_(2)
+    mean.diagonal(dim1=-2, dim2=-1).add_(0.5)
+    return mean
+
+
+class Flow:
+    """The product of the layers' matrices, from the first to the last, and what the pooling reads of it."""
+
+    def __init__(self, config: ViTConfig, groups: Groups) -> None:
+        self.config, self.groups = config, groups
+        self.product: Tensor | None = None  # (B, queries of the last layer, N)
+
+    def multiply(self, matrix: Tensor) -> None:
+        """Put one more layer (B, queries, keys) in front; attention pooling sees only the patches."""
+        if self.product is None:
+            self.product = matrix
+            return
+        missing = self.product.shape[1] - matrix.shape[2]
+        self.product = F.pad(matrix, (missing, 0)) @ self.product
+
+    def reading(self) -> Tensor:
+        """How much of each patch the pooling reads: (B, h·w)."""
+        assert self.product is not None
+        prefix, sizes = self.config.prefix, self.groups.sizes
+        if self.config.pooling != "mean":
+            return self.product[:, 0, prefix:]
+        rows = self.product[:, prefix:]
+        if sizes is None:
+            return rows.mean(dim=1)[:, prefix:]
+        return torch.einsum("bn,bnk->bk", (sizes / sizes.sum(dim=1, keepdim=True)).to(rows.dtype), rows)[:, prefix:]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.attention import Attention
-from vitrail.model.block import Branch, FeedForward
-from vitrail.model.embed import Embed
-from vitrail.model.pool import AttentionPool
-from vitrail.model.stem import Bottleneck
+from vitrail.model.block import AttentionPool, Branch, FeedForward
+from vitrail.model.patch_embed import Bottleneck, Embed
 
 
 @torch.no_grad()

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrail.model.block import Block
+from vitrail.model.block import AttentionPool, Block
 from vitrail.model.config import ViTConfig
-from vitrail.model.pool import AttentionPool
 from vitrail.model.positions import POSITIONS
 from vitrail.model.vit import ViT
 from vitrail.wording import counted

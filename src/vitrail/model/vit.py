@@ -11,12 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import InputError
 from vitrail.model.attention import AttentionQuery, LayerMix, Mix, attention_mask, fused, probabilities
-from vitrail.model.block import Block
+from vitrail.model.block import AttentionPool, Block, Pool
 from vitrail.model.config import ViTConfig
-from vitrail.model.embed import Embed
 from vitrail.model.init import initialize
 from vitrail.model.merging import Merging, own_groups
-from vitrail.model.pool import AttentionPool, Pool
+from vitrail.model.patch_embed import Embed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,25 +11,33 @@ import numpy as np
 from vitrail.data.pixels import Picture, prepare_array
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
-from vitrail.prediction.answering import TOP_K, Options, Request, answer, familiarity_of, numbers_of
-from vitrail.prediction.predictions import LazyPredictions, is_one, name_pictures
-from vitrail.prediction.results import Embedding, Named, Prediction
-from vitrail.runtimes.opening import (
+from vitrail.prediction.results import (
+    TOP_K,
+    Embedding,
+    LazyPredictions,
+    Named,
+    Options,
+    Prediction,
+    Request,
+    answer,
+    familiarity_of,
+    is_one,
+    name_pictures,
+    numbers_of,
+)
+from vitrail.runtimes.runtime import (
     RUNTIMES,
+    Floats,
     LoadOptions,
     PrecisionChoice,
+    Runtime,
     RuntimeChoice,
     check_wanted,
     open_runtime,
 )
-from vitrail.runtimes.runtime import Floats, Runtime
 from vitrail.threads import in_chunks, map_in_order
-from vitrail.weights.bundled import DEFAULT
-from vitrail.weights.catalogue import FormatName
-from vitrail.weights.class_names import ClassNames
-from vitrail.weights.facts import Facts
-from vitrail.weights.layout import EXPORTS
-from vitrail.weights.locate import locate
+from vitrail.weights.metadata import ClassNames, Facts
+from vitrail.weights.resolve import DEFAULT, EXPORTS, FormatName, locate
 from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
@@ -89,8 +97,8 @@ class Predictor(Facts):
         The suffix chooses the format if only one has it. A file or checkpoint folder of that name is replaced;
         `vitrail.convert` proves what it writes, keeps existing files, and changes sizes, heads and number types too.
         """
-        from vitrail.weights.formats import choose_format
-        from vitrail.weights.writer import check_target, write_checkpoint
+        from vitrail.weights.read import choose_format
+        from vitrail.weights.write import check_target, write_checkpoint
 
         target = Path(path)
         name = choose_format(target) if format is None else format
@@ -127,7 +135,7 @@ class Predictor(Facts):
             return self
         if not own.in_float32:
             raise ConfigError('this model was loaded in bf16; load it with precision="float32" first.')
-        from vitrail.runtimes.choosing import choose
+        from vitrail.runtimes.auto import choose
 
         choice = choose(own, self.checkpoint(), runtime, precision, count, pictures, batch)
         if choice.note:

@@ -1,12 +1,23 @@
-"""What comes out of a `Predictor`, one per picture."""
+"""What comes out of a `Predictor`: one result per picture, made from its row of numbers; several, computed as they are
+read.
+"""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast, overload
 
 import numpy as np
+from PIL import Image
 
-from vitrail.data.pixels import Picture
+from vitrail.data.pixels import Picture, is_tensor
+from vitrail.errors import ConfigError, InputError
+from vitrail.runtimes.runtime import Runtime
+from vitrail.weights.metadata import Facts
+from vitrail.weights.trust import Familiarity, is_familiar, probabilities
+from vitrail.wording import counted, markdown_cell
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Named = tuple[str, Picture]  # the name of a picture, and the picture
@@ -44,7 +55,7 @@ class Prediction:
         """In a notebook: the picture beside bars of its classes."""
         if not self.labels:
             return None
-        from vitrail.prediction.plots import plot_prediction, png_of  # matplotlib takes a while to load
+        from vitrail.prediction.bars import plot_prediction, png_of  # matplotlib takes a while to load
 
         picture = Path(self.picture) if self.source is None else self.source
         return png_of(plot_prediction(picture, self.labels, self.scores))
@@ -57,3 +68,183 @@ class Embedding:
     picture: str
     vector: Floats | None = None  # (D,)
     error: str | None = None
+
+
+TOP_K = 5
+CALIBRATE = "vitrail calibrate MODEL DATA measures that on pictures that it was not trained on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to answer for each picture.
+
+    Attributes:
+        top_k: how many classes to name.
+        coverage: also give the set of labels that holds the truth this often.
+        abstain: give no label for what is unlike anything seen in training.
+    """
+
+    top_k: int = TOP_K
+    coverage: float | None = None
+    abstain: bool = False
+
+    def check(self, facts: Facts, runtime: Runtime) -> None:
+        """Refuse what this model cannot answer, before there are pictures."""
+        if self.top_k < 1:
+            raise ConfigError(f"top_k must be at least 1; got {self.top_k}.")
+        if self.coverage is not None:
+            if facts.trust is None or facts.trust.sets is None:
+                raise ConfigError(f"coverage= needs a calibrated model, and this one is not: {CALIBRATE}.")
+            facts.trust.sets.threshold(self.coverage)
+        if self.abstain:
+            require_familiarity(facts, runtime, "abstain=")
+
+
+class Options(TypedDict, total=False):
+    """What `Predictor.predict` takes beside pictures, for editors."""
+
+    top_k: int
+    coverage: float | None
+    abstain: bool
+    batch_size: int | None
+
+
+def familiarity_of(facts: Facts, runtime: Runtime) -> Familiarity | None:
+    """What tells how familiar a picture is; None where the model or its runtime cannot."""
+    return facts.trust.familiarity if facts.trust is not None and runtime.has_features else None
+
+
+def require_familiarity(facts: Facts, runtime: Runtime, argument: str) -> None:
+    """Refuse an argument that needs a model that can tell how familiar a picture is."""
+    if familiarity_of(facts, runtime) is None:
+        why = f"it was not calibrated: {CALIBRATE}"
+        if facts.trust is not None and facts.trust.familiarity is not None:
+            why = f"this export, on {runtime.name}, gives no features; export the checkpoint again"
+        raise ConfigError(f"{argument} needs a model that can tell what is unfamiliar; {why}.")
+
+
+def numbers_of(facts: Facts, runtime: Runtime, images: Floats) -> Floats:  # (B, C, H, W) → (B, classes [+ 1])
+    """What `answer` needs of prepared pictures: logits, and how familiar each is where the model can tell."""
+    known = familiarity_of(facts, runtime)
+    if known is None:
+        return runtime.logits(images)
+    logits, features = runtime.logits_and_features(images)
+    return np.concatenate([logits, known.shares(known.scores(features))[:, None].astype(np.float32)], axis=1)
+
+
+def answer(facts: Facts, name: str, numbers: Floats, num_classes: int, request: Request) -> Prediction:
+    """The prediction for one picture, from its row of `numbers_of`."""
+    logits = numbers[:num_classes]
+    familiarity = float(numbers[num_classes]) if len(numbers) > num_classes else None
+    familiar = None if familiarity is None else bool(is_familiar(familiarity))
+    if request.abstain and not familiar:
+        return Prediction(picture=name, familiarity=familiarity, familiar=familiar)
+    scores = probabilities(logits, facts.trust)
+    order = np.argsort(-scores, kind="stable")
+    best = order[: request.top_k]
+    label_set = None
+    if request.coverage is not None and facts.trust is not None and facts.trust.sets is not None:
+        size = int(facts.trust.sets.sizes(scores[None], request.coverage)[0])
+        label_set = tuple(facts.label(int(index)) for index in order[:size])
+    return Prediction(
+        picture=name,
+        labels=tuple(facts.label(int(index)) for index in best),
+        scores=tuple(scores[best].tolist()),
+        indices=tuple(best.tolist()),
+        label_set=label_set,
+        familiarity=familiarity,
+        familiar=familiar,
+    )
+
+
+KEPT = 100_000  # predictions
+SHOWN = 10  # in a notebook
+
+
+class LazyPredictions(Sequence[Prediction]):
+    """The predictions for several pictures, in their order: a sequence whose elements are computed when first needed.
+
+    Reading it from start to end decodes only a little ahead. The latest 100,000 predictions are kept; older ones are
+    computed again if they are needed again. For a single pass over more than that, `stream` keeps none.
+    """
+
+    def __init__(
+        self,
+        pictures: Callable[[], Iterable[Named]],
+        compute: Callable[[Iterable[Named]], Iterator[Prediction]],
+        batch_size: int,
+    ) -> None:
+        self._open = pictures
+        self._compute = compute
+        self._size = batch_size  # every batch begins at a multiple of it, so that answers do not depend on the order
+        self._kept: dict[int, list[Prediction]] = {}  # index of the first → a batch
+
+    @cached_property
+    def _pictures(self) -> list[Named]:
+        return list(self._open())
+
+    def stream(self) -> Iterator[Prediction]:
+        """Every prediction once, in order; none of them is kept."""
+        return self._compute(self._open())
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return self._rows(0, len(self))
+
+    @overload
+    def __getitem__(self, index: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prediction]: ...
+    def __getitem__(self, index: int | slice) -> Prediction | list[Prediction]:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return next(self._rows(places, places + 1))
+        if places.step == 1:
+            return list(self._rows(places.start, places.stop))
+        return [self[place] for place in places]
+
+    def __repr__(self) -> str:
+        known = sum(map(len, self._kept.values()))
+        return f"<Predictions for {counted(len(self), 'picture')}, {known:,} computed so far>"
+
+    def _repr_markdown_(self) -> str:
+        """In a notebook: the first rows."""
+        lines = ["| picture | prediction | probability |", "|---|---|--:|"]
+        for row in self[:SHOWN]:
+            score = "" if row.score is None else f"{row.score:.1%}"
+            lines.append(f"| {markdown_cell(row.picture)} | {markdown_cell(row.error or row.label or '')} | {score} |")
+        more = len(self) - SHOWN
+        return "\n".join([*lines, *(["", f"… and {counted(more, 'more picture')}"] if more > 0 else [])])
+
+    def _rows(self, start: int, stop: int) -> Iterator[Prediction]:
+        """Those from `start` to before `stop`; from the first batch that is not kept on, computed in one stream."""
+        place = start - start % self._size
+        while place < stop and place in self._kept:
+            yield from self._kept[place][max(start - place, 0) : stop - place]
+            place += self._size
+        last = min(-(-stop // self._size) * self._size, len(self))
+        computed = self._compute(self._pictures[index] for index in range(place, last))
+        while place < stop:
+            batch = list(islice(computed, self._size))
+            self._kept[place] = batch
+            if len(self._kept) * self._size > KEPT:
+                del self._kept[next(iter(self._kept))]
+            yield from batch[max(start - place, 0) : stop - place]
+            place += self._size
+
+
+def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:
+    """Paths are their own names; other pictures are numbered."""
+    for index, picture in enumerate(pictures):
+        yield str(picture) if isinstance(picture, str | Path) else f"picture {index}", picture
+
+
+def is_one(pictures: object) -> bool:
+    """Whether an argument is one picture, rather than several."""
+    if isinstance(pictures, np.ndarray) or is_tensor(pictures):
+        return cast("Floats", pictures).ndim < 4
+    if not isinstance(pictures, str | Path | bytes | Image.Image | Iterable):
+        raise InputError(f"a picture is a path, bytes, a PIL picture, an array or a tensor; got {pictures!r}.")
+    return isinstance(pictures, str | Path | bytes | Image.Image)

@@ -1,26 +1,55 @@
-"""A whole report page, with everything that is known about a model."""
+"""A whole report page, with everything that is known about a model: of a training run, or of an evaluation."""
 
+import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
-from vitrail.evaluation.familiarity import Strangers
-from vitrail.evaluation.measurement import Measurement
+from vitrail.environment import environment
+from vitrail.evaluation import output as records
+from vitrail.evaluation import plots
+from vitrail.evaluation.measurement import Measurement, measure_split, pick_split
+from vitrail.evaluation.ood import Strangers
+from vitrail.evaluation.output import facts, write_facts
+from vitrail.evaluation.plots import mistakes_sheet
 from vitrail.evaluation.robustness import Robustness
-from vitrail.prediction import Predictor
-from vitrail.report.insights import attention_section, picture_sections
-from vitrail.report.learning import training_section
-from vitrail.report.page import Block, Fact, Listing, Paragraph, Report, Section
-from vitrail.report.render import write_report
-from vitrail.report.sections import data_section, headline, result_section, verdict
-from vitrail.report.trust import trust_sections
+from vitrail.files import atomic_path
+from vitrail.prediction import Predictor, load
+from vitrail.progress import Progress, silent
+from vitrail.report.blocks import (
+    Block,
+    Drawings,
+    Fact,
+    Listing,
+    Paragraph,
+    Picture,
+    Report,
+    Section,
+    Table,
+    encode_figure,
+)
+from vitrail.report.commands import data_arguments, eval_commands, run_commands
+from vitrail.report.insights import attention_section, picture_sections, trust_sections
+from vitrail.report.render import render_template, write_report
+from vitrail.report.sections import (
+    calibration_text,
+    check_blocks,
+    data_section,
+    headline,
+    rate_text,
+    result_section,
+    training_section,
+    verdict,
+)
+from vitrail.schema import to_dict
 from vitrail.training.curves import learning_rates, read_rows
-from vitrail.training.run import read_config
+from vitrail.training.run import chose_epoch, data_check, read_config, trained_on
 from vitrail.wording import counted
 
 REPORT = "report.html"
@@ -144,3 +173,138 @@ def _duration(seconds: float) -> str:
 
 def _short_count(count: int) -> str:
     return f"{count:,}" if count < 1_000_000 else f"{count / 1e6:.1f} M"
+
+
+TABLES = {
+    "predictions.csv": records.write_predictions,
+    "classes.csv": records.write_classes,
+    "confusion.csv": records.write_confusion,
+}
+
+
+def write_evaluation(folder: Path, measurement: Measurement, dataset: Dataset, *, raw: bool = False) -> list[Path]:
+    """The predictions, classes and confusions as CSV files, and the figures as files of their own."""
+    metrics = measurement.metrics
+    chose = " (also chose the epoch)" if measurement.chose_epoch else ""
+    title = f"{measurement.data}, {measurement.split}{chose}: top-1 {metrics.top1.value:.1%} of {metrics.top1.total:,}"
+    for name, write in TABLES.items():
+        write(measurement, folder / name, raw=raw)
+    paths = [folder / name for name in ("confusion_matrix.png", "reliability.png", "top_losses.jpg")]
+    plots.save_figure(plots.confusion_figure(metrics.confusion, measurement.classes, title), paths[0])
+    plots.save_figure(plots.reliability_figure(metrics.calibration, title), paths[1])
+    with atomic_path(paths[2]) as draft:
+        mistakes_sheet(measurement, dataset).save(draft, quality=92)
+    return [*(folder / name for name in TABLES), *paths]
+
+
+def story_of_eval(
+    source: str, data: str, run: Path, *, arguments: dict[str, Any], settings: dict[str, Any], split_from: str
+) -> Story:
+    """What the report of an evaluation shows besides the numbers; for a model from a run, also its curves.
+
+    `arguments` are the settings that were passed, by name: what it takes to measure again.
+    """
+    machine = environment()
+    del machine["command"]  # there is none in Python; `arguments` hold how to measure again
+    where = data_arguments(data, arguments.get("data_dir"))
+    return Story(
+        model=source,
+        commands=eval_commands(source, where, arguments, machine),
+        settings=settings,
+        environment=machine,
+        run=run if (run / "results.csv").is_file() else None,
+        split_from=split_from,
+        check=check_blocks(data_check(run, data), data) if trained_on(run, data) else (),
+    )
+
+
+def report_on_run(
+    folder: Path,
+    dataset: Dataset,
+    device: str = "auto",
+    *,
+    measurement: Measurement | None = None,
+    progress: Progress = silent,
+) -> list[Path]:
+    """Write the report of a finished run, its figures and tables beside it, and the numbers into its metrics.json.
+
+    The best weights are measured on test, or else val, unless that `measurement` exists already. A single process does
+    this, after the ranks have disconnected.
+    """
+    config = read_config(folder)
+    predictor = load(folder, device=device)
+    measurement = measurement or _measure(predictor, dataset, progress)
+    paths: list[Path] = []
+    if measurement is not None:
+        measurement = replace(measurement, chose_epoch=chose_epoch(folder, config.data, measurement.split))
+        paths = write_evaluation(folder, measurement, dataset)
+        numbers = _read_json(folder / "metrics.json") | {"evaluation": facts(measurement)}
+        write_facts(numbers, folder / "metrics.json")
+    environment = _read_json(folder / "env.json")
+    story = Story(
+        model=config.start.model or Path(config.start.weights or "").name,
+        commands=run_commands(folder, data_arguments(config.data, config.source.data_dir), environment),
+        settings=to_dict(config),
+        environment=environment,
+        run=folder,
+        check=check_blocks(read_record(folder / RECORD), config.data),
+    )
+    return [write_page(folder / REPORT, story, predictor, dataset, measurement), *paths]
+
+
+def run_of(source: str) -> Path:
+    """The run folder of a checkpoint: itself, or for a file the one whose `weights` folder contains it."""
+    weights = Path(source).absolute().parent
+    return weights.parent if weights.name == "weights" and Path(source).is_file() else Path(source)
+
+
+def _measure(predictor: Predictor, dataset: Dataset, progress: Progress) -> Measurement | None:
+    """The model on the pictures that were held out, if any were."""
+    split = next((name for name in ("test", "val") if name in dataset.splits), None)
+    if split is None:
+        return None
+    with progress("evaluating", len(pick_split(dataset, split))) as advance:
+        return measure_split(predictor, dataset, split, progress=advance)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def show_evaluation(title: str, measurement: Measurement | None, facts: dict[str, Any]) -> str:
+    """A piece of HTML; only the probes if there are no predictions."""
+    rows = [*(_answer_rows(measurement) if measurement is not None else ()), *_probe_rows(facts)]
+    table = Table(head=("measure", "value"), rows=rows, texts=(1,))
+    drawn = Drawings(pictures=[_confusion(measurement)] if measurement is not None else [])
+    return render_template("evaluation.html.j2", title=title, table=table, drawn=drawn)
+
+
+def _answer_rows(measurement: Measurement) -> list[tuple[str, str]]:
+    metrics = measurement.metrics
+    rows = [("pictures", f"{metrics.top1.total:,}"), ("top-1 accuracy", rate_text(metrics.top1))]
+    rows += [("top-5 accuracy", rate_text(metrics.top5))] if metrics.top5 else []
+    return [
+        *rows,
+        ("macro F1", f"{metrics.macro_f1:.3f}"),
+        ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
+        ("calibration error", calibration_text(measurement)),
+    ]
+
+
+def _probe_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    probes: dict[str, Any] = facts.get("probes", {})
+    rows = [(f"{name} probe", f"{probes[name]['top1']['value']:.2%}") for name in ("knn", "linear") if name in probes]
+    if "shots" in probes:
+        few = probes["shots"]
+        rows.append((f"{few['shots']}-shot probe", f"{few['mean']:.2%} ± {few['std']:.2%}"))
+    if "robustness" in facts:
+        rows.append(("under corruptions", f"{facts['robustness']['mean']:.2%}"))
+    return rows
+
+
+def _confusion(measurement: Measurement) -> Picture:
+    confusion = measurement.metrics.confusion
+    alt = f"Which of {len(measurement.classes):,} classes are taken for which"
+    return encode_figure(
+        lambda theme: plots.confusion_figure(confusion, measurement.classes, "confusion matrix", theme), alt
+    )

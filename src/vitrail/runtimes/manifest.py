@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import VitrailError, WeightsError
-from vitrail.runtimes.opening import LoadOptions
+from vitrail.runtimes.runtime import LoadOptions
 from vitrail.schema import from_dict, to_dict
-from vitrail.weights.class_names import name_facts, read_class_names
-from vitrail.weights.facts import Facts
+from vitrail.weights.metadata import Facts, name_facts, read_class_names
 
 KEY = "vitrail"  # under which an export keeps it
 VERSION = 2

@@ -13,12 +13,11 @@ import numpy as np
 
 from vitrail.data.pixels import Array
 from vitrail.errors import ConfigError, MissingExtraError, WeightsError
-from vitrail.runtimes.exported import ExportedRuntime, check_graph
+from vitrail.runtimes.graph_runtime import ExportedRuntime, check_graph
 from vitrail.runtimes.manifest import KEY, Manifest, read_manifest, settle
-from vitrail.runtimes.opening import LoadOptions, Precision, check_for_export, label_of
-from vitrail.runtimes.runtime import Floats, Runtime
-from vitrail.weights.facts import Facts
-from vitrail.weights.locate import Located
+from vitrail.runtimes.runtime import Floats, LoadOptions, Precision, Runtime, check_for_export, label_of
+from vitrail.weights.metadata import Facts
+from vitrail.weights.resolve import Located
 
 _FIRST_USE = Lock()
 _PLACES = re.compile(r"Exception from \S+:\d+:|Check '.*?' failed at \S+:\d+:")

@@ -1,15 +1,23 @@
-"""A model on torch, on the device where its weights are."""
+"""A checkpoint of any format, adapted and built in torch, on the device where its weights are."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from vitrail.errors import ConfigError
+from vitrail.machine import pick_device
 from vitrail.model import ViT
 from vitrail.model.config import Pair
-from vitrail.runtimes.dividing import compute_divided
-from vitrail.runtimes.opening import label_of
-from vitrail.runtimes.runtime import Floats, batch_for
+from vitrail.model.merging import with_merging
+from vitrail.runtimes.runtime import Floats, LoadOptions, Runtime, batch_for, compute_divided, label_of
+from vitrail.weights.adapt import adapt
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.metadata import Facts
+from vitrail.weights.read import open_checkpoint
+from vitrail.weights.resolve import Located
+from vitrail.weights.sanity import check_numbers
 
 DEVICE_BATCH = 64  # on an accelerator, which needs more work per call
 
@@ -81,3 +89,40 @@ class TorchRuntime:
         if isinstance(images, Tensor):
             return compute(images.to(weight.device, weight.dtype)).float().cpu()
         return compute([image.to(weight.device, weight.dtype) for image in images]).float().cpu()
+
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+    """What runs a checkpoint in torch, and what belongs to it."""
+    device = pick_device(options.device)
+    checkpoint = adapted(located, options)
+    if options.verify:
+        check_numbers(checkpoint, located.name)
+    model = checkpoint.build(DTYPES[options.precision]).to(device)
+    return TorchRuntime(model, checkpoint.extras), Facts(**checkpoint.facts())
+
+
+def adapted(located: Located, options: LoadOptions) -> Checkpoint:
+    """The checkpoint with the requested classes, sizes, channels and merging."""
+    if options.preprocess is not None:
+        raise ConfigError("preprocess= is for exports of other tools; a checkpoint has its own preprocessing.")
+    checkpoint = open_checkpoint(located, hints=options.hints, class_names=options.class_names, verify=options.verify)
+    classes = options.classes
+    num_classes = options.num_classes if classes is None else len(classes)
+    new_head = num_classes not in (None, checkpoint.config.num_classes)
+    if classes is not None and checkpoint.classes is not None:
+        new_head = set(classes) != set(checkpoint.classes)
+    checkpoint = adapt(
+        checkpoint,
+        num_classes=options.num_classes,
+        classes=classes,
+        image_size=options.image_size,
+        channels=options.channels,
+        drop_representation=new_head if options.drop_representation is None else options.drop_representation,
+        resample=options.resample,
+    )
+    if options.merge is None:
+        return checkpoint
+    return replace(checkpoint, config=with_merging(checkpoint.config, options.merge))

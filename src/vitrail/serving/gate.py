@@ -11,13 +11,12 @@ from starlette.responses import JSONResponse
 from starlette.routing import Match, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from vitrail.serving.access_log import AccessLog
-from vitrail.serving.bodies import ClientGoneError
+from vitrail.serving.dispatch import Service
 from vitrail.serving.exchange import UNMATCHED, Exchange, begin
 from vitrail.serving.problems import Problem
-from vitrail.serving.service import Service
 from vitrail.serving.settings import is_local_name
-from vitrail.serving.tracing import open_tracing
+from vitrail.serving.telemetry import AccessLog, open_tracing
+from vitrail.serving.uploads import ClientGoneError
 
 LEFT = 499  # in the log: the client left before the answer
 MOST_CLIENTS = 10_000  # whose pace is remembered

@@ -1,22 +1,219 @@
-"""The routes of /v2: the Open Inference Protocol, as Triton's and KServe's clients speak it."""
+"""The routes of /v2: the Open Inference Protocol, as Triton's and KServe's clients speak it, and its tensors."""
 
 import json
-from math import prod
-from typing import Any
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, prod
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from vitrail import __version__
-from vitrail.serving.arguments import read_arguments
 from vitrail.serving.batching import Answer
-from vitrail.serving.bodies import Picture, describe, judge, read_body
+from vitrail.serving.dispatch import START_RETRY, Asked, Facts, Service, model_of
 from vitrail.serving.exchange import exchange_of
 from vitrail.serving.problems import Problem
-from vitrail.serving.service import START_RETRY, Asked, Facts, Service, model_of
-from vitrail.serving.simple import floats
-from vitrail.serving.supervising import Host
-from vitrail.serving.tensors import Inference, Tensor, pack_texts, read_bytes, read_floats, read_inference
+from vitrail.serving.rest import floats, read_arguments
+from vitrail.serving.supervisor import Host
+from vitrail.serving.uploads import FEW, Picture, decode_base64, describe, judge, read_body, read_object
+from vitrail.wording import counted, plain
+
+
+@dataclass
+class Tensor:
+    """One input."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, Any] = field(default_factory=dict[str, Any])
+    data: Any = None  # as JSON has it
+    raw: bytes | None = None  # or as it is behind the JSON
+
+
+@dataclass
+class Inference:
+    """One request for inference."""
+
+    id: str | None
+    inputs: list[Tensor]
+    outputs: list[tuple[str, bool]]  # name, and whether it is wanted in binary; empty: all
+    binary: bool  # whether outputs that are not named are wanted in binary
+
+
+def read_inference(body: bytes, header_length: str | None, most: int) -> Inference:
+    """The request in a body, whose JSON part, with tensors of `most` numbers, may be followed by raw ones."""
+    text, rest = body, b""
+    if header_length is not None:
+        if not header_length.isdecimal() or len(header_length) > 18 or int(header_length) > len(body):
+            raise Problem("unreadable_body", "Inference-Header-Content-Length must be the length of the JSON part.")
+        text, rest = body[: int(header_length)], body[int(header_length) :]
+    content = read_object(text, 2 * most + FEW)
+    _check_names("the request", content, {"id", "parameters", "inputs", "outputs"})
+    inputs = [_read_tensor(each) for each in _objects("inputs", content.get("inputs"))]
+    position = 0
+    for tensor in inputs:
+        size = tensor.parameters.get("binary_data_size")
+        if size is None:
+            continue
+        if not _is_whole(size) or size > len(rest) - position:
+            raise Problem(
+                "unreadable_body", f"{_shown(tensor.name)} is truncated: binary_data_size is larger than what was sent."
+            )
+        tensor.raw = rest[position : position + size]
+        position += size
+    if position != len(rest):
+        raise Problem("unreadable_body", f"{len(rest) - position:,} bytes belong to no input.")
+    binary = _parameters("the request", content).get("binary_data_output", False)
+    identifier = content.get("id")
+    if identifier is not None and (not isinstance(identifier, str) or len(identifier) > 200):
+        raise Problem("invalid_argument", "id must be a string of at most 200 characters.")
+    outputs = _read_outputs(content.get("outputs"), bool(binary))
+    return Inference(id=identifier, inputs=inputs, outputs=outputs, binary=bool(binary))
+
+
+def read_bytes(tensor: Tensor, limit: int) -> list[bytes]:
+    """The elements of a BYTES tensor."""
+    count = _count(tensor, 1, limit)
+    if tensor.raw is None:
+        listed = _flatten(tensor.data, tensor.name, tensor.shape)
+        elements = [decode_base64(each, f"{tensor.name}[{index}]") for index, each in enumerate(listed)]
+    else:
+        elements = _split(tensor.raw, tensor.name, count)
+    if len(elements) != count:
+        raise Problem("invalid_argument", f"{tensor.name} has {len(elements)} elements; its shape says {count}.")
+    return elements
+
+
+def read_floats(tensor: Tensor, shape: Sequence[int], limit: int) -> list[bytes]:
+    """The rows of an FP32 tensor as little-endian bytes."""
+    count = _count(tensor, len(shape) + 1, limit)
+    if tensor.shape[1:] != list(shape):
+        wanted = ", ".join(map(str, ("n", *shape)))
+        raise Problem("invalid_argument", f"{tensor.name} must have the shape [{wanted}]; got {tensor.shape[:8]}.")
+    size = prod(shape)
+    raw = tensor.raw
+    if raw is None:
+        numbers = _flatten(tensor.data, tensor.name, tensor.shape)
+        if not all(type(number) in (int, float) for number in numbers):
+            raise Problem("invalid_argument", f"{tensor.name} must hold numbers.")
+        try:
+            held = array("f", numbers)
+        except OverflowError:
+            held = array("f", [inf])
+        if held.count(inf) or held.count(-inf):
+            raise Problem("invalid_argument", f"{tensor.name} has a number that float32 cannot hold.")
+        raw = held.tobytes()
+    if len(raw) != 4 * count * size:
+        raise Problem(
+            "invalid_argument", f"{tensor.name} has {len(raw) // 4:,} numbers; its shape says {count * size:,}."
+        )
+    return [raw[start : start + 4 * size] for start in range(0, len(raw), 4 * size)]
+
+
+def pack_texts(texts: Sequence[str]) -> bytes:
+    """A BYTES tensor in binary: each element behind its length."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+
+
+def _read_tensor(value: dict[str, Any]) -> Tensor:
+    _check_names("an input", value, {"name", "shape", "datatype", "parameters", "data"})
+    name, datatype, shape = value.get("name"), value.get("datatype"), value.get("shape")
+    if not isinstance(name, str) or not isinstance(datatype, str):
+        raise Problem("invalid_argument", "an input must have a name and a datatype.")
+    sides = cast("list[Any]", shape) if isinstance(shape, list) else []
+    if not sides or len(sides) > 8 or not all(_is_whole(side) for side in sides):
+        raise Problem("invalid_argument", f"{_shown(name)} must have a shape: a list of whole numbers.")
+    return Tensor(name, datatype, sides, _parameters(_shown(name), value), value.get("data"))
+
+
+def _read_outputs(value: Any, binary: bool) -> list[tuple[str, bool]]:
+    outputs: list[tuple[str, bool]] = []
+    for each in _objects("outputs", value if value is not None else []):
+        _check_names("an output", each, {"name", "parameters"})
+        parameters = _parameters("an output", each)
+        if parameters.get("classification"):
+            raise Problem(
+                "invalid_argument", "the classification extension is not supported; ask for the output label."
+            )
+        outputs.append((str(each.get("name")), bool(parameters.get("binary_data", binary))))
+    return outputs
+
+
+def _parameters(where: str, value: dict[str, Any]) -> dict[str, Any]:
+    parameters = value.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise Problem("invalid_argument", f"the parameters of {where} must be an object.")
+    return cast("dict[str, Any]", parameters)
+
+
+def _objects(name: str, value: Any) -> list[dict[str, Any]]:
+    listed = cast("list[Any]", value) if isinstance(value, list) else None
+    if listed is None or len(listed) > 16 or not all(isinstance(each, dict) for each in listed):
+        raise Problem("invalid_argument", f"{name} must be a list of at most 16 objects.")
+    return listed
+
+
+def _check_names(where: str, value: dict[str, Any], known: set[str]) -> None:
+    if unknown := sorted(value.keys() - known):
+        raise Problem(
+            "invalid_argument", f"unknown field {unknown[0][:50]!r} in {where}; known: {', '.join(sorted(known))}."
+        )
+
+
+def _count(tensor: Tensor, dimensions: int, limit: int) -> int:
+    """How many pictures a tensor has."""
+    if len(tensor.shape) == 2 and dimensions == 1 and tensor.shape[1] == 1:  # [n, 1], as some clients write [n]
+        return _count(Tensor(tensor.name, tensor.datatype, tensor.shape[:1]), 1, limit)
+    if len(tensor.shape) != dimensions or tensor.shape[0] < 1:
+        raise Problem("invalid_argument", f"{tensor.name} must have {dimensions} dimensions and at least one picture.")
+    if tensor.shape[0] > limit:
+        limited = counted(limit, "picture")
+        raise Problem("invalid_argument", f"a request may have at most {limited}; got {tensor.shape[0]:,}.")
+    return tensor.shape[0]
+
+
+def _flatten(value: Any, name: str, shape: list[int]) -> list[Any]:
+    """The elements of a tensor, which is one list, or lists nested as its shape says."""
+    if not isinstance(value, list):
+        raise Problem("invalid_argument", f"{name} must have data: a list, or binary_data_size and raw bytes.")
+    flat = cast("list[Any]", value)
+    if any(isinstance(each, list) for each in flat):
+        flat = [flat]
+        for side in shape:
+            if not all(isinstance(each, list) and len(cast("list[Any]", each)) == side for each in flat):
+                raise Problem(
+                    "invalid_argument", f"{name} must be one list, or lists nested as its shape {shape} says."
+                )
+            flat = [inner for each in flat for inner in each]
+    if len(flat) != prod(shape):
+        raise Problem("invalid_argument", f"{name} has {len(flat):,} elements; its shape says {prod(shape):,}.")
+    return flat
+
+
+def _split(raw: bytes, name: str, most: int) -> list[bytes]:
+    elements: list[bytes] = []
+    position = 0
+    while position < len(raw) and len(elements) <= most:
+        size = int.from_bytes(raw[position : position + 4], "little")
+        if position + 4 + size > len(raw):
+            raise Problem("unreadable_body", f"{name} is truncated: an element is longer than what was sent.")
+        elements.append(raw[position + 4 : position + 4 + size])
+        position += 4 + size
+    return elements
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _shown(text: str) -> str:
+    return plain(text)[:50]
+
 
 HEADER_LENGTH = "inference-header-content-length"
 PICTURE, IMAGES = "picture", "images"

@@ -14,11 +14,11 @@ from typing import Any, cast
 import uvicorn
 
 from vitrail.errors import ConfigError
-from vitrail.serving.access_log import AccessLog
 from vitrail.serving.app import build_app
 from vitrail.serving.connections import Connection, Room, open_files
-from vitrail.serving.service import Service
+from vitrail.serving.dispatch import Service
 from vitrail.serving.settings import ServeSettings
+from vitrail.serving.telemetry import AccessLog
 from vitrail.wording import reason
 
 LINGER = 0.5  # seconds after a signal in which requests are still taken, each with a note that the connection ends

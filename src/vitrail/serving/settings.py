@@ -1,17 +1,21 @@
-"""What can be set: one dataclass is the flags of the command and the arguments of `vitrail.serve`. Needs no torch."""
+"""What can be set: one dataclass is the flags of the command and the arguments of `vitrail.serve`; and the models'
+names. Needs no torch.
+"""
 
 import ipaddress
 import math
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitrail.data.preprocess import MAX_PIXELS
 from vitrail.errors import ConfigError
-from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
+from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.schema import validate
 from vitrail.threads import num_cores
+from vitrail.weights.resolve import DEFAULT
 
 TOKEN_VARIABLE = "VITRAIL_TOKEN"  # noqa: S105 - the name of the variable
 SHORTEST_TOKEN = 8
@@ -157,3 +161,51 @@ def _check_numbers(settings: ServeSettings) -> None:
                 f"{part}= must be at most {whole}= {getattr(settings, whole):,}, or a request could never be accepted; "
                 f"got {getattr(settings, part):,}."
             )
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+GENERIC = {"best", "last", "model", "weights", "pytorch_model"}  # names of files that say nothing about the model
+
+Models = str | Path | Sequence[str | Path] | Mapping[str, str | Path] | None
+
+
+def name_models(models: Models) -> dict[str, str]:
+    """Name → source, in their order; the first is the default of requests."""
+    if models is None:
+        models = DEFAULT
+    if isinstance(models, Mapping):
+        pairs = [(name, str(source)) for name, source in models.items()]
+    else:
+        listed = [models] if isinstance(models, str | Path) else list(models)
+        pairs = [_split(str(source)) for source in listed or [DEFAULT]]
+    named: dict[str, str] = {}
+    for name, source in pairs:
+        if not NAME.fullmatch(name):
+            raise ConfigError(
+                f"a model's name has up to 64 letters, digits, dots, hyphens and underscores; got {name!r}; name it "
+                "yourself: NAME=SOURCE."
+            )
+        if name in named:
+            raise ConfigError(
+                f"two models are called {name}: {named[name]} and {source}; name them yourself: NAME=SOURCE."
+            )
+        named[name] = source
+    return named
+
+
+def _split(text: str) -> tuple[str, str]:
+    """`NAME=SOURCE`, or a source from which the name is taken; a path that exists is a source."""
+    name, equals, source = text.partition("=")
+    if equals and NAME.fullmatch(name) and source and not Path(text).exists():
+        return name, source
+    return name_of_source(text), text
+
+
+def name_of_source(source: str) -> str:
+    """What people would call a model: runs/train-1 → train-1, hf://google/vit@main → vit, model.onnx → model."""
+    plain = re.sub(r"^[a-z]+://", "", source).partition("@")[0]
+    parts = [part for part in Path(plain).parts if part not in ("/", ".", "..")]
+    stems = [re.sub(r"\.(safetensors|npz|onnx|xml)$", "", part) for part in parts[-3:]]
+    telling = [stem for stem in stems if stem not in GENERIC]
+    name = (telling or stems or ["model"])[-1]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:64] or "model"

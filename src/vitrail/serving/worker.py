@@ -57,8 +57,7 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
 
     Thread(target=beat, name="beat", daemon=True).start()
     try:
-        from vitrail.serving.computing import Engine, describe_failure
-        from vitrail.serving.measuring import warm_up
+        from vitrail.serving.engine import Engine, describe_failure, warm_up
 
         engine = Engine(order["source"], order["runtime"], order["precision"], order["max_pixels"])
         pools = {

@@ -22,11 +22,23 @@ if TYPE_CHECKING:
 
 # Module → the public names that it defines; pyright wants `__all__` spelled out too, and a test compares them.
 _HOMES = {
-    "config": ("Machine", "Optim", "Schedule", "Start", "TrainConfig"),
-    "footprint": ("Footprint", "estimate_footprint"),
+    "config": (
+        "Machine",
+        "Optim",
+        "Schedule",
+        "Start",
+        "TrainConfig",
+    ),
+    "footprint": (
+        "Footprint",
+        "estimate_footprint",
+    ),
     "listener": ("Listener",),
     "recipes": ("recipe",),
-    "run": ("Run", "train"),
+    "run": (
+        "Run",
+        "train",
+    ),
 }
 
 __all__ = [

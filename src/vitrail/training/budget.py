@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, replace
 
-from vitrail.evaluation.familiarity import TRAINING_PICTURES
-from vitrail.training.state import Plan
+from vitrail.evaluation.ood import TRAINING_PICTURES
+from vitrail.training.snapshots import Plan
 
 SHARE = 0.95  # of the minutes, which are planned for
 PLANNING = 0.04  # of the minutes, for measuring

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, cast
 
-from vitrail.data.augment.config import Augment
-from vitrail.data.config import DataConfig, check_workers
+from vitrail.data.config import Augment, DataConfig, check_workers
 from vitrail.errors import ConfigError, shorten, suggest
 from vitrail.schema import IF_USED, parse_size, to_dict, validate
 from vitrail.synonyms import suggest_option

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vitrail.data.check.report import Finding
+from vitrail.data.check.findings import DataFinding
 from vitrail.progress import Pulse
 from vitrail.training.curves import Row
 from vitrail.training.listener import Listener, Plan
@@ -31,7 +31,7 @@ class Display(Listener):
         self._pulse: Pulse | None = None
         self._beating = ExitStack()
 
-    def checked(self, findings: Sequence[tuple[Finding, int]], data: str) -> None:
+    def checked(self, findings: Sequence[tuple[DataFinding, int]], data: str) -> None:
         for item, count in findings:
             severity = f"[{STYLES[item.severity]}]{item.severity} in the data[/]"
             detail = f" ({escape(item.detail)})" if count == 1 and item.detail else ""

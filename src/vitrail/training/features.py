@@ -12,17 +12,17 @@ from torch import Tensor
 
 from vitrail.data import Batch
 from vitrail.data.source import Source, refuse_broken
-from vitrail.draws import permutation
 from vitrail.errors import ConfigError
 from vitrail.prediction.predictor import Predictor
 from vitrail.ranks import Ranks
+from vitrail.rng import permutation
 from vitrail.runtimes.runtime import Floats
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.budget import SHARE, pictures_at_the_end
-from vitrail.training.building import EVAL_BATCH, Setup, plain_loader
-from vitrail.training.contents import contents_key
-from vitrail.training.kept_features import FOLDER, Features, FeatureStore, backbone_of, features_key, largest_call
+from vitrail.training.feature_store import FOLDER, Features, FeatureStore, backbone_of, features_key, largest_call
 from vitrail.training.listener import Listener
+from vitrail.training.run_data import contents_key
+from vitrail.training.setup import EVAL_BATCH, Setup, plain_loader
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.wording import counted
 

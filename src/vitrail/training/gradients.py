@@ -1,9 +1,8 @@
-"""The gradient of one batch, computed in micro-batches; how that is done, and in which numbers.
+"""The gradient of one batch, computed in micro-batches, on one rank or several; how that is done, and in which numbers.
 
 On a CPU, a small ViT's operations are too short to be shared between threads: threads that work independently, on
 micro-batches that fit in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
-order of the micro-batches: with the same micro-batches, the result does not depend on the number of threads.
-"""
+order of the micro-batches: with the same micro-batches, the result does not depend on the number of threads."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,12 +11,43 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.model import ViT
+from vitrail.model.block import Block
 from vitrail.ranks import Ranks
 from vitrail.threads import start_workers
-from vitrail.training.building import Setup, num_threads
-from vitrail.training.parallel import without_sync
+from vitrail.training.setup import Setup, num_threads
+
+
+def spread(model: nn.Module, ranks: Ranks, strategy: str) -> nn.Module:
+    """The model as all ranks train it: as it is, copied to each (DDP), or spread over them (FSDP2)."""
+    if strategy == "fsdp":
+        mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+        for block in (module for module in model.modules() if isinstance(module, Block)):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    if ranks.world_size == 1:
+        return model
+    devices = [ranks.device] if ranks.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)  # not all of them twice
+
+
+def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Gradients of all but the last micro-batch stay here; the last one's backward adds them up over the ranks."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        return cast("AbstractContextManager[Any]", module.no_sync())
+    return nullcontext()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of one that may be spread over the ranks; all of them must ask."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
 
 LANE_TOKENS = 4096  # per micro-batch of a lane: fewer, and Python gets in the way; more, and the cache is too small
 SLACK = 0.1  # of a round: somewhat larger micro-batches are better than one more round

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from vitrail.data.check.report import Finding
+from vitrail.data.check.findings import DataFinding
+from vitrail.errors import MissingExtraError
 from vitrail.training.config import TRAININGS, Training
 from vitrail.training.curves import Row
 
@@ -39,7 +41,7 @@ class Plan:
 class Listener:
     """Hears everything and does nothing; override what matters."""
 
-    def checked(self, findings: Sequence[tuple[Finding, int]], data: str) -> None:
+    def checked(self, findings: Sequence[tuple[DataFinding, int]], data: str) -> None:
         """The data have been checked; for each kind of serious finding, an example and the count."""
 
     def decided(self, plan: Plan) -> None:
@@ -79,7 +81,7 @@ class Listeners(Listener):
     def __init__(self, members: Iterable[Listener]) -> None:
         self.members = list(members)
 
-    def checked(self, findings: Sequence[tuple[Finding, int]], data: str) -> None:
+    def checked(self, findings: Sequence[tuple[DataFinding, int]], data: str) -> None:
         for member in self.members:
             member.checked(findings, data)
 
@@ -122,3 +124,36 @@ class Listeners(Listener):
     def ended(self) -> None:
         for member in self.members:
             member.ended()
+
+
+def require_tensorboard() -> Any:
+    """torch's writer, or an error that says how to install it."""
+    try:
+        return cast("Any", import_module("torch.utils.tensorboard"))
+    except ImportError as error:
+        raise MissingExtraError("track=True", "track") from error
+
+
+class TensorBoard(Listener):
+    """Writes to `tensorboard/` in the run folder; a resumed run replaces what came after its checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._module = require_tensorboard()
+        self._folder = folder / "tensorboard"
+        self._writer: Any = None
+
+    def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
+        self._writer = self._module.SummaryWriter(str(self._folder), purge_step=done_steps + 1)
+
+    def stepped(self, step: int, loss: float, images_per_second: float) -> None:
+        self._writer.add_scalar("train/loss", loss, step)
+
+    def finished_epoch(self, row: Row, is_best: bool) -> None:
+        for name in ("lr", "val_loss", "val_accuracy", "images_per_second"):
+            value = getattr(row, name)
+            if value is not None:
+                self._writer.add_scalar(f"epoch/{name}", value, row.step)
+
+    def ended(self) -> None:
+        if self._writer is not None:
+            self._writer.close()

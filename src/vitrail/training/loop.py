@@ -19,21 +19,16 @@ from torch import Tensor, nn
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.ranks import Ranks
 from vitrail.training import budget, snapshots
-from vitrail.training.averaging import Average
-from vitrail.training.batches import Batches
-from vitrail.training.building import Setup, check_strategy
+from vitrail.training.best_weights import BestWeights
 from vitrail.training.curves import RESULTS, Row, append_row, keep_rows
-from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision
-from vitrail.training.judging import Judgement, judge
-from vitrail.training.keeping import BestWeights
+from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision, spread, whole
 from vitrail.training.listener import Listener
-from vitrail.training.objectives import make_objective
-from vitrail.training.optim import build_optimizers, set_learning_rate, start_state
-from vitrail.training.parallel import spread, whole
+from vitrail.training.objectives import Batches, Judgement, judge, make_objective
+from vitrail.training.optim import Average, build_optimizers, lr_factor, set_learning_rate, start_state
 from vitrail.training.recovery import Recovery
-from vitrail.training.schedule import lr_factor
+from vitrail.training.setup import Setup, check_strategy
 from vitrail.training.signals import InterruptedRunError, Signals
-from vitrail.training.state import Progress
+from vitrail.training.snapshots import Progress
 from vitrail.wording import counted
 
 MAX_RESCUES = 3

@@ -1,33 +1,77 @@
 """The goal of a run. The loop asks an `Objective` for its batches, the loss and the score of a batch, what counts as
 better and what as diverged, and knows nothing else about it.
 
-A new kind of training is a class here with its line in `OBJECTIVES`, and a line in `TRAININGS` of `training/config.py`.
-"""
+A new kind of training is a class here with its line in `OBJECTIVES`, and one in `TRAININGS` of `training/config.py`."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.data import Batch
+from vitrail.errors import DataError
 from vitrail.ranks import Ranks
-from vitrail.training.batches import Batches
-from vitrail.training.building import Setup, plain_loader, training_loader
 from vitrail.training.curves import is_better
 from vitrail.training.features import feature_loader
 from vitrail.training.gradients import Forward, Scores
-from vitrail.training.judging import Judgement
 from vitrail.training.listener import Listener
-from vitrail.training.lora import adapted_layers, merged
-from vitrail.training.peft_files import write_adapter
-from vitrail.training.state import Progress
+from vitrail.training.lora import adapted_layers, merged, write_adapter
+from vitrail.training.setup import Setup, plain_loader, training_loader
+from vitrail.training.snapshots import Progress
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.peft import libraries
 from vitrail.weights.proof import Agreement, compare, outputs, sample_images
+
+
+class Batches(Protocol):
+    """The batches of one split, epoch after epoch; the position within the epoch can be saved."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A model on a split."""
+
+    loss: float
+    accuracy: float
+    count: int
+
+
+def judge(
+    score: Callable[[Tensor, Tensor], Scores],
+    loader: Batches,
+    ranks: Ranks,
+    take_part: Callable[[], None] = lambda: None,
+) -> Judgement:
+    """Mean loss and accuracy; `take_part` is called for each batch in which this rank has no pictures."""
+    loss = 0.0
+    correct = count = batches = 0
+    for batch in loader:
+        part = score(batch.images.to(ranks.device), batch.targets.to(ranks.device))
+        loss, correct, count = loss + part.loss, correct + part.correct, count + len(batch.targets)
+        batches += 1
+    for _ in range(len(loader) - batches):
+        take_part()
+    total_loss, total_correct, total = ranks.sum([loss, correct, count])
+    if not total:
+        raise DataError("no picture of the split could be read; run vitrail data check.")
+    return Judgement(loss=total_loss / total, accuracy=total_correct / total, count=round(total))
+
 
 RISEN = 2.0  # times the lowest training loss so far: above it, the loss diverges,
 ABOVE_CHANCE = 1.5  # unless it is still below this many times the loss of guessing

@@ -1,13 +1,17 @@
-"""Which weights an optimiser changes, and how: groups with their decay and learning rate, and the optimisers."""
+"""Which weights an optimiser changes, and how: groups with their decay and learning rate, the optimisers, the learning
+rate over a run, and the moving average of the weights (EMA)."""
 
+import math
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from vitrail.training.config import Optim
+from vitrail.training.config import Optim, Schedule
 from vitrail.training.muon import Muon
 
 _UNDECAYED = ("embed.class_token", "embed.registers", "embed.positions", "pool.probe")
@@ -97,3 +101,57 @@ def start_state(optimizers: list[Optimizer]) -> None:
             for value in memory.values():
                 if isinstance(value, Tensor):
                     value.zero_()
+
+
+def lr_factor(config: Schedule, step: float, total_steps: int) -> float:
+    """For one step, counted from 0, or a point between two: the warm-up's last step is the first at full rate."""
+    warmup = round(config.warmup * total_steps)
+    if step < warmup:
+        return min((step + 1) / warmup, 1.0)
+    progress = (step - warmup) / max(total_steps - warmup, 1)
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "cosine":
+        shape = 0.5 * (1 + math.cos(math.pi * progress))
+    else:
+        left = (total_steps - step) / max(round(config.cooldown * total_steps), 1)
+        shape = min(1.0, left)
+    return config.final_lr + (1 - config.final_lr) * shape
+
+
+class Average:
+    """Exponential moving average of all floating-point tensors of a model, shard by shard where it is spread."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._current = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        self.tensors = {name: tensor.detach().clone() for name, tensor in self._current.items()}
+        self._pairs = [(_local(mean), _local(self._current[name])) for name, mean in self.tensors.items()]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Include the weights after the given step, counted from 0; the first steps count for more."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for mean, weight in self._pairs:
+            mean.lerp_(weight, 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Generator[None]:
+        """With the averaged weights in the model."""
+        backup = {name: tensor.detach().clone() for name, tensor in self._current.items()}
+        self._write(self.tensors)
+        try:
+            yield
+        finally:
+            self._write(backup)
+
+    @torch.no_grad()
+    def _write(self, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._current[name].copy_(tensor)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

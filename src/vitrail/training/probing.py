@@ -15,13 +15,13 @@ from vitrail.files import atomic_path
 from vitrail.model import ViT
 from vitrail.ranks import Ranks
 from vitrail.training import snapshots
-from vitrail.training.building import Setup, fit_batch_size
 from vitrail.training.config import TrainConfig
-from vitrail.training.judging import Judgement
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.lora import merged
+from vitrail.training.objectives import Judgement
 from vitrail.training.recipes import recipe
+from vitrail.training.setup import Setup, fit_batch_size
 from vitrail.training.signals import InterruptedRunError
 from vitrail.weights.native import read_native
 

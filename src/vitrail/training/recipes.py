@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.augment.config import Augment
-from vitrail.data.config import DataConfig
+from vitrail.data.config import Augment, DataConfig
 from vitrail.errors import ConfigError, suggest
-from vitrail.reading import read_yaml
 from vitrail.training.config import (
     Machine,
     Optim,
@@ -25,8 +23,9 @@ from vitrail.training.config import (
     list_changes,
     suggest_setting,
 )
+from vitrail.untrusted import read_yaml
 
-NO_FILES = (("weights", "auto"), ("weights", "none"))  # see `training/pretrained.py`
+NO_FILES = (("weights", "auto"), ("weights", "none"))  # see `training/auto_config.py`
 
 
 def digits() -> TrainConfig:

@@ -13,35 +13,34 @@ import yaml
 
 from vitrail.data import write_split_file
 from vitrail.data.agreement import check_same_data
+from vitrail.data.check.findings import RECORD, CheckRecord, read_record
+from vitrail.data.sheet import augmentation_sheet
 from vitrail.data.source import ArraySource
-from vitrail.data.view import augmentation_sheet
 from vitrail.environment import environment
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.measurement import measure_split as measure
-from vitrail.evaluation.records import disk_bytes
+from vitrail.evaluation.output import disk_bytes
 from vitrail.files import MARKS, atomic_path, sweep_drafts
 from vitrail.prediction import load
 from vitrail.ranks import Ranks, elastic_id, join_ranks, was_restarted
-from vitrail.reading import parse_json, read_bytes, read_yaml
 from vitrail.schema import from_dict
 from vitrail.training import snapshots
-from vitrail.training.building import Setup, prepare_run
-from vitrail.training.choosing import resolve
+from vitrail.training.auto_config import AUTO, NONE, resolve
+from vitrail.training.best_weights import store_trust
 from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
-from vitrail.training.contents import report_replaced, write_contents
 from vitrail.training.curves import RESULTS, draw_curves, learning_rates, read_rows
-from vitrail.training.judging import Judgement
-from vitrail.training.kept_features import FOLDER
+from vitrail.training.feature_store import FOLDER
 from vitrail.training.listener import Listener
 from vitrail.training.lock import RunLock
 from vitrail.training.loop import Trainer
-from vitrail.training.own_pictures import reopen_data
-from vitrail.training.planning import settle
-from vitrail.training.pretrained import AUTO, NONE
+from vitrail.training.objectives import Judgement
+from vitrail.training.plan import settle
 from vitrail.training.probing import probe
 from vitrail.training.recipes import ask_for
-from vitrail.training.trusting import store_trust
+from vitrail.training.run_data import reopen_data, report_replaced, write_contents
+from vitrail.training.setup import Setup, prepare_run
+from vitrail.untrusted import parse_json, read_bytes, read_yaml
 from vitrail.wording import counted
 
 CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
@@ -383,3 +382,27 @@ def _finished(folder: Path, facts: dict[str, Any]) -> Run:
         report=report if report.is_file() else None,
         written=(report,) if report.is_file() else (),
     )
+
+
+def trained_on(folder: Path, data: str) -> bool:
+    """Whether the run in a folder, if there is one, was trained on these data."""
+    try:
+        used = read_config(folder).data
+    except VitrailError:
+        return False
+    return used == data or (Path(data).exists() and Path(used).absolute() == Path(data).absolute())
+
+
+def chose_epoch(folder: Path, data: str, split: str) -> bool:
+    """Whether pictures of this split decided which epoch's weights the run kept: their accuracy is then optimistic."""
+    if split not in ("val", "all") or not trained_on(folder, data):
+        return False
+    try:
+        return sum(row.val_accuracy is not None for row in read_rows(folder / "results.csv")) > 1
+    except VitrailError:
+        return False
+
+
+def data_check(folder: Path, data: str) -> CheckRecord | None:
+    """What the check of these data found before the run, if the run was on these data and they were checked."""
+    return read_record(folder / RECORD) if trained_on(folder, data) else None

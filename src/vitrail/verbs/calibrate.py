@@ -6,26 +6,24 @@ from typing import Any, Unpack
 
 from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset
-from vitrail.device import pick_device
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.trusting import count_pictures, fit_trust
+from vitrail.machine import pick_device
 from vitrail.prediction import Predictor
-from vitrail.prediction.arguments import tell_data
 from vitrail.progress import Progress, pick_progress, silent, working
-from vitrail.report.runs import run_of
+from vitrail.report.assembly import run_of
 from vitrail.runtimes.torch_runtime import TorchRuntime
-from vitrail.verbs.data_settings import read_data_settings
+from vitrail.verbs.call import tell_data
 from vitrail.verbs.evaluate import open_with_splits
 from vitrail.verbs.loading import check_model
-from vitrail.verbs.settings import DataSettings
-from vitrail.weights import bundled
+from vitrail.verbs.settings import DataSettings, read_data_settings
+from vitrail.weights import resolve as bundled
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.class_names import ClassNames
-from vitrail.weights.layout import EXPORTS, checksums_of, find_files
-from vitrail.weights.locate import Located, locate
+from vitrail.weights.metadata import ClassNames
 from vitrail.weights.native import save_checkpoint
-from vitrail.weights.opening import open_checkpoint
+from vitrail.weights.read import open_checkpoint
+from vitrail.weights.resolve import EXPORTS, Located, checksums_of, find_files, locate
 from vitrail.weights.trust import Trust
 
 MADE = (

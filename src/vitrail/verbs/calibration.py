@@ -9,13 +9,13 @@ import torch
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset, Source, refuse_broken
-from vitrail.draws import Draws, Integers
 from vitrail.errors import DataError, WeightsError
 from vitrail.evaluation.measurement import choose
 from vitrail.evaluation.strangers import is_unlabelled, open_unlabelled
 from vitrail.prediction import Predictor
-from vitrail.report.runs import run_of
-from vitrail.runtimes.trials import Calibration, Goal, Pictures
+from vitrail.report.assembly import run_of
+from vitrail.rng import Draws, Integers
+from vitrail.runtimes.int8_trials import Calibration, Goal, Pictures
 from vitrail.threads import map_in_order, num_cores
 from vitrail.verbs.evaluate import open_with_splits
 from vitrail.weights.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vitrail.drawing import LIGHT, Theme, paint
+from vitrail.canvas import LIGHT, Theme, paint
 from vitrail.evaluation.plots import COLORS, new_figure, save_figure, shorten
 from vitrail.files import atomic_path
 from vitrail.runtimes.contestants import Contestant

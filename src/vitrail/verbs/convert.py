@@ -8,15 +8,14 @@ import torch
 
 from vitrail.errors import ConfigError, suggest
 from vitrail.progress import working
-from vitrail.verbs.hints import read_hints, read_size
-from vitrail.verbs.settings import HintSettings, Size
+from vitrail.verbs.settings import HintSettings, Size, read_hints, read_size
 from vitrail.weights import adapt
-from vitrail.weights import convert as conversion
-from vitrail.weights.catalogue import FormatName
+from vitrail.weights import write as conversion
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.class_names import ClassNames, name_classes, read_class_names
-from vitrail.weights.convert import Conversion
+from vitrail.weights.metadata import ClassNames, name_classes, read_class_names
 from vitrail.weights.peft import add_adapter
+from vitrail.weights.resolve import FormatName
+from vitrail.weights.write import Conversion
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DtypeName = Literal["float32", "float16", "bfloat16"]

@@ -8,16 +8,14 @@ from typing import Any, Unpack
 
 from PIL import Image
 
-from vitrail.data.augment.config import Augment
-from vitrail.data.check.report import Report
-from vitrail.data.check.report import check_data as check_dataset
-from vitrail.data.config import DataConfig, check_workers
-from vitrail.data.defaults import default_preprocess
-from vitrail.data.opening import open_data as open_dataset
-from vitrail.data.opening import write_split_file
-from vitrail.data.sharding import Written, write_shards
-from vitrail.data.source import Dataset
-from vitrail.data.view import augmentation_sheet, contact_sheet
+from vitrail.data.check.findings import Report
+from vitrail.data.check.findings import check_data as check_dataset
+from vitrail.data.config import Augment, DataConfig, check_workers
+from vitrail.data.datasets import open_data as open_dataset
+from vitrail.data.datasets import write_split_file
+from vitrail.data.shard_writer import WrittenShards, write_shards
+from vitrail.data.sheet import augmentation_sheet, contact_sheet
+from vitrail.data.source import Dataset, default_preprocess
 from vitrail.errors import ConfigError
 from vitrail.files import atomic_path
 from vitrail.progress import Progress, pick_progress
@@ -124,7 +122,7 @@ def shard_data(
     seed: int = 0,
     progress: bool | Progress = False,
     **settings: Unpack[DataSettings],
-) -> Written:
+) -> WrittenShards:
     """Write a data set as webdataset tar shards, shuffled, with a shards.json beside them, into a new or empty folder.
 
     `max_megabytes` is the largest size of one shard; `settings` are the fields of `DataConfig`.

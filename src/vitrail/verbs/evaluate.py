@@ -9,37 +9,40 @@ import torch
 
 from vitrail.data.agreement import check_same_data
 from vitrail.data.config import DataConfig
-from vitrail.data.opening import check_where, open_data
+from vitrail.data.datasets import check_where, open_data
 from vitrail.data.source import Dataset, Source
 from vitrail.data.split import read_split
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation import plots, records
-from vitrail.evaluation.corruptions import SEVERITIES, STRENGTHS
-from vitrail.evaluation.familiarity import Strangers
-from vitrail.evaluation.measurement import COVERAGE, Measurement, measure_split, order_by_position, pick_split
+from vitrail.evaluation import output as records
+from vitrail.evaluation import plots
+from vitrail.evaluation.measurement import (
+    COVERAGE,
+    Measurement,
+    check_view,
+    measure_split,
+    order_by_position,
+    pick_split,
+    views,
+)
 from vitrail.evaluation.names import ProbeName, ViewName
+from vitrail.evaluation.ood import Strangers
 from vitrail.evaluation.probe import plan_probes, run_probes
-from vitrail.evaluation.robustness import Robustness, measure_robustness
+from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, measure_robustness
 from vitrail.evaluation.strangers import MOST, is_unlabelled, measure_strangers, open_unlabelled
-from vitrail.evaluation.views import check_view, views
-from vitrail.folders import check_run_folder, new_run_folder
+from vitrail.files import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
-from vitrail.prediction.answering import Request, require_familiarity
-from vitrail.prediction.arguments import tell_data
-from vitrail.prediction.jobs import Wanted
+from vitrail.prediction.results import Request, require_familiarity
 from vitrail.progress import Progress, pick_progress, silent, working
 from vitrail.ranks import shared_ranks
-from vitrail.report.assembly import REPORT
-from vitrail.report.evaluations import story_of_eval, write_evaluation
-from vitrail.report.runs import run_of
-from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
+from vitrail.report.assembly import REPORT, run_of, story_of_eval, write_evaluation
+from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.schema import to_dict
-from vitrail.training.history import chose_epoch
-from vitrail.verbs.data_settings import Out, changed_settings, read_data_settings
-from vitrail.verbs.evaluation import Evaluation
+from vitrail.training.run import chose_epoch
+from vitrail.verbs.call import RuntimeRequest, tell_data
 from vitrail.verbs.loading import check_model, open_model
-from vitrail.verbs.settings import DataSettings
-from vitrail.weights.class_names import ClassNames
+from vitrail.verbs.scores import Evaluation
+from vitrail.verbs.settings import DataSettings, Out, changed_settings, read_data_settings
+from vitrail.weights.metadata import ClassNames
 
 SHOTS = 5
 ROBUSTNESS_PICTURES = 1000
@@ -116,7 +119,7 @@ def evaluate(
         raise ConfigError("unfamiliar= compares pictures as they are; omit tta=")
     if out is not None and not callable(out):
         check_run_folder(Path(out))
-    wanted = Wanted(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
+    wanted = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
     arguments = _passed(
         split=split,
         tta=tta,
@@ -182,7 +185,7 @@ def evaluate(
 
 
 def _put(
-    wanted: Wanted, predictor: Predictor, source: Source, count: int, world_size: int, *, speaks: bool
+    wanted: RuntimeRequest, predictor: Predictor, source: Source, count: int, world_size: int, *, speaks: bool
 ) -> Predictor:
     """The model on what suits the work; ranks, which must compute the same, choose nothing by measuring."""
     wanted = wanted if world_size == 1 else wanted.unmeasured()

@@ -11,13 +11,13 @@ from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError, ExplanationError, VitrailError, suggest
 from vitrail.explanation import METHODS, Choice, choose, explain_by, measure, open_subject
 from vitrail.explanation.attention import check_choice
-from vitrail.explanation.choice import CANDIDATES, JUDGED
-from vitrail.explanation.explained import Explained, Explanations, unique_stems
-from vitrail.explanation.explanation import Method, Subject, check_explainable, target_index
+from vitrail.explanation.faithfulness import CANDIDATES, JUDGED
+from vitrail.explanation.heatmap import Explained, Explanations, unique_stems
+from vitrail.explanation.saliency import Method, Subject, check_explainable, target_index
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress
+from vitrail.verbs.call import Pictures, gather_pictures, is_single
 from vitrail.verbs.loading import name_of, open_model
-from vitrail.verbs.pictures import Pictures, gather_pictures, is_single
 from vitrail.wording import reason
 
 

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from vitrail.data.opening import check_where
+from vitrail.data.datasets import check_where
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.merging import with_merging
 from vitrail.prediction import Predictor
 from vitrail.progress import working
-from vitrail.runtimes.exporting import (
+from vitrail.runtimes.auto_cache import remember_int8
+from vitrail.runtimes.exporter import (
     SUFFIXES,
     Precision,
     Target,
@@ -19,20 +20,19 @@ from vitrail.runtimes.exporting import (
     choose_target,
     draft_of,
     prepare_export,
+    prove,
     write_export,
 )
 from vitrail.runtimes.graph import GraphOptions
-from vitrail.runtimes.made_int8 import remember_int8
+from vitrail.runtimes.int8 import quantize
+from vitrail.runtimes.int8_trials import AGREEMENT, Goal, Trial, size_of
 from vitrail.runtimes.manifest import Manifest
-from vitrail.runtimes.proving import prove
-from vitrail.runtimes.quantizing import quantize
 from vitrail.runtimes.repository import MODEL, check_repository, choose_name, complete_model, draft_model
-from vitrail.runtimes.trials import AGREEMENT, Goal, Trial, size_of
 from vitrail.verbs.loading import name_of
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.locate import locate
-from vitrail.weights.opening import open_checkpoint
 from vitrail.weights.proof import Agreement
+from vitrail.weights.read import open_checkpoint
+from vitrail.weights.resolve import locate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,22 +10,24 @@ from torch import Tensor
 from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.explanation import Subject, explain_by, open_subject
-from vitrail.explanation.figures import attention_distance, patch_filters, position_similarity
-from vitrail.explanation.plots import (
+from vitrail.explanation.paper_figures import (
     EXAMPLES,
+    attention_distance,
     longest_distance,
+    patch_filters,
     plot_attention,
     plot_distance,
     plot_filters,
     plot_positions,
+    position_similarity,
     save_figure,
 )
 from vitrail.model.positions import POSITIONS
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress, working
+from vitrail.verbs.call import Pictures, gather_pictures
 from vitrail.verbs.loading import open_model
-from vitrail.verbs.pictures import Pictures, gather_pictures
-from vitrail.weights.convert import sample_photos
+from vitrail.weights.write import sample_photos
 from vitrail.wording import counted, reason
 
 MOST_PICTURES = 128  # over which attention distance is averaged, as in the paper

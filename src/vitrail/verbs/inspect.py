@@ -1,20 +1,20 @@
-"""`vitrail.inspect`: what a checkpoint is, and likely problems with it."""
+"""`vitrail.inspect`, `models` and `summary`: what a checkpoint is, the variants, and one model step by step."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import AssumptionWarning
-from vitrail.model import ViTConfig
+from vitrail.model import Summary, ViT, ViTConfig, summarize, variants
+from vitrail.prediction import Predictor
 from vitrail.schema import to_dict
-from vitrail.verbs.hints import read_hints
-from vitrail.verbs.settings import HintSettings
-from vitrail.weights.catalogue import FormatName
-from vitrail.weights.diagnose import Finding, diagnose
-from vitrail.weights.facts import Origin
-from vitrail.weights.opening import open_checkpoint
+from vitrail.verbs.settings import HintSettings, Size, read_hints, read_size
+from vitrail.weights.metadata import Origin
+from vitrail.weights.read import open_checkpoint, open_config
+from vitrail.weights.resolve import FormatName
+from vitrail.weights.sanity import Finding, diagnose
 from vitrail.weights.trust import Trust
 from vitrail.wording import counted, markdown_cell
 
@@ -158,3 +158,53 @@ def _classes(config: ViTConfig, classes: tuple[str, ...] | None) -> str:
 
 def _numbers(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.4g}" for value in dict.fromkeys(values))
+
+
+COLUMNS = ("model", "pixels", "patch", "layers", "width", "MLP", "heads", "parameters", "GMACs")
+
+
+class Models(dict[str, Summary]):
+    """Name → what that model is and takes."""
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of a table with these `COLUMNS`."""
+        return [(name, *_cells(summary)) for name, summary in self.items()]
+
+    def _repr_markdown_(self) -> str:
+        lines = [COLUMNS, ("---", *["--:"] * (len(COLUMNS) - 1)), *self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def models() -> Models:
+    """Every model that `vitrail.create` and `vitrail.train` know by name."""
+    return Models({name: summarize(config) for name, config in variants().items()})
+
+
+def _cells(summary: Summary) -> tuple[str, ...]:
+    config = summary.config
+    numbers = (config.image_size[0], config.stride[0], config.depth, config.width, config.hidden_width, config.heads)
+    return *map(str, numbers), f"{summary.parameters / 1e6:,.1f} M", f"{summary.macs / 1e9:,.2f}"
+
+
+def summary(
+    model: str | Path | Predictor | ViT | ViTConfig = "vit-b16",
+    *,
+    image_size: Size | None = None,
+    num_classes: int | None = None,
+) -> Summary:
+    """The shape after each step of a model, its parameters and MACs; nothing is allocated for that.
+
+    Args:
+        model: a name from `vitrail.models()`, a checkpoint (a file, a run folder, hf://owner/name, …), a YAML file
+            with the fields of `ViTConfig`, or a model.
+        image_size: another size of pictures.
+        num_classes: another number of classes; 0 for no head.
+    """
+    asked = {"image_size": read_size(image_size, "image_size"), "num_classes": num_classes}
+    changes = {name: value for name, value in asked.items() if value is not None}
+    if isinstance(model, str | Path):
+        return summarize(open_config(str(model), changes))
+    if isinstance(model, Predictor):
+        model = model.model
+    return summarize(replace(model.config if isinstance(model, ViT) else model, **changes))

@@ -3,26 +3,26 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.device import check_device, pick_device
 from vitrail.errors import ConfigError
+from vitrail.machine import check_device, pick_device
 from vitrail.prediction import Predictor
-from vitrail.prediction.jobs import Wanted
 from vitrail.prediction.predictor import torch_runtime_of
 from vitrail.progress import Progress, working
-from vitrail.weights.bundled import DEFAULT
-from vitrail.weights.class_names import ClassNames, read_class_names
+from vitrail.verbs.call import RuntimeRequest
+from vitrail.weights.metadata import ClassNames, read_class_names
+from vitrail.weights.resolve import DEFAULT
 
 if TYPE_CHECKING:
     import torch
 
-USUAL = Wanted()
+USUAL = RuntimeRequest()
 
 
 def check_model(
     model: Predictor | str | Path | None,
     device: "str | torch.device" = "auto",
     classes: ClassNames | None = None,
-    wanted: Wanted = USUAL,
+    wanted: RuntimeRequest = USUAL,
 ) -> None:
     """Refuse settings that are wrong, or that come too late for a loaded model; the model itself is not looked for."""
     check_device(device)
@@ -45,7 +45,7 @@ def open_model(
     device: "str | torch.device" = "auto",
     classes: ClassNames | None = None,
     *,
-    wanted: Wanted = USUAL,
+    wanted: RuntimeRequest = USUAL,
     progress: bool | Progress = False,
 ) -> Predictor:
     """A loaded model as it is, or the model at a source (None: the bundled one) on the requested device."""

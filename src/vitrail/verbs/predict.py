@@ -13,20 +13,15 @@ if TYPE_CHECKING:
 from vitrail.errors import ConfigError
 from vitrail.files import sha256_of
 from vitrail.prediction import Prediction, Predictor
-from vitrail.prediction.answering import Request
-from vitrail.prediction.jobs import Wanted
-from vitrail.prediction.pictures import STDIN
-from vitrail.prediction.predictions import LazyPredictions
+from vitrail.prediction.inputs import STDIN
 from vitrail.prediction.predictor import Named
-from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
-from vitrail.verbs.journal import Compute, resumed
+from vitrail.prediction.results import LazyPredictions, Request
+from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
+from vitrail.verbs.call import Pictures, RuntimeRequest, gather_pictures, is_single, size_up, stream_pictures
 from vitrail.verbs.loading import check_model, open_model
-from vitrail.verbs.pictures import Pictures, gather_pictures, is_single, size_up, stream_pictures
-from vitrail.verbs.rows import Columns, FileFormat, choose_file_format, open_file
-from vitrail.weights.bundled import DEFAULT
-from vitrail.weights.class_names import ClassNames
-from vitrail.weights.layout import files_of
-from vitrail.weights.locate import locate
+from vitrail.verbs.rows import Columns, Compute, FileFormat, choose_file_format, open_file, resumed
+from vitrail.weights.metadata import ClassNames
+from vitrail.weights.resolve import DEFAULT, files_of, locate
 
 TOP_K = 3
 
@@ -156,7 +151,7 @@ def predict(
     for name, number in (("top_k", top_k), ("batch_size", batch_size)):
         if number is not None and number < 1:
             raise ConfigError(f"{name}= must be at least 1; got {number}.")
-    wanted = Wanted(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
+    wanted = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
     check_model(model, device, classes, wanted)
     if isinstance(model, str | Path):
         locate(model, allow_export=True)

@@ -6,10 +6,16 @@ from importlib.util import find_spec
 from typing import Any, Unpack
 
 from vitrail.errors import ConfigError, MissingExtraError
-from vitrail.serving.naming import Models, name_models
-from vitrail.serving.settings import ServeSettings, cores_here, share_cores, with_token_from_environment
+from vitrail.serving.settings import (
+    Models,
+    ServeSettings,
+    cores_here,
+    name_models,
+    share_cores,
+    with_token_from_environment,
+)
 from vitrail.verbs.settings import ServiceSettings, check_settings
-from vitrail.weights.locate import locate
+from vitrail.weights.resolve import locate
 
 NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client", "python_multipart")
 

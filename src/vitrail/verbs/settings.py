@@ -1,8 +1,7 @@
 """The keywords of a verb that are fields of config dataclasses, just as they are flags of the command.
 
 The typed dictionaries are for editors and type checkers, which cannot see the fields of a dataclass in `**settings`; a
-test compares them with the dataclasses.
-"""
+test compares them with the dataclasses."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,10 +9,13 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, DataConfig
 from vitrail.errors import ConfigError
-from vitrail.runtimes.opening import PrecisionChoice, RuntimeChoice
+from vitrail.model.config import Pair
+from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
+from vitrail.schema import from_dict, parse_size, to_dict
 from vitrail.synonyms import suggest_option
+from vitrail.weights.infer import Hints
 
 T = TypeVar("T")
 Size = int | str | tuple[int, int]  # 384, "224x320", or (224, 320): height and width
@@ -166,3 +168,37 @@ def build(config: type[T], settings: Mapping[str, Any]) -> T:
 def settings_of(*configs: Any) -> dict[str, Any]:
     """The fields of configs as the keywords of a verb."""
     return {field.name: getattr(config, field.name) for config in configs for field in dataclasses.fields(config)}
+
+
+def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:
+    """The hints among the settings of a verb; a name that is neither a hint nor an argument of it is an error."""
+    check_settings(verb, settings, Hints)
+    values: dict[str, Any] = {**settings, "image_size": read_size(settings.get("image_size"), "image_size")}
+    return Hints(**values)
+
+
+def read_size(size: Size | None, name: str) -> Pair | None:
+    """The height and width that a number, a pair or a text stands for."""
+    if isinstance(size, str):
+        return parse_size(size, name)
+    return (size, size) if isinstance(size, int) else size
+
+
+Out = str | Path | Callable[[], Path] | None  # the folder to write to, or a function that makes one once it is needed
+
+_USUAL = DataConfig()
+
+
+def read_data_settings(verb: Callable[..., Any], settings: Mapping[str, Any]) -> DataConfig:
+    """The settings as a config; a name that is neither a field of it nor an argument of the verb is an error."""
+    check_settings(verb, settings, DataConfig)
+    return from_dict(DataConfig, settings)
+
+
+def changed_settings(config: DataConfig) -> dict[str, Any]:
+    """The settings that differ from the defaults, as plain values; of the columns, only those that are named."""
+    usual = to_dict(_USUAL)
+    changed = {name: value for name, value in to_dict(config).items() if value != usual.get(name)}
+    if "columns" in changed:
+        changed["columns"] = {name: value for name, value in changed["columns"].items() if value is not None}
+    return changed

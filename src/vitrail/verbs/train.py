@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from vitrail.data import Dataset
-from vitrail.data.check.record import RECORD, CheckRecord, sum_up, write_record
-from vitrail.data.check.report import check_data, judge_labels
+from vitrail.data.check.findings import RECORD, CheckRecord, check_data, judge_labels, sum_up, write_record
 from vitrail.errors import ResumableError
-from vitrail.folders import check_run_folder, new_run_folder
+from vitrail.files import check_run_folder, new_run_folder
 from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
 from vitrail.ranks import Ranks, join_ranks, leave_ranks
-from vitrail.report.runs import report_on_run
+from vitrail.report.assembly import report_on_run
 from vitrail.training import recipes
-from vitrail.training.building import Setup
-from vitrail.training.choosing import resolve
+from vitrail.training.auto_config import resolve
 from vitrail.training.config import TrainConfig
+from vitrail.training.cost import Measured
 from vitrail.training.display import Display
-from vitrail.training.listener import Listener, Listeners, Plan
+from vitrail.training.listener import Listener, Listeners, Plan, TensorBoard, require_tensorboard
 from vitrail.training.lock import RunLock, refuse_locked
-from vitrail.training.measuring import Measured
-from vitrail.training.planning import describe_plan, settle
+from vitrail.training.plan import describe_plan, settle
 from vitrail.training.recipes import ask_for, read_changes
 from vitrail.training.run import (
     CONFIG,
@@ -41,8 +39,8 @@ from vitrail.training.run import (
     reopen,
     take_begun,
 )
+from vitrail.training.setup import Setup
 from vitrail.training.signals import InterruptedRunError
-from vitrail.training.tensorboard import TensorBoard, require_tensorboard
 from vitrail.verbs.settings import ResumeSettings, TrainSettings
 from vitrail.wording import counted, reason
 

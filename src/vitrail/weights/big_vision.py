@@ -12,12 +12,11 @@ from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
-from vitrail.weights.files import write_npz
-from vitrail.weights.format import ForeignFormat
-from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, positions, stems
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, positions, stems
 from vitrail.weights.infer import Hints, Raw, infer_image_size
 from vitrail.weights.keys import Rule, read_tensors, rule, write_tensors
+from vitrail.weights.metadata import Origin
+from vitrail.weights.tensor_files import write_npz
 
 ACTIVATION, NORM_EPS = "gelu_tanh", 1e-6
 NUMBERING = "separate"

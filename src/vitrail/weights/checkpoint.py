@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model import ViT, ViTConfig
-from vitrail.weights.facts import Facts
+from vitrail.weights.metadata import Facts
 from vitrail.wording import counted
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

@@ -8,10 +8,7 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
-from vitrail.weights.files import write_pickle
-from vitrail.weights.format import ForeignFormat
-from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, only, positions
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, only, positions
 from vitrail.weights.infer import (
     Hints,
     Raw,
@@ -22,6 +19,8 @@ from vitrail.weights.infer import (
     optional_size,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
+from vitrail.weights.metadata import Origin
+from vitrail.weights.tensor_files import write_pickle
 from vitrail.weights.timm import block_rules, infer_block
 
 ACTIVATION, NORM_EPS = "gelu", 1e-6

@@ -10,12 +10,11 @@ from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, Vi
 from vitrail.model.config import Stem
 from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
-from vitrail.weights.files import write_npz
-from vitrail.weights.format import ForeignFormat
-from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, positions, resnet_stem
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, positions, resnet_stem
 from vitrail.weights.infer import Hints, Raw, count_units, infer_image_size
 from vitrail.weights.keys import HWIO, SAME, Form, Rule, read_tensors, rule, write_tensors
+from vitrail.weights.metadata import Origin
+from vitrail.weights.tensor_files import write_npz
 
 ACTIVATION, NORM_EPS = "gelu_tanh", 1e-6
 GROUP_NORM_4D = Form(lambda theirs: theirs[0].flatten(), lambda ours: (ours.view(1, 1, 1, -1),))  # early releases

@@ -13,10 +13,7 @@ from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.dinov2 import BACKBONE, DINOV2_HEADS, head_size, mask_token, split_mask_token
-from vitrail.weights.facts import Origin
-from vitrail.weights.files import write_safetensors
-from vitrail.weights.format import ForeignFormat
-from vitrail.weights.holding import COMMON, Holds, activations, anything, positions
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, positions
 from vitrail.weights.huggingface_config import (
     NOT_SQUARE,
     is_dinov2,
@@ -27,7 +24,7 @@ from vitrail.weights.huggingface_config import (
     read_classes,
     read_config,
 )
-from vitrail.weights.huggingface_processor import check_input_size, processor_config, read_preprocess
+from vitrail.weights.huggingface_preprocess import check_input_size, processor_config, read_preprocess
 from vitrail.weights.infer import (
     Hints,
     Raw,
@@ -39,6 +36,8 @@ from vitrail.weights.infer import (
     optional_size,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, stacked, write_tensors
+from vitrail.weights.metadata import Origin
+from vitrail.weights.tensor_files import write_safetensors
 from vitrail.weights.timm import mlp_rules
 
 PATCHES = "embeddings.patch_embeddings.projection"

@@ -23,9 +23,9 @@ from vitrail.files import atomic_path
 from vitrail.model import ViTConfig
 from vitrail.schema import from_dict, to_dict
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
-from vitrail.weights.files import DTYPES, bytes_of, read_safetensors, write_safetensors
-from vitrail.weights.format import Format
+from vitrail.weights.formats import Format
+from vitrail.weights.metadata import Origin
+from vitrail.weights.tensor_files import DTYPES, bytes_of, read_safetensors, write_safetensors
 from vitrail.weights.trust import Trust
 
 VERSION = 1

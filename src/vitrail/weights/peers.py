@@ -21,9 +21,9 @@ from vitrail.data.transform import prepare
 from vitrail.errors import MissingExtraError, WeightsError
 from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.files import read_contents, read_pickle
 from vitrail.weights.huggingface_config import is_dinov2
 from vitrail.weights.proof import Agreement, What, agree, same_pixels
+from vitrail.weights.tensor_files import read_contents, read_pickle
 from vitrail.weights.timm_config import architecture
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}

@@ -16,12 +16,11 @@ from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ViTConfig
 from vitrail.weights import huggingface, timm
 from vitrail.weights.adapt import adapt, without_trust
-from vitrail.weights.catalogue import FormatName
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.files import read_safetensors
-from vitrail.weights.formats import refusals
 from vitrail.weights.keys import Rule, read_tensors, write_tensors
-from vitrail.weights.layout import read_json
+from vitrail.weights.read import refusals
+from vitrail.weights.resolve import FormatName, read_json
+from vitrail.weights.tensor_files import read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -10,10 +10,7 @@ from torch import Tensor
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.config import Stem
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
-from vitrail.weights.files import write_pickle, write_safetensors
-from vitrail.weights.format import ForeignFormat
-from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, only, resnet_stem
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, only, resnet_stem
 from vitrail.weights.infer import (
     Hints,
     Raw,
@@ -26,10 +23,11 @@ from vitrail.weights.infer import (
     optional_size,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
-from vitrail.weights.layout import PICKLES
-from vitrail.weights.timm_config import how_to_load, hub_config
-from vitrail.weights.timm_hub import NORM_EPS, other_names, read_hub_config
-from vitrail.weights.timm_transform import BARE, assume_preprocess, read_classes, read_preprocess
+from vitrail.weights.metadata import Origin
+from vitrail.weights.resolve import PICKLES
+from vitrail.weights.tensor_files import write_pickle, write_safetensors
+from vitrail.weights.timm_config import NORM_EPS, how_to_load, hub_config, other_names, read_hub_config
+from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
 ACTIVATION = "gelu"
 RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute

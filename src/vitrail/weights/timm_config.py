@@ -1,14 +1,292 @@
-"""Writing timm's `config.json`: the architecture by name and arguments; `timm_hub.py` reads it."""
+"""timm's `config.json`, read and written: an architecture, the arguments that differ from it, and its data.
 
+It is a closed world: every key and every value is used, listed here as irrelevant, or refused by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from vitrail.errors import WeightsError
 from vitrail.model import ResNetStem, ViTConfig
+from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.infer import exact_ratio
-from vitrail.weights.timm_names import named_arguments
-from vitrail.weights.timm_transform import write_data
+from vitrail.weights.infer import Hints, exact_ratio
+from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, named_arguments
+from vitrail.weights.timm_preprocess import write_data
+
+NORM_EPS = 1e-6  # of timm's own LayerNorm
+
+# Top-level keys that do not affect what is computed; those of transformers' TimmWrapper among them.
+IRRELEVANT = frozenset(
+    [
+        "architectures",
+        "chunk_size_feed_forward",
+        "do_pooling",
+        "dtype",
+        "initializer_range",
+        "is_encoder_decoder",
+        "label_descriptions",
+        "output_attentions",
+        "output_hidden_states",
+        "problem_type",
+        "return_dict",
+        "torch_dtype",
+        "transformers_version",
+        "_name_or_path",
+    ]
+)
+USED = frozenset(
+    ["architecture", "num_classes", "num_features", "global_pool", "label_names", "model_args", "pretrained_cfg"]
+)
+# Arguments that matter in training only.
+TRAINING = frozenset(
+    [
+        "drop_rate",
+        "pos_drop_rate",
+        "patch_drop_rate",
+        "proj_drop_rate",
+        "attn_drop_rate",
+        "drop_path_rate",
+        "weight_init",
+        "fix_init",
+    ]
+)
+# Argument → the only values of it that our model computes.
+FIXED: dict[str, tuple[Any, ...]] = {
+    "scale_attn_norm": (False,),
+    "scale_mlp_norm": (False,),
+    "proj_bias": (True,),
+    "pre_norm": (False,),
+    "final_norm": (True,),
+    "pool_include_prefix": (False,),
+    "embed_norm_layer": (None, ""),
+    "norm_layer": (None, "", "layernorm"),
+    "attn_layer": ("", "attn"),
+}
+POOLINGS: dict[Any, Literal["cls", "mean", "map"]] = {"token": "cls", "avg": "mean", "map": "map"}
+GELUS: dict[Any, Literal["gelu", "gelu_tanh"]] = {
+    None: "gelu",
+    "": "gelu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubConfig:
+    """What a `config.json` says."""
+
+    architecture: str
+    arguments: Mapping[str, Any]  # timm's defaults, changed by the name, the data and `model_args`, in this order
+    data: Mapping[str, Any]  # `pretrained_cfg`: the evaluation transform and the classes
+    global_pool: Any  # at the top level; timm builds the model without it
+    num_features: Any
+
+    def settle_hints(self, hints: Hints) -> Hints:
+        """Everything that the keys do not reveal; the user's hints take precedence."""
+        return Hints(
+            heads=hints.heads or _whole(self.arguments, "num_heads"),
+            image_size=hints.image_size or self._image_size(),
+            pooling=hints.pooling or self.pooling(),
+            activation=hints.activation or self.activation(),
+            norm_eps=hints.norm_eps or NORM_EPS,
+            attention_scale=hints.attention_scale,
+        )
+
+    def _image_size(self) -> Pair:
+        size, patch = _pair(self.arguments, "img_size"), _pair(self.arguments, "patch_size")
+        fitting = (size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1])
+        if size != fitting:
+            raise WeightsError(
+                f"config.json says img_size {size[0]}×{size[1]}, which is not a multiple of the patch size "
+                f"{patch[0]}×{patch[1]}; timm ignores the last pixels, and we do not. To read the model at "
+                f"{fitting[0]}×{fitting[1]} pixels, pass image_size={fitting}."
+            )
+        return size
+
+    def pooling(self) -> Literal["cls", "mean", "map"]:
+        kind = self.arguments["global_pool"]
+        if self.global_pool not in (None, kind):
+            raise WeightsError(
+                f"config.json says global_pool {self.global_pool!r}, but timm builds {self.architecture} with {kind!r} "
+                "from it; pass pooling to choose one."
+            )
+        return _choose("global_pool", kind, POOLINGS)
+
+    def activation(self) -> Literal["gelu", "gelu_tanh"] | None:
+        if self.arguments["mlp"] == "plain":
+            return _choose("act_layer", self.arguments["act_layer"], GELUS)
+        return _choose("act_layer", self.arguments["act_layer"], {"silu": None})  # SwiGLU has no GELU
+
+    def check(self, config: ViTConfig) -> None:
+        """Raise unless the weights fit the model that it describes."""
+        arguments = self.arguments
+        layers = _normalised_after(arguments)
+        pairs: list[tuple[str, Any, Any]] = [
+            ("embed_dim", _whole(arguments, "embed_dim"), config.width),
+            ("depth", _whole(arguments, "depth"), config.depth),
+            ("patch_size", _pair(arguments, "patch_size"), config.patch_size),
+            ("in_chans", _whole(arguments, "in_chans"), config.channels),
+            ("num_classes", arguments["num_classes"], config.num_classes),
+            ("num_classes", self.data["num_classes"], config.num_classes),
+            (
+                "MLP width (embed_dim × mlp_ratio)",
+                int(arguments["embed_dim"] * arguments["mlp_ratio"]),
+                (2 if arguments["mlp"] == "swiglu" else 1) * config.hidden_width,
+            ),
+            ("kind of MLP", arguments["mlp"], config.block.mlp),
+            ("qkv_bias", bool(arguments["qkv_bias"]), config.block.qkv_bias),
+            ("qk_norm", bool(arguments["qk_norm"]), config.block.qk_norm),
+            ("init_values (layer scale)", bool(arguments["init_values"]), config.block.layer_scale is not None),
+            ("class_token", bool(arguments["class_token"]), config.class_token),
+            ("reg_tokens", _whole(arguments, "reg_tokens"), config.registers),
+            ("pos_embed", arguments["pos_embed"] == "learn", config.positions.kind == "learned"),
+            ("fc_norm", layers, config.pool_norm == "after"),
+            ("ResNet blocks", arguments["resnet"], config.stem.blocks if isinstance(config.stem, ResNetStem) else None),
+            ("num_features", config.width if self.num_features is None else self.num_features, config.width),
+        ]
+        if config.positions.kind == "learned":
+            covered = 0 if arguments["no_embed_class"] else config.prefix
+            pairs.append(("positions of prefix tokens (no_embed_class)", covered, config.positioned_prefix))
+        for name, stated, actual in pairs:
+            if stated != actual:
+                raise WeightsError(
+                    f"the weights do not fit their config.json ({self.architecture}): {name} is {_show(stated)} "
+                    f"there and {_show(actual)} in the weights."
+                )
+
+
+def other_names(config: ViTConfig, hints: Hints) -> str:
+    """The names in timm whose models have the keys of this one but compute something else, with what; "" if none do.
+
+    What the user passed as a hint is settled, and counts as no difference.
+    """
+    different: list[str] = []
+    for name, arguments in {**NAMES, **LOOKALIKES}.items():
+        told = {**DEFAULTS, "resnet": None, "mlp": "plain", **arguments}
+        told |= {"num_classes": config.num_classes, "in_chans": config.channels}
+        hub = HubConfig(architecture=name, arguments=told, data=told, global_pool=None, num_features=None)
+        try:
+            hub.check(config)
+        except WeightsError:
+            continue
+        ours = {"heads": config.heads, "pooling": config.pooling, "activation": config.block.activation}
+        theirs = {"heads": told["num_heads"], "pooling": hub.pooling(), "activation": hub.activation()}
+        traits = [
+            f"{fact} {theirs[fact]}"
+            for fact in ours
+            if getattr(hints, fact) is None and theirs[fact] not in (None, ours[fact])
+        ]
+        traits += [OTHERS[name]] if name in LOOKALIKES else []
+        different += [f"{name} ({', '.join(traits)})"] if traits else []
+    return ", ".join(different)
+
+
+def _normalised_after(arguments: Mapping[str, Any]) -> bool:
+    """Whether the last LayerNorm follows the pooling."""
+    pooled = arguments["global_pool"] in ("avg", "avgmax", "max")
+    after = pooled if arguments["fc_norm"] is None else bool(arguments["fc_norm"])
+    if after and arguments["global_pool"] == "token":
+        raise WeightsError("config.json says fc_norm with global_pool 'token'; we read fc_norm with 'avg' and 'map'.")
+    return after
+
+
+def read_hub_config(sidecars: Mapping[str, Any]) -> HubConfig | None:
+    """The `config.json` beside the weights, where there is one."""
+    facts: Any = sidecars.get("config.json")
+    if facts is None:
+        return None
+    facts = _mapping("config.json", facts)
+    if not isinstance(facts.get("architecture"), str) or facts.get("model_type", "timm_wrapper") != "timm_wrapper":
+        raise WeightsError(
+            "the config.json beside the weights names no architecture of timm, so it belongs to something else; "
+            "move the weights to a folder of their own."
+        )
+    facts = _split_old_form(facts)
+    _refuse_unknown("config.json", facts, USED | IRRELEVANT | {"model_type"})
+    model_args = _mapping("model_args", facts.get("model_args") or {})
+    data = {**_mapping("pretrained_cfg", facts["pretrained_cfg"])}
+    data |= {name: facts[name] for name in ("num_classes", "label_names") if name in facts}
+    data.setdefault("num_classes", DEFAULTS["num_classes"])
+    arguments = {**named_arguments(facts["architecture"]), **_from_data(data), **model_args}
+    _refuse_arguments(model_args, arguments)
+    return HubConfig(
+        architecture=facts["architecture"],
+        arguments=arguments,
+        data=data,
+        global_pool=facts.get("global_pool"),
+        num_features=facts.get("num_features"),
+    )
+
+
+def _split_old_form(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first config.json files had all of `pretrained_cfg` on the top level."""
+    if "pretrained_cfg" in facts:
+        return facts
+    data = dict(facts)
+    top = {name: data.pop(name) for name in ("architecture", "num_features") if name in data}
+    if "labels" in data:
+        data["label_names"] = data.pop("labels")
+    return {**top, "pretrained_cfg": data}
+
+
+def _from_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that timm takes from `pretrained_cfg`."""
+    size: Any = data.get("input_size") or (3, 224, 224)
+    if not isinstance(size, list | tuple) or len(cast("Any", size)) != 3:
+        raise WeightsError(f"pretrained_cfg of config.json: input_size must be channels, height, width; got {size!r}.")
+    arguments: dict[str, Any] = {"in_chans": size[0], "num_classes": data["num_classes"]}
+    return arguments | ({"img_size": tuple(cast("Any", size[1:]))} if data.get("fixed_input_size") else {})
+
+
+def _refuse_arguments(model_args: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    _refuse_unknown("model_args of config.json", model_args, DEFAULTS.keys() | TRAINING)
+    for name, allowed in FIXED.items():
+        if not any(arguments[name] is value or arguments[name] == value for value in allowed):
+            raise WeightsError(f"config.json says {name}={arguments[name]!r}, which our model does not compute.")
+    if arguments["pos_embed"] not in ("", "none", "learn"):
+        raise WeightsError(f"config.json says pos_embed={arguments['pos_embed']!r}; it must be 'learn' or 'none'.")
+
+
+def _refuse_unknown(where: str, values: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
+    if unknown := sorted(values.keys() - known):
+        raise WeightsError(
+            f"{where} has {', '.join(unknown)}, which we do not know, so the model may compute something else."
+        )
+
+
+def _mapping(where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise WeightsError(f"{where} must be a JSON object; got {type(value).__name__}.")
+    return cast("Mapping[str, Any]", value)
+
+
+def _choose(name: str, value: Any, choices: Mapping[Any, Any]) -> Any:
+    if not isinstance(value, str | None) or value not in choices:
+        shown = ", ".join(repr(choice) for choice in choices if choice)
+        raise WeightsError(f"config.json says {name}={value!r}; our model computes {shown}.")
+    return choices[value]
+
+
+def _whole(arguments: Mapping[str, Any], name: str) -> int:
+    value = arguments[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise WeightsError(f"config.json: {name} must be a whole number; got {value!r}.")
+    return value
+
+
+def _pair(arguments: Mapping[str, Any], name: str) -> Pair:
+    value = arguments[name]
+    sides: tuple[Any, ...] = (value, value) if isinstance(value, int) else tuple(value or ())
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise WeightsError(f"config.json: {name} must be one positive number or two; got {value!r}.")
+    return cast("Pair", sides)
+
+
+def _show(value: Any) -> str:
+    return "×".join(map(str, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else str(value)
+
 
 # Blocks of a hybrid's ResNet → the architecture that timm registers for it.
 HYBRIDS: dict[tuple[int, ...], str] = {

@@ -11,10 +11,7 @@ from vitrail.data.preprocess import Interpolation, Preprocess, preset
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.facts import Origin
-from vitrail.weights.files import write_pickle
-from vitrail.weights.format import ForeignFormat
-from vitrail.weights.holding import COMMON, Holds, activations, anything, epsilon, only, positions
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, only, positions
 from vitrail.weights.infer import (
     Hints,
     Raw,
@@ -25,6 +22,8 @@ from vitrail.weights.infer import (
     optional_size,
 )
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
+from vitrail.weights.metadata import Origin
+from vitrail.weights.tensor_files import write_pickle
 
 ACTIVATION, NORM_EPS = "gelu", 1e-6
 LAYER = "encoder.layers.encoder_layer_"

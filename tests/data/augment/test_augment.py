@@ -9,15 +9,13 @@ from benchmarks.peers import torchvision
 from PIL import Image
 from tests.data.conftest import picture
 
-from vitrail.data.augment.config import Augment
 from vitrail.data.augment.crops import crop_picture, resized_crop_box, resized_crop_numbers, shift_batch, shrink_jpeg
-from vitrail.data.augment.erasing import erase, erased_box
-from vitrail.data.augment.mixing import mix, neighbours, one_hot
-from vitrail.data.augment.pipeline import augment_batch
+from vitrail.data.augment.pipeline import augment_batch, erase, erased_box, mix, neighbours, one_hot
 from vitrail.data.augment.policies import AUTO_CIFAR, AUTO_SPACE, RAND_OPS, WIDE_SPACE, steps
+from vitrail.data.config import Augment
 from vitrail.data.preprocess import Preprocess
-from vitrail.draws import Draws
 from vitrail.errors import ConfigError
+from vitrail.rng import Draws
 
 SPEC = Preprocess(size=(32, 32))
 MANY = 4000

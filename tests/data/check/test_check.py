@@ -10,14 +10,14 @@ import torch
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_images
 from tests.data.conftest import picture
-from tests.data.test_picture import write_png
+from tests.data.test_pixels import write_png
 
 from vitrail.data import ArraySource, DataConfig, Dataset, open_data
 from vitrail.data.check import duplicates
 from vitrail.data.check.duplicates import near_pairs, partners
-from vitrail.data.check.report import Report, check_data
-from vitrail.data.check.scan import Facts
-from vitrail.data.view import augmentation_sheet, contact_sheet
+from vitrail.data.check.findings import CheckRecord, Report, Trouble, check_data, read_record, sum_up, write_record
+from vitrail.data.check.scan import PictureFacts
+from vitrail.data.sheet import augmentation_sheet, contact_sheet
 from vitrail.errors import DataError
 
 PHOTOGRAPH = Image.fromarray(load_sample_images().images[0])
@@ -211,11 +211,11 @@ def test_the_augmentation_sheet_shows_evaluation_first() -> None:
     assert not np.array_equal(np.asarray(moving.crop(first)), np.asarray(moving.crop(second)))
 
 
-def facts_of(thumbnails: list[bytes], digest: bytes | None = None) -> list[Facts]:
+def facts_of(thumbnails: list[bytes], digest: bytes | None = None) -> list[PictureFacts]:
     """Made-up facts, the last quarter of them in the test split."""
     count = len(thumbnails)
     return [
-        Facts(
+        PictureFacts(
             split="test" if index >= 3 * count // 4 else "train",
             index=index,
             key=f"{index}",
@@ -272,3 +272,39 @@ def test_class_names_that_cannot_be_drawn(tmp_path: Path) -> None:
         for number in range(8):
             Image.fromarray(np.full((40, 40), 20 * number, dtype=np.uint8)).save(tmp_path / name / f"{number}.png")
     contact_sheet(check_data(open_data(tmp_path), 1))
+
+
+def test_a_check_is_summed_up_and_read_back(make_folder, tmp_path: Path) -> None:
+    root = make_folder("train/cat", "train/dog", "val/cat", "val/dog", count=12)
+    (root / "val/cat/000.jpg").write_bytes((root / "train/cat/000.jpg").read_bytes())
+    report = check_data(open_data(root), workers=1)
+    record = sum_up(report)
+    assert record.pictures == 48
+    assert record.serious[0] == Trouble(
+        severity="error",
+        finding="the same picture in two splits",
+        count=1,
+        example="val/cat/000.jpg",
+        detail="same as train/cat/000.jpg",
+    )
+    write_record(record, tmp_path / "a.json")
+    assert read_record(tmp_path / "a.json") == record
+    assert read_record(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"data": 3, "pictures": 1}', '{"data": "a", "pictures": 1, "more": 2}', "[" * 100_000, "\x00"],
+)
+def test_a_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match="must be the record of a data check"):
+        read_record(tmp_path / "a.json")
+
+
+def test_long_names_are_cut_and_long_files_refused(tmp_path: Path) -> None:
+    record = CheckRecord(data="a", pictures=1, findings=(Trouble(severity="note", finding="x", count=1, example="y"),))
+    assert record.serious == ()
+    (tmp_path / "a.json").write_text(" " * 1_000_001)
+    with pytest.raises(DataError, match="1,000,001 bytes"):
+        read_record(tmp_path / "a.json")

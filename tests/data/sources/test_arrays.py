@@ -237,7 +237,7 @@ def test_digits_match_scikit_learn(moved: bool, monkeypatch: pytest.MonkeyPatch)
 
     bunch = load_digits()
     if moved:
-        monkeypatch.setattr("vitrail.data.sources.digits.find_spec", lambda _: None)
+        monkeypatch.setattr("vitrail.data.sources.mnist.find_spec", lambda _: None)
     digits = open_data("digits")
     for name, source in digits.splits.items():
         images = images_of(digits, name)

@@ -23,7 +23,7 @@ from webdataset import tariterators
 from faults import check_every_failure
 from vitrail.data import ArraySource, Augment, DataConfig, Dataset, Loader, LoaderConfig, Preprocess, open_data
 from vitrail.data.download import Remote
-from vitrail.data.sharding import write_shards
+from vitrail.data.shard_writer import write_shards
 from vitrail.data.sources.shards import expand_braces
 from vitrail.errors import DataError
 

@@ -15,10 +15,10 @@ import pytest
 from tests.data.conftest import picture
 
 from vitrail.data import DataConfig, open_data, write_split_file
-from vitrail.data.check.report import check_data
+from vitrail.data.check.findings import check_data
 from vitrail.data.config import Columns
-from vitrail.data.picture import open_picture
-from vitrail.data.sharding import encode
+from vitrail.data.pixels import open_picture
+from vitrail.data.shard_writer import encode
 from vitrail.errors import DataError, InputError
 
 

@@ -9,12 +9,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.augment.config import Augment
-from vitrail.data.picture import decode, open_picture, orientation
-from vitrail.data.pixels import Picture
+from vitrail.data.config import Augment
+from vitrail.data.pixels import Picture, decode, open_picture, orientation
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import as_bytes, pixels, resize, to_tensor
-from vitrail.draws import Draws
+from vitrail.rng import Draws
 
 TRIES = 10  # as torchvision does before it falls back to the centre
 Box = tuple[int, int, int, int]  # top, left, height, width

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.augment.config import Augment
-from vitrail.draws import Draws
+from vitrail.data.config import Augment
+from vitrail.rng import Draws
 
 Floats = np.ndarray[Any, Any]
 Names = np.ndarray[Any, Any]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.check.scan import THUMBNAIL, Facts
-from vitrail.draws import permutation
+from vitrail.data.check.scan import THUMBNAIL, PictureFacts
+from vitrail.rng import permutation
 
 MIN_CORRELATION = 0.97  # between the grey levels of two thumbnails; on CIFAR-10 this finds what people call the same
 MIN_EDGE_CORRELATION = 0.8  # between their differences; copies have 0.9, two photographs of one layout below 0.7
@@ -21,7 +21,7 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def exact_groups(facts: Sequence[Facts]) -> list[list[int]]:
+def exact_groups(facts: Sequence[PictureFacts]) -> list[list[int]]:
     """Positions in `facts` of pictures with equal pixels, two or more each."""
     groups: dict[bytes, list[int]] = defaultdict(list)
     for position, fact in enumerate(facts):
@@ -30,7 +30,7 @@ def exact_groups(facts: Sequence[Facts]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def near_pairs(facts: Sequence[Facts]) -> list[tuple[int, int]]:
+def near_pairs(facts: Sequence[PictureFacts]) -> list[tuple[int, int]]:
     """Positions in `facts` of pictures that are nearly, not exactly, the same."""
     large = [position for position, fact in enumerate(facts) if min(fact.width, fact.height) >= MIN_SIDE]
     if not large:
@@ -50,13 +50,13 @@ def near_pairs(facts: Sequence[Facts]) -> list[tuple[int, int]]:
     return sorted((a, b) for a, b in pairs if facts[a].digest != facts[b].digest and _same_edges(facts[a], facts[b]))
 
 
-def _same_edges(one: Facts, other: Facts) -> bool:
+def _same_edges(one: PictureFacts, other: PictureFacts) -> bool:
     """Whether neighbouring levels differ in the same places, which tells two similar landscapes apart."""
     edges = _center(np.stack([_edges(one), _edges(other)]))
     return float(edges[0] @ edges[1]) >= MIN_EDGE_CORRELATION
 
 
-def _edges(fact: Facts) -> Vectors:
+def _edges(fact: PictureFacts) -> Vectors:
     levels = np.frombuffer(fact.thumbnail, dtype=np.uint8).reshape(THUMBNAIL, THUMBNAIL).astype(np.float32)
     levels = levels - levels.mean(1, keepdims=True)  # removes sky, horizon and field, which span whole rows
     return np.concatenate([np.diff(levels, axis=0).ravel(), np.diff(levels, axis=1).ravel()])
@@ -114,7 +114,7 @@ def _look_closer(wanted: np.ndarray[Any, Any], lefts: Vectors, rights: Vectors) 
     wanted[left, right] = (lefts[left] * rights[right]).sum(1) >= MIN_CORRELATION
 
 
-def partners(facts: Sequence[Facts], group: Sequence[int]) -> Iterator[tuple[Facts, Facts]]:
+def partners(facts: Sequence[PictureFacts], group: Sequence[int]) -> Iterator[tuple[PictureFacts, PictureFacts]]:
     """Each of a group but the first, paired with one to show beside it: of another class or split if possible."""
     first = facts[group[0]]
     other_class = next((facts[index] for index in group if facts[index].label != first.label), first)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.config import check_workers
-from vitrail.data.picture import EXTENSIONS, decode, has_alpha, has_sixteen_bits, open_picture, orientation
+from vitrail.data.pixels import EXTENSIONS, decode, has_alpha, has_sixteen_bits, open_picture, orientation
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import as_bytes, to_pil
@@ -25,7 +25,7 @@ _BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class PictureFacts:
     """What one picture is."""
 
     split: str
@@ -42,7 +42,7 @@ class Facts:
     thumbnail: bytes = field(default=b"", repr=False)  # 16×16 grey levels
 
 
-def scan(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Iterator[Facts]:
+def scan(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Iterator[PictureFacts]:
     """The facts of every sample, split after split, in order."""
     check_workers(workers)
     with ThreadPoolExecutor(max(workers, 1)) as pool:
@@ -53,9 +53,9 @@ def scan(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambd
                 progress(stop - start)
 
 
-def examine(source: Source, split: str, index: int) -> Facts:
+def examine(source: Source, split: str, index: int) -> PictureFacts:
     """The facts of one sample; a picture that cannot be read is a fact too."""
-    fact = Facts(split=split, index=index, key=source.key(index), label=int(source.labels[index]))
+    fact = PictureFacts(split=split, index=index, key=source.key(index), label=int(source.labels[index]))
     try:
         picture = source.picture(index)
         if isinstance(picture, np.ndarray | Tensor):
@@ -69,7 +69,7 @@ def examine(source: Source, split: str, index: int) -> Facts:
         return replace(fact, trouble=reason(error))
 
 
-def _read_header(fact: Facts, image: Image.Image) -> Facts:
+def _read_header(fact: PictureFacts, image: Image.Image) -> PictureFacts:
     return replace(fact, kind=image.format or "picture", traits=tuple(_traits(image)))
 
 
@@ -98,7 +98,7 @@ def _wrong_extension(picture: str | Path | bytes, kind: str) -> str:
     return "" if same else extension or "none"
 
 
-def _measure(fact: Facts, image: Image.Image) -> Facts:
+def _measure(fact: PictureFacts, image: Image.Image) -> PictureFacts:
     """The size, and the fingerprints by which duplicates are found."""
     digest = hashlib.blake2b(f"{image.size}".encode(), digest_size=16)
     digest.update(image.tobytes())

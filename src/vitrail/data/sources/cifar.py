@@ -8,11 +8,10 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
-from vitrail.data.archive import files_of, open_tar, read_member
 from vitrail.data.source import ArraySource, Dataset
 from vitrail.data.sources.inert import InertArray, as_text, load_inert
 from vitrail.errors import DataError, shorten
-from vitrail.reading import check_regular, read_bytes
+from vitrail.untrusted import check_regular, files_of, open_tar, read_bytes, read_member
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PICTURE_BYTES = 3 * 32 * 32

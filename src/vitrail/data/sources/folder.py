@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.naming import name_after
-from vitrail.data.picture import EXTENSIONS, is_picture_name
-from vitrail.data.source import Dataset, FileSource, align_labels
+from vitrail.data.pixels import EXTENSIONS, is_picture_name
+from vitrail.data.source import Dataset, FileSource, align_labels, name_after
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError
 from vitrail.wording import counted

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitrail.errors import DataError, MissingExtraError, shorten
-from vitrail.reading import check_regular, parse_json
+from vitrail.untrusted import check_regular, parse_json
 
 FREE_ROWS, ROWS_PER_BYTE = 100_000, 8  # a row takes at least a bit
 FREE_BYTES, MAX_RATIO = 1 << 26, 100  # pictures do not shrink a hundredfold; a few blank ones may

@@ -18,13 +18,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from vitrail.data.archive import files_of, open_tar, read_member
 from vitrail.data.download import Remote, fetch
-from vitrail.data.picture import EXTENSIONS
+from vitrail.data.pixels import EXTENSIONS
 from vitrail.data.source import Dataset, Labels, Source
 from vitrail.data.split import SPLIT_NAMES, SPLITS, SplitPlan
 from vitrail.errors import DataError, shorten
-from vitrail.reading import check_regular, parse_json, read_bytes
+from vitrail.untrusted import check_regular, files_of, open_tar, parse_json, read_bytes, read_member
 
 INDEX = "shards.json"
 BLOCK = 512  # a tar file's

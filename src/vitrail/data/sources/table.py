@@ -8,12 +8,11 @@ from typing import Any, cast
 import numpy as np
 
 from vitrail.data.config import Columns
-from vitrail.data.naming import name_after
-from vitrail.data.source import Dataset, FileSource, Labels, Source, align_labels
+from vitrail.data.source import Dataset, FileSource, Labels, Source, align_labels, name_after
 from vitrail.data.sources.parquet import ParquetTable
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError, list_names, shorten
-from vitrail.reading import check_regular
+from vitrail.untrusted import check_regular
 
 # What we need from a table → the column names that are tried, in this order.
 COLUMNS = {

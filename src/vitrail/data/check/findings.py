@@ -1,0 +1,254 @@
+"""What the facts of a data set mean: findings with a severity, counts, and the files that keep and show them."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vitrail.data.check.duplicates import exact_groups, near_pairs, partners
+from vitrail.data.check.scan import PictureFacts, scan
+from vitrail.data.source import Dataset, refuse_broken
+from vitrail.errors import ConfigError, DataError
+from vitrail.files import atomic_path, open_csv
+from vitrail.schema import from_dict, to_dict
+from vitrail.wording import counted
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+TINY_SIDE = 32
+HUGE_PIXELS = 25_000_000
+FEW_PICTURES = 10  # per class, in training
+IMBALANCE = 10.0  # largest class over smallest
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFinding:
+    """One problem, or something worth knowing, and where it is."""
+
+    severity: Severity
+    what: str
+    key: str
+    split: str = ""
+    label: str = ""
+    detail: str = ""
+    pair: tuple[PictureFacts, PictureFacts] | None = field(
+        default=None, repr=False
+    )  # the two pictures that are the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The facts and findings of a data set."""
+
+    dataset: Dataset
+    facts: Sequence[PictureFacts]
+    findings: Sequence[DataFinding]
+
+    def __repr__(self) -> str:
+        counts = [counted(sum(item.severity == level for item in self.findings), level) for level in SEVERITIES]
+        pictures = counted(len(self.facts), "picture")
+        return f"<{type(self).__name__} of {self.dataset.name}: {pictures}; {', '.join(counts)}>"
+
+    @property
+    def exit_code(self) -> int:
+        """0: fine, perhaps with notes; 1: something needs attention; 2: training would refuse these data."""
+        try:
+            self.dataset.refuse_labels()
+            self.refuse_broken()
+        except DataError:
+            return 2
+        return int(any(finding.severity != "note" for finding in self.findings))
+
+    def refuse_broken(self) -> None:
+        """Raise if training would stop because too many pictures of a split cannot be read."""
+        broken = {fact.key: fact.trouble for fact in self.facts if fact.trouble}
+        counts = Counter(fact.split for fact in self.facts if fact.trouble)
+        share = max(counts[split] / len(source) for split, source in self.dataset.splits.items())
+        refuse_broken(broken, len(self.facts), self.dataset.max_broken_rate, share)
+
+    @property
+    def split_note(self) -> str:
+        """Which splits were checked, where training may use others; "" where the data have all of their own."""
+        if self.dataset.made_split:
+            return "the splits were made here, as train makes them with the same val_rate, test_rate and split_seed"
+        if "val" not in self.dataset.splits:
+            return "there is no validation split; train takes one out of the training pictures, unless val_rate is 0"
+        return ""
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Class → split → number of pictures."""
+        table = {name: dict.fromkeys(self.dataset.splits, 0) for name in self.dataset.classes}
+        for fact in self.facts:
+            table[self.dataset.classes[fact.label]][fact.split] += 1
+        return table
+
+    def summary(self) -> list[tuple[DataFinding, int]]:
+        """(an example, how many there are) of each kind of finding, the worst first."""
+        groups: dict[str, list[DataFinding]] = {}
+        for finding in self.findings:
+            groups.setdefault(finding.what, []).append(finding)
+        rows = [(some[0], len(some)) for some in groups.values()]
+        return sorted(rows, key=lambda row: (SEVERITIES.index(row[0].severity), -row[1], row[0].what))
+
+    def write_csv(self, path: Path, *, raw: bool = False) -> None:
+        """One row per finding."""
+        with open_csv(path, ("severity", "finding", "key", "split", "class", "detail"), raw=raw) as write:
+            for item in self.findings:
+                write((item.severity, item.what, item.key, item.split, item.label, item.detail))
+
+
+def check_data(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Report:
+    """Examine every picture of a data set and report problems."""
+    facts = list(scan(dataset, workers, progress))
+    classes = dataset.classes
+    findings = [
+        *(finding for fact in facts for finding in _judge_picture(fact, classes)),
+        *_judge_duplicates(facts, classes),
+        *_judge_classes(dataset),
+        *(
+            DataFinding(severity="note", what="file ignored (not a known picture format, or no class)", key=name)
+            for name in dataset.ignored
+        ),
+    ]
+    findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.what, finding.split, finding.key))
+    return Report(dataset=dataset, facts=facts, findings=findings)
+
+
+def judge_labels(dataset: Dataset) -> Iterator[DataFinding]:
+    """Whether the classes are what is to be learned; no picture is read for that."""
+    if (doubt := dataset.doubt_labels()) is not None:
+        severity = "error" if doubt.certain else "warning"
+        yield DataFinding(
+            severity=severity, what=doubt.what, key=doubt.example, label=doubt.example, detail=doubt.detail
+        )
+
+
+def _find(severity: Severity, what: str, fact: PictureFacts, classes: Sequence[str], detail: str = "") -> DataFinding:
+    return DataFinding(
+        severity=severity, what=what, key=fact.key, split=fact.split, label=classes[fact.label], detail=detail
+    )
+
+
+def _judge_picture(fact: PictureFacts, classes: Sequence[str]) -> Iterator[DataFinding]:
+    if fact.trouble:
+        yield _find("error", "cannot be read", fact, classes, fact.trouble)
+        return
+    if fact.extension:
+        yield _find("warning", "wrong extension", fact, classes, f"is {fact.kind}, named {fact.extension}")
+    if fact.kind != "array":
+        size = f"{fact.width}×{fact.height}"
+        if min(fact.width, fact.height) < TINY_SIDE:
+            yield _find("note", f"tiny (a side below {TINY_SIDE})", fact, classes, size)
+        if fact.width * fact.height > HUGE_PIXELS:
+            yield _find("note", f"huge (over {HUGE_PIXELS // 1_000_000} megapixels)", fact, classes, size)
+    for trait in fact.traits:
+        yield _find("note", trait, fact, classes)
+
+
+def _judge_duplicates(facts: Sequence[PictureFacts], classes: Sequence[str]) -> Iterator[DataFinding]:
+    for group in exact_groups(facts):
+        for first, other in partners(facts, group):
+            severity, what = "warning", "duplicate in the same split"
+            if first.split != other.split:
+                severity, what = "error", "the same picture in two splits"
+            if first.label != other.label:
+                severity, what = "error", "the same picture in two classes"
+            yield replace(_find(severity, what, other, classes, f"same as {first.key}"), pair=(first, other))
+    for a, b in near_pairs(facts):
+        across = facts[a].split != facts[b].split
+        what = "nearly the same picture in two splits" if across else "near duplicate in the same split"
+        finding = _find("warning" if across else "note", what, facts[b], classes, f"like {facts[a].key}")
+        yield replace(finding, pair=(facts[a], facts[b]))
+
+
+def _judge_classes(dataset: Dataset) -> Iterator[DataFinding]:
+    yield from judge_labels(dataset)
+    counts = np.bincount(dataset.splits["train"].labels, minlength=len(dataset.classes))
+    for name, count in zip(dataset.classes, counts.tolist(), strict=True):
+        if count < FEW_PICTURES:
+            what = f"fewer than {FEW_PICTURES} training pictures"
+            yield DataFinding(severity="warning", what=what, key=name, split="train", label=name, detail=f"{count}")
+    if counts.max() > IMBALANCE * counts.min():
+        largest, smallest = dataset.classes[counts.argmax()], dataset.classes[counts.argmin()]
+        detail = f"{largest} has {counts.max()}, {smallest} has {counts.min()}"
+        what = f"unbalanced classes (over {IMBALANCE:.0f}:1)"
+        yield DataFinding(severity="warning", what=what, key=smallest, split="train", label=smallest, detail=detail)
+    for split, source in dataset.splits.items():
+        split_counts = np.bincount(source.labels, minlength=len(dataset.classes))
+        for name, count in zip(dataset.classes, split_counts.tolist(), strict=True):
+            if not count:
+                yield DataFinding(
+                    severity="warning", what="a class without pictures", key=name, split=split, label=name
+                )
+
+
+RECORD = "data_check.json"
+MOST_TEXT = 300  # characters of an example or a detail
+MOST_BYTES = 1_000_000  # a record is a few hundred bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """One kind of finding: how many pictures or classes it concerns, and an example."""
+
+    severity: Severity
+    finding: str
+    count: int
+    example: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRecord:
+    """All kinds of findings, the worst first."""
+
+    data: str
+    pictures: int  # that were examined
+    findings: tuple[Trouble, ...] = ()
+
+    @property
+    def serious(self) -> tuple[Trouble, ...]:
+        """Errors and warnings, without notes."""
+        return tuple(item for item in self.findings if item.severity != "note")
+
+
+def sum_up(report: Report) -> CheckRecord:
+    """The record of a check."""
+    findings = tuple(
+        Trouble(
+            severity=item.severity,
+            finding=item.what,
+            count=count,
+            example=_shorten(item.key),
+            detail=_shorten(item.detail),
+        )
+        for item, count in report.summary()
+    )
+    return CheckRecord(data=report.dataset.name, pictures=len(report.facts), findings=findings)
+
+
+def write_record(record: CheckRecord, path: Path) -> None:
+    """Write it as JSON."""
+    with atomic_path(path) as draft:
+        draft.write_text(json.dumps(to_dict(record), indent=1), encoding="utf-8")
+
+
+def read_record(path: Path) -> CheckRecord | None:
+    """What `write_record` wrote, or None if there was no check."""
+    if not path.is_file():
+        return None
+    if path.stat().st_size > MOST_BYTES:
+        raise DataError(f"{path} must be the record of a data check; it has {path.stat().st_size:,} bytes. Delete it.")
+    try:
+        return from_dict(CheckRecord, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, ConfigError) as error:
+        raise DataError(f"{path} must be the record of a data check; it cannot be read ({error}). Delete it.") from None
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"

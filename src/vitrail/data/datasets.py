@@ -1,0 +1,166 @@
+"""Data sets by name, path or address: `open_data`. Only this file decides what kind of source something is."""
+
+import gzip
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, cast
+
+from vitrail.data.config import DataConfig
+from vitrail.data.download import Remote, fetch
+from vitrail.data.source import Dataset
+from vitrail.data.sources.cifar import FOLDERS, MAX_BYTES, is_cifar, open_cifar
+from vitrail.data.sources.folder import open_folder, subfolders
+from vitrail.data.sources.hf_datasets import open_hub
+from vitrail.data.sources.mnist import FASHION_CLASSES, is_idx, is_whole_idx, open_digits, open_idx
+from vitrail.data.sources.shards import INDEX, open_shards
+from vitrail.data.sources.table import open_table
+from vitrail.data.split import UNUSED, SplitPlan, write_split
+from vitrail.errors import DataError, shorten, suggest
+from vitrail.files import atomic_path
+from vitrail.untrusted import check_regular, files_of, open_tar, read_member
+from vitrail.wording import hint_path, reason
+
+TABLES = (".csv", ".tsv", ".parquet")
+NAMES = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist")
+
+_CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
+_MNIST_SITE = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_FASHION_SITE = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
+
+# Name → the files to fetch. CIFAR in its binary version, which has no pickles.
+REMOTES = {
+    "cifar10": (Remote(url=f"{_CIFAR_SITE}/cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530"),),
+    "cifar100": (Remote(url=f"{_CIFAR_SITE}/cifar-100-binary.tar.gz", md5="03b5dce01913d631647c71ecec9e9cb8"),),
+    "mnist": (
+        Remote(url=f"{_MNIST_SITE}/train-images-idx3-ubyte.gz", md5="f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        Remote(url=f"{_MNIST_SITE}/train-labels-idx1-ubyte.gz", md5="d53e105ee54ea40749a09fcbcd1e9432"),
+        Remote(url=f"{_MNIST_SITE}/t10k-images-idx3-ubyte.gz", md5="9fb629c4189551a2d022fa330f9573f3"),
+        Remote(url=f"{_MNIST_SITE}/t10k-labels-idx1-ubyte.gz", md5="ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "fashion-mnist": (
+        Remote(url=f"{_FASHION_SITE}/train-images-idx3-ubyte.gz", md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        Remote(url=f"{_FASHION_SITE}/train-labels-idx1-ubyte.gz", md5="25c81989df183df01b3e8a0aad5dffbe"),
+        Remote(url=f"{_FASHION_SITE}/t10k-images-idx3-ubyte.gz", md5="bef4ecab320f06d8554ea6380940ec79"),
+        Remote(url=f"{_FASHION_SITE}/t10k-labels-idx1-ubyte.gz", md5="bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+}
+
+
+def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
+    """A data set by its name, its path or its address.
+
+    Names: digits, cifar10, cifar100, mnist, fashion-mnist, hf:NAME. Paths: class folders, a table, CIFAR's or MNIST's
+    files, shards. For a folder that has the name of a data set, write ./digits.
+    """
+    config = config or DataConfig()
+    if "\0" in str(where):
+        raise DataError(f"{shorten(str(where))}: no file can have a NUL in its name.")
+    try:
+        return replace(_open(where, config), max_broken_rate=config.max_broken_rate)
+    except OSError as error:  # a folder without permission, a failing disk, …
+        raise DataError(f"{where}: cannot be read ({reason(error)}).") from error
+
+
+def _open(where: str | Path, config: DataConfig) -> Dataset:
+    text = str(where)
+    if isinstance(where, str) and text in NAMES:
+        _plan(config).refuse_file(text)
+        return open_digits() if text == "digits" else _open_named(text, config.cache)
+    if text.startswith("hf:"):
+        return open_hub(text.removeprefix("hf:"), _plan(config))
+    if text.startswith(("http://", "https://")) or text.endswith((".tar", INDEX)):
+        return open_shards(text, config.cache, _plan(config))
+    return _open_path(Path(where), config)
+
+
+def check_where(where: str | Path) -> None:
+    """Raise if `open_data` could only fail, because a path does not exist. Nothing is listed or read for that."""
+    text = str(where)
+    if isinstance(where, str) and (text in NAMES or text.startswith(("hf:", "http://", "https://"))):
+        return
+    if "{" not in text:  # a range of shards stands for several files
+        _require_path(Path(where))
+
+
+def _require_path(path: Path) -> None:
+    with suppress(OSError, ValueError):  # a name that is too long, or with a NUL
+        if path.exists():
+            return
+    hint = hint_path(str(path), beside=()) or suggest(str(path), NAMES)
+    raise DataError(f"{path}: no such file or folder, and not the name of a data set; {hint}")
+
+
+def _plan(config: DataConfig) -> SplitPlan:
+    return SplitPlan(
+        val_rate=config.val_rate, test_rate=config.test_rate, seed=config.split_seed, file=config.split_file
+    )
+
+
+def _open_path(path: Path, config: DataConfig) -> Dataset:
+    _require_path(path)
+    nested = [path / name for name in FOLDERS if is_cifar(path / name)]
+    if is_cifar(path) or len(nested) == 1 or is_idx(path):
+        _plan(config).refuse_file(str(path))
+        return open_idx(path) if is_idx(path) else open_cifar(path if is_cifar(path) else nested[0])
+    if not path.is_dir():
+        check_regular(path)
+        if path.suffix.lower() not in TABLES:
+            raise DataError(f"{path}: a data file must be {', '.join(TABLES)}, .tar shards or CIFAR's archive.")
+        return open_table(path, _plan(config), config.columns)
+    # Beside class folders, a .tar is the download that they were unpacked from.
+    if (path / INDEX).is_file() or (any(path.glob("*.tar")) and not subfolders(path)):
+        return open_shards(str(path), config.cache, _plan(config))
+    return open_folder(path, _plan(config))
+
+
+def _open_named(name: str, folder: Path) -> Dataset:
+    if name.startswith("cifar"):
+        return _open_named_cifar(name, folder)
+    folders = [candidate for candidate in (folder / name, folder) if is_whole_idx(candidate)]
+    if not folders:
+        for remote in REMOTES[name]:
+            fetch(remote, folder / name)
+        folders = [folder / name]
+    classes = FASHION_CLASSES if name == "fashion-mnist" else tuple("0123456789")
+    return replace(open_idx(folders[0], classes), name=name)
+
+
+def _open_named_cifar(name: str, folder: Path) -> Dataset:
+    number = name.removeprefix("cifar")
+    names = [candidate for candidate in FOLDERS if candidate.startswith(f"cifar-{number}-")]
+    copies = [folder / candidate for candidate in names if is_cifar(folder / candidate)]
+    copies += [folder] if is_cifar(folder) else []
+    archives = [folder / f"cifar-{number}-{kind}.tar.gz" for kind in ("binary", "python")]
+    copies = copies or [archive for archive in archives if archive.is_file()]
+    if not copies:
+        copies = [_unpack(fetch(REMOTES[name][0], folder), folder / names[0])]
+    dataset = open_cifar(copies[0])
+    if dataset.name != name:
+        raise DataError(f"{copies[0]}: holds {dataset.name}, not {name}.")
+    return dataset
+
+
+def _unpack(archive: Path, folder: Path) -> Path:
+    """The files of a checked archive, in one flat folder, whatever paths it names."""
+    check_regular(archive)
+    with (
+        atomic_path(folder) as draft,  # or half of them would pass for the whole next time
+        cast("IO[bytes]", gzip.open(archive)) as file,
+        open_tar(file, str(archive), 2 * MAX_BYTES, packed=True) as members,
+    ):
+        draft.mkdir()
+        for member in files_of(members):
+            if member.size > MAX_BYTES:
+                raise DataError(f"{archive}: unpacks to {member.size:,} bytes, and CIFAR has at most {MAX_BYTES:,}.")
+            (draft / Path(member.name).name).write_bytes(read_member(members, member))
+    return folder
+
+
+def write_split_file(dataset: Dataset, path: Path) -> None:
+    """Record which sample is in which split, to be read again with `DataConfig.split_file`."""
+    rows: dict[str, list[tuple[str, str]]] = {
+        name: [(source.key(index), dataset.classes[label]) for index, label in enumerate(source.labels)]
+        for name, source in dataset.splits.items()
+    }
+    write_split(path, rows | ({UNUSED: list(dataset.unused)} if dataset.unused else {}))

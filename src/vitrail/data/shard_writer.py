@@ -1,0 +1,142 @@
+"""Writing a data set as webdataset tar shards, with the `shards.json` that lets us read them by index."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.pixels import FORMATS, Picture, open_picture
+from vitrail.data.preprocess import Preprocess, preset
+from vitrail.data.source import Dataset, Source
+from vitrail.data.sources.shards import INDEX
+from vitrail.data.transform import as_bytes, to_pil
+from vitrail.errors import DataError, InputError
+from vitrail.files import sweep_drafts, workshop_in
+from vitrail.rng import permutation
+from vitrail.untrusted import read_bytes
+from vitrail.wording import reason
+
+MAX_FILE = 1 << 30  # bytes of one picture
+_COLOR, _GREY = Preprocess(), preset("google", channels=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenShards:
+    """What `write_shards` did."""
+
+    files: tuple[Path, ...]
+    num_samples: int
+    skipped: dict[str, str]  # the samples that could not be read, and why
+
+
+def write_shards(
+    dataset: Dataset,
+    folder: Path,
+    *,
+    max_bytes: int = 200_000_000,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda _: None,
+) -> WrittenShards:
+    """Write every split, shuffled once, so that neighbours in a shard differ in class. Files are copied unchanged.
+
+    Nothing is in its place before everything is written, so an interrupted set is absent, and can be written anew.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: must be a folder, new or empty; it is a file.")
+    skipped: dict[str, str] = {}
+    index: dict[str, list[dict[str, Any]]] = {}
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep_drafts(folder)
+        if any(folder.iterdir()):
+            raise DataError(f"{folder}: must be empty or not exist, so that old and new shards do not mix.")
+        with workshop_in(folder) as workshop:  # inside, since the folder may be a mounted disk
+            for split, source in dataset.splits.items():
+                samples = _samples(source, seed, skipped, progress)
+                index[split] = list(_write_split(samples, workshop, split, max_bytes))
+            content = {"format": 1, "classes": list(dataset.classes), "splits": index}
+            (workshop / INDEX).write_text(json.dumps(content), encoding="utf-8")
+            entries = [entry for some in index.values() for entry in some]
+            names = [entry["file"] for entry in entries]
+            _move([INDEX, *names], workshop, folder)  # the index first: it refuses a set of which a shard is missing
+    except OSError as error:
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise DataError(f"{folder}: cannot be written ({reason(error)}).") from error
+    files = tuple(folder / name for name in (*names, INDEX))
+    return WrittenShards(files=files, num_samples=sum(len(entry["labels"]) for entry in entries), skipped=skipped)
+
+
+def _move(names: Sequence[str], workshop: Path, folder: Path) -> None:
+    """All files, or none."""
+    try:
+        for name in names:
+            (workshop / name).replace(folder / name)
+    except OSError:
+        for name in reversed(names):
+            (folder / name).unlink(missing_ok=True)
+        raise
+
+
+def _samples(
+    source: Source, seed: int, skipped: dict[str, str], progress: Callable[[int], None]
+) -> Iterator[tuple[bytes, str, int]]:
+    """(encoded picture, extension, label) in a shuffled order."""
+    for position in permutation(seed, 0, len(source), "shards"):
+        index = int(position)
+        progress(1)
+        try:
+            data, extension = encode(source.picture(index))
+        except (InputError, OSError) as error:
+            skipped[source.key(index)] = reason(error)
+            continue
+        yield data, extension, int(source.labels[index])
+
+
+def encode(picture: Picture) -> tuple[bytes, str]:
+    """A picture's file content and extension; one that is not a file yet becomes a PNG."""
+    if isinstance(picture, np.ndarray | Tensor):
+        picture = to_pil(as_bytes(picture, _GREY if 1 in picture.shape or picture.ndim == 2 else _COLOR))
+    if isinstance(picture, Image.Image):
+        buffer = io.BytesIO()
+        picture.save(buffer, "PNG")
+        return buffer.getvalue(), "png"
+    data = picture if isinstance(picture, bytes) else read_bytes(Path(picture), MAX_FILE, InputError)
+    with open_picture(data) as image:
+        return data, FORMATS["JPEG" if image.format == "MPO" else str(image.format)][0].lstrip(".")
+
+
+def _write_split(
+    samples: Iterator[tuple[bytes, str, int]], folder: Path, split: str, max_bytes: int
+) -> Iterator[dict[str, Any]]:
+    """Fill one shard after another and list the contents of each."""
+    number, waiting = 0, next(samples, None)
+    while waiting is not None:
+        path = folder / f"{split}-{number:06d}.tar"
+        labels: list[int] = []
+        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+            while waiting is not None and (not labels or archive.offset + len(waiting[0]) <= max_bytes):
+                data, extension, label = waiting
+                name = f"{number:06d}{len(labels):06d}"
+                _add(archive, f"{name}.{extension}", data)
+                _add(archive, f"{name}.cls", str(label).encode())
+                labels.append(label)
+                waiting = next(samples, None)
+        yield {"file": path.name, "bytes": path.stat().st_size, "labels": labels}
+        number += 1
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)  # without times and owners: the same data give the same shards
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))

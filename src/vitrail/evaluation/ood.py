@@ -1,0 +1,79 @@
+"""Out-of-distribution pictures: what is unlike the training pictures, fitted on their features, measured on other
+pictures.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitrail.evaluation.metrics import Floats, Integers, Rate, rate
+from vitrail.weights.trust import UNFAMILIAR_RATE, Familiarity, Packed, pack
+
+TRAINING_PICTURES = 1000  # whose features are looked at: more change little
+FEWEST = 50
+DIRECTIONS = 32
+MOST_CENTRES = 100  # classes up to which each has a centre of its own,
+FOR_A_CENTRE = 10  # if it has this many pictures
+STEPS = 100  # between the quantiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strangers:
+    """How well a model tells the pictures of a split from others, by their familiarity."""
+
+    data: str
+    pictures: int
+    auroc: float  # how often a picture of the split is more familiar than another; ties count half
+    false_positive_rate: float  # the share of the others that pass where 95 % of the split do
+    marked: Rate  # the share of the others that the model marks as unfamiliar
+
+
+def fit_familiarity(features: Any, labels: Integers, validation: Any) -> Familiarity | None:
+    """From features of training pictures (N, D) and their labels, and those of validation pictures; None: too few."""
+    known = np.asarray(features).astype(np.float64)
+    if len(known) < FEWEST:
+        return None
+    counts = np.bincount(labels)
+    if len(counts) <= MOST_CENTRES and counts[counts > 0].min() >= FOR_A_CENTRE:
+        places = np.unique(labels, return_inverse=True)[1]
+        centres = np.stack([known[places == place].mean(axis=0) for place in range(places.max() + 1)])
+    else:
+        places, centres = np.zeros(len(known), dtype=np.int64), known.mean(axis=0, keepdims=True)
+    packed = pack(centres)
+    variances, directions, rest = _spread(known - packed.values[places])
+    fitted = Familiarity(centres=packed, directions=directions, variances=variances, rest=rest, quantiles=(-1.0, 0.0))
+    scores = fitted.scores(validation)
+    quantiles = tuple(np.quantile(scores, np.linspace(0, 1, STEPS + 1)).tolist())
+    return Familiarity(centres=packed, directions=directions, variances=variances, rest=rest, quantiles=quantiles)
+
+
+def _spread(offsets: Floats) -> tuple[tuple[float, ...], Packed, float]:
+    """The main directions in which features differ from their centre, with the variances, and the mean of the rest."""
+    count, width = offsets.shape
+    values, vectors = np.linalg.eigh(offsets.T @ offsets / count)  # ascending
+    kept = max(1, min(DIRECTIONS, width - 1, count // 10))
+    least = max(float(values[-1]) * 1e-9, 1e-12)  # where all features are equal
+    variances = tuple(np.maximum(values[::-1][:kept], least).tolist())
+    rest = max(float(values[: width - kept].mean()) if width > kept else least, least)
+    return variances, pack(vectors[:, ::-1][:, :kept]), rest
+
+
+def compare_strangers(data: str, own: Floats, others: Floats, known: Familiarity) -> Strangers:
+    """How well scores tell pictures of the split (`own`) from other pictures (`others`)."""
+    threshold = np.quantile(own, UNFAMILIAR_RATE)
+    marked = int((known.shares(others) < UNFAMILIAR_RATE).sum())
+    return Strangers(
+        data=data,
+        pictures=len(others),
+        auroc=area_under_roc(own, others),
+        false_positive_rate=float((others >= threshold).mean()),
+        marked=rate(marked, len(others)),
+    )
+
+
+def area_under_roc(higher: Floats, lower: Floats) -> float:
+    """How often a number of the first is above one of the second; ties count half."""
+    ordered = np.sort(lower)
+    below = np.searchsorted(ordered, higher, side="left") + np.searchsorted(ordered, higher, side="right")
+    return float(below.sum() / (2 * len(higher) * len(lower)))

@@ -1,0 +1,306 @@
+"""A loaded model as its worker process uses it: batches of encoded pictures in, answers for each picture out."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.pixels import open_picture, prepare_array
+from vitrail.errors import ConfigError, InputError, VitrailError, WeightsError
+from vitrail.files import sha256_of
+from vitrail.prediction import Predictor, load
+from vitrail.prediction.predictor import MANY
+from vitrail.prediction.results import Request
+from vitrail.runtimes.runtime import Floats, PrecisionChoice, RuntimeChoice
+from vitrail.serving.frames import Frame
+from vitrail.serving.uploads import FORMATS
+from vitrail.weights.resolve import EXPORTS, files_of, locate, stamps_of
+from vitrail.wording import reason
+
+Facts = dict[str, Any]
+SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more come together, else fewer
+ATTEMPTS = 5  # to read files while somebody writes to them
+LARGEST = 1e4  # of a prepared picture's numbers, which are rarely above 3: beyond it, no finite answer is our mistake
+SHORTEST_VERSION = 12  # characters of a checksum that make a version
+
+
+class Engine:
+    """A model on the runtime that it is served with, and in torch for explanations, where that is possible."""
+
+    def __init__(self, source: str, runtime: RuntimeChoice, precision: PrecisionChoice, max_pixels: int) -> None:
+        self.notes: list[str] = []
+        self.max_pixels = max_pixels
+        self._load(source, runtime, precision)
+        if self.explainer.in_torch:
+            self.predictor = self.explainer.on(
+                runtime, precision, count=MANY, batch=SERVED_BATCH, say=self.notes.append
+            )
+
+    def _load(self, source: str, runtime: RuntimeChoice, precision: PrecisionChoice) -> None:
+        """The model and the checksum of the same bytes; from then on its files may be overwritten or deleted."""
+        for _ in range(ATTEMPTS):
+            located = locate(source, allow_export=True)
+            path = located.fetch()
+            stamps = stamps_of(path)
+            self.sha256 = checksum(path)
+            if located.suffix in EXPORTS:
+                self.explainer = self.predictor = load(source, runtime=runtime, precision=precision)
+            else:
+                self.explainer = load(source)
+                for weight in (*self.explainer.model.parameters(), *self.explainer.model.buffers()):
+                    weight.data = weight.data.clone()  # it was mapped: a part of the file
+            if stamps_of(path) == stamps:
+                return
+        raise WeightsError(
+            f"{source} changes while it is read; write a new file, and move it there when it is complete."
+        )
+
+    def describe(self) -> Facts:
+        """What `/v1/models` tells, and what the front needs to know."""
+        predictor = self.predictor
+        methods = self._methods()
+        return {
+            "version": self.sha256[:SHORTEST_VERSION],
+            "sha256": self.sha256,
+            "classes": predictor.num_classes,
+            "labels": [predictor.label(index) for index in range(predictor.num_classes)],
+            "image_size": list(predictor.preprocess.size),
+            "channels": predictor.preprocess.channels,
+            **_shape(predictor),
+            "runtime": predictor.runtime.name,
+            "precision": _precision(predictor),
+            "explains": bool(methods),
+            "methods": list(methods),
+            "temperature": None if predictor.trust is None else predictor.trust.temperature,
+            "notes": [*predictor.notes, *self.notes],
+        }
+
+    def _methods(self) -> tuple[str, ...]:
+        if find_spec("torch") is None:  # exports run without it
+            return ()
+        from vitrail.serving.overlays import methods_of
+
+        return tuple(methods_of(self.explainer))
+
+    def run(self, frame: Frame) -> Frame:
+        """The answer to one batch."""
+        facts = frame.facts
+        answer: Facts = {"id": facts["id"]}
+        if facts["kind"] in ("logits", "features"):
+            return self._compute_safely(answer, facts["kind"], facts["items"], frame.blobs)
+        try:
+            return self._explain(answer, facts, frame.blobs[0])
+        except InputError as error:
+            answer["error"] = {"code": "unreadable_picture", "message": reason(error)}
+        except (ConfigError, VitrailError) as error:
+            code = "invalid_argument" if isinstance(error, ConfigError) else "cannot_explain"
+            answer["error"] = {"code": code, "message": reason(error)}
+        return Frame(answer)
+
+    def _compute_safely(
+        self, answer: Facts, kind: str, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]
+    ) -> Frame:
+        """If a batch fails as a whole, each of its pictures alone, so that one does not spoil the others' answers."""
+        try:
+            return self._compute({**answer}, kind, items, blobs)
+        except Exception:
+            if len(items) == 1:
+                raise
+        answer |= {"decode": 0.0, "compute": 0.0, "items": []}
+        results: list[bytes] = []
+        for item, blob in zip(items, blobs, strict=True):
+            try:
+                alone = self._compute({}, kind, [item], [blob])
+            except Exception as error:  # a runtime may raise anything
+                answer["items"].append({"error": {"code": "model_failed", "message": describe_failure(error)}})
+                continue
+            answer["items"] += alone.facts["items"]
+            results += alone.blobs
+            for name in ("decode", "compute"):
+                answer[name] += alone.facts[name]
+        return Frame(answer, results)
+
+    def _compute(self, answer: Facts, kind: str, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> Frame:
+        began = time.perf_counter()
+        images, errors = self._prepare(items, blobs)
+        decoded = time.perf_counter()
+        compute = self.predictor.numbers if kind == "logits" else self.predictor.runtime.features
+        pairs = zip(images, compute(images) if len(images) else (), strict=True)
+        ended = time.perf_counter()
+        answers: list[Facts] = []
+        results: list[bytes] = []
+        for index, item in enumerate(items):
+            if index in errors:
+                answers.append({"error": errors[index]})
+            else:
+                answers.append(self._answer(item, *next(pairs), results))
+        answer |= {"decode": decoded - began, "compute": ended - decoded, "items": answers}
+        return Frame(answer, results)
+
+    def _prepare(self, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> tuple[Floats, dict[int, Facts]]:
+        """What the model sees of those pictures that can be read, and why the others cannot."""
+        spec = self.predictor.preprocess
+        shape = (spec.channels, *spec.size)
+        images = np.empty((len(items), *shape), dtype=np.float32)
+        errors: dict[int, Facts] = {}
+        whole = 0
+        for index, (item, blob) in enumerate(zip(items, blobs, strict=True)):
+            try:
+                if item.get("tensor"):
+                    if len(blob) != images[whole].nbytes:  # checked before, but against the model of then
+                        raise ConfigError(f"{item['name']} does not fit the model, which now takes {list(shape)}.")
+                    images[whole] = np.frombuffer(blob, dtype="<f4").reshape(shape)
+                    if not bool(np.isfinite(images[whole]).all()):
+                        raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
+                else:
+                    with open_picture(blob, formats=FORMATS, max_pixels=self.max_pixels, name=item["name"]) as image:
+                        prepare_array(image, spec, images[whole], item["name"])
+                whole += 1
+            except (InputError, OSError, ConfigError) as error:
+                code = "invalid_argument" if isinstance(error, ConfigError) else "unreadable_picture"
+                errors[index] = {"code": code, "message": reason(error)}
+        return images[:whole], errors
+
+    def _answer(self, item: Mapping[str, Any], image: Floats, row: Floats, results: list[bytes]) -> Facts:
+        """One picture's answer; numbers that a client asked for in full are added to the results."""
+        if not bool(np.isfinite(row).all()):
+            if item.get("tensor") and (largest := float(np.abs(image).max())) > LARGEST:
+                told = f"{item['name']} has numbers up to ±{largest:.3g}, too large for the model; normalise it first."
+                return {"error": {"code": "invalid_argument", "message": told}}
+            return {"error": {"code": "model_failed", "message": "the model's answer is not finite (NaN or infinite)."}}
+        if item["want"] == "row":
+            results.append(np.ascontiguousarray(row, dtype="<f4").tobytes())
+            return {}
+        if item["want"] == "top":
+            return self._name(item, row)
+        logits = row[: self.predictor.num_classes]
+        named = self.predictor.name_scores(logits, Request(top_k=len(logits)))
+        scores = np.empty(len(logits), dtype="<f4")
+        scores[list(named.indices)] = named.scores
+        results += [np.ascontiguousarray(logits, dtype="<f4").tobytes(), scores.tobytes()]
+        return {"label": named.label}
+
+    def _name(self, item: Mapping[str, Any], row: Floats) -> Facts:
+        """The most likely labels, and what the model's calibration says about them."""
+        try:
+            named = self.predictor.name_scores(row, Request(top_k=item["top_k"], coverage=item.get("coverage")))
+        except ConfigError as error:
+            return {"error": {"code": "invalid_argument", "message": reason(error)}}
+        return {
+            "labels": [list(each) for each in zip(named.labels, named.indices, named.scores, strict=True)],
+            "label_set": named.label_set,
+            "familiarity": named.familiarity,
+            "familiar": named.familiar,
+        }
+
+    def _explain(self, answer: Facts, facts: Facts, data: bytes) -> Frame:
+        if find_spec("torch") is None:
+            raise VitrailError("this service runs an export without torch, which explanations need; pip install torch")
+        from vitrail.serving import overlays as explaining
+
+        began = time.perf_counter()
+        options = facts["options"]
+        with open_picture(data, formats=FORMATS, max_pixels=self.max_pixels):
+            pass  # the front has judged the header by its own reading of it, which need not be Pillow's
+        if facts["kind"] == "attention":
+            result: Facts | bytes = explaining.attend(self.explainer, data, **options)
+        else:
+            result = explaining.explain_picture(self.explainer, data, **options)
+        answer["compute"] = time.perf_counter() - began
+        if isinstance(result, bytes):
+            return Frame(answer, [result])
+        return Frame({**answer, "result": result})
+
+
+def describe_failure(error: Exception) -> str:
+    """For clients: what kind of failure, and no more."""
+    return f"the model failed to compute this: {type(error).__name__}."
+
+
+def checksum(path: Path) -> str:
+    """The sha256 of a model: of its file; of several, of the list of their checksums."""
+    sums = [sha256_of(file) for file in files_of(path)]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def _shape(predictor: Predictor) -> Facts:
+    """The grid of patches, layers and heads; None where an export does not tell."""
+    if predictor.in_torch:
+        config = predictor.model.config
+        return {"grid": list(predictor.grid), "depth": config.depth, "heads": config.heads}
+    manifest: Any = getattr(predictor.runtime, "manifest", None)
+    facts: Facts = json.loads(manifest.config) if manifest is not None else {}
+    grid = list(predictor.grid) if find_spec("torch") is not None else None
+    return {"grid": grid, "depth": facts.get("depth"), "heads": facts.get("heads")}
+
+
+def _precision(predictor: Predictor) -> str:
+    manifest: Any = getattr(predictor.runtime, "manifest", None)
+    if manifest is not None and manifest.precision != "float32":
+        return str(manifest.precision)
+    return "bf16" if predictor.runtime.name.endswith("bf16") else "float32"
+
+
+SECONDS = 1.0  # for all of it, roughly
+TIMES, LEAST = 3, 0.05  # how often, and for how many seconds, a size is measured at least; the quickest call counts
+CALL = 0.0012  # seconds of work that a batch takes besides, on its way to the worker and back
+WORTH = 0.05  # of the time per picture, which a larger batch must save
+LONGEST = 0.25  # seconds that one batch may take: those who come next wait for it
+SPREADS = 0.8  # of the time on one core, below which a lone picture is divided among all cores
+WAITS = 1.5  # a batch of two that takes less than so many times one picture is worth waiting for
+
+
+def warm_up(engine: Engine, narrow: Executor, wide: Executor, threads: int, max_batch: int | None) -> dict[str, Any]:
+    """Let every thread compute once, then measure what was not given."""
+    predictor = engine.predictor
+    spec, runtime = predictor.preprocess, predictor.runtime
+    images = np.zeros((max_batch or runtime.batch_size, spec.channels, *spec.size), dtype=np.float32)
+    compute = runtime.logits if predictor.num_classes else runtime.features
+    for future in [narrow.submit(compute, images[:1]) for _ in range(2 * threads)]:
+        future.result()
+    seconds = narrow.submit(measure, compute, images[: max_batch and 2]).result()
+    spread = threads > 1 and wide.submit(measure, compute, images[:1]).result()[1] < SPREADS * seconds[1]
+    return {
+        "threads": threads,
+        "max_batch": max_batch or choose_batch(seconds),
+        "max_wait_ms": choose_wait(seconds),
+        "spreads": spread,
+    }
+
+
+def measure(compute: Callable[[Floats], Floats], images: Floats) -> dict[int, float]:
+    """Batch size → seconds, in doubling sizes for as long as there is time."""
+    ends = time.perf_counter() + SECONDS
+    seconds: dict[int, float] = {}
+    size = 1
+    while size <= len(images):
+        took: list[float] = []
+        while not took or ((len(took) < TIMES or sum(took) < LEAST) and time.perf_counter() + min(took) < ends):
+            began = time.perf_counter()
+            compute(images[:size])
+            took.append(time.perf_counter() - began)
+        seconds[size] = min(took)
+        if seconds[size] > LONGEST or time.perf_counter() + 2 * seconds[size] > ends:
+            break
+        size *= 2
+    return seconds
+
+
+def choose_batch(seconds: dict[int, float]) -> int:
+    """The smallest batch that is about as fast per picture as the best."""
+    each = {size: (took + CALL) / size for size, took in seconds.items() if size == 1 or took <= LONGEST}
+    best = min(each.values())
+    return next(size for size, took in each.items() if took <= best * (1 + WORTH))
+
+
+def choose_wait(seconds: dict[int, float]) -> float:
+    """Milliseconds to wait for company while a core is idle: none where two pictures take about twice as long."""
+    if 2 not in seconds or seconds[2] > WAITS * seconds[1]:
+        return 0.0
+    return round(250 * seconds[1], 3)

@@ -1,0 +1,296 @@
+"""Settings that suit the data, for users who pass only a folder: a recipe, pretrained weights, a size; and the whole
+config, from these and whatever was passed."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitrail.data import Augment, Dataset
+from vitrail.data.agreement import check_same_data
+from vitrail.data.pixels import open_picture
+from vitrail.data.source import ArraySource, Source
+from vitrail.errors import AssumptionWarning, ConfigError, InputError, WeightsError
+from vitrail.model import ViTConfig
+from vitrail.ranks import Ranks
+from vitrail.training.config import Start, TrainConfig, apply_changes, read_field
+from vitrail.training.recipes import recipe, with_start
+from vitrail.training.setup import add_validation, check_start, fit_batch_size, open_training_data, require_weights
+from vitrail.weights.addresses import is_cached
+from vitrail.weights.read import open_checkpoint
+from vitrail.weights.resolve import locate
+
+AUTO, NONE = "auto", "none"  # of `weights=`: what suits the data, and from scratch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backbone:
+    """A pretrained ViT on the hub that anybody may download and use."""
+
+    name: str
+    source: str
+    megabytes: int
+    licence: str
+    image_size: tuple[int, int]  # at which it is trained further; its positions are resampled
+
+    @property
+    def repository(self) -> str:
+        return self.source.removeprefix("hf://")
+
+
+SMALL = Backbone(
+    name="DINOv2-S",
+    source="hf://facebook/dinov2-small",
+    megabytes=88,
+    licence="Apache-2.0",
+    image_size=(224, 224),
+)
+BASE = Backbone(
+    name="DINOv2-B",
+    source="hf://facebook/dinov2-base",
+    megabytes=346,
+    licence="Apache-2.0",
+    image_size=(224, 224),
+)
+# By the kind of device. A forward and a backward pass of the small one take a CPU core about a third of a second per
+# picture; a GPU has time for the larger.
+BACKBONES = {"cpu": SMALL, "mps": SMALL, "cuda": BASE}
+
+
+def pick_backbone(device: str) -> Backbone:
+    """The one for a kind of device."""
+    return BACKBONES.get(device, SMALL)
+
+
+def fetch(backbone: Backbone, say: Callable[[str], None]) -> str:
+    """Get a backbone into the hub's cache, if it is not there; why that failed, in one line, or ""."""
+    located = locate(backbone.source)
+    if is_cached(located.address):
+        return ""
+    about = f"{backbone.megabytes} MB, {backbone.licence}"
+    say(f"downloading {backbone.name} ({backbone.source}, {about}) to the hub's cache")
+    try:
+        located.fetch()
+    except WeightsError as error:
+        return str(error).rstrip(".")
+    return ""
+
+
+def explain_how_to_bring(backbone: Backbone) -> str:
+    """What to do on a machine that cannot download a backbone."""
+    folder = backbone.repository.partition("/")[2]
+    return (
+        f"to start from {backbone.name}, run hf download {backbone.repository} --local-dir {folder} where there is a "
+        f'network, and pass weights="{folder}"'
+    )
+
+
+MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
+HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
+PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
+PROBES = 64  # pictures that are looked at
+USUAL_SIDE = 224  # pixels at which weights without a head are trained further, though their own size be larger
+# Settings that ask for more than a head on features of unchanged pictures: time, and what changes pictures or weights.
+BEYOND_THE_HEAD = {
+    *("minutes", "epochs", "probe", "dropout", "drop_path", "layer_decay", "recompute", "micro_batch"),
+    *(each.name for each in fields(Augment)),
+}
+GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "F")
+
+
+def choose(dataset: Dataset, weights: str | None, suited: str = "") -> TrainConfig:
+    """A recipe for the data's number, size and colours, and for whether there are weights to start from.
+
+    `suited` is the recipe of what is to be trained, if it has one.
+    """
+    train = dataset.split("train")
+    if weights is not None:
+        name = suited or ("finetune" if len(train) >= MANY else "finetune-adamw")
+        chosen = recipe(name)
+        return replace(chosen, start=replace(chosen.start, weights=weights))
+    side, grey = look_at(train)
+    if grey and isinstance(train, ArraySource) and side <= 32:
+        return recipe("digits" if side < 16 else "mnist")
+    if side <= 32:
+        return recipe("cifar10")
+    if len(train) >= HUGE and torch.cuda.is_available():
+        return recipe("imagenet-s16")
+    chosen = recipe("scratch")
+    return replace(chosen, start=Start(model="compact-64" if side < 100 else "compact-128"))
+
+
+class Look(NamedTuple):
+    """What most of some pictures look like."""
+
+    side: int  # the median of the shorter sides
+    grey: bool
+
+    @property
+    def is_photograph(self) -> bool:
+        return self.side >= PHOTO_SIDE and not self.grey
+
+
+def look_at(source: Source) -> Look:
+    """The usual size of a few pictures, and whether most of them are grey."""
+    if isinstance(source, ArraySource):
+        return Look(min(source.images.shape[-2:]), source.images.shape[1] == 1)
+    looks: list[Look] = []
+    for index in np.linspace(0, len(source) - 1, min(PROBES, len(source))).astype(int).tolist():
+        try:
+            looks.append(_look_of(source.picture(index)))
+        except (InputError, OSError):
+            continue
+    if not looks:
+        return Look(224, False)
+    return Look(round(median(look.side for look in looks)), 2 * sum(look.grey for look in looks) > len(looks))
+
+
+def _look_of(picture: Any) -> Look:
+    if isinstance(picture, np.ndarray | torch.Tensor):
+        return Look(min(picture.shape[-2:]), picture.ndim == 2 or picture.shape[0] == 1)
+    if isinstance(picture, Image.Image):
+        return Look(min(picture.size), picture.mode in GREY_MODES)
+    with open_picture(picture) as image:
+        return Look(min(image.size), image.mode in GREY_MODES)
+
+
+def resolve(
+    data: str,
+    changes: dict[str, Any],
+    ranks: Ranks,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    check: bool = False,
+) -> tuple[TrainConfig, Dataset]:
+    """The whole config from what was requested: a recipe, named or chosen from the data, and then the changes.
+
+    `say` is told what is downloaded, and what could not be. `check` refuses labels that are no classes.
+    """
+    changes = dict(changes)
+    name, named_data = changes.pop("recipe", None), changes.pop("data", "")
+    config = recipe(name) if name else TrainConfig()
+    auto = _leaves_weights_open(config, changes)
+    sources = {key: value for key, value in changes.items() if hasattr(config.source, key)}
+    config = apply_changes(replace(config, data=data or named_data or config.data), sources)
+    model = ranks.in_turn(lambda: check_start(with_start(config, changes), may_get_weights=auto))
+    dataset = ranks.in_turn(lambda: open_training_data(config, validation=False))
+    check_same_data(dataset, ranks)
+    if check:
+        dataset.refuse_labels()
+    backbone, why = _get_backbone(dataset, ranks, say, bool(name)) if auto else (None, "")
+    reasons = [why]
+    if backbone is not None:
+        changes["weights"] = backbone.source
+        changes.setdefault("image_size", backbone.image_size)
+    require_weights(with_start(config, changes))
+    weights = with_start(config, changes).start.weights
+    if weights is not None and backbone is None:
+        size, why = _choose_size(model or ranks.from_first(lambda: _read_model(weights)))
+        if "image_size" not in changes and size is not None:
+            changes["image_size"] = size
+            reasons.append(why)
+    if not name:
+        made, why = _choose(dataset, weights, changes, ranks)
+        reasons.append(why)
+        source = config.source
+        if not dataset.made_split and "val_rate" not in changes:
+            source = replace(source, val_rate=made.source.val_rate)
+        config = replace(made, data=config.data, source=source)
+    chosen = ". ".join(filter(None, reasons))
+    config = replace(with_start(config, changes), chosen=chosen)
+    if config.start.training.on_features:
+        config = _without_augmentation(config, changes)
+    if "batch_size" not in changes:
+        config = fit_batch_size(config, dataset, ranks.world_size)
+    whole = add_validation(dataset, config)
+    if whole is not dataset:
+        check_same_data(whole, ranks)
+    return config, whole
+
+
+def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:
+    """Whether weights are to be chosen; "auto" and "none" are taken out of the changes, since they are no files."""
+    asked = changes.get("weights", AUTO)
+    if asked in (AUTO, NONE):
+        changes.pop("weights", None)
+    if asked != AUTO or changes.get("model") is not None:
+        return False
+    return config.start.model is None and config.start.weights is None
+
+
+def _get_backbone(
+    dataset: Dataset, ranks: Ranks, say: Callable[[str], None], required: bool
+) -> tuple[Backbone | None, str]:
+    """Weights for photographs, if they can be had; and what was chosen, and why."""
+    train = dataset.split("train")
+    gpu = ranks.device.type == "cuda"
+    if not look_at(train).is_photograph or (gpu and len(train) >= HUGE):
+        return None, ""
+    backbone = pick_backbone(ranks.device.type)
+    problem = ranks.from_first(lambda: fetch(backbone, say))
+    if problem and required:
+        raise WeightsError(f"{problem}; {explain_how_to_bring(backbone)}.")
+    if problem:
+        how = explain_how_to_bring(backbone)
+        say(f"{problem}; training from scratch instead, which is usually far less accurate; {how}")
+        return None, f"from scratch, since {backbone.name} could not be fetched"
+    return backbone, f"{backbone.name} ({backbone.source}, {backbone.licence}) to start from, for photographs"
+
+
+def _read_model(weights: str) -> ViTConfig:
+    """What weights on a hub are for; whatever is assumed of them is said when the model is built."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssumptionWarning)
+        return open_checkpoint(weights).config
+
+
+def _choose_size(model: ViTConfig) -> tuple[tuple[int, int] | None, str]:
+    """The size at which such weights are trained further, where that is not their own; and why.
+
+    Weights without a head were not tuned to a size; DINOv2's own, 518 pixels, costs over five times the usual one.
+    """
+    if model.num_classes or max(model.image_size) <= USUAL_SIDE:
+        return None, ""
+    height, width = (side * max(USUAL_SIDE // side, 1) for side in model.patch_size)
+    own = f"{model.image_size[1]}×{model.image_size[0]}"
+    return (height, width), f"Pictures of {width}×{height}, for speed; the weights' own size is {own}"
+
+
+def _choose(dataset: Dataset, weights: str | None, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConfig, str]:
+    """A recipe, and why it was chosen for photographs, whoever chose the weights."""
+    train = dataset.split("train")
+    if weights is None or "train" in changes or not look_at(train).is_photograph:
+        suited = with_start(TrainConfig(), changes).start.training.recipe
+        return choose(dataset, weights, suited), ""
+    on_gpu = ranks.device.type == "cuda"
+    chosen, why = _tune(len(train), on_gpu=on_gpu, further=bool(BEYOND_THE_HEAD & changes.keys()))
+    return replace(chosen, start=replace(chosen.start, weights=weights)), why
+
+
+def _tune(pictures: int, *, on_gpu: bool, further: bool) -> tuple[TrainConfig, str]:
+    """How far pretrained weights are trained further: what a GPU has time for, a CPU may not."""
+    if on_gpu and pictures >= MANY:
+        return recipe("finetune"), f"Everything is trained: there are {pictures:,} pictures, and a GPU"
+    if on_gpu:
+        return recipe("finetune-adamw"), "First the head is trained, then everything"
+    if further:
+        why = "First the head is trained, on features computed once; then the rest, with LoRA, as far as time allows"
+        return recipe("lora"), why
+    why = "Only the head is trained, on features computed once, since there is no GPU; minutes= allows fine-tuning too"
+    return recipe("linear"), why
+
+
+def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """Features are those of unchanged pictures; whoever asked for something else is told."""
+    called = config.start.training.called
+    config = replace(config, augment=Augment(flip_rate=0.0), start=replace(config.start, dropout=0.0, drop_path=0.0))
+    for name in ("dropout", "drop_path", *(field.name for field in fields(Augment))):
+        changed = name in changes and read_field(apply_changes(config, {name: changes[name]}), name)
+        if name in changes and changed != read_field(config, name):
+            raise ConfigError(f"{called} works on features of unchanged pictures; omit {name}={changes[name]!r}.")
+    return config

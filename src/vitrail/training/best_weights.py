@@ -1,0 +1,122 @@
+"""The best weights of a run as a model for use, `weights/best.safetensors`: written whenever they improve, and
+calibrated on validation at the end."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitrail.errors import VitrailError
+from vitrail.evaluation.measurement import Measurement
+from vitrail.evaluation.trusting import Look, count_pictures, fit_trust
+from vitrail.prediction import load
+from vitrail.prediction.predictor import Predictor
+from vitrail.ranks import Ranks
+from vitrail.rng import Integers
+from vitrail.runtimes.torch_runtime import TorchRuntime
+from vitrail.training.feature_store import FOLDER, FeatureStore, backbone_of, features_key
+from vitrail.training.gradients import whole
+from vitrail.training.listener import Listener
+from vitrail.training.objectives import Objective
+from vitrail.training.run_data import contents_key
+from vitrail.training.setup import Setup
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.metadata import Origin
+from vitrail.weights.native import read_native, save_checkpoint
+from vitrail.weights.proof import Agreement
+
+SAME = 1e-5  # of the largest logit: what rounding makes of merged weights
+
+
+class BestWeights:
+    """Writes the model as it is now, whenever it is the best so far."""
+
+    def __init__(self, setup: Setup, objective: Objective, ranks: Ranks, folder: Path, listener: Listener) -> None:
+        self.setup, self.objective, self.ranks, self.listener = setup, objective, ranks, listener
+        self.folder = folder / "weights"
+        self._proven = False  # that the written model computes what the trained one does
+
+    def save(self) -> None:
+        """Write one self-describing file; all ranks must call it."""
+        setup = self.setup
+        tensors = {name: whole(tensor).detach().cpu() for name, tensor in setup.model.state_dict().items()}
+        finished = Checkpoint(
+            config=setup.model.config,
+            tensors=self.objective.plain(tensors),
+            preprocess=setup.preprocess,
+            classes=setup.dataset.classes,
+            origin=Origin(source=setup.source or f"trained on {setup.dataset.name} with {setup.config.recipe}"),
+        )
+        self._report(self.objective.prove(finished))
+
+        def write() -> None:
+            self.objective.write_beside(self.folder, tensors)
+            save_checkpoint(finished, self.folder / "best.safetensors")
+
+        self.ranks.from_first(write)
+
+    def _report(self, agreement: Agreement | None) -> None:
+        """Report once that the written model computes what the trained one does; and whenever it does not."""
+        if agreement is None or (self._proven and agreement.relative <= SAME):
+            return
+        self._proven = agreement.relative <= SAME
+        difference = f"differ by up to {agreement.relative:.0e} of the largest"
+        self.listener.said(
+            f"the adapters are merged into best.safetensors; {agreement.what} with and without merging {difference}"
+            + ("" if self._proven else ": more than rounding explains, so evaluate the merged model itself")
+        )
+
+
+def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Measurement | None:
+    """Calibrate the kept weights on the validation pictures, by all ranks together; test pictures play no part.
+
+    Without such pictures, or with too few, the weights stay as they are; the latter is reported. What was measured is
+    returned, for the report.
+    """
+    if not setup.has_validation:
+        return None
+    ranks.wait()
+    predictor = load(folder, device=ranks.device)
+    done, total = 0, count_pictures(setup.dataset)
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done = min(done + count, total)
+        listener.prepared("pictures measured for the calibration", done, total)
+
+    def known(split: str, samples: Integers, order: list[int]) -> Look | None:
+        return look_at_kept(setup, predictor, folder, split, samples, order)
+
+    try:
+        trust, measurement = fit_trust(predictor, setup.dataset, known=known, progress=advance)
+    except VitrailError as error:
+        listener.said(f"the model is not calibrated: {error}")
+        return None
+    finally:
+        listener.ended()
+    listener.said(f"calibrated {trust.describe()[0]}")
+    best = folder / "weights" / "best.safetensors"
+    ranks.from_first(lambda: save_checkpoint(replace(read_native(best), trust=trust), best))
+    seconds = None if setup.config.start.training.on_features else measurement.seconds  # of the head only
+    return replace(measurement, trust=trust, seconds=seconds)
+
+
+def look_at_kept(
+    setup: Setup, predictor: Predictor, folder: Path, split: str, samples: Integers, order: list[int]
+) -> Look | None:
+    """What the head makes of the features on which it was trained, which are not computed again; None if it was not."""
+    if not setup.config.start.training.on_features:
+        return None
+    source = setup.dataset.split(split)
+    key = features_key(backbone_of(setup.model, setup.preprocess), source, contents_key(folder, source))
+    kept = FeatureStore(folder=folder / FOLDER, split=split, key=key, count=len(source)).read_whole()
+    if kept is None:
+        return None
+    chosen = torch.from_numpy(np.isin(kept.indices.numpy(), samples))
+    features, runtime = kept.features[chosen], predictor.runtime
+    assert isinstance(runtime, TorchRuntime)
+    logits = runtime.run(runtime.model.classify, features).numpy()[:, order]
+    there: Integers = kept.indices[chosen].numpy()
+    lost = {source.key(int(index)): "cannot be read" for index in np.setdiff1d(samples, there)}
+    return Look(there, np.ascontiguousarray(logits), features.numpy(), lost)

@@ -1,0 +1,205 @@
+"""From a config to what training works with: data, model, loaders."""
+
+import os
+import time
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from vitrail.data import Dataset, LoaderConfig, Preprocess, open_data
+from vitrail.data.datasets import check_where
+from vitrail.data.loader import Loader
+from vitrail.data.source import ArraySource, default_preprocess
+from vitrail.errors import ConfigError
+from vitrail.model import Rates, ViT, ViTConfig, variant
+from vitrail.ranks import Ranks
+from vitrail.training.config import TrainConfig
+from vitrail.training.lora import add_adapters
+from vitrail.weights.adapt import adapt
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.read import check_source, open_checkpoint
+from vitrail.weights.sanity import check_numbers
+from vitrail.wording import counted
+
+EVAL_BATCH = 256
+LEAST_BATCHES = 8  # per epoch: a batch size that would leave fewer is lowered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a run trains, on what."""
+
+    config: TrainConfig
+    dataset: Dataset
+    model: ViT
+    preprocess: Preprocess
+    source: str = ""  # where the first weights came from
+    began: float = field(default_factory=time.monotonic)  # when the user's minutes began to run
+
+    @property
+    def has_validation(self) -> bool:
+        return "val" in self.dataset.splits and len(self.dataset.splits["val"]) > 0
+
+
+def check_start(config: TrainConfig, *, may_get_weights: bool = False) -> ViTConfig | None:
+    """Raise for what cannot work whatever the pictures are: models, weights and files are checked before the data.
+
+    The config of the model, if there is one on this machine.
+    """
+    start = config.start
+    if not may_get_weights:
+        require_weights(config)
+    if start.weights is not None:
+        model = check_source(start.weights, class_names=start.classes)
+    else:
+        model = None if start.model is None else variant(start.model)
+    if model is not None and start.image_size is not None:
+        replace(model, image_size=start.image_size)
+    if config.data:
+        check_where(config.data)
+    return model
+
+
+def require_weights(config: TrainConfig, *, model: bool = False) -> None:
+    """Refuse to start from scratch if weights are needed, or (once the recipe is chosen) if there is no model."""
+    start = config.start
+    if start.weights is not None:
+        return
+    if start.training.needs_weights or start.probe:
+        called = start.training.called if start.training.needs_weights else "probe=True"
+        raise ConfigError(f"{called} needs pretrained weights; pass weights=.")
+    if start.model is None and (model or config.recipe):
+        raise ConfigError(f"the recipe {config.recipe!r} starts from pretrained weights; pass weights=.")
+
+
+def open_training_data(config: TrainConfig, *, validation: bool = True) -> Dataset:
+    """The data, with a validation split if requested."""
+    if not config.data:
+        named = config.source.data_dir
+        hint = "" if named is None else f"; data_dir= is where those with a name are kept, so pass {named} itself"
+        raise ConfigError(
+            f"pass the data to train on: a folder of class folders, a table, or a name such as digits{hint}."
+        )
+    dataset = open_data(config.data, config.source)
+    return add_validation(dataset, config) if validation else dataset
+
+
+def add_validation(dataset: Dataset, config: TrainConfig) -> Dataset:
+    """The data with a validation split: their own, or a part of the training pictures."""
+    if "val" in dataset.splits or not config.source.val_rate:
+        return dataset
+    return dataset.with_validation(config.source.val_rate, config.source.split_seed)
+
+
+def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
+    """The model with its first weights; everything random follows from the seed."""
+    torch.manual_seed(config.machine.seed)
+    start = config.start
+    if start.weights is not None:
+        return _from_weights(config, dataset)
+    require_weights(config, model=True)
+    assert start.model is not None
+    source = dataset.split("train")
+    channels = source.images.shape[1] if isinstance(source, ArraySource) else 3
+    model_config = variant(start.model, num_classes=len(dataset.classes), channels=channels)
+    if start.image_size is not None:
+        model_config = replace(model_config, image_size=start.image_size)
+    model = ViT(_with_rates(model_config, config))
+    preprocess = default_preprocess(dataset, model_config.image_size)
+    return Setup(config=config, dataset=dataset, model=model, preprocess=preprocess)
+
+
+def _from_weights(config: TrainConfig, dataset: Dataset) -> Setup:
+    assert config.start.weights is not None
+    checkpoint = adapt(
+        open_checkpoint(config.start.weights, class_names=config.start.classes),
+        classes=dataset.classes,
+        image_size=config.start.image_size,
+        drop_representation=True,
+    )
+    check_numbers(checkpoint, config.start.weights)
+    checkpoint = _for_channels(checkpoint, dataset)
+    model = checkpoint.build()
+    fresh = ViT(_with_rates(model.config, config))
+    fresh.load_state_dict(model.state_dict())
+    start = config.start
+    if start.training.with_adapters:
+        add_adapters(fresh, rank=start.lora_rank, alpha=start.lora_alpha, targets=start.adapted)
+    return Setup(
+        config=config, dataset=dataset, model=fresh, preprocess=checkpoint.preprocess, source=config.start.weights
+    )
+
+
+def _for_channels(checkpoint: Checkpoint, dataset: Dataset) -> Checkpoint:
+    """Pictures of more than three channels need filters for them; RGB models get grey ones as RGB."""
+    source = dataset.split("train")
+    channels = source.images.shape[1] if isinstance(source, ArraySource) else 3
+    return adapt(checkpoint, channels=channels) if channels > 3 else checkpoint
+
+
+def _with_rates(config: ViTConfig, run: TrainConfig) -> ViTConfig:
+    return replace(config, rates=Rates(dropout=run.start.dropout, path=run.start.drop_path))
+
+
+def check_strategy(config: TrainConfig, world_size: int) -> None:
+    """Refuse what cannot be spread over the ranks."""
+    if config.machine.strategy != "fsdp" or not config.start.training.can_be_sharded:
+        return
+    if world_size == 1:
+        raise ConfigError(
+            'strategy="fsdp" needs several ranks, which torchrun starts; on one, use strategy="ddp", '
+            "with which a run that began with fsdp can also be resumed."
+        )
+    if config.optim.optimizer == "muon":
+        raise ConfigError('muon needs whole matrices; use strategy="ddp", or optimizer="adamw" with fsdp.')
+
+
+def training_loader(setup: Setup, ranks: Ranks) -> Loader:
+    """Shuffled and augmented batches of this rank."""
+    machine = setup.config.machine
+    assert isinstance(machine.batch_size, int)
+    options = LoaderConfig(
+        batch_size=machine.batch_size,
+        seed=machine.seed,
+        workers=machine.workers,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        pin_memory=ranks.device.type == "cuda",
+        max_broken_rate=setup.dataset.max_broken_rate,
+    )
+    return Loader(setup.dataset, "train", setup.preprocess, options, setup.config.augment)
+
+
+def plain_loader(setup: Setup, split: str, ranks: Ranks) -> Loader:
+    """Every picture of a split once, as evaluation sees it; this rank's part."""
+    size = EVAL_BATCH * ranks.world_size
+    options = LoaderConfig(
+        batch_size=size,
+        workers=setup.config.machine.workers,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        max_broken_rate=setup.dataset.max_broken_rate,
+    )
+    return Loader(setup.dataset, split, setup.preprocess, options)
+
+
+def fit_batch_size(config: TrainConfig, dataset: Dataset, world_size: int) -> TrainConfig:
+    """A batch size that leaves a few steps per epoch, for data sets that are smaller than a recipe expects."""
+    size = config.machine.batch_size
+    if size == "auto":
+        return config
+    largest = max(len(dataset.split("train")) // LEAST_BATCHES, 1)
+    least = 2 * world_size  # even on each rank, so that pictures can be mixed
+    if len(dataset.split("train")) < least:
+        raise ConfigError(
+            f"{dataset.name} has {counted(len(dataset.split('train')), 'training picture')}; "
+            f"training needs at least {least}."
+        )
+    while size > largest and size // 2 >= least:
+        size //= 2
+    return replace(config, machine=replace(config.machine, batch_size=max(size // least, 1) * least))
+
+
+def num_threads() -> int:
+    """Threads that this process may keep busy."""
+    return min(torch.get_num_threads(), os.cpu_count() or 1)

@@ -1,0 +1,161 @@
+"""What belongs to a model besides its weights: preprocessing, class names, origin, notes.
+
+Needs no torch: exports are loaded without it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import WeightsError
+from vitrail.schema import IF_USED
+from vitrail.weights.resolve import FormatName
+from vitrail.weights.trust import Trust
+from vitrail.wording import counted, hint_path, reason
+
+if TYPE_CHECKING:
+    from vitrail.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where weights came from, and what it takes to write the same file again."""
+
+    format: FormatName = "vitrail"  # of the file that they were first read from
+    dialect: dict[str, str] = field(default_factory=dict[str, str])  # spellings that vary within the format
+    source: str = ""  # as the user named it
+    sha256: dict[str, str] = field(default_factory=dict[str, str])  # file name → checksum of what was read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What belongs to a model besides its weights, and goes with it to every file and every runtime."""
+
+    preprocess: Preprocess
+    classes: tuple[str, ...] | None = None  # names in the order of the logits; None: unknown
+    file_format: FormatName = "vitrail"  # of the file that it was read from
+    origin: Origin = field(default_factory=Origin)  # of the weights, however often they have been converted since
+    notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns about it
+    remarks: tuple[str, ...] = ()  # other facts: spellings, what was left out, what the format implies
+    trust: Trust | None = field(default=None, metadata=IF_USED)  # what a calibration found; None without one
+
+    def label(self, index: int) -> str:
+        """The name of a class; its number if the checkpoint has no names."""
+        return self.classes[index] if self.classes else str(index)
+
+    def facts(self) -> dict[str, Any]:
+        """These fields by name, without what a checkpoint or a predictor adds to them."""
+        return {each.name: getattr(self, each.name) for each in fields(Facts)}
+
+
+F = TypeVar("F", bound=Facts)
+MAX_BYTES = 20 * 2**20
+SHOWN = 3  # names in a message
+
+ClassNames = Sequence[str] | str | Path  # the names in the order of the head, or the file that has them
+
+
+def read_class_names(names: ClassNames) -> tuple[str, ...]:
+    """The names in the order of the head; a file has one per line, or JSON: a list, or an object index → name."""
+    if not isinstance(names, str | Path):
+        return _check(names, "the class names")
+    path = Path(names)
+    text = _read(path)
+    if path.suffix.lower() == ".json":
+        return _check(_parse_json(path, text), str(path))
+    lines = [line.strip() for line in text.rstrip().splitlines()]
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            raise WeightsError(f"{path} must have one class name per line; line {number} is empty.")
+    return _check(lines, str(path))
+
+
+def name_classes(checkpoint: "Checkpoint", names: Sequence[str], where: str = "class_names") -> "Checkpoint":
+    """The checkpoint with these names for its classes, in the order of its head, which stays as it is."""
+    return name_facts(checkpoint, checkpoint.config.num_classes, names, where)
+
+
+def name_facts(facts: F, count: int, names: Sequence[str], where: str = "class_names") -> F:
+    """The same with these names for its `count` classes."""
+    old, new = facts.classes, tuple(names)
+    if len(new) != count:
+        raise WeightsError(
+            f"{where} must have one name for each class of the head: it has {counted(len(new), 'name')}, and the head "
+            f"of {facts.origin.source or 'the checkpoint'} has {counted(count, 'class')}."
+        )
+    if old is None or old == new:
+        return replace(facts, classes=new)
+    if set(old) == set(new):
+        raise WeightsError(
+            f"{where} has the names that the checkpoint has, in another order: {_show(new)} instead of {_show(old)}; "
+            "omit it, since the checkpoint has its own order."
+        )
+    note = f"the classes were renamed, in their order: {_show(old)} are now {_show(new)}"
+    return replace(facts, classes=new, notes=(*facts.notes, note))
+
+
+def _read(path: Path) -> str:
+    if not path.exists():
+        hint = hint_path(str(path))
+        raise WeightsError(f"there is no file of class names {path}{f'; {hint}' if hint else '.'}")
+    if not path.is_file():
+        raise WeightsError(f"the class names must be in a regular file, and {path} is not one.")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise WeightsError(f"{path} is larger than {MAX_BYTES // 2**20} MiB, too large for a list of class names.")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise WeightsError(f"the class names cannot be read: {reason(error)}.") from error
+    except UnicodeDecodeError as error:
+        raise WeightsError(f"{path} must be UTF-8 text with one class name per line, or JSON.") from error
+
+
+def _parse_json(path: Path, text: str) -> list[Any]:
+    try:
+        facts: Any = json.loads(text, object_pairs_hook=_refuse_twice)
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is not valid JSON: {error}") from error
+    if isinstance(facts, list):
+        return cast("list[Any]", facts)
+    if not isinstance(facts, Mapping):
+        raise WeightsError(f"{path} must hold a list of class names, or an object from index to name.")
+    return _order(path, cast("Mapping[str, Any]", facts))
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    facts = dict(pairs)
+    if len(facts) != len(pairs):
+        twice = next(key for key in facts if sum(other == key for other, _ in pairs) > 1)
+        raise ValueError(f"the index {twice!r} is in it twice.")
+    return facts
+
+
+def _order(path: Path, facts: Mapping[str, Any]) -> list[Any]:
+    """The values in the order of their indices, none of which may be missing."""
+    wrong = [key for key in facts if not (key.isascii() and key.isdecimal() and str(int(key[:9])) == key)]
+    if wrong:
+        hint = "; swap names and indices" if all(type(value) is int for value in facts.values()) else ""
+        raise WeightsError(f"{path} must map an index to a name, as in {{'0': 'cat'}}; got {wrong[0]!r}{hint}.")
+    missing = [index for index in range(len(facts)) if str(index) not in facts]
+    if missing:
+        raise WeightsError(f"{path} must have every index from 0 to {len(facts) - 1}; {missing[0]} is missing.")
+    return [facts[str(index)] for index in range(len(facts))]
+
+
+def _check(names: Sequence[Any], where: str) -> tuple[str, ...]:
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip() or len(name.splitlines()) != 1:
+            raise WeightsError(f"{where}: the name of class {index} must be one line of text; got {name!r}.")
+        if name in first:
+            raise WeightsError(f"{where}: the classes {first[name]} and {index} are both called {name!r}.")
+        first[name] = index
+    if not first:
+        raise WeightsError(f"{where} must have at least one class name.")
+    return tuple(names)
+
+
+def _show(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")

@@ -1,0 +1,284 @@
+"""Any checkpoint that we know, from anywhere: what prediction, training and conversion start from."""
+
+import inspect
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import AssumptionWarning, ConfigError, VitrailError, WeightsError, suggest
+from vitrail.model import ResNetStem, ViTConfig, variant
+from vitrail.schema import from_dict
+from vitrail.untrusted import read_yaml
+from vitrail.weights import native
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.formats import ForeignFormat, Format
+from vitrail.weights.infer import Hints, Raw
+from vitrail.weights.metadata import ClassNames, name_classes, read_class_names
+from vitrail.weights.resolve import (
+    FormatName,
+    Located,
+    find_files,
+    foreign_formats,
+    is_run,
+    locate,
+    names_model,
+    read_json,
+)
+from vitrail.weights.tensor_files import Contents, read_contents
+from vitrail.weights.wrappers import describe_parts, strip_prefix
+
+FOREIGN: dict[FormatName, ForeignFormat] = {each.name: each for each in foreign_formats()}
+FORMATS: dict[FormatName, Format] = {"vitrail": native.FORMAT, **FOREIGN}
+SUFFIXES: dict[FormatName, tuple[str, ...]] = {name: each.suffixes for name, each in FORMATS.items()}
+
+
+def refusals(config: ViTConfig, format_name: FormatName) -> list[str]:
+    """Why a format cannot hold a model of this config; empty if it can."""
+    return FORMATS[format_name].refusals(config)
+
+
+def check_format(name: str) -> None:
+    """Raise unless this is the name of a format."""
+    if name not in SUFFIXES:
+        raise WeightsError(f"unknown format {name!r}; {suggest(name, SUFFIXES)}")
+
+
+def choose_format(path: Path) -> FormatName:
+    """The format that a path's suffix implies: ours if we have it, else the only one that does."""
+    names: list[FormatName] = [name for name, suffixes in SUFFIXES.items() if path.suffix in suffixes]
+    if "vitrail" in names or len(names) == 1:
+        return names[0]
+    if names:
+        what = f"a file that ends in {path.suffix}" if path.suffix else "a folder"
+        raise WeightsError(f"{what} can be {' or '.join(names)}; choose with format=; got {path}.")
+    known = sorted({suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix})
+    raise WeightsError(f"a checkpoint must end in {', '.join(known)}, or be a folder; got {path}.")
+
+
+# What a reader raises when a file has something absurd in place of a number or a list.
+NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
+# What the names of a file that we cannot read reveal about it; all of them are searched as lines of one text.
+TRANSFORMERS = (
+    (r"(layers\.\d+\.blocks|features\.\d+\.\d+)\.\d*\.?att.*(relative_position_|logit_scale|_mlp)", "a Swin"),
+    (r"blocks_token_only", "a CaiT"),
+    (r"attn\.[qv]_bias$|\.lambda_1$|\brel_pos_bias\.", "a BEiT, an EVA or a data2vec model"),
+    (r"storage_tokens|rope_embed\.periods|^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
+    (r"mlp\.fc1_g\.|mlp\.w1\.|\brope\.", "an EVA-02 or another model with rotary positions or other gated MLPs"),
+    (r"pre_layrnorm|\bresblocks\.\d+|\bnorm_pre\.", "a CLIP (a LayerNorm before its first block)"),
+    (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),
+    (r"\brel_pos(_h)?\b", "a ViT with relative positions (SAM, ViTDet, timm's relpos)"),
+    (r"mid_position_embeddings|detection_tokens", "a YOLOS detector"),
+    (
+        r"\bdecoder_blocks\.|\bdecoder\.decoder_layers\.|^decoder\.0\.",
+        "a masked autoencoder with its decoder, of which only the encoder is a ViT: save it without the names that "
+        "contain decoder or mask_token",
+    ),
+    (
+        r"\A(?![\s\S]*(cls_token|stages\.))[\s\S]*\bembeddings\.(patch_embeddings\.)?projection",
+        "an I-JEPA or another model of transformers without a [cls] token",
+    ),
+)
+OTHERS = (
+    (r"\blayer1\.0\.conv1\.|\bembedder\.embedder\.|\bresnet\.", "a ResNet"),
+    (r"stages\.\d+\.(blocks|layers)\.\d+\.(conv_dw|dwconv)|features\.\d+\.\d+\.layer_scale", "a ConvNeXt"),
+    (r"^conv_stem\.|blocks\.\d+\.\d+\.conv_dw", "an EfficientNet, a MobileNet or a relative of theirs"),
+    (r"\brunning_mean$", "a convolutional network, or a transformer with one in it (it has batch norms)"),
+    (r"\bfeatures\.\d+\.weight", "a VGG or another plain convolutional network"),
+    (
+        r"\b(stages|layers|stage\d)\.\d+\.\S*\d+\.|\b(stages|patch_embeddings|patch_embeds)\.\d+\.",
+        "a network in stages",
+    ),
+)
+SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
+
+
+def read_checkpoint(
+    path: str | Path,
+    *,
+    format_name: FormatName | None = None,
+    hints: Hints | None = None,
+    allow_pickle: bool = False,
+    verify: bool = True,
+) -> Checkpoint:
+    """Any checkpoint that we know, from a file or a folder; `format_name` names the format if its keys do not.
+
+    `verify` compares the checksums of our own files; npz and torch files are always checked by their archives.
+    """
+    source, hints = Path(path), hints or Hints()
+    files = find_files(source)
+    contents = read_files(files, allow_pickle, hints.ema)
+    if "vitrail" in contents.metadata and format_name in (None, "vitrail"):
+        return apply_hints(native.parse_native(files[0], contents.tensors, contents.metadata, verify), hints)
+    if format_name == "vitrail":
+        raise WeightsError(f"{source} is not a checkpoint of vitrail; omit the format to have it detected.")
+    tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
+    check_distilled(tensors, source)
+    names = list(tensors)  # reading takes the tensors out
+    name = format_name or detect_format(tensors, source)
+    raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
+    try:
+        checkpoint = FOREIGN[name].read(raw, hints)
+    except VitrailError as error:
+        refuse_family(names, source, TRANSFORMERS)
+        message = str(error)
+        raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
+    except NONSENSE as error:
+        raise WeightsError(f"{source}, read as {name}, is inconsistent: {error}") from error
+    return replace(
+        checkpoint,
+        file_format=name,
+        origin=replace(checkpoint.origin, source=str(path)),
+        notes=(*contents.notes, *checkpoint.notes),
+        remarks=(*remarks, *checkpoint.remarks),
+    )
+
+
+def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
+    """Our checkpoints state everything; the user's hints still override it, as far as the weights allow."""
+    config = checkpoint.config
+    block = replace(
+        config.block,
+        activation=hints.activation or config.block.activation,
+        norm_eps=hints.norm_eps or config.block.norm_eps,
+        attention_scale=hints.attention_scale or config.block.attention_scale,
+    )
+    pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
+    if hints.image_size not in (None, config.image_size):
+        raise WeightsError(f"this checkpoint is for pictures of {config.image_size}; resample it to change that.")
+    return replace(checkpoint, config=replace(config, block=block, pooling=pooling, heads=heads))
+
+
+def _matches(tensors: dict[str, Tensor], format_name: FormatName | None = None) -> list[FormatName]:
+    """The formats, or the one in question, whose keys these are."""
+    names: list[FormatName] = [format_name] if format_name else list(FOREIGN)
+    return [name for name in names if FOREIGN[name].recognises(tensors)]
+
+
+def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Raise for a DeiT with a second class token and a second head, which are unlike anything in the paper's ViT."""
+    for name in tensors:
+        if name.rpartition(".")[2] in ("dist_token", "distillation_token"):
+            raise WeightsError(
+                f"{source} is a DeiT that was trained with distillation: it has the token {name} and a head of its own "
+                "for it, which the paper's ViT does not have; use the DeiT without distillation "
+                "(deit_base_patch16_224 instead of deit_base_distilled_patch16_224)."
+            )
+
+
+def refuse_family(names: Iterable[str], source: Path, families: Iterable[tuple[str, str]]) -> None:
+    """Raise with the name of what this is, if the names of its tensors reveal it."""
+    text = "\n".join(names)
+    for pattern, family in families:
+        if re.search(pattern, text, re.MULTILINE):
+            raise WeightsError(f"{source} looks like {family}; vitrail reads plain ViTs only ({', '.join(FOREIGN)}).")
+
+
+def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
+    """The format whose keys these are."""
+    matches = _matches(tensors)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with source_format=.")
+    refuse_family(tensors, source, TRANSFORMERS)
+    if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
+        raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")
+    refuse_family(tensors, source, OTHERS)
+    shown = ", ".join(list(tensors)[:5]) or "none"
+    raise WeightsError(
+        f"the keys of {source} are those of no ViT that we know ({', '.join(FOREIGN)}); its first keys: {shown}."
+    )
+
+
+def read_files(files: list[Path], allow_pickle: bool, ema: bool | None = None) -> Contents:
+    """What one or several files hold together."""
+    contents = read_contents(files[0], allow_pickle, ema)
+    for file in files[1:]:
+        more = read_contents(file, allow_pickle, ema).tensors
+        if twice := sorted(more.keys() & contents.tensors.keys()):
+            raise WeightsError(f"{file} has tensors that another shard has too: {', '.join(twice[:5])}.")
+        contents.tensors.update(more)
+    return contents
+
+
+def read_sidecars(folder: Path) -> dict[str, Any]:
+    """The JSON files that describe the weights beside them."""
+    return {name: read_json(folder / name) for name in SIDECARS if (folder / name).is_file()}
+
+
+def check_source(source: str | Path, *, class_names: ClassNames | None = None) -> ViTConfig | None:
+    """Raise if `open_checkpoint` could only fail; the config of a model that is on this machine.
+
+    Its file is read but for the checksums; no model is built, and nothing is downloaded.
+    """
+    located = locate(source)
+    names = None if class_names is None else read_class_names(class_names)
+    if located.path is None:
+        return None
+    checkpoint = read_checkpoint(located.path, verify=False)
+    return (checkpoint if names is None else name_classes(checkpoint, names, str(class_names))).config
+
+
+def open_checkpoint(
+    source: str | Path | Located,
+    *,
+    format_name: FormatName | None = None,
+    hints: Hints | None = None,
+    class_names: ClassNames | None = None,
+    allow_pickle: bool = False,
+    verify: bool = True,
+) -> Checkpoint:
+    """The checkpoint at a path, a run folder, `hf://owner/name` or `google://NAME`, or a bundled one by its name.
+
+    What a foreign file leaves open is an `AssumptionWarning`. Our own files settled that when they were converted: each
+    states everything, and keeps the notes. `class_names` are those of its head, in order, or a file with them, for a
+    checkpoint that has none or others.
+    """
+    located = locate(source, allow_pickle=allow_pickle)
+    names = None if class_names is None else read_class_names(class_names)
+    path = located.fetch(allow_pickle)
+    checkpoint = read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify)
+    checkpoint = _settle_google(checkpoint, hints) if located.is_google else checkpoint
+    if checkpoint.notes and checkpoint.file_format != "vitrail":
+        warnings.warn(AssumptionWarning(located.name, checkpoint.notes), stacklevel=_levels_to_the_caller())
+    if names is None:
+        return checkpoint
+    return name_classes(checkpoint, names, str(class_names) if isinstance(class_names, str | Path) else "class_names")
+
+
+def _settle_google(checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:
+    """A mirror of Google's is in timm's layout; it still computes what Google trained."""
+    config = checkpoint.config
+    stem = config.stem
+    if isinstance(stem, ResNetStem):
+        stem = ResNetStem(blocks=stem.blocks, width_factor=stem.width_factor)
+    block = replace(config.block, activation=(hints and hints.activation) or "gelu_tanh")
+    positions = replace(config.positions, resample="google")
+    return replace(checkpoint, config=replace(config, block=block, stem=stem, positions=positions))
+
+
+def _levels_to_the_caller() -> int:
+    """How many frames up the first one outside of vitrail is, so that a warning shows the user's own line."""
+    frame, levels = inspect.currentframe(), 0
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "vitrail":
+        frame, levels = frame.f_back, levels + 1
+    return levels
+
+
+def open_config(model: str, changes: dict[str, Any]) -> ViTConfig:
+    """The config that a name from `variants`, a YAML file or a checkpoint stands for, with some fields changed."""
+    if Path(model).suffix in (".yaml", ".yml"):
+        return replace(from_dict(ViTConfig, read_yaml(Path(model)) or {}), **changes)
+    if names_model(model) or is_run(Path(model)):
+        return replace(open_checkpoint(model, allow_pickle=True, verify=False).config, **changes)
+    try:
+        return variant(model, **changes)
+    except ConfigError:
+        if "/" in model:
+            check_source(model)
+        raise

@@ -1,0 +1,274 @@
+"""Any format, written completely or not at all; and conversion with proof.
+
+The result of a conversion is read back, and its outputs must be the same."""
+
+import ctypes
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import WeightsError
+from vitrail.files import atomic_path
+from vitrail.model import ViTConfig
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.infer import Hints
+from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, witness
+from vitrail.weights.proof import (
+    Agreement,
+    Photographs,
+    compare,
+    describe_changes,
+    outputs,
+    photograph_files,
+    sample_images,
+    sample_photos,
+)
+from vitrail.weights.proof import agree as _agree
+from vitrail.weights.read import FORMATS, SUFFIXES, check_format, open_checkpoint, read_checkpoint, refusals
+from vitrail.weights.resolve import FormatName, Located, checksums_of, find_files, locate
+
+
+def check_target(path: Path, format_name: FormatName) -> None:
+    """Raise unless the path can hold the format."""
+    check_format(format_name)
+    if path.suffix not in SUFFIXES[format_name]:
+        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
+        raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {path}.")
+
+
+def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> None:
+    """Raise unless the format can hold the model and the path can hold the format."""
+    check_target(path, format_name)
+    if reasons := refusals(config, format_name):
+        raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise if a folder that would be replaced holds anything but a checkpoint."""
+    if not path.is_dir():
+        return
+    known = re.compile(
+        r"(config|(pre)?processor_config)\.json|(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
+    )
+    others = sorted(item.name for item in path.iterdir() if not known.fullmatch(item.name) or item.is_dir())
+    if others:
+        raise WeightsError(
+            f"{path} holds other things, which we will not delete: {', '.join(others[:5])}; name another folder."
+        )
+
+
+def write_checkpoint(checkpoint: Checkpoint, path: str | Path, format_name: FormatName = "vitrail") -> None:
+    """Write any format, atomically; what the format cannot express is an error, never dropped."""
+    target = Path(path)
+    check_writable(checkpoint.config, target, format_name)
+    check_replaceable(target)
+    with atomic_path(target) as draft:
+        write_draft(checkpoint, draft, format_name)
+
+
+def write_draft(checkpoint: Checkpoint, draft: Path, format_name: FormatName) -> None:
+    """Write to a temporary path; `check_writable` comes first."""
+    FORMATS[format_name].write(checkpoint, draft)
+
+
+__all__ = ["Agreement", "Conversion", "compare", "convert", "sample_images", "sample_photos"]
+
+TOLERANCE = 1e-5  # of the largest logit
+ROUNDED = {torch.float16: 5e-3, torch.bfloat16: 5e-2}  # the same for weights that are written with fewer digits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What a conversion read, wrote and proved."""
+
+    source_format: FormatName
+    target_format: FormatName
+    agreement: Agreement  # on the same pictures
+    photographs: Agreement | None  # from picture files, each with its own preprocessing, if the target holds one
+    source_peer: Agreement | None  # the source format's own library, on the source
+    peer: Agreement | None  # the target format's own library, on the result
+    notes: tuple[str, ...]
+    assumed: tuple[str, ...]  # the notes that opening the source warned about
+    how_to_load: str
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    to: FormatName = "vitrail",
+    *,
+    source_format: FormatName | None = None,
+    hints: Hints | None = None,
+    change: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint,
+    dtype: torch.dtype | None = None,
+    tolerance: float | None = None,
+    pictures: Sequence[Path] = (),
+    verify_with_peer: bool = False,
+    overwrite: bool = False,
+) -> Conversion:
+    """Read, `change` (see `adapt`), write and check; nothing is left at `target` unless the check passes.
+
+    With a `dtype`, the weights are rounded to it; the check compares with the weights before rounding.
+    """
+    strict = TOLERANCE if tolerance is None else tolerance  # the source's own library uses the unrounded weights
+    tolerance = ROUNDED.get(dtype, TOLERANCE) if dtype is not None and tolerance is None else strict
+    path = Path(target)
+    check_target(path, to)
+    if source_format is not None:
+        check_format(source_format)
+    _check_unused(path, Path(source), overwrite)
+    located = locate(source, allow_pickle=True)
+    original = _open(located, source_format, hints)
+    checkpoint = change(original)
+    check_writable(checkpoint.config, path, to)
+    notes = _check_input_size(checkpoint, to, path)
+    source_peer = None
+    if verify_with_peer:
+        source_peer, unasked = _ask_source(original, located, hints, strict, pictures)
+        notes += unasked
+        if to not in LIBRARIES and source_peer is None:
+            raise WeightsError(NO_LIBRARY.format(to))
+    del original
+    images = sample_images(checkpoint, pictures)
+    expected = outputs(checkpoint, images)
+    photographs = Photographs(checkpoint, pictures) if path.suffix in FORMATS[to].self_describing else None
+    before = replace(
+        checkpoint, tensors=_no_numbers(checkpoint)
+    )  # the facts, for comparisons once the weights are released
+    with atomic_path(path) as draft:
+        write_draft(checkpoint if dtype is None else checkpoint.rounded(dtype), draft, to)
+        del checkpoint  # frees memory for what is read back
+        _return_memory()
+        written, unstated = _read_again(draft, to, before)
+        agreement = _agree(expected, outputs(written, images), tolerance, f"the {to} checkpoint, read back,")
+        seen, kernels = None, ()
+        if photographs is not None:
+            seen, kernels = photographs.prove(written, tolerance, to)
+        peer = None
+        if verify_with_peer and to in LIBRARIES:
+            who = f"{to}'s own library"
+            peer = witness(written, draft, expected, images, photograph_files(before, pictures), tolerance, who)
+    return Conversion(
+        source_format=before.file_format,
+        target_format=to,
+        agreement=agreement,
+        photographs=seen,
+        source_peer=source_peer,
+        peer=peer,
+        notes=(
+            *before.notes,
+            *before.remarks,
+            *notes,
+            *unstated,
+            *(kernels or _other_preprocessing(before, written)),
+            *_losses(before, written),
+        ),
+        assumed=() if before.file_format == "vitrail" else before.notes,
+        how_to_load=FORMATS[to].how_to_load(before, path),
+    )
+
+
+def _check_input_size(checkpoint: Checkpoint, to: FormatName, path: Path) -> tuple[str, ...]:
+    """Raise if a folder's preprocessing gives pictures that its own library's model refuses; otherwise add a note."""
+    prepared, expected = checkpoint.preprocess.size, checkpoint.config.image_size
+    if prepared == expected:
+        return ()
+    sizes = f"the preprocessing gives pictures of {prepared[0]}×{prepared[1]}, "
+    sizes += f"and the model expects {expected[0]}×{expected[1]}"
+    if path.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
+        raise WeightsError(
+            f'{sizes}; {to} needs these to be equal: resample the positions with resize="{prepared[0]}x{prepared[1]}".'
+        )
+    return (f"{sizes}: its positions are resampled for every picture",)
+
+
+def _check_unused(path: Path, source: Path, overwrite: bool) -> None:
+    if path.exists() and not overwrite:
+        raise WeightsError(f"{path} exists; choose another name, or pass overwrite= to replace it.")
+    check_replaceable(path)
+    if path.is_dir() and path.resolve() in (source.resolve(), *source.resolve().parents):
+        raise WeightsError(f"{path} holds the source itself; choose another name.")
+
+
+def _ask_source(
+    original: Checkpoint, located: Located, hints: Hints | None, tolerance: float, pictures: Sequence[Path]
+) -> tuple[Agreement | None, tuple[str, ...]]:
+    """The source's own library, built from the source's files, compared with what we read from them."""
+    files = find_files(located.fetch(allow_pickle=True))
+    if original.file_format not in ("hf", "timm") or not (files[0].parent / "config.json").is_file():
+        return None, ()
+    if hints not in (None, Hints()) or located.is_google:
+        return None, ("the source's own library was not run, because hints override what the source says",)
+    images = sample_images(original, pictures)
+    photos = photograph_files(original, pictures)
+    where = files[0] if original.file_format == "timm" else files[0].parent
+    who = f"{LIBRARIES[original.file_format]}, run on the source itself,"
+    return witness(original, where, outputs(original, images), images, photos, tolerance, who), ()
+
+
+def _open(located: Located, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:
+    """The source, with the checksums of its files in its origin."""
+    checkpoint = open_checkpoint(located, format_name=source_format, hints=hints, allow_pickle=True)
+    if checkpoint.file_format == "vitrail":
+        return checkpoint  # it records its own origin
+    sums = checksums_of(located.fetch(allow_pickle=True))
+    return replace(checkpoint, origin=replace(checkpoint.origin, sha256=sums))
+
+
+def _return_memory() -> None:
+    """Let glibc return the memory of freed weights; other systems do so by themselves, or keep it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _no_numbers(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    return {name: tensor.to("meta") for name, tensor in checkpoint.tensors.items()}
+
+
+def _other_preprocessing(before: Checkpoint, after: Checkpoint) -> list[str]:
+    changed = describe_changes(before.preprocess, after.preprocess)
+    return [f"the target has another preprocessing: {changed}"] if changed else []
+
+
+def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
+    """What the target format does not keep, although the outputs are the same."""
+    notes: list[str] = []
+    if changed := describe_changes(before.config.positions, after.config.positions):
+        notes.append(f"the target uses another kernel for other picture sizes: {changed}")
+    if before.classes and not after.classes:
+        notes.append("the target does not keep the class names")
+    if before.trust and not after.trust:
+        notes.append("the target does not keep what the calibration found: its probabilities are the uncalibrated ones")
+    if before.config.rates != after.config.rates:
+        notes.append("the target does not keep all dropout rates, which matter in training only")
+    if lost := sorted(before.extras.keys() - after.extras.keys()):
+        notes.append(f"the target does not keep {', '.join(lost)}, which no forward pass reads")
+    return notes
+
+
+def _read_again(draft: Path, to: FormatName, before: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
+    """The result as any reader reads it; or with hints for what the file does not state, and a note that lists them."""
+    known = _unstated_in_some(before.config)
+    try:
+        written = read_checkpoint(draft, format_name=to, allow_pickle=True)
+    except WeightsError:
+        unstated = list(known)
+    else:
+        unstated = [name for name, value in _unstated_in_some(written.config).items() if known[name] != value]
+        if not unstated:
+            return written, ()
+    written = read_checkpoint(draft, format_name=to, hints=Hints(**known), allow_pickle=True)
+    facts = ", ".join(f"{name} {known[name]}" for name in unstated)
+    return written, (f"such a file does not state everything, so its readers must know: {facts}",)
+
+
+def _unstated_in_some(config: ViTConfig) -> dict[str, Any]:
+    """What the files of some formats do not state, as hints."""
+    hints = {"heads": config.heads, "pooling": config.pooling, "image_size": config.image_size}
+    return {**hints, "activation": config.block.activation}
