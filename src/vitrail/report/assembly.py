@@ -50,7 +50,7 @@ from vitrail.report.sections import (
 from vitrail.schema import to_dict
 from vitrail.training.curves import learning_rates, read_rows
 from vitrail.training.run import chose_epoch, data_check, read_config, trained_on
-from vitrail.wording import counted
+from vitrail.wording import counted, word_arguments
 
 REPORT = "report.html"
 
@@ -97,7 +97,7 @@ def assemble(
     rows = read_rows(story.run / "results.csv") if story.run is not None else []
     if story.run is not None and rows:
         epochs, took = counted(rows[-1].epoch, "epoch"), _duration(rows[-1].seconds)
-        chosen = read_config(story.run).chosen
+        chosen = word_arguments(read_config(story.run).chosen)
         summary = f"{epochs} in {took}{f'. Chosen: {chosen}' if chosen else ''}"
         sections.append(training_section(rows, _rates(predictor, story.run), summary))
         facts.append(Fact(name="training", value=took, note=epochs))
