@@ -95,7 +95,7 @@ class AssumptionWarning(UserWarning):
         self.source, self.notes = source, notes
 
     def __str__(self) -> str:
-        return f"{self.source}: {'; '.join(map(word_arguments, self.notes))} (`hints=` settles most of these)"
+        return f"{self.source}: {'; '.join(self.notes)} (`hints=` settles most of these)"
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
