@@ -17,7 +17,6 @@ ROOT = Path(vitrail.__file__).parent
 FOUNDATIONS = {
     "cache",
     "canvas",
-    "environment",
     "errors",
     "files",
     "lazy",
