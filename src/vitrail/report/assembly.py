@@ -11,7 +11,6 @@ import yaml
 
 from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
-from vitrail.environment import environment
 from vitrail.evaluation import output as records
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split, pick_split
@@ -20,6 +19,7 @@ from vitrail.evaluation.output import facts, write_facts
 from vitrail.evaluation.plots import mistakes_sheet
 from vitrail.evaluation.robustness import Robustness
 from vitrail.files import atomic_path
+from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
 from vitrail.report.blocks import (

@@ -2,21 +2,18 @@
 size, torch.compile, bf16."""
 
 import copy
-import ctypes
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data import Batch, Loader, LoaderConfig
 from vitrail.errors import ConfigError
-from vitrail.machine import computes_bf16
+from vitrail.machine import computes_bf16, main_memory
 from vitrail.ranks import Ranks
 from vitrail.training.budget import PLANNING
 from vitrail.training.config import TrainConfig
@@ -48,19 +45,7 @@ def total_memory(device: torch.device) -> int:
     """The memory of the device in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    if sys.platform == "win32":
-        return _windows_memory()
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return UNKNOWN
-
-
-def _windows_memory() -> int:
-    kilobytes = ctypes.c_ulonglong()
-    kernel: Any = cast("Any", ctypes).windll.kernel32
-    known = kernel.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
-    return kilobytes.value * 1024 if known else UNKNOWN
+    return main_memory() or UNKNOWN
 
 
 WARM, TIMED = 1, 3  # batches

@@ -16,12 +16,12 @@ from vitrail.data.agreement import check_same_data
 from vitrail.data.check.findings import RECORD, CheckRecord, read_record
 from vitrail.data.sheet import augmentation_sheet
 from vitrail.data.source import ArraySource
-from vitrail.environment import environment
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.measurement import measure_split as measure
 from vitrail.evaluation.output import disk_bytes
 from vitrail.files import MARKS, atomic_path, sweep_drafts
+from vitrail.machine import environment
 from vitrail.prediction import load
 from vitrail.ranks import Ranks, elastic_id, join_ranks, was_restarted
 from vitrail.schema import from_dict

@@ -4,7 +4,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError
 from vitrail.evaluation.measurement import align_classes, choose, pick_split, run
 from vitrail.files import check_run_folder
-from vitrail.machine import processor_name
+from vitrail.machine import installed_version, processor_name
 from vitrail.prediction import Predictor, load
 from vitrail.prediction.predictor import torch_runtime_of
 from vitrail.progress import Progress, pick_progress, working
@@ -376,15 +375,10 @@ def _difference(expected: Floats, actual: Floats, *, centred: bool) -> float:
 
 
 def _machine(peaks: dict[int, float]) -> dict[str, Any]:
-    versions = {"vitrail": __version__}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    installed = {name: version for name in PACKAGES if (version := installed_version(name))}
     return {
         "processor": processor_name(),
         "cores": os.cpu_count() or 1,
         "gemm_gflops": {count: peak / 1e9 for count, peak in peaks.items()},
-        "versions": versions,
+        "versions": {"vitrail": __version__, **installed},
     }
