@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.train import plan as plan
     from vitrail.verbs.train import resume as resume
     from vitrail.verbs.train import train as train
-    from vitrail.weights.infer import Hints as Hints
+    from vitrail.weights.hints import Hints as Hints
 
 __version__ = "0.1.0"
 

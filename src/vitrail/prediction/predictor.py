@@ -37,7 +37,7 @@ from vitrail.runtimes.runtime import (
 )
 from vitrail.threads import in_chunks, map_in_order
 from vitrail.weights.metadata import ClassNames, Facts
-from vitrail.weights.resolve import DEFAULT, EXPORTS, FormatName, locate
+from vitrail.weights.resolve import DEFAULT, EXPORTS, FormatName, Located, locate
 from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class Predictor(Facts):
 
 
 def load(
-    source: str | Path = DEFAULT,
+    source: str | Path | Located = DEFAULT,
     *,
     num_classes: int | None = None,
     classes: Sequence[str] | None = None,
@@ -354,7 +354,7 @@ def load(
     What a foreign file leaves open is settled by `hints`, or by a convention: an `AssumptionWarning` then lists what
     was assumed, and `Predictor.notes` keeps it.
     """
-    located = locate(source, allow_export=True)
+    located = source if isinstance(source, Located) else locate(source, allow_export=True)
     check_wanted(located, runtime, precision, device)
     is_open = located.suffix in EXPORTS or (runtime in (None, "torch") and precision != "auto")
     options = LoadOptions(
@@ -373,7 +373,7 @@ def load(
         verify=verify,
     )
     opened, facts = open_runtime(located, options)
-    predictor = Predictor(runtime=opened, source=str(source), **facts.facts())
+    predictor = Predictor(runtime=opened, source=located.name, **facts.facts())
     return predictor if is_open else predictor.on(runtime or "torch", precision, count=MANY)
 
 

@@ -7,15 +7,17 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-from vitrail.data.config import Columns, DataConfig
+from vitrail.data.config import Augment, Columns, DataConfig
 from vitrail.errors import ConfigError
-from vitrail.model.config import Pair
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.schema import from_dict, parse_size, to_dict
 from vitrail.synonyms import suggest_option
-from vitrail.weights.infer import Hints
+from vitrail.weights.hints import Hints
+
+if TYPE_CHECKING:
+    from vitrail.model.config import Pair
+    from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 
 T = TypeVar("T")
 Size = int | str | tuple[int, int]  # 384, "224x320", or (224, 320): height and width
@@ -142,11 +144,24 @@ class ServiceSettings(TypedDict, total=False):
     max_client_connections: int
     max_pictures: int
     rate_limit: float | None
-    runtime: RuntimeChoice
-    precision: PrecisionChoice
+    runtime: "RuntimeChoice"
+    precision: "PrecisionChoice"
     threads: int | None
     reload: bool
     access_log: bool
+
+
+def configs_of(settings: type) -> tuple[type[Any], ...]:
+    """The dataclasses whose fields a typed dictionary has."""
+    if settings is ServiceSettings:
+        from vitrail.serving.settings import ServeSettings
+
+        return (ServeSettings,)
+    if settings in (TrainSettings, ResumeSettings):
+        from vitrail.training.config import Machine, Optim, Schedule, Start
+
+        return Start, Optim, Schedule, Machine, Augment, DataConfig
+    return {DataSettings: (DataConfig,), ShowSettings: (DataConfig, Augment), HintSettings: (Hints,)}[settings]
 
 
 def check_settings(verb: Callable[..., Any], settings: Mapping[str, Any], *configs: type) -> None:
@@ -177,14 +192,12 @@ def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:
     return Hints(**values)
 
 
-def read_size(size: Size | None, name: str) -> Pair | None:
+def read_size(size: Size | None, name: str) -> "Pair | None":
     """The height and width that a number, a pair or a text stands for."""
     if isinstance(size, str):
         return parse_size(size, name)
     return (size, size) if isinstance(size, int) else size
 
-
-Out = str | Path | Callable[[], Path] | None  # the folder to write to, or a function that makes one once it is needed
 
 _USUAL = DataConfig()
 
