@@ -17,8 +17,8 @@ WITHOUT = """
 import sys
 from itertools import pairwise
 sys.modules["opentelemetry"] = None
-from vitrail.serving import server, tracing
-assert tracing.open_tracing() is None
+from vitrail.serving import server, telemetry
+assert telemetry.open_tracing() is None
 """
 
 
@@ -92,4 +92,4 @@ def test_failures_are_marked(recorder: Recorder) -> None:
 
 def test_nothing_is_recorded_where_it_is_not_installed_or_not_set_up() -> None:
     assert subprocess.run([sys.executable, "-c", WITHOUT]).returncode == 0
-    assert tracing.open_tracing() is None  # the API is installed here, and nobody has set it up
+    assert telemetry.open_tracing() is None  # the API is installed here, and nobody has set it up
