@@ -10,12 +10,11 @@ from opentelemetry import trace
 
 from serving.conftest import InProcess, encode
 from serving.test_gate import ask
-from vitrail.serving import telemetry as tracing
+from vitrail.serving import telemetry
 
 PARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 WITHOUT = """
 import sys
-from itertools import pairwise
 sys.modules["opentelemetry"] = None
 from vitrail.serving import server, telemetry
 assert telemetry.open_tracing() is None
