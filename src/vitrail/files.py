@@ -46,6 +46,19 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def lock_file(file: IO[Any]) -> bool:
+    """Lock an open file until it is closed, or its process ends, however it ends; False if another process has it.
+
+    A file system without locks prevents nothing.
+    """
+    from filelock import lock_descriptor
+
+    try:
+        return lock_descriptor(file.fileno(), blocking=False)
+    except OSError:
+        return True
+
+
 @contextmanager
 def atomic_path(path: Path) -> Generator[Path]:
     """A temporary path beside `path` for a new file or folder, which replaces `path` in one step if all goes well.

@@ -49,7 +49,7 @@ from vitrail.report.sections import (
 )
 from vitrail.schema import to_dict
 from vitrail.training.curves import learning_rates, read_rows
-from vitrail.training.run import chose_epoch, data_check, read_config, trained_on
+from vitrail.training.run_folder import chose_epoch, data_check, read_config, trained_on
 from vitrail.wording import counted
 
 REPORT = "report.html"
@@ -221,18 +221,18 @@ def story_of_eval(
 def report_on_run(
     folder: Path,
     dataset: Dataset,
-    device: str = "auto",
+    predictor: Predictor | None = None,
     *,
     measurement: Measurement | None = None,
     progress: Progress = silent,
 ) -> list[Path]:
     """Write the report of a finished run, its figures and tables beside it, and the numbers into its metrics.json.
 
-    The best weights are measured on test, or else val, unless that `measurement` exists already. A single process does
-    this, after the ranks have disconnected.
+    The best weights, if they are not loaded yet as `predictor`, are read; and they are measured on test, or else val,
+    unless that `measurement` exists already. A single process does this, after the ranks have disconnected.
     """
     config = read_config(folder)
-    predictor = load(folder, device=device)
+    predictor = predictor or load(folder)
     measurement = measurement or _measure(predictor, dataset, progress)
     paths: list[Path] = []
     if measurement is not None:

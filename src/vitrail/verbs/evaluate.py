@@ -37,7 +37,7 @@ from vitrail.ranks import shared_ranks
 from vitrail.report.assembly import REPORT, run_of, story_of_eval, write_evaluation
 from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.schema import to_dict
-from vitrail.training.run import chose_epoch
+from vitrail.training.run_folder import chose_epoch
 from vitrail.verbs.call import RuntimeRequest, tell_data
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.scores import Evaluation
