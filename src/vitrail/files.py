@@ -173,7 +173,7 @@ def check_run_folder(out: Path | None = None) -> None:
             f"{folder} must be a folder; {'it' if existing == folder.absolute() else existing} is a file."
         )
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{existing} is not writable; choose another folder with out=.")
+        raise ConfigError(f"{existing} is not writable; choose another folder with `out=`.")
 
 
 def new_run_folder(name: str, out: Path | None = None) -> Path:
@@ -197,7 +197,9 @@ def _make(folder: Path, *, exist_ok: bool = True) -> Path:
     except FileExistsError:
         raise
     except OSError as error:
-        raise ConfigError(f"the folder {folder} cannot be made ({error.strerror}); choose another with out=.") from None
+        raise ConfigError(
+            f"the folder {folder} cannot be made ({error.strerror}); choose another with `out=`."
+        ) from None
     return folder
 
 

@@ -11,7 +11,6 @@ import yaml
 
 from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
-from vitrail.environment import environment
 from vitrail.evaluation import output as records
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split, pick_split
@@ -20,6 +19,7 @@ from vitrail.evaluation.output import facts, write_facts
 from vitrail.evaluation.plots import mistakes_sheet
 from vitrail.evaluation.robustness import Robustness
 from vitrail.files import atomic_path
+from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
 from vitrail.report.blocks import (
@@ -50,7 +50,7 @@ from vitrail.report.sections import (
 from vitrail.schema import to_dict
 from vitrail.training.curves import learning_rates, read_rows
 from vitrail.training.run_folder import chose_epoch, data_check, read_config, trained_on
-from vitrail.wording import counted
+from vitrail.wording import counted, word_arguments
 
 REPORT = "report.html"
 
@@ -97,7 +97,7 @@ def assemble(
     rows = read_rows(story.run / "results.csv") if story.run is not None else []
     if story.run is not None and rows:
         epochs, took = counted(rows[-1].epoch, "epoch"), _duration(rows[-1].seconds)
-        chosen = read_config(story.run).chosen
+        chosen = word_arguments(read_config(story.run).chosen)
         summary = f"{epochs} in {took}{f'. Chosen: {chosen}' if chosen else ''}"
         sections.append(training_section(rows, _rates(predictor, story.run), summary))
         facts.append(Fact(name="training", value=took, note=epochs))

@@ -17,45 +17,17 @@ from typing import TYPE_CHECKING
 from vitrail.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
-    from vitrail.training.footprint import Footprint, estimate_footprint
-    from vitrail.training.listener import Listener
-    from vitrail.training.recipes import recipe
-    from vitrail.training.run import Run, train
+    from vitrail.training.config import Machine as Machine
+    from vitrail.training.config import Optim as Optim
+    from vitrail.training.config import Schedule as Schedule
+    from vitrail.training.config import Start as Start
+    from vitrail.training.config import TrainConfig as TrainConfig
+    from vitrail.training.footprint import Footprint as Footprint
+    from vitrail.training.footprint import estimate_footprint as estimate_footprint
+    from vitrail.training.listener import Listener as Listener
+    from vitrail.training.recipes import recipe as recipe
+    from vitrail.training.run import Run as Run
+    from vitrail.training.run import train as train
 
-# Module → the public names that it defines; pyright wants `__all__` spelled out too, and a test compares them.
-_HOMES = {
-    "config": (
-        "Machine",
-        "Optim",
-        "Schedule",
-        "Start",
-        "TrainConfig",
-    ),
-    "footprint": (
-        "Footprint",
-        "estimate_footprint",
-    ),
-    "listener": ("Listener",),
-    "recipes": ("recipe",),
-    "run": (
-        "Run",
-        "train",
-    ),
-}
 
-__all__ = [
-    "Footprint",
-    "Listener",
-    "Machine",
-    "Optim",
-    "Run",
-    "Schedule",
-    "Start",
-    "TrainConfig",
-    "estimate_footprint",
-    "recipe",
-    "train",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

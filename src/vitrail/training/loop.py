@@ -326,7 +326,7 @@ class Trainer:
             raise VitrailError(
                 f"training diverges again and again (step {before.step}: {reason}), "
                 f"{tried if rescues > MAX_RESCUES else 'and there is no other whole checkpoint to go back to'}; "
-                f"lower lr=, raise warmup=, or check the data. The checkpoints are in {self.last}."
+                f"lower `lr=`, raise `warmup=`, or check the data. The checkpoints are in {self.last}."
             )
         now = self.progress
         now.rescues, now.lr_scale = rescues, before.lr_scale / 2

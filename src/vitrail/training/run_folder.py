@@ -17,11 +17,11 @@ from vitrail.data import write_split_file
 from vitrail.data.check.findings import RECORD, CheckRecord, read_record
 from vitrail.data.sheet import augmentation_sheet
 from vitrail.data.source import ArraySource
-from vitrail.environment import environment
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.output import disk_bytes
 from vitrail.files import MARKS, atomic_path, lock_file, sweep_drafts
+from vitrail.machine import environment
 from vitrail.ranks import Ranks, elastic_id, was_restarted
 from vitrail.schema import from_dict
 from vitrail.training import snapshots
@@ -173,7 +173,7 @@ def read_config(folder: Path) -> TrainConfig:
     try:
         settings = read_yaml(path)
     except ConfigError as error:
-        raise ConfigError(f"{folder} is not a training run: {error}") from error
+        raise ConfigError(f"{folder} is not a training run: {error.message}") from error
     try:
         return from_dict(TrainConfig, settings)
     except (ConfigError, OverflowError, RecursionError) as error:
@@ -202,7 +202,9 @@ def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfi
     """A resumed run is the same run: settings may repeat what it has, and change only how it is carried out."""
     if changes.get("weights") in (AUTO, NONE, None):  # which the run has settled
         if "weights" in changes and changes["weights"] != AUTO and config.start.weights is not None:
-            raise ConfigError(f"weights={NONE!r} conflicts with the run, which has {config.start.weights!r}; omit it.")
+            raise ConfigError(
+                f"`weights={NONE!r}` conflicts with the run, which has {config.start.weights!r}; omit it."
+            )
         changes = {name: value for name, value in changes.items() if name != "weights"}
     allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
     config = replace(config, data=allowed.pop("data", config.data))
@@ -212,14 +214,14 @@ def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfi
             continue
         if name == "epochs" and config.schedule.minutes is not None:
             raise ConfigError(
-                f"epochs={value} conflicts with the run, which has minutes={config.schedule.minutes:g}; "
+                f"`epochs={value}` conflicts with the run, which has `minutes={config.schedule.minutes:g}`; "
                 "omit it to resume, or start a new run."
             )
         old = config.recipe if name == "recipe" else read_field(config, name)
         same = value == old if name == "recipe" else read_field(apply_changes(config, {name: value}), name) == old
         if not same:
             raise ConfigError(
-                f"{name}={value!r} conflicts with the run, which has {old!r}; omit it to resume, or start a new run."
+                f"`{name}={value!r}` conflicts with the run, which has {old!r}; omit it to resume, or start a new run."
             )
     return apply_changes(config, allowed)
 

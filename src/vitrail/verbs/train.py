@@ -257,7 +257,7 @@ def _refuse_begun(out: Path | None) -> None:
     if out is not None:
         refuse_locked(out)
     if out is not None and (out / CONFIG).exists():
-        raise ResumableError(f"{out} holds a run already; choose another out= for a new one", out)
+        raise ResumableError(f"{out} holds a run already; choose another `out=` for a new one", out)
 
 
 def _make_folder(setup: Setup, out: Path | None, lock: RunLock, name: str, checked: CheckRecord | None) -> Path:
