@@ -25,7 +25,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
 from .conftest import part_of_digits, quick_config
-from .test_probing import PROBE, Hearing
+from .test_run import PROBE, Hearing
 
 ALONE = Ranks()
 
