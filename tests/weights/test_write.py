@@ -18,7 +18,7 @@ from vitrail.weights import write as module
 from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
-from vitrail.weights.read import SUFFIXES, read_checkpoint
+from vitrail.weights.read import FORMATS, read_checkpoint
 from vitrail.weights.resolve import FormatName
 from vitrail.weights.write import compare, convert, write_checkpoint
 from weights_fixtures import FITTING
@@ -29,7 +29,7 @@ def test_every_format_is_written_and_proved(
     tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName
 ) -> None:
     write_checkpoint(make_checkpoint(**FITTING[name]), tmp_path / "a.safetensors")
-    target = tmp_path / f"out{SUFFIXES[name][0]}"
+    target = tmp_path / f"out{FORMATS[name].suffixes[0]}"
     conversion = convert(tmp_path / "a.safetensors", target, name)
     assert conversion.agreement.relative <= 1e-5
     assert conversion.agreement.top1 == 1.0
@@ -39,7 +39,9 @@ def test_every_format_is_written_and_proved(
 @pytest.mark.parametrize("name", ["timm", "hf", "torchvision"])
 def test_the_peer_is_a_witness(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName) -> None:
     write_checkpoint(make_checkpoint(**FITTING[name]), tmp_path / "a.safetensors")
-    conversion = convert(tmp_path / "a.safetensors", tmp_path / f"out{SUFFIXES[name][-1]}", name, verify_with_peer=True)
+    conversion = convert(
+        tmp_path / "a.safetensors", tmp_path / f"out{FORMATS[name].suffixes[-1]}", name, verify_with_peer=True
+    )
     assert conversion.peer is not None
     assert conversion.peer.relative <= 1e-5
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.dinov2 import BACKBONE, DINOV2_HEADS, head_size, mask_token, split_mask_token
+from vitrail.weights.dinov2 import BACKBONE, DINOV2_HEADS, mask_token, split_mask_token
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, positions
 from vitrail.weights.huggingface_config import (
     NOT_SQUARE,
@@ -25,16 +26,7 @@ from vitrail.weights.huggingface_config import (
     read_config,
 )
 from vitrail.weights.huggingface_preprocess import check_input_size, processor_config, read_preprocess
-from vitrail.weights.infer import (
-    Hints,
-    Raw,
-    assumed,
-    assumed_heads,
-    count_layers,
-    infer_heads,
-    infer_image_size,
-    optional_size,
-)
+from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, infer_image_size, infer_sizes
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, stacked, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_safetensors
@@ -148,7 +140,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     if "classifier.weight" in tensors and f"{prefix}pooler.dense.weight" in tensors:
         extras |= {name: tensors.pop(f"{prefix}{name}") for name in POOLER}
         remarks = ("the pooler beside the classifier is kept but not used, as transformers does",)
-    raw = Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars)
+    raw = replace(raw, tensors=tensors)
     facts = cast("Mapping[str, Any]", facts)
     config = read_config(raw, facts, prefix, hints)
     preprocess, assumed_processor = read_preprocess(raw.sidecars, facts["model_type"], config)
@@ -166,30 +158,31 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
 
 def _infer_facts(raw: Raw, prefix: str, generation: str, hints: Hints) -> dict[str, Any]:
     """What `config.json` would say of weights without one, as far as the keys tell; the rest has its defaults."""
-    width, channels, rows, columns = raw.shape(f"{prefix}{PATCHES}.weight", 4)
-    positions = raw.shape(f"{prefix}embeddings.position_embeddings", 3)[1]
-    registers = optional_size(raw, f"{prefix}embeddings.register_tokens", axis=1)
+    registers = raw.size(f"{prefix}embeddings.register_tokens", axis=1)
     dino = f"{prefix}encoder.layer.0.layer_scale1.lambda1" in raw.tensors
     names = (DINOV2_BLOCK if dino else VIT_BLOCK)[generation]
     first = prefix + names["block"].format(0)
-    depth = count_layers(raw.tensors, re.escape(prefix + names["block"]).replace(r"\{\}", r"(\d+)") + r"\.")
-    down = GATED[generation][-1]
-    gated = f"{first}.{down}.weight" in raw.tensors
-    mlp_width = raw.shape(f"{first}.{down if gated else names['fc2']}.weight", 2)[1]
+    layers = re.escape(prefix + names["block"]).replace(r"\{\}", r"(\d+)") + r"\."
+    gated = f"{first}.{GATED[generation][-1]}.weight" in raw.tensors
+    mlp = f"{first}.{GATED[generation][-1] if gated else names['fc2']}"
+    head_size = 64 if dino else None
+    sizes = infer_sizes(raw, hints, patches=prefix + PATCHES, layers=layers, mlp=mlp, head_size=head_size)
+    positions = raw.shape(f"{prefix}embeddings.position_embeddings", 3)[1]
     facts: dict[str, Any] = {
         "model_type": "vit" if not dino else "dinov2_with_registers" if registers else "dinov2",
-        "hidden_size": width,
-        "num_hidden_layers": depth,
-        "num_attention_heads": infer_heads(width, depth, hints, head_size(width) if dino else None),
-        "image_size": list(infer_image_size(positions, (1,), (rows, columns), hints)[0]),
-        "patch_size": [rows, columns],
-        "num_channels": channels,
+        "hidden_size": sizes["width"],
+        "num_hidden_layers": sizes["depth"],
+        "num_attention_heads": sizes["heads"],
+        "image_size": list(infer_image_size(positions, (1,), sizes["patch_size"], hints)[0]),
+        "patch_size": list(sizes["patch_size"]),
+        "num_channels": sizes["channels"],
         "qkv_bias": f"{first}.{names['query']}.bias" in raw.tensors,
     }
+    mlp_width = sizes["mlp_width"]
     if not dino:
         return facts | {"intermediate_size": mlp_width}
     facts |= {"num_register_tokens": registers} if registers else {}
-    return facts | {"use_swiglu_ffn": gated, "mlp_ratio": mlp_ratio(width, mlp_width, gated)}
+    return facts | {"use_swiglu_ffn": gated, "mlp_ratio": mlp_ratio(sizes["width"], mlp_width, gated)}
 
 
 def _assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
@@ -238,7 +231,7 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
         raise WeightsError(f"a Hugging Face model is a folder; got {path}; name a folder without a suffix.")
     config = checkpoint.config
     check_input_size(checkpoint.preprocess, config, resamples=is_dinov2(config))
-    dialect = checkpoint.origin.dialect if checkpoint.origin.format == "hf" else {}
+    dialect = checkpoint.origin.dialect_of("hf")
     if config.num_classes and not dialect.get("prefix", "vit."):
         dialect = {**dialect, "prefix": "vit."}  # a head has been added since
     tensors = write_tensors(key_table(config, dialect), checkpoint.tensors)

@@ -7,7 +7,7 @@ from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig, Rates, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.infer import Hints, Raw, optional_size
+from vitrail.weights.infer import Hints, Raw
 
 # Name of an activation in transformers → ours; the first name of each of ours is the one that we write.
 ACTIVATIONS = {
@@ -137,10 +137,10 @@ def read_config(raw: Raw, facts: Mapping[str, Any], prefix: str, hints: Hints) -
         depth=_whole(facts, "num_hidden_layers", 12),
         heads=heads,
         mlp_width=mlp_width,
-        num_classes=optional_size(raw, "classifier.weight") or 0,
+        num_classes=raw.size("classifier.weight") or 0,
         registers=_whole(facts, "num_register_tokens", 4) if kind == DINOV2[1] else 0,
         pooling=hints.pooling or "cls",
-        representation=optional_size(raw, f"{prefix}pooler.dense.weight"),
+        representation=raw.size(f"{prefix}pooler.dense.weight"),
         block=BlockConfig(
             qkv_bias=_flag(facts, "qkv_bias", True),
             norm_eps=hints.norm_eps or _number(facts, "layer_norm_eps", DEFAULT_EPS[kind]),

@@ -7,17 +7,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from vitrail.errors import WeightsError
 from vitrail.files import sha256_of
 from vitrail.weights.addresses import check_address, download, find_path
-
-if TYPE_CHECKING:
-    from vitrail.weights.formats import ForeignFormat
-
 
 FOLDER = Path(__file__).parent / "bundled"
 NAMES = ("cifar10",)
@@ -35,23 +30,8 @@ def bundled_path(name: str) -> Path:
     return path
 
 
+# A new format is a file that defines a `ForeignFormat`, its name here, and its module in `read.py`.
 FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
-
-
-@cache
-def foreign_formats() -> "tuple[ForeignFormat, ...]":
-    """Every format but our own."""
-    from vitrail.weights import big_vision, dinov2, google, huggingface, timm, torchvision
-
-    return (
-        google.FORMAT,
-        big_vision.FORMAT,
-        timm.FORMAT,
-        huggingface.FORMAT,
-        torchvision.FORMAT,
-        dinov2.FORMAT,
-    )
-
 
 MAX_SIDECAR = 10 * 2**20
 PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
