@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from conftest import randomize
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, Rates
-from vitrail.weights import huggingface_config
-from vitrail.weights import huggingface_preprocess as huggingface_processor
+from vitrail.weights import huggingface_config, huggingface_preprocess
 from vitrail.weights import write as module
 from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint
@@ -285,7 +284,7 @@ def test_a_misread_processor_does_not_prove_itself(
     tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(make_checkpoint(**FITTING["hf"]), tmp_path / "a", "hf")
-    monkeypatch.setitem(huggingface_processor.INTERPOLATIONS, 2, "bicubic")
+    monkeypatch.setitem(huggingface_preprocess.INTERPOLATIONS, 2, "bicubic")
     with pytest.raises(WeightsError, match=r"run on the source itself, prepares china.jpg differently"):
         convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
 

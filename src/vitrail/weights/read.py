@@ -19,7 +19,8 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import ForeignFormat, Format
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.metadata import ClassNames, name_classes, read_class_names
-from vitrail.weights.resolve import FormatName, Located, find_files, is_run, locate, names_model, read_json
+from vitrail.weights.resolve import FormatName, Located, find_files, is_run, locate, names_model
+from vitrail.weights.sidecars import read_sidecars
 from vitrail.weights.tensor_files import Contents, read_contents
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
@@ -81,7 +82,6 @@ OTHERS = (
         "a network in stages",
     ),
 )
-SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 
 def read_checkpoint(
@@ -186,11 +186,6 @@ def read_files(files: list[Path], allow_pickle: bool, ema: bool | None = None) -
             raise WeightsError(f"{file} has tensors that another shard has too: {', '.join(twice[:5])}.")
         contents.tensors.update(more)
     return contents
-
-
-def read_sidecars(folder: Path) -> dict[str, Any]:
-    """The JSON files that describe the weights beside them."""
-    return {name: read_json(folder / name) for name in SIDECARS if (folder / name).is_file()}
 
 
 def check_source(source: str | Path, *, class_names: ClassNames | None = None) -> ViTConfig | None:
