@@ -98,10 +98,8 @@ class HubConfig:
         pairs: list[tuple[str, Any, Any]] = []
         for name, path in FIELDS.items():
             actual: Any = attrgetter(path)(config)
-            if name != "num_heads":  # which no key shows
-                pairs.append(
-                    (name, bool(arguments[name]) if isinstance(actual, bool) else arguments.whole(name), actual)
-                )
+            stated = bool(arguments[name]) if isinstance(actual, bool) else arguments.whole(name)
+            pairs += [(name, stated, actual)] if name != "num_heads" else []  # which no key shows
         pairs += [
             ("patch_size", arguments.pair("patch_size"), config.patch_size),
             ("num_classes", arguments["num_classes"], config.num_classes),
@@ -261,8 +259,8 @@ def architecture(config: ViTConfig) -> tuple[str, dict[str, Any]]:
             )
         name, arguments = HYBRIDS[config.stem.blocks], {}
     arguments |= {
-        **{argument: attrgetter(path)(config) for argument, path in FIELDS.items()},
         "img_size": _square(config.image_size),
+        **{argument: attrgetter(path)(config) for argument, path in FIELDS.items()},
         "mlp_ratio": exact_ratio(config.width, config.hidden_width),
         "init_values": config.block.layer_scale,
         "no_embed_class": config.positioned_prefix == 0,
