@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from vitrail.errors import VitrailError
+from vitrail.evaluation.confidence import SplitOutputs, count_pictures, fit_trust
 from vitrail.evaluation.measurement import Measurement
-from vitrail.evaluation.trusting import Look, count_pictures, fit_trust
 from vitrail.prediction import load
 from vitrail.prediction.predictor import Predictor
 from vitrail.ranks import Ranks
@@ -85,7 +85,7 @@ def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) ->
         done = min(done + count, total)
         listener.prepared("pictures measured for the calibration", done, total)
 
-    def known(split: str, samples: Integers, order: list[int]) -> Look | None:
+    def known(split: str, samples: Integers, order: list[int]) -> SplitOutputs | None:
         return look_at_kept(setup, predictor, folder, split, samples, order)
 
     try:
@@ -104,7 +104,7 @@ def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) ->
 
 def look_at_kept(
     setup: Setup, predictor: Predictor, folder: Path, split: str, samples: Integers, order: list[int]
-) -> Look | None:
+) -> SplitOutputs | None:
     """What the head makes of the features on which it was trained, which are not computed again; None if it was not."""
     if not setup.config.start.training.on_features:
         return None
@@ -119,4 +119,4 @@ def look_at_kept(
     logits = runtime.run(runtime.model.classify, features).numpy()[:, order]
     there: Integers = kept.indices[chosen].numpy()
     lost = {source.key(int(index)): "cannot be read" for index in np.setdiff1d(samples, there)}
-    return Look(there, np.ascontiguousarray(logits), features.numpy(), lost)
+    return SplitOutputs(there, np.ascontiguousarray(logits), features.numpy(), lost)
