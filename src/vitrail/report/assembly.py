@@ -11,12 +11,12 @@ import yaml
 
 from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
-from vitrail.environment import environment
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split, pick_split
 from vitrail.evaluation.ood import OodScores
 from vitrail.evaluation.output import facts, write_evaluation, write_facts
 from vitrail.evaluation.robustness import Robustness
+from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
 from vitrail.report.blocks import (
@@ -46,8 +46,8 @@ from vitrail.report.sections import (
 )
 from vitrail.schema import to_dict
 from vitrail.training.curves import learning_rates, read_rows
-from vitrail.training.run import chose_epoch, data_check, read_config, trained_on
-from vitrail.wording import counted
+from vitrail.training.run_folder import chose_epoch, data_check, read_config, trained_on
+from vitrail.wording import counted, word_arguments
 
 REPORT = "report.html"
 
@@ -94,7 +94,7 @@ def assemble(
     rows = read_rows(context.run / "results.csv") if context.run is not None else []
     if context.run is not None and rows:
         epochs, took = counted(rows[-1].epoch, "epoch"), _duration(rows[-1].seconds)
-        chosen = read_config(context.run).chosen
+        chosen = word_arguments(read_config(context.run).chosen)
         summary = f"{epochs} in {took}{f'. Chosen: {chosen}' if chosen else ''}"
         sections.append(training_section(rows, _rates(predictor, context.run), summary))
         facts.append(Fact(name="training", value=took, note=epochs))
@@ -196,18 +196,18 @@ def evaluation_context(
 def report_on_run(
     folder: Path,
     dataset: Dataset,
-    device: str = "auto",
+    predictor: Predictor | None = None,
     *,
     measurement: Measurement | None = None,
     progress: Progress = silent,
 ) -> list[Path]:
     """Write the report of a finished run, its figures and tables beside it, and the numbers into its metrics.json.
 
-    The best weights are measured on test, or else val, unless that `measurement` exists already. A single process does
-    this, after the ranks have disconnected.
+    The best weights, if they are not loaded yet as `predictor`, are read; and they are measured on test, or else val,
+    unless that `measurement` exists already. A single process does this, after the ranks have disconnected.
     """
     config = read_config(folder)
-    predictor = load(folder, device=device)
+    predictor = predictor or load(folder)
     measurement = measurement or _measure(predictor, dataset, progress)
     paths: list[Path] = []
     if measurement is not None:
