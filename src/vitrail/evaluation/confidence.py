@@ -121,10 +121,13 @@ def fit_scaling(logits: Any, targets: Any) -> Scaling | None:
     def loss(exponent: float, smoothing: float = 0.0) -> float:
         return _nll(some, few, Scaling(math.exp(exponent), smoothing), 1 / (len(few) + 2))
 
+    def loss_of_both(numbers: Any) -> float:
+        return loss(*numbers)
+
     bounds, tolerance = (LOWEST, HIGHEST), {"xatol": 1e-4}
     one: Any = minimize_scalar(loss, bounds=bounds, method="bounded", options=tolerance)
     limits = (bounds, (0.0, MOST_SMOOTHING))
-    two: Any = minimize(lambda both: loss(*both), (one.x, 0.05), method="Nelder-Mead", bounds=limits, options=tolerance)
+    two: Any = minimize(loss_of_both, (one.x, 0.05), method="Nelder-Mead", bounds=limits, options=tolerance)
     worth = 2 * len(few) * (one.fun - two.fun) > math.log(len(few))
     exponent, smoothing = two.x if worth else (one.x, 0.0)
     best = Scaling(round(math.exp(exponent), 4), round(float(smoothing), 4))
