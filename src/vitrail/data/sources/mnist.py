@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
-from vitrail.data.source import ArraySource, Dataset
+from vitrail.data.source import ArraySource, Dataset, split_source
 from vitrail.data.split import SplitPlan
 from vitrail.errors import DataError
 from vitrail.untrusted import check_regular
@@ -112,9 +112,7 @@ def open_digits() -> Dataset:
     levels, labels = _read_levels()
     grey = np.round(levels * (255 / LEVELS)).astype(np.uint8)
     source = ArraySource(torch.as_tensor(grey[:, None]), labels, "digits")
-    parts = SplitPlan().apply([source.key(index) for index in range(len(source))], labels)
-    splits = {name: source.select(indices) for name, indices in parts.items()}
-    return Dataset(name="digits", classes=tuple("0123456789"), splits=splits)
+    return Dataset(name="digits", classes=tuple("0123456789"), splits=split_source(source, SplitPlan()))
 
 
 def _read_levels() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
