@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.data.config import TEST_RATE, VAL_RATE
 from vitrail.errors import ConfigError, DataError, shorten
-from vitrail.files import atomic_path, open_csv
+from vitrail.files import atomic_path
 
 # Folder or column value → the split that it means.
 SPLIT_NAMES = {
@@ -83,10 +83,11 @@ def stratify(
 
 def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:
     """Write split → (key, class) as the CSV that `read_split` reads."""
-    with atomic_path(path) as draft, open_csv(draft, ("key", "split", "class"), raw=True) as write:
+    with atomic_path(path) as draft, draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(("key", "split", "class"))
         for split, samples in rows.items():
-            for key, name in samples:
-                write((key, split, name))
+            writer.writerows((key, split, name) for key, name in samples)
 
 
 def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:

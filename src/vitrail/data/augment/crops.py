@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.config import Augment
-from vitrail.data.pixels import Picture, decode, open_picture, orientation
+from vitrail.data.pixels import Picture, decode, opened, orientation
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import as_bytes, pixels, resize, to_tensor
 from vitrail.rng import Draws
@@ -48,9 +48,7 @@ def crop_picture(
     """A resized random crop of one picture: bytes (C, H, W) of the spec's size."""
     if isinstance(picture, np.ndarray | Tensor):
         return crop_tensor(as_bytes(picture, spec, name), spec, augment, numbers)
-    if isinstance(picture, Image.Image):
-        return _crop_image(picture, spec, augment, numbers, name)
-    with open_picture(picture) as image:
+    with opened(picture, name) as image:
         return _crop_image(image, spec, augment, numbers, name)
 
 
