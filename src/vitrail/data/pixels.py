@@ -1,7 +1,8 @@
 """From any picture to the array that a model sees, without torch: exports run where it is not installed.
 
 Pictures are not trusted: the header is judged before a pixel is decoded. What torch itself resizes (the spec's kernels
-"bytes" and "float") and tensors go through `transform.py`."""
+"bytes" and "float") and tensors go through `transform.py`.
+"""
 
 import io
 import math
