@@ -130,5 +130,5 @@ def pick_device(name: "str | torch.device") -> "torch.device":
         torch.empty(1, device=device).cpu()  # there and back: `meta` holds no numbers
     except (RuntimeError, AssertionError) as error:
         first_line = str(error).splitlines()[0]
-        raise ConfigError(f'the device {str(name)!r} cannot be used: {first_line}; try device="cpu".') from error
+        raise ConfigError(f'the device {str(name)!r} cannot be used: {first_line}; try `device="cpu"`.') from error
     return device

@@ -297,7 +297,7 @@ def choose(
     Where `runtime` and `precision` leave no choice, what they say; a model that cannot be converted is an error then.
     """
     if batch is not None and (type(batch) is not int or batch < 1):
-        raise ConfigError(f"batch= must be a whole number of at least 1; got {batch!r}.")
+        raise ConfigError(f"must be a whole number of at least 1; got {batch!r}.", field="batch")
     converter = Converter(own, checkpoint)
     ways = list_ways(converter, runtime, precision)
     if len(ways) == 1:
