@@ -161,7 +161,7 @@ def contact_sheet(report: Report) -> Image.Image:
         for label, name in enumerate(dataset.classes[:MAX_CLASSES])
     ]
     rows += _duplicate_rows(report)
-    total = sum(len(source) for source in dataset.splits.values())
+    total = dataset.num_pictures
     shown = "" if len(dataset.classes) <= MAX_CLASSES else f", the first {MAX_CLASSES} shown"
     return draw_sheet(
         f"{dataset.name}: {counted(total, 'picture')}, {counted(len(dataset.classes), 'class')}{shown}",
