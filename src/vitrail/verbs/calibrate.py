@@ -7,8 +7,8 @@ from typing import Any, Unpack
 from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, WeightsError
+from vitrail.evaluation.confidence import count_pictures, fit_trust
 from vitrail.evaluation.measurement import Measurement
-from vitrail.evaluation.trusting import count_pictures, fit_trust
 from vitrail.machine import pick_device
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress, silent, working

@@ -196,7 +196,7 @@ def _data(name: str) -> DiagnosisSection:
     dataset = open_data(name)
     counts = ", ".join(f"{split} {len(source):,}" for split, source in dataset.splits.items())
     facts = [("name", dataset.name), ("classes", f"{len(dataset.classes):,}"), ("pictures", counts)]
-    total = sum(len(source) for source in dataset.splits.values())
+    total = dataset.num_pictures
     if total > CHECKED_PICTURES:
         facts.append(("check", "too many pictures to check here; run: vitrail data check"))
         return DiagnosisSection(title="Data", facts=tuple(facts))
