@@ -7,7 +7,8 @@ beside it removes what dead processes of this machine have left.
 The names in a data set may end up in a CSV file that someone opens: a class called `=HYPERLINK(…)` would be computed,
 one with an escape code would move the cursor. Such cells get a leading apostrophe, and control characters are spelled
 out (`\\x1b`). Numbers, -0.5 included, stay numbers. `raw` leaves every cell unchanged, for programs. Files that vitrail
-reads again (split.csv, results.csv) are written without that: they must hold exactly what they were given."""
+reads again (split.csv, results.csv) are written without that: they must hold exactly what they were given.
+"""
 
 import csv
 import ctypes
@@ -44,6 +45,19 @@ def sha256_of(path: Path) -> str:
     """The checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def lock_file(file: IO[Any]) -> bool:
+    """Lock an open file until it is closed, or its process ends, however it ends; False if another process has it.
+
+    A file system without locks prevents nothing.
+    """
+    from filelock import lock_descriptor
+
+    try:
+        return lock_descriptor(file.fileno(), blocking=False)
+    except OSError:
+        return True
 
 
 @contextmanager

@@ -1,12 +1,15 @@
 """Training: one loop for every recipe, on one process or many.
 
-config      `TrainConfig`: everything that decides a run, as data; recipes are named ones
-choosing    the whole config, from what was requested and what suits the data
-building    config → data, model, loaders; measuring finds out how long it will take, footprint what ranks hold and send
-optim       which weights change and how; muon, schedule
-gradients   the gradient of one batch, in micro-batches; ranks: one process or torchrun's many
-loop        the training loop; judging evaluates, snapshots make it resumable, signals and listener connect it
-run         the run folder, from its first file to its last
+config        `TrainConfig`: everything that decides a run, as data; recipes are named ones
+auto_config   the whole config, from what was requested and what suits the data
+setup         config → data, model, loaders
+plan          what a run will be: cost is measured, budget is a limit of time, footprint is what ranks hold and send
+objectives    what is learned, from what: pictures, features, with lora
+optim         which weights change and how; muon
+gradients     the gradient of one batch, in micro-batches, on one process or torchrun's many
+loop          the training loop; snapshots make it resumable, signals stop it, listener and display show it
+run           one run from its setup to the measured result; best_weights is what it makes
+run_folder    its files; run_data its pictures, curves its epochs
 """
 
 from typing import TYPE_CHECKING

@@ -29,7 +29,7 @@ from vitrail.training.cost import (
 from vitrail.training.features import check_batch_size
 from vitrail.training.listener import Listener, Plan
 from vitrail.training.objectives import make_objective
-from vitrail.training.probing import probe_config
+from vitrail.training.recipes import probe_config
 from vitrail.training.setup import Setup, check_strategy, fit_batch_size, prepare_run
 from vitrail.wording import counted
 

@@ -16,7 +16,7 @@ from vitrail.files import check_run_folder, new_run_folder
 from vitrail.machine import check_device, pick_device
 from vitrail.progress import say_line, working
 from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice, check_wanted
-from vitrail.weights.resolve import DEFAULT, EXPORTS, Located, is_run, is_run_or_weights, locate, names_model
+from vitrail.weights.resolve import DEFAULT_MODEL, EXPORTS, Located, is_run, is_run_or_weights, locate, names_model
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +130,7 @@ def resolve_model(
 
         read_class_names(class_names)
     if model is None or isinstance(model, str | Path):
-        located = locate(DEFAULT if model is None else model, allow_export=True)
+        located = locate(DEFAULT_MODEL if model is None else model, allow_export=True)
         if request.given():
             check_wanted(located, request.runtime, request.precision, device)
         return ModelArgument(located=located, request=request, class_names=class_names, device=device)
@@ -264,7 +264,7 @@ def resolve_data(
     if data is None:
         if is_weights(model) or not isinstance(model, str | Path):
             raise InputError(f"{model} is a model; also name the data to use it on: a folder, a table or a name.")
-        model, data = DEFAULT, model
+        model, data = DEFAULT_MODEL, model
     elif is_weights(data) and isinstance(model, str | Path) and not _is_model(str(model)):
         raise InputError(f"the model comes first, then the data; got {model} and {data}, which is a model.")
     argument = resolve_model(model, device=device, class_names=class_names, request=request)

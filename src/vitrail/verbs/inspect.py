@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitrail.model import Summary, ViT, ViTConfig
     from vitrail.prediction import Predictor
     from vitrail.weights.metadata import Origin
-    from vitrail.weights.sanity import Finding
+    from vitrail.weights.sanity import Diagnostic
     from vitrail.weights.trust import Trust
 
 SHOWN = 5  # names of classes in a row
@@ -40,7 +40,7 @@ class Inspection:
     classes: tuple[str, ...] | None
     origin: "Origin"
     trust: "Trust | None"
-    findings: "tuple[Finding, ...]"
+    findings: "tuple[Diagnostic, ...]"
 
     @property
     def usable(self) -> bool:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from vitrail.errors import ConfigError, shorten, suggest
-from vitrail.files import as_utf8, atomic_path, load_pyarrow, row_writer
+from vitrail.files import as_utf8, atomic_path, load_pyarrow, lock_file, row_writer
 from vitrail.prediction import Prediction
 from vitrail.prediction.predictor import Named
-from vitrail.training.lock import lock_file
 from vitrail.wording import plain
 
 SEPARATOR = " | "  # between the labels of a set in one cell

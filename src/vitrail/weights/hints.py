@@ -1,11 +1,14 @@
 """What the user knows about a foreign checkpoint. Needs no torch: the fields are flags of the command too."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from vitrail.errors import ConfigError
 from vitrail.schema import validate
+
+if TYPE_CHECKING:
+    from vitrail.model.config import BlockConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +36,8 @@ class Hints:
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive; got {value}.")
+
+    def override(self, block: "BlockConfig") -> "BlockConfig":
+        """The format's own block with what the user knows better."""
+        given = {name: getattr(self, name) for name in ("activation", "norm_eps", "attention_scale")}
+        return replace(block, **{name: value for name, value in given.items() if value is not None})
