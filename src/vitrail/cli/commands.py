@@ -7,7 +7,9 @@ module of the verb that runs is loaded, and none for `vitrail --help`.
 import ast
 import dataclasses
 import inspect
+import os
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -106,6 +108,8 @@ def run(function: Callable[..., Any], name: str, verb: Verb, values: dict[str, A
             values["pictures"] = pictures
     elif verb.several:
         values["model"] = several or None
+    if name == "predict" and "out" not in values and getattr(sys.stdout, "name", "") == os.devnull:
+        raise ConfigError("standard output is closed, so the predictions would be lost; pass `out=`FILE.")
     if "out" in arguments and arguments["out"].annotation == Out:
         values.setdefault("out", True)
     if "progress" in arguments:
@@ -186,7 +190,9 @@ def flag_type(annotation: Any) -> tuple[Any, dict[str, Any]]:
                 return tuple[Path, ...], {"consume_multiple": True}
             listed = tuple[item, ...]
             return listed, {"converter": split_list, "n_tokens": 1, "accepts_keys": False}
-    if {str, Path} & set(kinds) or any(not isinstance(kind, type) and get_origin(kind) is not Literal for kind in kinds):
+    if {str, Path} & set(kinds) or any(
+        not isinstance(kind, type) and get_origin(kind) is not Literal for kind in kinds
+    ):
         return str, {}
     return Union[tuple(kinds)], {}  # noqa: UP007 - of a tuple
 

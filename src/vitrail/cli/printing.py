@@ -35,6 +35,9 @@ def show(result: Any, *, as_json: bool = False) -> int:
     """Print what a verb returns, and give its exit code."""
     if result is None:
         return 0
+    if hasattr(result, "show"):  # one row after the other, as they are computed
+        result.show()
+        return int(result.exit_code)
     for remark in getattr(result, "remarks", tuple)():
         PlainConsole(stderr=True, highlight=False, markup=False).print(plain(remark), soft_wrap=True)
     if as_json:

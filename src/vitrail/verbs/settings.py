@@ -4,10 +4,12 @@ The typed dictionaries are for editors and type checkers, which cannot see the f
 test compares them with the dataclasses."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
+from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from vitrail.data.config import Augment, Columns, DataConfig
 from vitrail.errors import ConfigError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Size = int | str | tuple[int, int]  # 384, "224x320", or (224, 320): height and width
 
 
@@ -149,6 +152,23 @@ class ServiceSettings(TypedDict, total=False):
     threads: int | None
     reload: bool
     access_log: bool
+
+
+def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A verb that goes on taking old names of arguments, with a warning: `renamed(old="new")`."""
+
+    def decorate(verb: Callable[P, T]) -> Callable[P, T]:
+        @wraps(verb)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old, new in names.items():
+                if old in kwargs:
+                    warnings.warn(f"{old}= is called {new}= now", DeprecationWarning, stacklevel=2)
+                    kwargs[new] = kwargs.pop(old)
+            return verb(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def configs_of(settings: type) -> tuple[type[Any], ...]:
