@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vitrail.verbs.embed import embed as embed
     from vitrail.verbs.evaluate import evaluate as evaluate
     from vitrail.verbs.explain import explain as explain
+    from vitrail.verbs.explain import figures as figures
     from vitrail.verbs.export import export as export
-    from vitrail.verbs.figures import figures as figures
     from vitrail.verbs.inspect import inspect as inspect
     from vitrail.verbs.inspect import models as models
     from vitrail.verbs.inspect import summary as summary

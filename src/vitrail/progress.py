@@ -109,9 +109,9 @@ class SteadyConsole(PlainConsole):
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
-def table(rows: Iterable[Sequence[str | Text]], *columns: str, left: int = 1) -> Table:
+def table(rows: Iterable[Sequence[str | Text]], *columns: str, left: int = 1, edge: bool = True) -> Table:
     """Rows under their headings, of which those after the first `left` are of numbers; or else named values."""
-    shown = Table(*columns, box=None, show_header=bool(columns))
+    shown = Table(*columns, box=None, show_header=bool(columns), pad_edge=edge)
     for column in shown.columns[left:] if columns else ():
         column.justify = "right"
     for row in rows:
