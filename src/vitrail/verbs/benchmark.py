@@ -45,8 +45,8 @@ from vitrail.runtimes.runtime import Floats
 from vitrail.threads import num_cores
 from vitrail.verbs.comparison import Comparison, Row
 from vitrail.verbs.data import open_data
-from vitrail.verbs.evaluate import default_split
 from vitrail.verbs.loading import name_of
+from vitrail.verbs.scores import default_split
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import ClassNames
 from vitrail.weights.proof import sample_photos

@@ -15,8 +15,8 @@ from vitrail.progress import Progress, pick_progress, silent, working
 from vitrail.report.assembly import run_of
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.verbs.call import tell_data
-from vitrail.verbs.evaluate import open_with_splits
 from vitrail.verbs.loading import check_model
+from vitrail.verbs.scores import open_with_splits
 from vitrail.verbs.settings import DataSettings, read_data_settings
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import ClassNames

@@ -17,7 +17,7 @@ from vitrail.report.assembly import run_of
 from vitrail.rng import Draws, Integers
 from vitrail.runtimes.int8_trials import Calibration, Goal, Pictures
 from vitrail.threads import map_in_order, num_cores
-from vitrail.verbs.evaluate import open_with_splits
+from vitrail.verbs.scores import open_with_splits
 from vitrail.weights.checkpoint import Checkpoint
 
 RANGES = 300

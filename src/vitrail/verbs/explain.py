@@ -213,7 +213,8 @@ class Figures:
         """What the command prints."""
         for note in self.remarks_on_all:
             yield f"note: {plain(note)}"
-        yield f"wrote {', '.join(plain(str(path)) for path in self.written if path.suffix == '.png')} and a .pdf of each"
+        pictured = ", ".join(plain(str(path)) for path in self.written if path.suffix == ".png")
+        yield f"wrote {pictured} and a .pdf of each"
         yield f"next: {plain(self.following)}"
 
 
