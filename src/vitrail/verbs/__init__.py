@@ -68,8 +68,8 @@ VERBS = {
                 line="Check every picture: counts, sizes, damaged files, duplicates, leakage between splits, "
                 "imbalance.",
                 about="Exit code 0: no problems (there may be notes). 1: warnings or errors that need attention. "
-                "2: the data cannot be used, more pictures of a split cannot be read than --max-broken-rate allows, or the "
-                "labels are no classes.",
+                "2: the data cannot be used, more pictures of a split cannot be read than --max-broken-rate allows, or "
+                "the labels are no classes.",
                 home="data:check_data",
             ),
             "show": Verb(

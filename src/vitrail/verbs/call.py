@@ -122,6 +122,7 @@ def resolve_model(
     device: "str | torch.device" = "auto",
     class_names: "ClassNames | None" = None,
     request: RuntimeRequest = USUAL,
+    allow_export: bool = True,
 ) -> ModelArgument:
     """The model of a call, None for the bundled one; what it cannot have, or comes too late for it, is an error."""
     check_device(device)
@@ -130,7 +131,7 @@ def resolve_model(
 
         read_class_names(class_names)
     if model is None or isinstance(model, str | Path):
-        located = locate(DEFAULT_MODEL if model is None else model, allow_export=True)
+        located = locate(DEFAULT_MODEL if model is None else model, allow_export=allow_export)
         if request.given():
             check_wanted(located, request.runtime, request.precision, device)
         return ModelArgument(located=located, request=request, class_names=class_names, device=device)
