@@ -109,11 +109,14 @@ class SteadyConsole(PlainConsole):
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
-def table(rows: Iterable[Sequence[str | Text]], *columns: str, left: int = 1, edge: bool = True) -> Table:
+def table(
+    rows: Iterable[Sequence[str | Text]], *columns: str, left: int = 1, edge: bool = True, whole: bool = False
+) -> Table:
     """Rows under their headings, of which those after the first `left` are of numbers; or else named values."""
     shown = Table(*columns, box=None, show_header=bool(columns), pad_edge=edge)
-    for column in shown.columns[left:] if columns else ():
-        column.justify = "right"
+    for place, column in enumerate(shown.columns):
+        column.justify = "right" if place >= left else "left"
+        column.no_wrap = whole
     for row in rows:
         cells = [cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row]
         if not columns:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 from cyclopts import App, Group, Parameter, Token
 
 from vitrail.cli.printing import show
-from vitrail.cli.usage import describe_unknown_option
+from vitrail.cli.usage import as_flags, describe_unknown_option
 from vitrail.errors import ConfigError
 from vitrail.verbs import VERBS, Verb
 
@@ -116,7 +116,8 @@ def run(function: Callable[..., Any], name: str, verb: Verb, values: dict[str, A
         values["progress"] = True
     if "as_json" in arguments:
         values["as_json"] = as_json
-    return show(function(**values, **settings), as_json=as_json)
+    known = {flag for argument, each in _arguments(function, verb).items() for flag in _names(argument, each)}
+    return show(function(**values, **settings), as_json=as_json, word=lambda text: as_flags(text, known))
 
 
 def _arguments(function: Callable[..., Any], verb: Verb) -> dict[str, _Declared]:

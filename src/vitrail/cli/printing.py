@@ -1,13 +1,17 @@
 """What the command prints: results, errors and notes."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from rich import markup
+from rich.table import Table
 from rich.text import Text
 
 from vitrail.progress import PlainConsole, SteadyConsole
 from vitrail.wording import plain, reason
+
+WIDEST = 200  # characters in a line
 
 
 def print_json(facts: Any) -> None:
@@ -31,19 +35,26 @@ def print_note(text: str) -> None:
     PlainConsole(stderr=True, highlight=False, markup=False).print(f"note: {plain(text)}", soft_wrap=True)
 
 
-def show(result: Any, *, as_json: bool = False) -> int:
-    """Print what a verb returns, and give its exit code."""
+def show(result: Any, *, as_json: bool = False, word: Callable[[str], str] = str) -> int:
+    """Print what a verb returns, its arguments as `word` puts them, and give its exit code."""
     if result is None:
         return 0
     if hasattr(result, "show"):  # one row after the other, as they are computed
         result.show()
         return int(result.exit_code)
     for remark in getattr(result, "remarks", tuple)():
-        PlainConsole(stderr=True, highlight=False, markup=False).print(plain(remark), soft_wrap=True)
+        PlainConsole(stderr=True, highlight=False, markup=False).print(word(plain(remark)), soft_wrap=True)
     if as_json:
         print_json(result.to_dict())
-    else:
-        console = SteadyConsole(highlight=False, markup=False)
-        for line in result.lines():
-            console.print(line, soft_wrap=isinstance(line, str | Text), crop=False)
+        return int(result.exit_code)
+    console = SteadyConsole(highlight=False, markup=False)
+    for line in result.lines():
+        if isinstance(line, Table):
+            if any(column.no_wrap for column in line.columns):  # numbers that are cut off are worth nothing
+                whole = console.measure(line, options=console.options.update(max_width=WIDEST)).maximum
+                console.width = max(console.width, whole)
+            console.print(line)
+        else:
+            text = line if isinstance(line, Text) else Text(line)
+            console.print(Text(word(text.plain), style=text.style, spans=text.spans), soft_wrap=True)
     return int(result.exit_code)

@@ -69,7 +69,7 @@ class Export:
             from vitrail.runtimes.int8_trials import HEAD
 
             yield self.calibration
-            yield table((trial.cells for trial in self.trials), *HEAD, left=2, edge=False)
+            yield table((trial.cells for trial in self.trials), *HEAD, left=2, edge=False, whole=True)
         reference, digits = ("float32", 2) if self.trials else ("torch", 0)
         yield (
             f"beside {reference}: largest difference {proof.difference:.2e} of {proof.what} up to {proof.scale:.3g} "
