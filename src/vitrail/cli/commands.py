@@ -25,6 +25,7 @@ from vitrail.errors import ConfigError
 from vitrail.verbs import VERBS, Verb
 
 UNSET: Any = object()  # not None, which is a value that can be passed: --clip none
+HIDDEN = ("progress", "as_json", "word")  # arguments that the command itself passes
 PREFIX = "verb_"  # of the names in this module that are commands
 UNIONS = (Union, types.UnionType)
 JSON_HELP = "Print JSON instead of a table, for programs."
@@ -114,10 +115,10 @@ def run(function: Callable[..., Any], name: str, verb: Verb, values: dict[str, A
         values.setdefault("out", True)
     if "progress" in arguments:
         values["progress"] = True
-    if "as_json" in arguments:
-        values["as_json"] = as_json
     known = {flag for argument, each in _arguments(function, verb).items() for flag in _names(argument, each)}
-    return show(function(**values, **settings), as_json=as_json, word=lambda text: as_flags(text, known))
+    how = {"as_json": as_json, "word": lambda text: as_flags(text, known)}
+    values |= {argument: value for argument, value in how.items() if argument in arguments}
+    return show(function(**values, **settings), **how)
 
 
 def _arguments(function: Callable[..., Any], verb: Verb) -> dict[str, _Declared]:
@@ -135,7 +136,7 @@ def _arguments(function: Callable[..., Any], verb: Verb) -> dict[str, _Declared]
     for argument, each in inspect.signature(function).parameters.items():
         if each.kind is each.VAR_KEYWORD:
             flags |= _settings(each.annotation, function)
-        elif argument in ("progress", "as_json") or (verb.several and argument in (verb.several, verb.several[:-1])):
+        elif argument in HIDDEN or (verb.several and argument in (verb.several, verb.several[:-1])):
             continue
         else:
             positional = each.kind is each.POSITIONAL_OR_KEYWORD and not verb.several and argument not in verb.flags

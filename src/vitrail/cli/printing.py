@@ -39,8 +39,8 @@ def show(result: Any, *, as_json: bool = False, word: Callable[[str], str] = str
     """Print what a verb returns, its arguments as `word` puts them, and give its exit code."""
     if result is None:
         return 0
-    if hasattr(result, "show"):  # one row after the other, as they are computed
-        result.show()
+    if hasattr(result, "show_rows"):  # one row after the other, as they are computed
+        result.show_rows()
         return int(result.exit_code)
     for remark in getattr(result, "remarks", tuple)():
         PlainConsole(stderr=True, highlight=False, markup=False).print(word(plain(remark)), soft_wrap=True)

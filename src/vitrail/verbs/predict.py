@@ -91,7 +91,7 @@ class _Rows(ABC):
         self.written = (path,)
         return path
 
-    def show(self) -> None:
+    def show_rows(self) -> None:
         """Print the rows, if they were not written, then a summary on the error stream, so that rows can be piped."""
         if not self.written:
             write = TerminalTable(self.columns).write
