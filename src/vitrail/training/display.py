@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitrail.data.check.findings import DataFinding
 from vitrail.progress import Pulse
-from vitrail.training.curves import Row
+from vitrail.training.curves import EpochRow
 from vitrail.training.listener import Listener, Plan
 from vitrail.wording import counted, duration, word_arguments
 
@@ -130,7 +130,7 @@ class Display(Listener):
         speed = f"{images_per_second:,.0f} images/s"
         self._bar.update(self._bar.task_ids[0], completed=step, description=f"loss {loss:.3f}", speed=speed)
 
-    def finished_epoch(self, row: Row, is_best: bool) -> None:
+    def finished_epoch(self, row: EpochRow, is_best: bool) -> None:
         if self.silent:
             return
         parts = [f"epoch {row.epoch}/{self._epochs}", f"loss {row.train_loss:.4f}"]
