@@ -55,7 +55,7 @@ def test_the_last_epochs_end_is_kept_too(tmp_path: Path) -> None:
     assert names == ["2", "4", "5"]
     assert str(snapshots.pick_whole(tmp_path, whole_epochs=True, verified=False)[0]).endswith("2")
     assert str(snapshots.pick_whole(tmp_path, {"step-000000005"}, verified=False)[0]).endswith("4")
-    assert snapshots.pick(tmp_path / "nothing", set(), whole_epochs=False) is None
+    assert snapshots.pick_whole(tmp_path / "nothing") == (None, {})
 
 
 def test_the_same_step_again_replaces_it_without_a_gap(tmp_path: Path, monkeypatch) -> None:
