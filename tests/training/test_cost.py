@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from conftest import Clock
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, OutOfMemoryError
 from vitrail.model.block import Block
 from vitrail.ranks import Ranks
 from vitrail.training import cost as measuring
@@ -118,7 +118,7 @@ def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callabl
 def test_memory_that_runs_out_ends_the_search(make_setup: Callable[..., Setup], monkeypatch) -> None:
     def fake(setup: Setup, _: Ranks) -> Measured:
         if setup.config.machine.batch_size == 32:
-            raise ConfigError("does not fit into the memory")
+            raise OutOfMemoryError("does not fit into the memory")
         return Measured(seconds=1.0, images=16, peak_bytes=0)
 
     monkeypatch.setattr(measuring, "measure", fake)
