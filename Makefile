@@ -42,6 +42,7 @@ bench: .venv/dev.stamp  ## side-by-side tables against the peers
 	$(BIN)/python -m benchmarks.serving
 
 dist: .venv/dev.stamp  ## the sdist and the wheel of a release, in dist/
+	$(PIP_INSTALL) twine
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m twine check --strict dist/*

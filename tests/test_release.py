@@ -62,7 +62,6 @@ def run(folder: Path, *command: str) -> str:
 def test_distributions_are_whole(dist: Path) -> None:
     wheel, source = next(dist.glob("*.whl")), next(dist.glob("*.tar.gz"))
     assert source.name == f"vitrail-{vitrail.__version__}.tar.gz"
-    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(source)], check=True)
     tracked = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert files == {name.removeprefix("src/") for name in tracked.splitlines()}

@@ -171,8 +171,9 @@ def test_what_does_not_fit_together(
         vitrail.benchmark(swiglu, **QUICK, compare=["torchvision"])
     real = contestants.find_spec
     for module in ("registry", "runtimes.contestants"):
-        missing = ("openvino", "timm")
-        monkeypatch.setattr(f"vitrail.{module}.find_spec", lambda name: None if name in missing else real(name))
+        monkeypatch.setattr(
+            f"vitrail.{module}.find_spec", lambda name: None if name in ("openvino", "timm") else real(name)
+        )
     with pytest.raises(ConfigError, match=r'openvino: not installed; run: pip install "vitrail\[export\]"'):
         vitrail.benchmark(odd, **QUICK, runtimes=["openvino"])
     with pytest.raises(ConfigError, match=r'timm is not installed; run: pip install "vitrail\[peers\]"'):

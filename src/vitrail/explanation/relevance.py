@@ -4,7 +4,8 @@ rollout           ("Quantifying Attention Flow in Transformers", Abnar & Zuidema
                   what a token had (the residual) and half of what it attended to, averaged over the heads:
                   Â = ½ A + ½ I. The product Â_L ⋯ Â_1 gives how much of each patch reaches the tokens that
                   the pooling reads. The forward pass stays fused; each layer's head mean is computed from its
-                  queries and keys and multiplied in at once, so that one (N, N) matrix is kept, whatever the depth and number of heads.
+                  queries and keys and multiplied in at once, so that one (N, N) matrix is kept,
+                  whatever the depth and number of heads.
 
 The others explain one class, through the gradient of its logit with respect to the attention probabilities. Both
 weigh the heads by what they do for the class: Ā = E_h[(∇A ⊙ A)⁺].

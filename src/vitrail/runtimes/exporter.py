@@ -46,16 +46,16 @@ class Exported:
 def choose_target(path: Path, to: str | None) -> str:
     """The runtime that a path means by its suffix, unless it is named."""
     if to is not None and to not in RUNTIMES:
-        raise ConfigError(f"to= must be one of {', '.join(RUNTIMES)}; got {to!r}.")
+        raise ConfigError(f"must be one of {', '.join(RUNTIMES)}; got {to!r}.", field="to")
     suffix = path.suffix.lower()
     for kind in RUNTIMES.values():
         if to == kind.key or (to is None and suffix and suffix == kind.path_suffix):
             if suffix != kind.path_suffix:
                 written = f"a file that ends in {kind.suffix}" if kind.path_suffix else "a folder"
-                raise ConfigError(f"to={kind.key!r} writes {written}; got {path}.")
+                raise ConfigError(f"`to={kind.key!r}` writes {written}; got {path}.")
             return kind.key
     files = " or ".join(kind.suffix for kind in RUNTIMES.values() if not kind.folder)
-    folders = " or ".join(f'to="{kind.key}"' for kind in RUNTIMES.values() if kind.folder)
+    folders = " or ".join(f'`to="{kind.key}"`' for kind in RUNTIMES.values() if kind.folder)
     raise ConfigError(f"an export ends in {files}, or is a folder with {folders}; got {path}.")
 
 

@@ -28,6 +28,10 @@ class Origin:
     source: str = ""  # as the user named it
     sha256: dict[str, str] = field(default_factory=dict[str, str])  # file name → checksum of what was read
 
+    def dialect_of(self, format_name: FormatName) -> dict[str, str]:
+        """The spellings to write a format with: those of the file, if the weights come from this format."""
+        return self.dialect if self.format == format_name else {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:

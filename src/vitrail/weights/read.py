@@ -14,49 +14,37 @@ from vitrail.errors import AssumptionWarning, ConfigError, VitrailError, Weights
 from vitrail.model import ResNetStem, ViTConfig, variant
 from vitrail.schema import from_dict
 from vitrail.untrusted import read_yaml
-from vitrail.weights import native
+from vitrail.weights import big_vision, dinov2, google, huggingface, native, timm, torchvision
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import ForeignFormat, Format
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.metadata import ClassNames, name_classes, read_class_names
-from vitrail.weights.resolve import (
-    FormatName,
-    Located,
-    find_files,
-    foreign_formats,
-    is_run,
-    locate,
-    names_model,
-    read_json,
-)
+from vitrail.weights.resolve import FormatName, Located, find_files, is_run, locate, names_model
+from vitrail.weights.sidecars import read_sidecars
 from vitrail.weights.tensor_files import Contents, read_contents
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
-FOREIGN: dict[FormatName, ForeignFormat] = {each.name: each for each in foreign_formats()}
+# The table of formats: a new one is a file of its own, its name in `resolve.FormatName`, and its module here.
+_MODULES = (google, big_vision, timm, huggingface, torchvision, dinov2)
+FOREIGN: dict[FormatName, ForeignFormat] = {each.FORMAT.name: each.FORMAT for each in _MODULES}
 FORMATS: dict[FormatName, Format] = {"vitrail": native.FORMAT, **FOREIGN}
-SUFFIXES: dict[FormatName, tuple[str, ...]] = {name: each.suffixes for name, each in FORMATS.items()}
-
-
-def refusals(config: ViTConfig, format_name: FormatName) -> list[str]:
-    """Why a format cannot hold a model of this config; empty if it can."""
-    return FORMATS[format_name].refusals(config)
 
 
 def check_format(name: str) -> None:
     """Raise unless this is the name of a format."""
-    if name not in SUFFIXES:
-        raise WeightsError(f"unknown format {name!r}; {suggest(name, SUFFIXES)}")
+    if name not in FORMATS:
+        raise WeightsError(f"unknown format {name!r}; {suggest(name, FORMATS)}")
 
 
 def choose_format(path: Path) -> FormatName:
     """The format that a path's suffix implies: ours if we have it, else the only one that does."""
-    names: list[FormatName] = [name for name, suffixes in SUFFIXES.items() if path.suffix in suffixes]
+    names: list[FormatName] = [name for name, each in FORMATS.items() if path.suffix in each.suffixes]
     if "vitrail" in names or len(names) == 1:
         return names[0]
     if names:
         what = f"a file that ends in {path.suffix}" if path.suffix else "a folder"
-        raise WeightsError(f"{what} can be {' or '.join(names)}; choose with format=; got {path}.")
-    known = sorted({suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix})
+        raise WeightsError(f"{what} can be {' or '.join(names)}; choose with `format=`; got {path}.")
+    known = sorted({suffix for each in FORMATS.values() for suffix in each.suffixes if suffix})
     raise WeightsError(f"a checkpoint must end in {', '.join(known)}, or be a folder; got {path}.")
 
 
@@ -94,7 +82,6 @@ OTHERS = (
         "a network in stages",
     ),
 )
-SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 
 def read_checkpoint(
@@ -125,7 +112,7 @@ def read_checkpoint(
         checkpoint = FOREIGN[name].read(raw, hints)
     except VitrailError as error:
         refuse_family(names, source, TRANSFORMERS)
-        message = str(error)
+        message = error.message
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
     except NONSENSE as error:
         raise WeightsError(f"{source}, read as {name}, is inconsistent: {error}") from error
@@ -141,16 +128,11 @@ def read_checkpoint(
 def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
     """Our checkpoints state everything; the user's hints still override it, as far as the weights allow."""
     config = checkpoint.config
-    block = replace(
-        config.block,
-        activation=hints.activation or config.block.activation,
-        norm_eps=hints.norm_eps or config.block.norm_eps,
-        attention_scale=hints.attention_scale or config.block.attention_scale,
-    )
-    pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
     if hints.image_size not in (None, config.image_size):
         raise WeightsError(f"this checkpoint is for pictures of {config.image_size}; resample it to change that.")
-    return replace(checkpoint, config=replace(config, block=block, pooling=pooling, heads=heads))
+    pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
+    config = replace(config, block=hints.override(config.block), pooling=pooling, heads=heads)
+    return replace(checkpoint, config=config)
 
 
 def _matches(tensors: dict[str, Tensor], format_name: FormatName | None = None) -> list[FormatName]:
@@ -184,7 +166,7 @@ def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with source_format=.")
+        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with `source_format=`.")
     refuse_family(tensors, source, TRANSFORMERS)
     if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
         raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")
@@ -204,11 +186,6 @@ def read_files(files: list[Path], allow_pickle: bool, ema: bool | None = None) -
             raise WeightsError(f"{file} has tensors that another shard has too: {', '.join(twice[:5])}.")
         contents.tensors.update(more)
     return contents
-
-
-def read_sidecars(folder: Path) -> dict[str, Any]:
-    """The JSON files that describe the weights beside them."""
-    return {name: read_json(folder / name) for name in SIDECARS if (folder / name).is_file()}
 
 
 def check_source(source: str | Path, *, class_names: ClassNames | None = None) -> ViTConfig | None:

@@ -3,22 +3,17 @@
 A source is parsed once, by `locate`, and its result is passed on.
 This reads and downloads nothing, and needs no torch."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from vitrail.errors import WeightsError
 from vitrail.files import sha256_of
 from vitrail.registry import EXPORTS
 from vitrail.weights.addresses import check_address, download, find_path
-
-if TYPE_CHECKING:
-    from vitrail.weights.formats import ForeignFormat
-
+from vitrail.weights.sidecars import read_json
 
 FOLDER = Path(__file__).parent / "bundled"
 NAMES = ("cifar10",)
@@ -36,25 +31,9 @@ def bundled_path(name: str) -> Path:
     return path
 
 
+# A new format is a file that defines a `ForeignFormat`, its name here, and its module in `read.py`.
 FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
 
-
-@cache
-def foreign_formats() -> "tuple[ForeignFormat, ...]":
-    """Every format but our own."""
-    from vitrail.weights import big_vision, dinov2, google, huggingface, timm, torchvision
-
-    return (
-        google.FORMAT,
-        big_vision.FORMAT,
-        timm.FORMAT,
-        huggingface.FORMAT,
-        torchvision.FORMAT,
-        dinov2.FORMAT,
-    )
-
-
-MAX_SIDECAR = 10 * 2**20
 PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
 CHECKPOINT_SUFFIXES = frozenset({".safetensors", ".npz"} | PICKLES)
 WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
@@ -93,19 +72,6 @@ def _read_index(index: Path) -> list[Path]:
         if Path(name).name != name or name.startswith("."):
             raise WeightsError(f"{index} points outside its own folder: {name!r}; we do not follow that.")
     return [index.parent / name for name in names]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that we do not trust."""
-    if path.stat().st_size > MAX_SIDECAR:
-        raise WeightsError(f"{path} is larger than {MAX_SIDECAR // 2**20} MiB, too large for a configuration.")
-    try:
-        facts: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(facts, dict):
-        raise WeightsError(f"{path} must hold a JSON object; got {type(facts).__name__}.")
-    return cast("dict[str, Any]", facts)
 
 
 def checksums_of(path: str | Path) -> dict[str, str]:

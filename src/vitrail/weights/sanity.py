@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.resolve import foreign_formats
+from vitrail.weights.read import FOREIGN
 
 IMAGENET_21K = (21841, 21843)
 Severity = Literal["note", "warning", "error"]
@@ -72,7 +72,7 @@ def _representation(checkpoint: Checkpoint) -> list[Finding]:
         return [
             _warn(
                 "the representation layer (pooler) looks random: its bias is 0 and its weights are a normal of 0.02, "
-                "as transformers initialises it; convert it with drop_representation= to remove it"
+                "as transformers initialises it; convert it with `drop_representation=` to remove it"
             )
         ]
     if not config.representation and config.num_classes in IMAGENET_21K:
@@ -96,7 +96,9 @@ def _types(checkpoint: Checkpoint) -> list[Finding]:
 
 def _normalisation(checkpoint: Checkpoint) -> list[Finding]:
     spec, origin, config = checkpoint.preprocess, checkpoint.origin.format, checkpoint.config
-    family = "dinov2" if origin == "hf" and config.block.layer_scale is not None else _families().get(origin)
+    family = getattr(FOREIGN.get(origin), "family", None)
+    if origin == "hf" and config.block.layer_scale is not None:
+        family = "dinov2"
     if family is None:
         return []
     usual = preset(family, channels=spec.channels)
@@ -108,10 +110,6 @@ def _normalisation(checkpoint: Checkpoint) -> list[Finding]:
             f"{_shown(usual.mean)} and {_shown(usual.std)}); wrong unless the weights were trained with them"
         )
     ]
-
-
-def _families() -> dict[str, str | None]:
-    return {each.name: each.family for each in foreign_formats()}
 
 
 def _shown(values: tuple[float, ...]) -> str:

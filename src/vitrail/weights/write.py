@@ -30,22 +30,22 @@ from vitrail.weights.proof import (
     sample_photos,
 )
 from vitrail.weights.proof import agree as _agree
-from vitrail.weights.read import FORMATS, SUFFIXES, check_format, open_checkpoint, read_checkpoint, refusals
+from vitrail.weights.read import FORMATS, check_format, open_checkpoint, read_checkpoint
 from vitrail.weights.resolve import FormatName, Located, checksums_of, find_files, locate
 
 
 def check_target(path: Path, format_name: FormatName) -> None:
     """Raise unless the path can hold the format."""
     check_format(format_name)
-    if path.suffix not in SUFFIXES[format_name]:
-        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
+    if path.suffix not in FORMATS[format_name].suffixes:
+        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in FORMATS[format_name].suffixes)
         raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {path}.")
 
 
 def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> None:
     """Raise unless the format can hold the model and the path can hold the format."""
     check_target(path, format_name)
-    if reasons := refusals(config, format_name):
+    if reasons := FORMATS[format_name].refusals(config):
         raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
 
 
@@ -183,14 +183,15 @@ def _check_input_size(checkpoint: Checkpoint, to: FormatName, path: Path) -> tup
     sizes += f"and the model expects {expected[0]}×{expected[1]}"
     if path.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
         raise WeightsError(
-            f'{sizes}; {to} needs these to be equal: resample the positions with resize="{prepared[0]}x{prepared[1]}".'
+            f"{sizes}; {to} needs these to be equal: resample the positions with "
+            f'`resize="{prepared[0]}x{prepared[1]}"`.'
         )
     return (f"{sizes}: its positions are resampled for every picture",)
 
 
 def _check_unused(path: Path, source: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
-        raise WeightsError(f"{path} exists; choose another name, or pass overwrite= to replace it.")
+        raise WeightsError(f"{path} exists; choose another name, or pass `overwrite=` to replace it.")
     check_replaceable(path)
     if path.is_dir() and path.resolve() in (source.resolve(), *source.resolve().parents):
         raise WeightsError(f"{path} holds the source itself; choose another name.")
