@@ -174,7 +174,7 @@ def test_another_model_machine_or_number_of_threads_is_measured_again(
     keys.add(auto.decision_key(converter_of(predictor), ways))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     keys.add(auto.decision_key(converter_of(predictor), ways))
-    monkeypatch.setattr(auto, "version", lambda name: "9")
+    monkeypatch.setattr(auto, "installed_version", lambda name: "9")
     keys.add(auto.decision_key(converter_of(predictor), ways))
     assert len(keys) == 6
 
