@@ -23,14 +23,14 @@ from vitrail.runtimes.runtime import (
     open_runtime,
 )
 from vitrail.threads import cores_of_this_thread, start_workers
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located, locate
 
 
 def test_torch_runs_checkpoints(checkpoint_file: Path) -> None:
     runtime, facts = open_runtime(locate(checkpoint_file), LoadOptions())
     assert (runtime.num_classes, facts.classes) == (7, CLASSES)
-    assert type(facts) is Facts
+    assert type(facts) is Metadata
     assert not any(isinstance(value, torch.Tensor) for value in facts.facts().values())
     assert vitrail.load(checkpoint_file).facts() == facts.facts()
 

@@ -27,7 +27,7 @@ from vitrail.runtimes.manifest import (
 )
 from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime, check_for_export, quietly
 from vitrail.threads import num_cores
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ LARGEST_FILE = 2_000_000_000  # bytes, which protobuf limits to 2 GiB
 QUIET = 3  # ONNX Runtime's level for errors: its warnings are about its own work
 
 
-def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """An ONNX file, checked before it is run."""
     path = located.fetch()
     check_for_export(options, path)

@@ -19,7 +19,7 @@ from vitrail.runtimes.graph_runtime import ExportedRuntime, check_graph
 from vitrail.runtimes.manifest import KEY, GraphFile, Manifest, crc_of_file, read_manifest, settle
 from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime, check_for_export
 from vitrail.threads import num_cores
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _PLACES = re.compile(r"Exception from \S+:\d+:|Check '.*?' failed at \S+:\d+:")
 NAMES = {"float32": "f32", "bf16": "bf16"}  # OpenVINO's names for the numbers to compute in
 
 
-def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """The two files of an OpenVINO model, checked before they are run."""
     path = located.fetch()
     check_for_export(options, path)

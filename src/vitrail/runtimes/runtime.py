@@ -21,7 +21,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.registry import EXPORTS, RUNTIMES, Precision, PrecisionChoice
 from vitrail.threads import cores_of_this_thread, start_workers
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import CHECKPOINT_SUFFIXES, Located
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class LoadOptions:
 class Backend(Protocol):
     """What the module of a runtime offers, beside its value in the registry."""
 
-    def open_source(self, located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+    def open_source(self, located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
         """What runs a located checkpoint or export, and the facts that belong to the model."""
         ...
 
@@ -195,7 +195,7 @@ def backend_of(runtime: str) -> Backend:
     return cast("Backend", import_module(RUNTIMES[runtime].module))
 
 
-def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """The runtime for a located source, and the facts that belong to the model."""
     if located.suffix in CHECKPOINT_SUFFIXES or not located.suffix:
         return backend_of("torch").open_source(located, options)

@@ -21,7 +21,7 @@ from vitrail.runtimes.manifest import KEY, GraphFile
 from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime, batch_for, compute_divided, quietly
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.read import open_checkpoint
 from vitrail.weights.resolve import Located
 from vitrail.weights.sanity import check_numbers
@@ -102,14 +102,14 @@ class TorchRuntime:
         return compute([image.to(weight.device, weight.dtype) for image in images]).float().cpu()
 
 
-def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """What runs a checkpoint in torch, and what belongs to it."""
     device = pick_device(options.device)
     checkpoint = adapted(located, options)
     if options.verify:
         check_numbers(checkpoint, located.name)
     model = checkpoint.build(DTYPES[options.precision]).to(device)
-    return TorchRuntime(model, checkpoint.extras), Facts(**checkpoint.facts())
+    return TorchRuntime(model, checkpoint.extras), Metadata(**checkpoint.facts())
 
 
 def convert(own: TorchRuntime, graph: Callable[[], GraphFile], precision: Precision) -> Runtime:

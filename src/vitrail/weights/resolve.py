@@ -15,14 +15,14 @@ from vitrail.registry import EXPORTS
 from vitrail.weights.addresses import check_address, download, find_path
 from vitrail.weights.sidecars import read_json
 
-FOLDER = Path(__file__).parent / "bundled"
-NAMES = ("cifar10",)
-DEFAULT = "cifar10"
+BUNDLED_FOLDER = Path(__file__).parent / "bundled"
+BUNDLED = ("cifar10",)
+DEFAULT_MODEL = "cifar10"
 
 
 def bundled_path(name: str) -> Path:
     """The file of a bundled checkpoint."""
-    path = FOLDER / f"{name}.safetensors"
+    path = BUNDLED_FOLDER / f"{name}.safetensors"
     if not path.is_file():
         raise WeightsError(
             f"the bundled model {name} is missing from this installation ({path}); reinstall vitrail, "
@@ -155,7 +155,7 @@ def locate(source: str | Path | Located, *, allow_pickle: bool = False, allow_ex
     text = str(source)
     if address := check_address(text):
         return Located(name=text, path=None, address=address)
-    if isinstance(source, str) and text in NAMES:  # for a folder of that name, write ./cifar10
+    if isinstance(source, str) and text in BUNDLED:  # for a folder of that name, write ./cifar10
         return Located(name=text, path=bundled_path(text))
     path = find_path(text)
     if path.is_dir() and is_run(path) and not (path / "weights" / "best.safetensors").is_file():
@@ -169,7 +169,7 @@ def locate(source: str | Path | Located, *, allow_pickle: bool = False, allow_ex
 
 def names_model(text: str) -> bool:
     """Whether a text is a model's by its looks: an address, a bundled name, a suffix, or a folder that holds one."""
-    if text in NAMES or text.startswith(("hf://", "google://")):
+    if text in BUNDLED or text.startswith(("hf://", "google://")):
         return True
     if Path(text).suffix.lower() in CHECKPOINT_SUFFIXES | EXPORTS.keys():
         return True
