@@ -35,36 +35,23 @@ class Backbone:
     name: str
     source: str
     megabytes: int
-    licence: str
-    image_size: tuple[int, int]  # at which it is trained further; its positions are resampled
+    licence: str = "Apache-2.0"
+    image_size: tuple[int, int] = (224, 224)  # at which it is trained further; its positions are resampled
 
     @property
     def repository(self) -> str:
         return self.source.removeprefix("hf://")
 
 
-SMALL = Backbone(
-    name="DINOv2-S",
-    source="hf://facebook/dinov2-small",
-    megabytes=88,
-    licence="Apache-2.0",
-    image_size=(224, 224),
-)
-BASE = Backbone(
-    name="DINOv2-B",
-    source="hf://facebook/dinov2-base",
-    megabytes=346,
-    licence="Apache-2.0",
-    image_size=(224, 224),
-)
-# By the kind of device. A forward and a backward pass of the small one take a CPU core about a third of a second per
-# picture; a GPU has time for the larger.
-BACKBONES = {"cpu": SMALL, "mps": SMALL, "cuda": BASE}
+SMALL = Backbone(name="DINOv2-S", source="hf://facebook/dinov2-small", megabytes=88)
+BASE = Backbone(name="DINOv2-B", source="hf://facebook/dinov2-base", megabytes=346)
 
 
 def pick_backbone(device: str) -> Backbone:
-    """The one for a kind of device."""
-    return BACKBONES.get(device, SMALL)
+    """The one for a kind of device: a forward and a backward pass of the small one take a CPU core about a third of a
+    second per picture; a GPU has time for the larger.
+    """
+    return BASE if device == "cuda" else SMALL
 
 
 def fetch(backbone: Backbone, say: Callable[[str], None]) -> str:

@@ -83,7 +83,7 @@ class Measured:
         return self.images_per_second * self.ranks
 
 
-def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> Measured:
+def measure(setup: Setup, ranks: Ranks, engine: Plain | None = None) -> Measured:
     """Time this rank's part of a few real batches through the gradient, and leave everything as it was."""
     model = setup.model.to(ranks.device)
     model.train()
@@ -315,12 +315,12 @@ def settle_precision(setup: Setup, ranks: Ranks, say: Callable[[str], None]) -> 
     return apply_changes(config, {"precision": "float32" if gain < BF16_WORTH else "bf16"})
 
 
-def _time_gain(setup: Setup, engines: list[Plain | Lanes]) -> float:
+def _time_gain(setup: Setup, engines: list[Plain]) -> float:
     plain, rounded = time_gradients(setup, engines)
     return plain / rounded
 
 
-def time_gradients(setup: Setup, engines: list[Plain | Lanes], clock: Clock = time.perf_counter) -> list[float]:
+def time_gradients(setup: Setup, engines: list[Plain], clock: Clock = time.perf_counter) -> list[float]:
     """The best time of each engine for the gradient of the same pictures, taken in turns; nothing else changes."""
     setup.model.train()
     states = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
@@ -347,7 +347,7 @@ def time_gradients(setup: Setup, engines: list[Plain | Lanes], clock: Clock = ti
     return [min(own[1:] or own) for own in times]
 
 
-def _some_pictures(setup: Setup, engines: list[Plain | Lanes]) -> tuple[Tensor, Tensor]:
+def _some_pictures(setup: Setup, engines: list[Plain]) -> tuple[Tensor, Tensor]:
     """A batch, or of a large model as many pictures as it takes at once."""
     batch = next(iter(training_loader(setup, Ranks(device=torch.device("cpu")))))
     count = MOST_TIMED
@@ -356,6 +356,6 @@ def _some_pictures(setup: Setup, engines: list[Plain | Lanes]) -> tuple[Tensor, 
     return batch.images[:count], batch.targets[:count]
 
 
-def _engine(setup: Setup, ranks: Ranks, precision: str) -> Plain | Lanes:
+def _engine(setup: Setup, ranks: Ranks, precision: str) -> Plain:
     asked = replace(setup, config=apply_changes(setup.config, {"precision": precision, "compile": "off"}))
     return make_engine(asked, setup.model, make_objective(asked), ranks)

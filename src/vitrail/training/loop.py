@@ -346,12 +346,12 @@ class Trainer:
             plain = Plain(self.module, self.module, self.objective, None, self.precision)
             blank = self.objective.blank(self.ranks.device)
             score = evaluate(plain.score, loader, self.ranks, lambda: plain.score(*blank))
-        elif isinstance(self.engine, Plain):  # not through DDP, whose forward pass communicates with the other ranks
-            forward, micro = self.objective.forward, self.engine.micro_batch
-            plain = Plain(self.module, forward, self.objective, micro, self.precision)
-            score = evaluate(plain.score, loader, self.ranks)
-        else:
+        elif isinstance(self.engine, Lanes):
             score = evaluate(self.engine.score, loader, self.ranks)
+        else:  # not through DDP, whose forward pass communicates with the other ranks
+            micro = self.engine.micro_batch
+            plain = Plain(self.module, self.objective.forward, self.objective, micro, self.precision)
+            score = evaluate(plain.score, loader, self.ranks)
         self.module.train()
         return score
 
