@@ -181,18 +181,9 @@ def imagenet_b16() -> TrainConfig:
     return replace(small, recipe="imagenet-b16", start=Start(model="vit-b16", drop_path=0.1))
 
 
+_MAKERS = (digits, mnist, cifar10_tiny, cifar10, scratch, finetune, finetune_adamw, linear, lora)
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "cifar10-tiny": cifar10_tiny,
-    "cifar10": cifar10,
-    "scratch": scratch,
-    "finetune": finetune,
-    "finetune-adamw": finetune_adamw,
-    "linear": linear,
-    "lora": lora,
-    "imagenet-s16": imagenet_s16,
-    "imagenet-b16": imagenet_b16,
+    maker.__name__.replace("_", "-"): maker for maker in (*_MAKERS, imagenet_s16, imagenet_b16)
 }
 
 
