@@ -81,7 +81,7 @@ MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
 HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
 PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
 PROBES = 64  # pictures that are looked at
-USUAL_SIDE = 224  # pixels at which weights without a head are trained further, though their own size be larger
+USUAL_SIDE = 224  # pixels at which weights without a head are fine-tuned, even if their own size is larger
 # Settings that ask for more than a head on features of unchanged pictures: time, and what changes pictures or weights.
 BEYOND_THE_HEAD = {
     *("minutes", "epochs", "probe", "dropout", "drop_path", "layer_decay", "recompute", "micro_batch"),
@@ -264,7 +264,7 @@ def _choose(dataset: Dataset, weights: str | None, changes: dict[str, Any], rank
 
 
 def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """Features are those of unchanged pictures; whoever asked for something else is told."""
+    """Features are those of unchanged pictures; settings that would change them are refused."""
     called = config.start.training.called
     config = replace(config, augment=Augment(flip_rate=0.0), start=replace(config.start, dropout=0.0, drop_path=0.0))
     for name in ("dropout", "drop_path", *(field.name for field in fields(Augment))):

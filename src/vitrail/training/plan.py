@@ -33,7 +33,7 @@ from vitrail.training.recipes import probe_config
 from vitrail.training.setup import Setup, check_strategy, fit_batch_size, prepare_run
 from vitrail.wording import counted
 
-STEP = 2.0  # forward passes: a step of training takes at least so many
+STEP = 2.0  # forward passes that a training step takes at least
 ALMOST = 0.9  # of the pictures: if these fit, all are tried, since another runtime may be faster than torch
 ENOUGH = 50  # pictures of a class: with fewer, a smaller size is better than still fewer pictures
 SMALLEST_GRID = 8  # patches per side: no smaller size is chosen
