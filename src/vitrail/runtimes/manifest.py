@@ -1,15 +1,17 @@
 """What travels inside an export beside its graph, so that it needs no file beside it and nobody's memory. No torch."""
 
 import json
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from vitrail.data.preprocess import Preprocess, preset
+from vitrail.data.preprocess import preset
 from vitrail.errors import VitrailError, WeightsError
+from vitrail.registry import GraphPrecision
 from vitrail.runtimes.runtime import LoadOptions
 from vitrail.schema import from_dict, to_dict
-from vitrail.weights.metadata import Facts, name_facts, read_class_names
+from vitrail.weights.metadata import Metadata, name_classes, read_class_names
 
 KEY = "vitrail"  # under which an export keeps it
 VERSION = 2
@@ -21,11 +23,11 @@ IMAGES, LOGITS, PROBABILITIES, FEATURES = "images", "logits", "probabilities", "
 class Manifest:
     """What an export says about itself; a foreign one says nothing, and the user must."""
 
-    facts: Facts
+    facts: Metadata
     num_classes: int  # 0: the graph gives features only
     tokens: int  # of one picture, which decides how many suit one call
     outputs: tuple[str, ...]  # in the order of the graph: logits or probabilities, features, attention_0 …
-    precision: Literal["float32", "int8"] = "float32"  # of the numbers in the graph
+    precision: GraphPrecision = "float32"  # of the numbers in the graph
     preprocesses: bool = False  # the graph takes bytes (B, H, W, 3) of any size and does the preprocessing itself
     config: str = "{}"  # the model's config, as JSON
     weights_sha256: str = ""  # of the weights that were exported
@@ -40,6 +42,23 @@ class Manifest:
     def scores(self) -> str:
         """The output that says which class it is."""
         return PROBABILITIES if PROBABILITIES in self.outputs else LOGITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphFile:
+    """An ONNX file of ours, and what it says about itself."""
+
+    path: Path
+    manifest: Manifest
+
+
+def crc_of_file(path: Path, start: int = 0) -> int:
+    """The checksum of a file, or of what came before it and the file."""
+    value = start
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            value = zlib.crc32(piece, value)
+    return value
 
 
 def read_manifest(text: str, path: Path) -> Manifest:
@@ -85,7 +104,7 @@ def foreign_manifest(
             f"{spec.size[0]}×{spec.size[1]} with {spec.channels}."
         )
     return Manifest(
-        facts=Facts(preprocess=spec), num_classes=num_classes, tokens=size[0] * size[1] // 256, outputs=(LOGITS,)
+        facts=Metadata(preprocess=spec), num_classes=num_classes, tokens=size[0] * size[1] // 256, outputs=(LOGITS,)
     )
 
 
@@ -99,9 +118,4 @@ def settle(manifest: Manifest, options: LoadOptions, path: Path) -> Manifest:
         return manifest
     names = read_class_names(options.class_names)
     where = str(options.class_names) if isinstance(options.class_names, str | Path) else "class_names"
-    return replace(manifest, facts=name_facts(manifest.facts, manifest.num_classes, names, where))
-
-
-def check_size(images: Any, spec: Preprocess) -> None:
-    """Our own invariant: what is computed was prepared for this model."""
-    assert images.shape[1:] == (spec.channels, *spec.size), f"{images.shape} is not {spec.channels, *spec.size}"
+    return replace(manifest, facts=name_classes(manifest.facts, manifest.num_classes, names, where))

@@ -197,8 +197,7 @@ def check_source(source: str | Path, *, class_names: ClassNames | None = None) -
     names = None if class_names is None else read_class_names(class_names)
     if located.path is None:
         return None
-    checkpoint = read_checkpoint(located.path, verify=False)
-    return (checkpoint if names is None else name_classes(checkpoint, names, str(class_names))).config
+    return _named(read_checkpoint(located.path, verify=False), names, class_names).config
 
 
 def open_checkpoint(
@@ -223,9 +222,12 @@ def open_checkpoint(
     checkpoint = _settle_google(checkpoint, hints) if located.is_google else checkpoint
     if checkpoint.notes and checkpoint.file_format != "vitrail":
         warnings.warn(AssumptionWarning(located.name, checkpoint.notes), stacklevel=_levels_to_the_caller())
-    if names is None:
-        return checkpoint
-    return name_classes(checkpoint, names, str(class_names) if isinstance(class_names, str | Path) else "class_names")
+    return _named(checkpoint, names, class_names)
+
+
+def _named(checkpoint: Checkpoint, names: tuple[str, ...] | None, given: ClassNames | None) -> Checkpoint:
+    where = str(given) if isinstance(given, str | Path) else "class_names"
+    return checkpoint if names is None else name_classes(checkpoint, checkpoint.config.num_classes, names, where)
 
 
 def _settle_google(checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:
