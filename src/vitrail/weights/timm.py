@@ -29,46 +29,40 @@ def recognises(tensors: Mapping[str, Tensor]) -> bool:
     return plain and not {"mask_token", "register_tokens"} & tensors.keys()
 
 
-# Our modules → timm's. Its blocks are DINOv2's too.
-BLOCKS = under(
-    "blocks.{}",
-    "blocks.{}",
-    {
-        "norm1": "norm1",
-        "attention.qkv": "attn.qkv",
-        "attention.query_norm": "attn.q_norm",
-        "attention.key_norm": "attn.k_norm",
-        "attention.proj": "attn.proj",
-        "branch1.scale": "ls1.gamma",
-        "norm2": "norm2",
-        "mlp.fc1": "mlp.fc1",
-        "mlp.fc2": "mlp.fc2",
-        "mlp.gate": "mlp.fc1",  # both halves in one
-        "mlp.up": "mlp.fc1",
-        "mlp.down": "mlp.fc2",
-        "branch2.scale": "ls2.gamma",
-    },
-)
-POOL = {"probe": "latent", "query": "q", "key_value": "kv"}
-UNIT = {"conv_shortcut": "downsample.conv", "norm_shortcut": "downsample.norm"}
+# Our modules → timm's.
+BLOCK_NAMES = {
+    "norm1": "norm1",
+    "attention.qkv": "attn.qkv",
+    "attention.query_norm": "attn.q_norm",
+    "attention.key_norm": "attn.k_norm",
+    "attention.proj": "attn.proj",
+    "branch1.scale": "ls1.gamma",
+    "norm2": "norm2",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+    "mlp.gate": "mlp.fc1",  # both halves in one
+    "mlp.up": "mlp.fc1",
+    "mlp.down": "mlp.fc2",
+    "branch2.scale": "ls2.gamma",
+}
+POOL_NAMES = {"probe": "latent", "query": "q", "key_value": "kv", "proj": "proj", "norm": "norm"}
+SHORTCUT = {"conv_shortcut": "downsample.conv", "norm_shortcut": "downsample.norm"}
+UNIT_NAMES = {**{f"{kind}{number}": f"{kind}{number}" for kind in ("conv", "norm") for number in (1, 2, 3)}, **SHORTCUT}
 NAMES: Names = {
     "embed.class_token": "cls_token",
     "embed.registers": "reg_token",
     "embed.positions": "pos_embed",
     "embed.patches": "patch_embed.proj",
-    **under(
-        "embed.stem.stages.{}.{}",
-        "patch_embed.backbone.stages.{}.blocks.{}",
-        {**{name: name for name in ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3")}, **UNIT},
-    ),
-    **BLOCKS,
-    **under("pool", "attn_pool", {**{name: name for name in ("proj", "norm", "mlp.fc1", "mlp.fc2")}, **POOL}),
+    **under("embed.stem.stages.{}.{}", "patch_embed.backbone.stages.{}.blocks.{}", UNIT_NAMES),
+    **under("blocks.{}", "blocks.{}", BLOCK_NAMES),
+    **under("pool", "attn_pool", {**POOL_NAMES, "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
+    "norm": "norm",
     "head": "head",
 }
 
 
 def names_of(stem: Stem, pool_norm: str) -> Names:
-    """The names of a model's modules, two of which depend on what else it has."""
+    """The names of a model's modules, some of which depend on what else it has."""
     root = "patch_embed.backbone.stem" if isinstance(stem, ResNetStem) and stem.blocks else "patch_embed.backbone"
     roots = {"embed.stem.conv_root": f"{root}.conv", "embed.stem.norm_root": f"{root}.norm"}
     return {**NAMES, **roots, "norm": "norm" if pool_norm == "before" else "fc_norm"}
