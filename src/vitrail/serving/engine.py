@@ -17,9 +17,10 @@ from vitrail.files import sha256_of
 from vitrail.prediction import Predictor, load
 from vitrail.prediction.predictor import MANY
 from vitrail.prediction.results import Request
-from vitrail.runtimes.runtime import Floats, PrecisionChoice, RuntimeChoice
+from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice
+from vitrail.runtimes.runtime import Floats
 from vitrail.serving.frames import Frame
-from vitrail.weights.resolve import EXPORTS, files_of, locate, stamps_of
+from vitrail.weights.resolve import files_of, locate, stamps_of
 from vitrail.wording import reason
 
 Facts = dict[str, Any]
