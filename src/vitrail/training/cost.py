@@ -1,10 +1,16 @@
 """The cost of a run, measured on a few real batches before it begins: time, memory; and what follows from it: the batch
-size, torch.compile, bf16."""
+size, torch.compile, bf16.
+
+Processors differ: one multiplies in bf16 at twice the speed of float32, another at a quarter. Narrow models gain
+nothing on any of them, so they are not timed, and no noise decides how they are trained. What is decided goes into the
+run's config, so that a resumed run computes the same bits.
+"""
 
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -57,6 +63,10 @@ MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
 FEW = 16  # pictures whose features are timed at once
 FEWEST = 2  # pictures that are timed at once, however slow they are
 PATIENCE = 10.0  # seconds after which no further batch is timed; warming up, which may be compiling, is free
+NARROW = 128  # up to this width, matrix products are too small to gain: 0.57× at width 48
+BF16_WORTH = 1.1  # bf16 rounds: it must be this much faster
+BF16_PATIENCE = 5.0  # seconds after which no further round is timed
+ROUNDS = 3
 SAVE_SECONDS, DISK_SPEED = 0.05, 300e6  # of writing a checkpoint: at least, and bytes per second
 
 Say = Callable[[str], None]
@@ -93,25 +103,21 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | None = None) -> Measured
     size = setup.config.machine.batch_size
     assert isinstance(size, int)
     mine = max(size // ranks.world_size, 1)
-    states = {name: buffer.clone() for name, buffer in model.named_buffers()}
     alone, before = Ranks(device=ranks.device), peak_memory(ranks.device)
 
     def batches(count: int) -> Iterable[Batch]:
         return training_loader(replace(setup, config=apply_changes(setup.config, {"batch_size": count})), alone)
 
     try:
-        if ranks.device.type == "cpu" and not compiles:
-            mine = _affordable(batches, ranks.device, engine.accumulate, mine, _patience(setup))
-        seconds, images = _time_batches(batches(mine), ranks.device, engine.accumulate, _patience(setup))
+        with _left_as_it_was(model):
+            if ranks.device.type == "cpu" and not compiles:
+                mine = _affordable(batches, ranks.device, engine.accumulate, mine, _patience(setup))
+            seconds, images = _time_batches(batches(mine), ranks.device, engine.accumulate, _patience(setup))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"a batch of {size} does not fit into the memory of {ranks.device}; lower `micro_batch=` (or "
             "`batch_size=`), or pass `recompute=True`."
         ) from error
-    finally:
-        model.zero_grad(set_to_none=True)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(states[name])
     at_once = min(engine.micro_batch or size, max(size // ranks.world_size, 1))  # of the run
     peak = peak_memory(ranks.device)
     return Measured(
@@ -121,6 +127,18 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | None = None) -> Measured
         epoch_overhead=_estimate_saving(setup),
         ranks=ranks.world_size,
     )
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module) -> Generator[None]:
+    """Without the gradients and statistics of what is computed meanwhile."""
+    states = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        model.zero_grad(set_to_none=True)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(states[name])
 
 
 def measure_features(setup: Setup, ranks: Ranks) -> Measured:
@@ -282,12 +300,6 @@ def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
     return apply_changes(config, {"compile": "on"})
 
 
-NARROW = 128  # up to this width, matrix products are too small to gain: 0.57× at width 48
-BF16_WORTH = 1.1  # bf16 rounds: it must be this much faster
-BF16_PATIENCE = 5.0  # seconds after which no further round is timed
-ROUNDS = 3
-
-
 def settle_precision(setup: Setup, ranks: Ranks, say: Callable[[str], None]) -> TrainConfig:
     """Decide what `auto` means on a processor that computes in bf16; elsewhere, the device decides."""
     config = setup.config
@@ -312,18 +324,13 @@ def _time_gain(setup: Setup, engines: list[Plain]) -> float:
 def time_gradients(setup: Setup, engines: list[Plain], clock: Clock | None = None) -> list[float]:
     """The best time of each engine for the gradient of the same pictures, taken in turns; nothing else changes."""
     setup.model.train()
-    states = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
     images, targets = _some_pictures(setup, engines)
-    try:
+    with _left_as_it_was(setup.model):
         few = partial(engines[0].accumulate, images[:FEWEST], targets[:FEWEST])
         each = seconds_of(few, clock) / FEWEST
         count = max(int(BF16_PATIENCE / len(engines) / max(each, 1e-9)), FEWEST)  # of slow pictures, a few will do
         calls = [partial(engine.accumulate, images[:count], targets[:count]) for engine in engines]
         laps = take_turns(calls, ROUNDS, patience=BF16_PATIENCE, clock=clock)
-    finally:
-        setup.model.zero_grad(set_to_none=True)
-        for name, buffer in setup.model.named_buffers():
-            buffer.copy_(states[name])
     return [best_of(own, warm_up=1).wall for own in laps]
 
 
