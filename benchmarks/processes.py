@@ -5,7 +5,9 @@ A child answers each line of its standard input with one line; it sleeps in betw
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 
 def serve_turns(turn: Callable[[str], str]) -> None:
@@ -17,9 +19,12 @@ def serve_turns(turn: Callable[[str], str]) -> None:
 class Child:
     """The parent's side of a contestant: `python -m MODULE …`."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(
+        self, module: str, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
         command = [sys.executable, "-m", module, *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(command, **pipes, text=True, cwd=cwd, env=env)
 
     def ask(self, question: str) -> str:
         """Let it take a turn and wait for its answer."""

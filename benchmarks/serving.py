@@ -33,7 +33,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,14 +85,14 @@ class Subject:
 class Server:
     """A server process with its children, on a port of its own."""
 
-    def __init__(self, command: list[str], path: str, health: str) -> None:
+    def __init__(self, command: list[str], path: str, health: str, env: Mapping[str, str] = os.environ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.path, self._health = path, health
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         words = [sys.executable, "-m", *(word.replace("PORT", str(self.port)) for word in command)]
-        passive = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        passive = {**env, "OMP_WAIT_POLICY": "passive"}
         self.process = subprocess.Popen(words, stdout=self._log, stderr=self._log, start_new_session=True, env=passive)
 
     def wait(self, seconds: float = 120.0) -> None:
@@ -137,9 +137,9 @@ def start_peer(kind: str, subject: Subject) -> Server:
     return Server(["benchmarks.serving_peers", kind, "PORT", str(subject.peers)], "/predict", health)
 
 
-def start_ours(source: Path, *options: str) -> Server:
+def start_ours(source: Path, *options: str, env: Mapping[str, str] = os.environ) -> Server:
     command = ["vitrail", "serve", f"model={source}", "--port", "PORT", "--no-access-log", *options]
-    return Server(command, "/v1/predict", "/v2/health/ready")
+    return Server(command, "/v1/predict", "/v2/health/ready", env)
 
 
 def make_subject(name: str, folder: Path, *, with_int8: bool) -> Subject:

@@ -2,6 +2,7 @@
 
 VitrailError                     caught by the command line: one message, exit code 2
 ├── ConfigError                  a field or a combination of fields that cannot work
+│   └── OutOfMemoryError         a model or a batch that does not fit into the memory of the device
 ├── InputError                   a picture, tensor or mask of the wrong kind or shape
 ├── DataError                    a data set that is missing, broken or inconsistent
 ├── WeightsError                 a checkpoint that is damaged, unknown or does not fit
@@ -12,7 +13,8 @@ VitrailError                     caught by the command line: one message, exit c
 UserWarning
 └── AssumptionWarning            a checkpoint left something open that a convention decided
 
-A message states what must hold, what we got, and what to do. Our own broken invariants are `assert`s, not these.
+A message states what must hold, what we got, and what to do. It marks arguments, `weights=`: Python reads weights=, the
+command's user --weights. Our own broken invariants are `assert`s, not these.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,13 +23,32 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
+from vitrail.wording import word_arguments
+
 
 class VitrailError(Exception):
-    """Something the user can fix."""
+    """Something the user can fix; `field` is the argument that it is about, if there is one."""
+
+    def __init__(self, *details: Any, field: str = "") -> None:
+        super().__init__(*((f"`{field}=` {details[0]}", *details[1:]) if field else details))
+        self.field = field
+
+    @property
+    def message(self) -> str:
+        """The text with its arguments marked, `weights=`, so that whoever shows it can spell them as its "
+        "reader does."""
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        return word_arguments(self.message)
 
 
 class ConfigError(VitrailError):
     """A field, or a combination of fields, that cannot work."""
+
+
+class OutOfMemoryError(ConfigError):
+    """A model or a batch that does not fit into the memory of the device."""
 
 
 class InputError(VitrailError):
@@ -54,7 +75,8 @@ class ResumableError(VitrailError):
         self.reason, self.folder = reason, folder
         self.how = f'vitrail.resume("{folder}")'
 
-    def __str__(self) -> str:
+    @property
+    def message(self) -> str:
         return f"{self.reason}; continue the run with {self.how}."
 
 

@@ -46,6 +46,19 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def lock_file(file: IO[Any]) -> bool:
+    """Lock an open file until it is closed, or its process ends, however it ends; False if another process has it.
+
+    A file system without locks prevents nothing.
+    """
+    from filelock import lock_descriptor
+
+    try:
+        return lock_descriptor(file.fileno(), blocking=False)
+    except OSError:
+        return True
+
+
 @contextmanager
 def atomic_path(path: Path) -> Generator[Path]:
     """A temporary path beside `path` for a new file or folder, which replaces `path` in one step if all goes well.
@@ -160,7 +173,7 @@ def check_run_folder(out: Path | None = None) -> None:
             f"{folder} must be a folder; {'it' if existing == folder.absolute() else existing} is a file."
         )
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{existing} is not writable; choose another folder with out=.")
+        raise ConfigError(f"{existing} is not writable; choose another folder with `out=`.")
 
 
 def new_run_folder(name: str, out: Path | None = None) -> Path:
@@ -184,7 +197,9 @@ def _make(folder: Path, *, exist_ok: bool = True) -> Path:
     except FileExistsError:
         raise
     except OSError as error:
-        raise ConfigError(f"the folder {folder} cannot be made ({error.strerror}); choose another with out=.") from None
+        raise ConfigError(
+            f"the folder {folder} cannot be made ({error.strerror}); choose another with `out=`."
+        ) from None
     return folder
 
 

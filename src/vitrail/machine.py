@@ -1,17 +1,21 @@
-"""The machine that computes: its processor, and the device that a name stands for. Loads torch only to try a device."""
+"""The machine that computes: its processor, its memory, what is installed, and the device that a name stands for.
 
+`import vitrail` loads this file: torch, and whatever else takes long, is imported where it is needed.
+"""
+
+import ctypes
 import os
 import platform
+import sys
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from vitrail.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-
 
 CPUINFO = Path("/proc/cpuinfo")
 AMX_LEAF = 0x1D  # where CPUID describes the tiles of AMX
@@ -59,6 +63,49 @@ def _first_core() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
+def main_memory() -> int | None:
+    """The main memory in bytes, if the system reports it."""
+    if sys.platform == "win32":
+        kilobytes = ctypes.c_ulonglong()
+        known = cast("Any", ctypes).windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
+        return kilobytes.value * 1024 if known else None
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def environment() -> dict[str, Any]:
+    """The versions, the machine and the command behind a result: everything needed to understand the numbers later."""
+    import torch
+
+    from vitrail import __version__
+
+    packages = ("torch", "numpy", "pillow", "safetensors", "scikit-learn")
+    return {
+        "vitrail": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": {name: installed_version(name) or "?" for name in packages},
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        "command": sys.argv,
+    }
+
+
 def check_device(name: "str | torch.device") -> None:
     """Raise for a device that cannot be used. The names that always can load no torch."""
     if name not in ("auto", "cpu"):
@@ -83,5 +130,5 @@ def pick_device(name: "str | torch.device") -> "torch.device":
         torch.empty(1, device=device).cpu()  # there and back: `meta` holds no numbers
     except (RuntimeError, AssertionError) as error:
         first_line = str(error).splitlines()[0]
-        raise ConfigError(f'the device {str(name)!r} cannot be used: {first_line}; try device="cpu".') from error
+        raise ConfigError(f'the device {str(name)!r} cannot be used: {first_line}; try `device="cpu"`.') from error
     return device

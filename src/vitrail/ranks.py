@@ -76,7 +76,7 @@ class Ranks:
             try:
                 made.append(make())
             except VitrailError as error:
-                trouble = f"rank {self.rank} on {socket.gethostname()}: {error}"
+                trouble = f"rank {self.rank} on {socket.gethostname()}: {error.message}"
         if troubles := self.gather(trouble):
             raise self.reported_once(VitrailError(troubles[0]))
         return made[0]

@@ -71,7 +71,7 @@ SYNONYMS = {
 }
 # What we do not have → what to do instead, and what it is usually called.
 ABSENT = {
-    "vitrail sends nothing to such a service; track=True writes TensorBoard files": (
+    "vitrail sends nothing to such a service; `track=True` writes TensorBoard files": (
         "wandb use_wandb wandb_project mlflow comet clearml neptune"
     ),
     "vitrail has no class weights; a table may list the pictures of rare classes more than once": (

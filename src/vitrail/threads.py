@@ -80,6 +80,11 @@ def num_cores() -> int:
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given):
         return int(given)
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """The cores that the system lets this process run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,7 +1,7 @@
 """The words of messages: counts that agree with their nouns, text that is safe to print, system errors, hints."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,19 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+_ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)=([^`]*)`")
+
+Spell = Callable[[str, str], str]  # an argument and its value, if the text has one, as the reader types them
+
+
+def word_arguments(text: str, spell: Spell = "{}={}".format) -> str:
+    """A text with its arguments as the reader types them: Python's, unless `spell` knows better.
+
+    Texts of the library mark arguments: `weights=` or `split="all"`, in backticks. The command has flags instead.
+    """
+    return _ARGUMENT.sub(lambda argument: spell(argument[1], argument[2]), text)
+
+
 def markdown_cell(text: str) -> str:
     """A text as a cell of a Markdown table."""
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
@@ -47,9 +60,14 @@ def _escape(char: str) -> str:
 def reason(error: BaseException) -> str:
     """What went wrong, for people: of a system error the message and the file, never the number."""
     if not isinstance(error, OSError) or not error.strerror:
-        return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+        return without_number(str(error)) or type(error).__name__
     files = " → ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
     return f"{files}: {error.strerror}" if files else error.strerror
+
+
+def without_number(text: str) -> str:
+    """A text that quotes a system error, without the number of that error."""
+    return re.sub(r"\[Errno -?\d+\] ", "", text)
 
 
 def hint_path(text: str, beside: tuple[str, ...] = ("runs",)) -> str:

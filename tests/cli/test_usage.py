@@ -16,14 +16,14 @@ FLAGS = {"--weights", "--split", "--image-size", "--from", "--to", "--overwrite"
 @pytest.mark.parametrize(
     ("message", "shown"),
     [
-        ("pass weights=, or not.", "pass --weights, or not."),
-        ('no test split; split="all" measures everything.', "no test split; --split all measures everything."),
-        ("resample it (image_size=384).", "resample it (image_size=384)."),  # in brackets it is code
-        ("it exists; overwrite=True allows that.", "it exists; --overwrite allows that."),
-        ("ema=False takes the others", "--no-ema takes the others"),
-        ("name it: source_format=timm, format=hf", "name it: --from timm, --to hf"),
-        ("image_size= changes that", "--image-size changes that"),
-        ("runs/weights=1/x: no such file; `weights=` is code; mean=0.5 is no flag", None),
+        ("pass `weights=`, or not.", "pass --weights, or not."),
+        ('no test split; `split="all"` measures everything.', "no test split; --split all measures everything."),
+        ("it exists; `overwrite=True` allows that.", "it exists; --overwrite allows that."),
+        ("`ema=False` takes the others", "--no-ema takes the others"),
+        ("name it: `source_format=timm`, `format=hf`", "name it: --from timm, --to hf"),
+        ("`image_size=` changes that", "--image-size changes that"),
+        ("`mean=0.5` is no flag", "mean=0.5 is no flag"),
+        ("runs/weights=1/x: no such file; `vitrail.load(x, weights=1)` is code", None),
     ],
 )
 def test_arguments_become_flags(message: str, shown: str | None) -> None:
@@ -68,7 +68,7 @@ def test_an_error_is_shown_in_the_words_of_the_command(
     from vitrail.errors import ConfigError
 
     def fail(**_: object) -> None:
-        raise ConfigError("as_json=True and weights= do not go together")
+        raise ConfigError("`as_json=True` and `weights=` do not go together")
 
     monkeypatch.setattr(models, "models", fail)
     assert main(["models"]) == 2

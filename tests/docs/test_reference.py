@@ -14,7 +14,7 @@ import vitrail
 from vitrail import errors
 from vitrail.cli.main import VERBS, build_app
 from vitrail.cli.usage import flags_of
-from vitrail.serving.problems import CODES
+from vitrail.serving.exchange import CODES
 
 
 def text_of(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vitrail.serving.batching import Batcher, Item
-from vitrail.serving.problems import Problem
+from vitrail.serving.exchange import Problem
 
 
 class Cores:

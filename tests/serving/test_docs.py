@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from serving.conftest import Running
-from vitrail.serving.problems import CODES
+from vitrail.serving.exchange import CODES
 from vitrail.serving.settings import ServeSettings
 
 ROOT = Path(__file__).parents[2]

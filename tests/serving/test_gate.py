@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from serving.conftest import InProcess, encode
+from vitrail.serving.exchange import Problem
 from vitrail.serving.gate import SECURITY_HEADERS, Pace
-from vitrail.serving.problems import Problem
 from vitrail.serving.telemetry import Metrics
 
 TOKEN = "correct-horse"

@@ -17,8 +17,8 @@ from tritonclient.utils import InferenceServerException
 import vitrail
 from serving.conftest import Running, encode
 from vitrail.data.pixels import prepare_array
+from vitrail.serving.exchange import Problem
 from vitrail.serving.open_inference import Tensor, pack_texts, read_bytes, read_floats, read_inference
-from vitrail.serving.problems import Problem
 
 
 def body(tensor: dict[str, Any], blob: bytes = b"", **more: Any) -> tuple[bytes, str | None]:

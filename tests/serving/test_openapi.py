@@ -23,7 +23,7 @@ from fuzzing import cases
 from serving.conftest import InProcess, Running
 from serving.test_gate import ask
 from vitrail import explanation
-from vitrail.serving.openapi import METHODS
+from vitrail.serving.rest import METHODS
 
 CHECKS = [
     not_a_server_error,

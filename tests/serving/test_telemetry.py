@@ -10,15 +10,14 @@ from opentelemetry import trace
 
 from serving.conftest import InProcess, encode
 from serving.test_gate import ask
-from vitrail.serving import telemetry as tracing
+from vitrail.serving import telemetry
 
 PARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 WITHOUT = """
 import sys
-from itertools import pairwise
 sys.modules["opentelemetry"] = None
-from vitrail.serving import server, tracing
-assert tracing.open_tracing() is None
+from vitrail.serving import server, telemetry
+assert telemetry.open_tracing() is None
 """
 
 
@@ -92,4 +91,4 @@ def test_failures_are_marked(recorder: Recorder) -> None:
 
 def test_nothing_is_recorded_where_it_is_not_installed_or_not_set_up() -> None:
     assert subprocess.run([sys.executable, "-c", WITHOUT]).returncode == 0
-    assert tracing.open_tracing() is None  # the API is installed here, and nobody has set it up
+    assert telemetry.open_tracing() is None  # the API is installed here, and nobody has set it up

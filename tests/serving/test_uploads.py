@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from serving.conftest import encode
-from vitrail.serving.problems import Problem
+from vitrail.serving.exchange import Problem
 from vitrail.serving.uploads import check_header, size_of
 
 

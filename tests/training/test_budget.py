@@ -18,7 +18,7 @@ from vitrail.training.config import describe_config
 from vitrail.training.curves import Row, read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.optim import lr_factor
-from vitrail.training.run import refuse_conflicts
+from vitrail.training.run_folder import refuse_conflicts
 from vitrail.training.snapshots import list_snapshots, read_progress
 
 from .conftest import quick_config

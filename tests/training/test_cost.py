@@ -27,7 +27,7 @@ from vitrail.training.cost import (
 )
 from vitrail.training.gradients import Lanes, Plain
 from vitrail.training.objectives import make_objective
-from vitrail.training.run import refuse_conflicts
+from vitrail.training.run_folder import refuse_conflicts
 from vitrail.training.setup import Setup
 
 ALONE = Ranks()

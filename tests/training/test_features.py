@@ -23,7 +23,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
 from .conftest import quick_config
-from .test_probing import Hearing
+from .test_run import Hearing
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from faults import Disk, check_every_failure, contents, failing
-from vitrail.training import run, snapshots
+from vitrail.training import run_folder, snapshots
 from vitrail.training.loop import Trainer
 from vitrail.training.setup import Setup
 from vitrail.training.snapshots import list_snapshots
@@ -55,11 +55,11 @@ def test_the_last_good_checkpoint_survives(make_trainer: Callable[..., Trainer],
 def test_every_file_that_describes_a_run_is_whole(
     make_setup: Callable[..., Setup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "environment", lambda: {"vitrail": "1"})
-    monkeypatch.setattr(run, "augmentation_sheet", lambda *_, **__: Image.new("RGB", (8, 8)))
+    monkeypatch.setattr(run_folder, "environment", lambda: {"vitrail": "1"})
+    monkeypatch.setattr(run_folder, "augmentation_sheet", lambda *_, **__: Image.new("RGB", (8, 8)))
     setup = make_setup()
     setup = replace(setup, dataset=replace(setup.dataset, made_split=True))
-    assert check_every_failure(lambda folder: run.write_start(setup, folder), tmp_path) > 15
+    assert check_every_failure(lambda folder: run_folder.write_start(setup, folder), tmp_path) > 15
 
 
 def test_whichever_call_fails_the_older_checkpoint_stays(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from vitrail.data.split import read_split, write_split
 from vitrail.ranks import Ranks
 from vitrail.schema import to_dict
 from vitrail.training.curves import append_row, draw_curves, keep_rows, read_rows
-from vitrail.training.run import read_config
 from vitrail.training.run_data import keep_own
 from vitrail.training.run_data import read_rows as read_split_rows
+from vitrail.training.run_folder import read_config
 from vitrail.training.setup import prepare_run, training_loader
 from vitrail.training.snapshots import STATE, Plan, Progress, _checksum, pick_whole, read_state, save
 

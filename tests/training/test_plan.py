@@ -18,14 +18,14 @@ from vitrail.training.budget import pictures_at_the_end
 from vitrail.training.config import apply_changes
 from vitrail.training.cost import Measured, epoch_seconds
 from vitrail.training.plan import fit_minutes, settle
-from vitrail.training.run import write_start
 from vitrail.training.run_data import reopen_data
+from vitrail.training.run_folder import write_start
 from vitrail.training.setup import Setup, open_training_data, prepare_run
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
 from .conftest import part_of_digits, quick_config
-from .test_probing import PROBE, Hearing
+from .test_run import PROBE, Hearing
 
 ALONE = Ranks()
 

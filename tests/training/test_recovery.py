@@ -13,7 +13,7 @@ from vitrail.files import MARK
 from vitrail.training import Listener, snapshots
 from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
-from vitrail.training.run import sweep
+from vitrail.training.run_folder import sweep
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.snapshots import STATE, list_snapshots, verify
 

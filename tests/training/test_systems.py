@@ -50,7 +50,7 @@ def test_memory_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -
     assert memory.total_memory(cpu) > 2**28
     assert memory.peak_memory(cpu) > 2**24
     monkeypatch.setattr(memory, "resource", None)
-    monkeypatch.delattr(memory.os, "sysconf")
+    monkeypatch.delattr("os.sysconf")
     assert memory.total_memory(cpu) == memory.UNKNOWN
     assert memory.peak_memory(cpu) == 0
 

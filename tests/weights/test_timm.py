@@ -140,11 +140,11 @@ def test_class_names_are_used_or_noted(folder: Path) -> None:
 
 
 ASSUMED: dict[str, tuple[dict[str, Any], str]] = {
-    "heads": ({"heads": 4}, "its heads: assumed 3, as in the published model of its width and depth; heads= changes"),
-    "pooling": ({"pooling": "cls"}, "its pooling: assumed cls; pooling= changes that"),
+    "heads": ({"heads": 4}, "its heads: assumed 3, as in the published model of its width and depth; `heads=` changes"),
+    "pooling": ({"pooling": "cls"}, "its pooling: assumed cls; `pooling=` changes that"),
     "GELU": ({"activation": "gelu"}, "its GELU: assumed gelu"),
-    "epsilon": ({"norm_eps": 1e-6}, "its LayerNorm epsilon: assumed 1e-06; norm_eps= changes that"),
-    "scale": ({"attention_scale": 0.125}, "its attention scale: assumed 1 / √64; attention_scale= changes that"),
+    "epsilon": ({"norm_eps": 1e-6}, "its LayerNorm epsilon: assumed 1e-06; `norm_eps=` changes that"),
+    "scale": ({"attention_scale": 0.125}, "its attention scale: assumed 1 / √64; `attention_scale=` changes that"),
 }
 
 

@@ -61,7 +61,7 @@ def test_the_average_is_taken_unless_the_user_says_otherwise(
     assert torch.equal(taken.tensors["norm.weight"], state["norm.weight"] * 0.9)
     assert choices(taken) == [
         f"the file holds {plain} and {average}: {average} is used, the moving average"
-        f"{', as timm does' if average in ('state_dict_ema', 'model_ema') else ''}; pass ema=False for the other"
+        f"{', as timm does' if average in ('state_dict_ema', 'model_ema') else ''}; pass `ema=False` for the other"
     ]
     for ema, factor in ((True, 0.9), (False, 1.0)):
         chosen = read(tmp_path / "a.pth", ema=ema)

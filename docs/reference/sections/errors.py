@@ -8,7 +8,7 @@ from docs.reference.sections.markdown import code, protected, table
 
 from vitrail import errors
 from vitrail.cli.main import INTERRUPTED, TERMINATED, USER_ERROR
-from vitrail.serving.problems import CODES
+from vitrail.serving.exchange import CODES
 
 _EXIT_CODES = {
     0: "Done.",

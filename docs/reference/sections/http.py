@@ -6,7 +6,7 @@ from typing import Any
 
 from docs.reference.sections.markdown import code, joined, link, listed, sentence, table, wrapped
 
-from vitrail.serving.openapi import describe_api
+from vitrail.serving.app import describe_service
 from vitrail.serving.settings import ServeSettings
 
 Schema = dict[str, Any]
@@ -16,7 +16,7 @@ _NUMBERS = {"integer": "whole number", "number": "number"}
 @cache
 def description() -> Schema:
     """With the default limits; the names of the models are the service's own."""
-    return describe_api(ServeSettings(), ["NAME"])
+    return describe_service(ServeSettings(), ["NAME"])
 
 
 def routes() -> str:

@@ -19,7 +19,7 @@ from vitrail import __version__
 from vitrail.cli.printing import print_error, print_note
 from vitrail.cli.usage import as_flags, describe_usage, flags_of, show_examples
 from vitrail.errors import AssumptionWarning, VitrailError
-from vitrail.wording import reason
+from vitrail.wording import without_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         if not getattr(error, "reported", False):  # unless another process of the same run has printed it
-            print_error(as_flags(reason(error), flags_of(app, tokens)))
+            print_error(as_flags(without_number(error.message), flags_of(app, tokens)))
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED

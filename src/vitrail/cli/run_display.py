@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +15,6 @@ from vitrail.data.config import Augment, DataConfig
 from vitrail.errors import ResumableError
 from vitrail.training.config import Machine, Optim, Schedule, Start
 from vitrail.training.display import Display
-from vitrail.training.listener import Plan
 from vitrail.training.signals import InterruptedRunError, PromptEnd
 
 FLAGS = flags_of_configs(Start, Optim, Schedule, Machine, Augment, DataConfig)
@@ -40,11 +38,8 @@ class RunDisplay(Display):
         if self.planning is not None:
             self.planning.cancel()
 
-    def decided(self, plan: Plan) -> None:
-        super().decided(replace(plan, chosen=as_flags(plan.chosen, FLAGS)))
-
-    def said(self, message: str) -> None:
-        super().said(as_flags(message, FLAGS))
+    def word(self, text: str) -> str:
+        return as_flags(text, FLAGS)
 
     def print_resume_command(self) -> None:
         """Print the command that continues the run, if it has begun."""

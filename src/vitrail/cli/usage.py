@@ -1,6 +1,5 @@
 """Errors about the arguments of a command, in the style of our own errors."""
 
-import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -14,6 +13,9 @@ from cyclopts import (
 )
 
 from vitrail.synonyms import suggest_option
+from vitrail.wording import word_arguments
+
+QUOTES = "\"'"
 
 
 def describe_usage(error: CycloptsError, verbs: Sequence[str]) -> str:
@@ -60,8 +62,6 @@ def show_examples(commands: Iterable[str]) -> str:
     return "\n".join(["Examples:", *(f"  {command}" for command in commands)])
 
 
-# An argument in a message of the library, such as weights= or split="all"; not one within code or a path.
-_ARGUMENT = re.compile(r"(?<![\w./(\[`'\"-])([a-z][a-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[\w./-]*\w)?")
 # Arguments whose flag has another name.
 RENAMED = {
     "format": "to",
@@ -85,14 +85,13 @@ def flags_of(app: App, tokens: Sequence[str]) -> set[str]:
 def as_flags(message: str, flags: set[str]) -> str:
     """A message of the library with the command's flags: `weights=` becomes --weights, `split="all"` --split all."""
 
-    def translate(argument: re.Match[str]) -> str:
-        name, value = argument[1], (argument[2] or "").strip("\"'")
+    def spell(name: str, value: str) -> str:
         spellings = (f"--{spelling.replace('_', '-')}" for spelling in (name, RENAMED.get(name, name)))
         flag = next((spelling for spelling in spellings if spelling in flags), None)
         if flag is None:
-            return argument[0]
+            return f"{name}={value}"
         if value in ("True", "False"):
             return flag if value == "True" else flag.replace("--", "--no-", 1)
-        return f"{flag} {value}".rstrip()
+        return f"{flag} {value.strip(QUOTES)}".rstrip()
 
-    return _ARGUMENT.sub(translate, message)
+    return word_arguments(message, spell)

@@ -42,7 +42,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
         reason = getattr(error, "reason", None) or error
         raise DataError(
             f"cannot download {remote.url} ({reason}). Run again to continue where it stopped; on a machine without "
-            f"internet, copy {remote.name} into a folder and pass it as data_dir=."
+            f"internet, copy {remote.name} into a folder and pass it as `data_dir=`."
         ) from None
     if remote.md5 and _md5(partial) != remote.md5:
         partial.unlink()

@@ -178,7 +178,7 @@ class Loader:
         """Stop if the broken pictures of this epoch are more than the policy allows."""
         if self.config.on_broken == "error":
             some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
-            raise DataError(f"a picture cannot be read; on_broken='skip' would omit it:{some}")
+            raise DataError(f"a picture cannot be read; `on_broken='skip'` would omit it:{some}")
         refuse_broken(broken, len(self.source) // self.config.world_size, self.config.max_broken_rate)
 
     def _batches(self, order: Order, start: int) -> Iterator[tuple[int, list[Chunk], Tensor]]:
@@ -250,13 +250,13 @@ def _check_batch_size(config: LoaderConfig, augment: Augment | None, num_samples
     if augment.mixes and size // config.world_size % 2:
         raise ConfigError(f"mixup and cutmix pair pictures, so each rank's batch must be even; got {size} in total.")
     if augment.mixes and config.output == "bytes":
-        raise ConfigError("mixup and cutmix need output='float'.")
+        raise ConfigError("mixup and cutmix need `output='float'`.")
     if size % augment.repeats:
         raise ConfigError(f"batch_size must be a multiple of repeats {augment.repeats}; got {size}.")
     if num_samples < size and config.remainder == "drop":
         raise ConfigError(
-            f"batch_size={size} is more than the {counted(num_samples, 'picture')}; lower it, or fill the batch up "
-            "with remainder='pad'."
+            f"`batch_size={size}` is more than the {counted(num_samples, 'picture')}; lower it, or fill the batch up "
+            "with `remainder='pad'`."
         )
 
 

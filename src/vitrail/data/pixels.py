@@ -179,7 +179,7 @@ def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image
         raise InputError(f"{name}: a picture file has 1 or 3 channels, the model needs {spec.channels}; pass an array.")
     try:
         if spec.animated == "error" and getattr(image, "n_frames", 1) > 1:
-            raise InputError(f"{name}: has several frames, and animated='error'.")
+            raise InputError(f"{name}: has several frames, and `animated='error'`.")
         image.load()
         image = upright(image) if spec.orient else image
         return _convert(image, spec, name)

@@ -43,17 +43,23 @@ class Preprocess:
         validate(self)
         _check_numbers(self)
         if self.resize == "squash" and self.resize_to is not None:
-            raise ConfigError("resize_to goes with resize='shortest'; with 'squash' the size itself is the target.")
+            raise ConfigError("resize_to goes with `resize='shortest'`; with 'squash' the size itself is the target.")
         if self.resize_to is not None and self.crop != 1.0:
-            raise ConfigError(f"give crop or resize_to, not both; got crop={self.crop}, resize_to={self.resize_to}.")
+            raise ConfigError(
+                f"give crop or resize_to, not both; got `crop={self.crop}`, `resize_to={self.resize_to}`."
+            )
         if self.resize_to is not None and self.resize_to < max(self.size):
             raise ConfigError(f"resize_to must be at least the size {self.size}; got {self.resize_to}.")
         if self.kernel == "pillow" and not self.antialias and self.interpolation != "nearest":
-            raise ConfigError("kernel='pillow' always antialiases; use kernel='bytes' or 'float' with antialias=False.")
+            raise ConfigError(
+                "`kernel='pillow'` always antialiases; use `kernel='bytes'` or 'float' with `antialias=False`."
+            )
         if self.kernel == "pillow" and self.interpolation == "nearest_exact":
-            raise ConfigError("interpolation='nearest_exact' needs kernel='bytes' or 'float'; Pillow has 'nearest'.")
+            raise ConfigError(
+                "`interpolation='nearest_exact'` needs `kernel='bytes'` or 'float'; Pillow has 'nearest'."
+            )
         if self.kernel != "pillow" and self.interpolation == "lanczos":
-            raise ConfigError(f"interpolation='lanczos' needs kernel='pillow'; got kernel={self.kernel!r}.")
+            raise ConfigError(f"`interpolation='lanczos'` needs `kernel='pillow'`; got `kernel={self.kernel!r}`.")
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """The (height, width) that a picture of this size has between the resize and the crop."""
@@ -104,7 +110,7 @@ def _check_numbers(spec: Preprocess) -> None:
         if len(values) != spec.channels:
             raise ConfigError(f"{name} must have one value per channel ({spec.channels}); got {values!r}.")
     if not all(math.isfinite(value) for value in (*spec.mean, *spec.std)) or min(spec.std) <= 0:
-        raise ConfigError(f"mean and std must be finite and std above 0; got mean={spec.mean!r}, std={spec.std!r}.")
+        raise ConfigError(f"mean and std must be finite and std above 0; got `mean={spec.mean!r}`, `std={spec.std!r}`.")
     if not 0 < spec.crop <= 1:
         raise ConfigError(f"crop must be above 0 and at most 1; got {spec.crop}.")
 

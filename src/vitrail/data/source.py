@@ -146,7 +146,7 @@ class Dataset:
         """Raise for labels that nobody means to learn from."""
         doubt = self.doubt_labels()
         if doubt is not None and doubt.certain:
-            how = "If these are the classes you mean, check=False trains on them."
+            how = "If these are the classes you mean, `check=False` trains on them."
             raise DataError(f"{self.name}: {doubt.what}, such as {shorten(doubt.example)}: {doubt.detail}. {how}")
 
     def split(self, name: str) -> Source:
@@ -186,7 +186,7 @@ def refuse_broken(broken: Mapping[str, str], count: int, rate: float | None = No
         return
     some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
     more = f"\n  and {len(broken) - 5:,} more" if len(broken) > 5 else ""
-    skip = f", or leave them out with max_broken_rate={math.ceil(100 * share) / 100:g}"
+    skip = f", or leave them out with `max_broken_rate={math.ceil(100 * share) / 100:g}`"
     raise DataError(
         f"{len(broken):,} of {counted(count, 'picture')} cannot be read, more than {100 * most:.3g} % of a split:"
         f"{some}{more}\nRepair or remove them (vitrail data check lists them all)"

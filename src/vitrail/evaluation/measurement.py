@@ -40,7 +40,7 @@ def views(images: Tensor, kind: ViewName | None) -> list[Tensor]:
 def check_view(kind: ViewName | None) -> None:
     """Refuse an unknown kind of test-time augmentation."""
     if kind is not None and kind not in get_args(ViewName):
-        raise ConfigError(f"tta= has no {kind!r}; {suggest(str(kind), get_args(ViewName))}")
+        raise ConfigError(f"has no {kind!r}; {suggest(str(kind), get_args(ViewName))}", field="tta")
 
 
 def _shifts(images: Tensor) -> list[Tensor]:
@@ -220,12 +220,13 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
         first = ", ".join(order_by_position(classes)[:3])
         raise DataError(
             f"the checkpoint has no class names, so it is unknown which of its {width} outputs is which; name them "
-            f"with classes=, or pass by_position=True if they are in the data's order ({first}, …)."
+            f"with `classes=`, or pass `by_position=True` if they are in the data's order ({first}, …)."
         )
     if by_position:
         raise ConfigError(
-            f"by_position= is for checkpoints without class names; this one has them ({_list(list(known))}), and "
-            "classes are matched by name; omit it."
+            f"is for checkpoints without class names; this one has them ({_list(list(known))}), and "
+            "classes are matched by name; omit it.",
+            field="by_position",
         )
     missing = sorted(set(classes) - set(known))
     extra = sorted(set(known) - set(classes))

@@ -94,7 +94,7 @@ def choose_parts(dataset: Dataset, measured: str, *, selects: bool) -> Parts:
     if "val" not in divided:
         raise DataError(
             f"a linear probe needs separate pictures to choose C, and {dataset.name} has one training picture of each "
-            'class; add some, or use probe="knn".'
+            'class; add some, or use `probe="knn"`.'
         )
     return Parts(train=divided["train"], val=divided["val"], test=test, carved=True)
 
@@ -196,7 +196,7 @@ def plan_probes(dataset: Dataset, split: str, kinds: Sequence[ProbeName], shots:
     """The pictures for the requested probes; what cannot work is refused here."""
     unknown = [kind for kind in kinds if kind not in get_args(ProbeName)]
     if unknown:
-        raise ConfigError(f"probe= has no {unknown[0]!r}; {suggest(str(unknown[0]), get_args(ProbeName))}")
+        raise ConfigError(f"has no {unknown[0]!r}; {suggest(str(unknown[0]), get_args(ProbeName))}", field="probe")
     if not kinds:
         return None
     parts = choose_parts(dataset, split, selects="linear" in kinds or "shots" in kinds)

@@ -192,7 +192,7 @@ def check_explainable(loaded: Loaded, method: str) -> None:
     if not loaded.in_torch and method != "occlusion":
         raise ConfigError(
             f"method {method!r} needs the attention or the gradients of a model in torch, and an export has neither; "
-            'use method="occlusion", or the checkpoint that was exported.'
+            'use `method="occlusion"`, or the checkpoint that was exported.'
         )
 
 
@@ -250,7 +250,7 @@ def target_index(loaded: Loaded, target: int | str | None) -> int | None:
         return None
     count, names = loaded.num_classes, loaded.classes or ()
     if not count:
-        raise ConfigError("this model has no head, so there is no class to explain; omit target=.")
+        raise ConfigError("this model has no head, so there is no class to explain; omit `target=`.")
     if isinstance(target, str) and target in names:
         return names.index(target)
     if isinstance(target, str) and not target.isdecimal():

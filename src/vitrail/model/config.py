@@ -213,7 +213,7 @@ class ViTConfig:
     def _check_tokens(self) -> None:
         if self.pooling == "cls" and not self.class_token:
             raise ConfigError(
-                "pooling 'cls' needs class_token=True; use pooling 'mean' or 'map' without a [cls] token."
+                "pooling 'cls' needs `class_token=True`; use pooling 'mean' or 'map' without a [cls] token."
             )
         if self.positions.kind == "axes" and self.width % 2:
             raise ConfigError(f"positions along both axes need an even width; got {self.width}.")

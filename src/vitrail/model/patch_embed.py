@@ -169,7 +169,7 @@ class Embed(nn.Module):
         try:
             return self.config.grid_of((images.shape[2], images.shape[3]))
         except ConfigError as error:
-            raise InputError(str(error)) from None
+            raise InputError(error.message) from None
 
     def positions_at(self, grid: Pair) -> tuple[Tensor | None, Tensor | None]:
         """Positions of the prefix tokens (1, covered, D) and of the patches (1, h·w, D) on any grid."""

@@ -134,7 +134,7 @@ class Predictor(Facts):
                 raise ConfigError(f"this model is on {self.runtime.name} already; load its checkpoint for another.")
             return self
         if not own.in_float32:
-            raise ConfigError('this model was loaded in bf16; load it with precision="float32" first.')
+            raise ConfigError('this model was loaded in bf16; load it with `precision="float32"` first.')
         from vitrail.runtimes.auto import choose
 
         choice = choose(own, self.checkpoint(), runtime, precision, count, pictures, batch)

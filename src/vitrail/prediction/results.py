@@ -94,10 +94,10 @@ class Request:
             raise ConfigError(f"top_k must be at least 1; got {self.top_k}.")
         if self.coverage is not None:
             if facts.trust is None or facts.trust.sets is None:
-                raise ConfigError(f"coverage= needs a calibrated model, and this one is not: {CALIBRATE}.")
+                raise ConfigError(f"needs a calibrated model, and this one is not: {CALIBRATE}.", field="coverage")
             facts.trust.sets.threshold(self.coverage)
         if self.abstain:
-            require_familiarity(facts, runtime, "abstain=")
+            require_familiarity(facts, runtime, "`abstain=`")
 
 
 class Options(TypedDict, total=False):

@@ -11,7 +11,6 @@ import yaml
 
 from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
-from vitrail.environment import environment
 from vitrail.evaluation import output as records
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split, pick_split
@@ -20,6 +19,7 @@ from vitrail.evaluation.output import facts, write_facts
 from vitrail.evaluation.plots import mistakes_sheet
 from vitrail.evaluation.robustness import Robustness
 from vitrail.files import atomic_path
+from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
 from vitrail.report.blocks import (
@@ -49,8 +49,8 @@ from vitrail.report.sections import (
 )
 from vitrail.schema import to_dict
 from vitrail.training.curves import learning_rates, read_rows
-from vitrail.training.run import chose_epoch, data_check, read_config, trained_on
-from vitrail.wording import counted
+from vitrail.training.run_folder import chose_epoch, data_check, read_config, trained_on
+from vitrail.wording import counted, word_arguments
 
 REPORT = "report.html"
 
@@ -97,7 +97,7 @@ def assemble(
     rows = read_rows(story.run / "results.csv") if story.run is not None else []
     if story.run is not None and rows:
         epochs, took = counted(rows[-1].epoch, "epoch"), _duration(rows[-1].seconds)
-        chosen = read_config(story.run).chosen
+        chosen = word_arguments(read_config(story.run).chosen)
         summary = f"{epochs} in {took}{f'. Chosen: {chosen}' if chosen else ''}"
         sections.append(training_section(rows, _rates(predictor, story.run), summary))
         facts.append(Fact(name="training", value=took, note=epochs))
@@ -221,18 +221,18 @@ def story_of_eval(
 def report_on_run(
     folder: Path,
     dataset: Dataset,
-    device: str = "auto",
+    predictor: Predictor | None = None,
     *,
     measurement: Measurement | None = None,
     progress: Progress = silent,
 ) -> list[Path]:
     """Write the report of a finished run, its figures and tables beside it, and the numbers into its metrics.json.
 
-    The best weights are measured on test, or else val, unless that `measurement` exists already. A single process does
-    this, after the ranks have disconnected.
+    The best weights, if they are not loaded yet as `predictor`, are read; and they are measured on test, or else val,
+    unless that `measurement` exists already. A single process does this, after the ranks have disconnected.
     """
     config = read_config(folder)
-    predictor = load(folder, device=device)
+    predictor = predictor or load(folder)
     measurement = measurement or _measure(predictor, dataset, progress)
     paths: list[Path] = []
     if measurement is not None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import NamedTuple, get_args
 
@@ -21,7 +20,7 @@ import torch
 from vitrail import __version__
 from vitrail.data.pixels import Picture, prepare_array
 from vitrail.errors import ConfigError, InputError
-from vitrail.machine import computes_bf16, processor_name
+from vitrail.machine import computes_bf16, installed_version, processor_name
 from vitrail.runtimes import onnx_runtime, openvino_runtime
 from vitrail.runtimes.auto_cache import (
     MOST_BYTES,
@@ -298,7 +297,7 @@ def choose(
     Where `runtime` and `precision` leave no choice, what they say; a model that cannot be converted is an error then.
     """
     if batch is not None and (type(batch) is not int or batch < 1):
-        raise ConfigError(f"batch= must be a whole number of at least 1; got {batch!r}.")
+        raise ConfigError(f"must be a whole number of at least 1; got {batch!r}.", field="batch")
     converter = Converter(own, checkpoint)
     ways = list_ways(converter, runtime, precision)
     if len(ways) == 1:
@@ -376,7 +375,8 @@ def decision_key(converter: Converter, ways: Sequence[Way], batch: int | None = 
         "int8": _int8_graph(converter, ways),
         "device": [own.device.type, device],
         "cores": [os.cpu_count(), own.threads],
-        "versions": {name: _version(name) for name in ("torch", "onnxruntime", "openvino")} | {"vitrail": __version__},
+        "versions": {name: installed_version(name) or "" for name in ("torch", "onnxruntime", "openvino")}
+        | {"vitrail": __version__},
     }
     return json.dumps(facts, sort_keys=True)
 
@@ -409,10 +409,3 @@ def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and computes_bf16()
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""

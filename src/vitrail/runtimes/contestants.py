@@ -225,7 +225,8 @@ def check_precisions(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         if name not in PRECISIONS:
             raise ConfigError(
-                f"unknown precision {name!r}; {suggest(name, PRECISIONS)} For int8, export the model and pass exports="
+                f"unknown precision {name!r}; {suggest(name, PRECISIONS)} For int8, export the model and "
+                "pass `exports=`"
             )
     if names is None:
         return ["float32", *(["bf16"] if computes_bf16() else [])]
@@ -238,7 +239,7 @@ def check_peers(names: Sequence[str], checkpoint: Checkpoint) -> list[str]:
     """The libraries to compare with, each of which must be there and able to hold the model."""
     for name in dict.fromkeys(names):
         if name not in PEERS:
-            raise ConfigError(f"unknown library {name!r} in compare=; {suggest(name, PEERS)}")
+            raise ConfigError(f"unknown library {name!r} in `compare=`; {suggest(name, PEERS)}")
         if find_spec(name) is None:
             raise ConfigError(f'{name} is not installed; run: pip install "vitrail[peers]"')
         kind, suffix = PEERS[name]
@@ -333,7 +334,9 @@ def open_exports(paths: Sequence[str | Path], weights_sha256: str) -> list[Entra
     for path in paths:
         runtime, _ = open_runtime(locate(path, allow_export=True), LoadOptions())
         if not isinstance(runtime, ExportedRuntime):
-            raise WeightsError(f"exports= takes what `vitrail export` wrote, to run beside the model; {path} is none.")
+            raise WeightsError(
+                f"takes what `vitrail export` wrote, to run beside the model; {path} is none.", field="exports"
+            )
         export = cast("ExportedRuntime[Any]", runtime)
         if export.manifest.weights_sha256 != weights_sha256:
             raise WeightsError(f"{path} is not an export of this model: it was made from other weights.")

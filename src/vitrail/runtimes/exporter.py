@@ -59,14 +59,14 @@ class Exported:
 def choose_target(path: Path, to: str | None) -> Target:
     """What a path means by its suffix, unless it is named."""
     if to is not None and to not in SUFFIXES:
-        raise ConfigError(f"to= must be {', '.join(SUFFIXES)}; got {to!r}.")
+        raise ConfigError(f"must be {', '.join(SUFFIXES)}; got {to!r}.", field="to")
     for target, suffix in SUFFIXES.items():
         if to == target or (to is None and suffix and path.suffix.lower() == suffix):
             if path.suffix.lower() != suffix:
                 kind = f"a file that ends in {suffix}" if suffix else "a folder"
-                raise ConfigError(f"to={target!r} writes {kind}; got {path}.")
+                raise ConfigError(f"`to={target!r}` writes {kind}; got {path}.")
             return target
-    raise ConfigError(f'an export ends in .onnx or .pt2, or is a folder with to="openvino"; got {path}.')
+    raise ConfigError(f'an export ends in .onnx or .pt2, or is a folder with `to="openvino"`; got {path}.')
 
 
 def check_exportable(target: Target, precision: Precision = "float32") -> None:

@@ -205,7 +205,7 @@ class GraphOptions:
 
     def __post_init__(self) -> None:
         if self.with_preprocess and self.dynamic_size:
-            raise ConfigError("with_preprocess= takes pictures of any size already; omit dynamic_size=")
+            raise ConfigError("takes pictures of any size already; omit `dynamic_size=`", field="with_preprocess")
 
 
 class Graph(nn.Module):
@@ -221,8 +221,9 @@ class Graph(nn.Module):
         positions = model.config.positions
         if options.dynamic_size and positions.kind == "learned" and positions.resample in OFFSETS:
             raise ConfigError(
-                f"dynamic_size= cannot export how {positions.resample} resamples positions, which no runtime can do "
-                "for sizes that it learns late; export each size by itself, or load with another resample="
+                f"cannot export how {positions.resample} resamples positions, which no runtime can do "
+                "for sizes that it learns late; export each size by itself, or load with another `resample=`",
+                field="dynamic_size",
             )
 
     @property

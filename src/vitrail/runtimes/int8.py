@@ -269,7 +269,7 @@ def quantize(
                 f"no int8 export reached {goal}; nothing was written. What was tried ({calibration.describe()}):\n"
                 f"{format_trials(sweep.trials)}\n"
                 "Calibrate with more pictures, or with others that are more like those that the model will see; or "
-                "ask for less with agreement= or max_loss="
+                "ask for less with `agreement=` or `max_loss=`"
             )
         written = _write(best.path, draft, target, replace(job.manifest, agreement=trial.agreement))
     return Quantized(manifest=written, agreement=agreement, trials=tuple(sweep.trials))

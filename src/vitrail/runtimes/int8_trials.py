@@ -35,9 +35,13 @@ class Goal:
 
     def __post_init__(self) -> None:
         if not 0 < self.agreement <= 1:
-            raise ConfigError(f"agreement= is a share of pictures, such as 0.99, and at most 1; got {self.agreement}.")
+            raise ConfigError(
+                f"is a share of pictures, such as 0.99, and at most 1; got {self.agreement}.", field="agreement"
+            )
         if self.max_loss is not None and not 0 <= self.max_loss < 100:
-            raise ConfigError(f"max_loss= is in percentage points of accuracy, such as 0.5; got {self.max_loss}.")
+            raise ConfigError(
+                f"is in percentage points of accuracy, such as 0.5; got {self.max_loss}.", field="max_loss"
+            )
 
     def __str__(self) -> str:
         loss = "" if self.max_loss is None else f" or an accuracy loss of at most {self.max_loss:g} points"

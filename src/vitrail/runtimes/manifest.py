@@ -73,14 +73,15 @@ def foreign_manifest(
     if options.preprocess is None:
         raise WeightsError(
             f"{path} does not say how its pictures are prepared: it is not an export of vitrail, or its metadata was "
-            "stripped. Pass preprocess= (google, timm, timm-imagenet, hf, torchvision, dinov2, clip, or a Preprocess), "
-            "and the class names with class_names="
+            "stripped. Pass `preprocess=` (google, timm, timm-imagenet, hf, torchvision, dinov2, clip, or "
+            "a Preprocess), "
+            "and the class names with `class_names=`"
         )
     spec = options.preprocess
     spec = preset(spec, size, channels) if isinstance(spec, str) else spec
     if spec.size != size or spec.channels != channels:
         raise WeightsError(
-            f"{path} takes pictures of {size[0]}×{size[1]} with {channels} channels; preprocess= makes "
+            f"{path} takes pictures of {size[0]}×{size[1]} with {channels} channels; `preprocess=` makes "
             f"{spec.size[0]}×{spec.size[1]} with {spec.channels}."
         )
     return Manifest(
@@ -91,7 +92,9 @@ def foreign_manifest(
 def settle(manifest: Manifest, options: LoadOptions, path: Path) -> Manifest:
     """With the class names and the preprocessing that the user gave."""
     if options.preprocess is not None and manifest.weights_sha256:
-        raise WeightsError(f"preprocess= cannot change {path}, which says itself how its pictures are prepared.")
+        raise WeightsError(
+            f"cannot change {path}, which says itself how its pictures are prepared.", field="preprocess"
+        )
     if options.class_names is None:
         return manifest
     names = read_class_names(options.class_names)

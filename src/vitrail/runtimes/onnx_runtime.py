@@ -151,7 +151,8 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]
     check_for_export(options, path)
     if options.precision != "float32":
         raise ConfigError(
-            f"{path} is an ONNX file and runs in its own numbers: precision= must be float32; got {options.precision}."
+            f"{path} is an ONNX file and runs in its own numbers: `precision=` must be float32; got "
+            f"{options.precision}."
         )
     facts = read_onnx_facts(path)
     content = None if facts.external else facts.content  # sessions are made later, when the file may be another one

@@ -41,8 +41,9 @@ def choose_name(name: str | None, source: str) -> str:
         return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-_")[:64] or "model"
     if not NAME.fullmatch(name):
         raise ConfigError(
-            "name= is part of addresses and must have 1 to 64 letters, digits, dots, hyphens or underscores and begin "
-            f"with a letter or digit; got {name!r}."
+            "is part of addresses and must have 1 to 64 letters, digits, dots, hyphens or underscores and begin "
+            f"with a letter or digit; got {name!r}.",
+            field="name",
         )
     return name
 
@@ -52,9 +53,9 @@ def check_repository(repository: Path, name: str, *, overwrite: bool) -> None:
     whole = repository.absolute()
     existing = next(path for path in (whole, *whole.parents) if path.exists())
     if not existing.is_dir():
-        raise ConfigError(f"repository= must be a folder; {existing} is a file.")
+        raise ConfigError(f"must be a folder; {existing} is a file.", field="repository")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{existing} is not writable; choose another folder with repository=")
+        raise ConfigError(f"{existing} is not writable; choose another folder with `repository=`")
     if existing != whole:
         return
     if not (repository / LISTING).exists() and (others := sorted(item.name for item in repository.iterdir())):
@@ -66,13 +67,15 @@ def check_repository(repository: Path, name: str, *, overwrite: bool) -> None:
     if not (repository / name).exists():
         return
     if not overwrite:
-        raise WeightsError(f"{repository / name} exists already; pass overwrite=True to replace it, or another name=")
+        raise WeightsError(
+            f"{repository / name} exists already; pass `overwrite=True` to replace it, or another `name=`"
+        )
     known = {CONFIG, LABELS, "1"}
     content = [item.name for item in (repository / name).iterdir()] if (repository / name).is_dir() else [name]
     if others := sorted(set(content) - known):
         raise WeightsError(
             f"{repository / name} holds other things, which we will not delete: {', '.join(others[:5])}; pass another "
-            "name="
+            "`name=`"
         )
 
 

@@ -191,23 +191,25 @@ def check_wanted(located: Located, runtime: str | None, precision: str, device: 
         ("precision", precision, get_args(PrecisionChoice)),
     ):
         if value not in known:
-            raise ConfigError(f"{name}= must be one of {', '.join(filter(None, known))}; got {value!r}.")
+            raise ConfigError(f"must be one of {', '.join(filter(None, known))}; got {value!r}.", field=name)
     if located.suffix in EXPORTS:
         kind = next((kind for kind in RUNTIMES if located.suffix in kind.suffixes), None)
         if kind is not None and runtime not in (None, "auto", kind.key):
             raise ConfigError(
-                f"{located.name} is an export for {kind.name} and runs there: runtime= must be {kind.key} or auto; "
+                f"{located.name} is an export for {kind.name} and runs there: `runtime=` must be {kind.key} or auto; "
                 f"got {runtime!r}. For another runtime, name the checkpoint."
             )
         if precision == "auto":
-            raise ConfigError(f'{located.name} is an export: precision="auto" is for checkpoints.')
+            raise ConfigError(f'{located.name} is an export: `precision="auto"` is for checkpoints.')
         return
     if runtime not in ("onnx", "openvino"):
         return
     if runtime == "onnx" and precision == "bf16":
-        raise ConfigError('ONNX Runtime computes in float32: precision="bf16" goes with torch and openvino.')
+        raise ConfigError('ONNX Runtime computes in float32: `precision="bf16"` goes with torch and openvino.')
     if str(device) not in ("auto", "cpu"):
-        raise ConfigError(f'runtime={runtime!r} runs on the processor: device= must be auto or cpu; got "{device}".')
+        raise ConfigError(
+            f'`runtime={runtime!r}` runs on the processor: `device=` must be auto or cpu; got "{device}".'
+        )
     from vitrail.runtimes.exporter import check_exportable
 
     check_exportable(runtime)
@@ -220,7 +222,7 @@ FOR_EXPORTS = {"class_names", "preprocess", "precision", "device", "verify"}
 def check_for_export(options: LoadOptions, path: Path) -> None:
     """Refuse options that would have to change a finished graph."""
     if wrong := sorted(options.given().keys() - FOR_EXPORTS):
-        names = ", ".join(f"{name}=" for name in wrong)
+        names = ", ".join(f"`{name}=`" for name in wrong)
         raise ConfigError(f"{names} cannot change {path}, which is an export; change the checkpoint and export it.")
     if str(options.device) not in ("auto", "cpu"):
         raise ConfigError(f'an export runs on the processor: device must be "auto" or "cpu"; got "{options.device}".')

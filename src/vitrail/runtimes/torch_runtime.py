@@ -107,7 +107,7 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]
 def adapted(located: Located, options: LoadOptions) -> Checkpoint:
     """The checkpoint with the requested classes, sizes, channels and merging."""
     if options.preprocess is not None:
-        raise ConfigError("preprocess= is for exports of other tools; a checkpoint has its own preprocessing.")
+        raise ConfigError("is for exports of other tools; a checkpoint has its own preprocessing.", field="preprocess")
     checkpoint = open_checkpoint(located, hints=options.hints, class_names=options.class_names, verify=options.verify)
     classes = options.classes
     num_classes = options.num_classes if classes is None else len(classes)

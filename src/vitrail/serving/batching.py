@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from vitrail.serving.problems import Problem
+from vitrail.serving.exchange import Problem
 from vitrail.wording import agree, counted
 
 Kind = Literal["logits", "features", "explain", "attention"]
@@ -38,6 +38,15 @@ class Answer(NamedTuple):
     decode: float = 0.0
     compute: float = 0.0
     model: Mapping[str, Any] = NOTHING  # the facts of the model that answered, which may be exchanged any time
+
+    @property
+    def seconds(self) -> float:
+        return self.queue + self.decode + self.compute
+
+    @property
+    def problem(self) -> Problem | None:
+        error = self.facts.get("error")
+        return None if error is None else Problem(error["code"], error["message"])
 
 
 @dataclass(eq=False)

@@ -16,9 +16,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from vitrail.serving.exchange import Exchange
+from vitrail.serving.exchange import Exchange, Problem
 from vitrail.serving.gate import SECURITY_HEADERS
-from vitrail.serving.problems import Problem
 
 LONGEST_HEAD = 16_384  # bytes of a request before its body
 LONGEST_URL = 4_096

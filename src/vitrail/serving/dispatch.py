@@ -1,22 +1,31 @@
-"""What the routes work with: the models, their queues, and how long to wait for an answer."""
+"""What the routes work with: their declarations, the arguments of a request, the models, and how long to wait."""
 
 import asyncio
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
+from starlette.responses import Response
 
+from vitrail.errors import suggest
 from vitrail.serving.batching import LARGE, Answer, Item, Kind
-from vitrail.serving.exchange import Buffer, exchange_of
-from vitrail.serving.problems import Problem
+from vitrail.serving.exchange import Buffer, Exchange, Problem, exchange_of
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.supervisor import START_RETRY, Host, Say, restarting
 from vitrail.serving.telemetry import Metrics
 from vitrail.serving.uploads import ClientGoneError
 
-Facts = Mapping[str, Any]
-Asked = tuple[dict[str, Any], bytes, int]  # what is asked about a picture, the picture, its pixels
+MOST_ARGUMENTS = 20
+LONGEST_ARGUMENT = 200  # characters
+_WHOLE = re.compile(r"-?[0-9]{1,9}")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+Schema = dict[str, Any]
+ModelFacts = Mapping[str, Any]  # what a worker tells about its model
+Query = tuple[dict[str, Any], bytes, int]  # what is asked about a picture, the picture, its pixels
 
 
 class Service:
@@ -52,9 +61,9 @@ class Service:
             raise Problem("not_ready", f"the model {host.name} is being loaded.", retry_after=START_RETRY)
         return host
 
-    async def ask(self, request: Request, host: Host, kind: Kind, items: Sequence[Asked]) -> list[Answer]:
+    async def ask(self, request: Request, host: Host, kind: Kind, queries: Sequence[Query]) -> list[Answer]:
         """The answers of one model, unless the client leaves or the time is up."""
-        pixels = sum(each for _, _, each in items if each > LARGE)
+        pixels = sum(each for _, _, each in queries if each > LARGE)
         if pixels and self.pixels + pixels > self.settings.max_queue_pixels:
             raise Problem(
                 "queue_full",
@@ -64,28 +73,26 @@ class Service:
             )
         self.pixels += pixels
         try:
-            answers = await self._ask_once(request, host, kind, items)
+            answers = await self._ask_once(request, host, kind, queries)
             while len({answer.model.get("version") for answer in answers}) > 1:  # it was exchanged in between
-                answers = await self._ask_once(request, host, kind, items)
+                answers = await self._ask_once(request, host, kind, queries)
         finally:
             self.pixels -= pixels
         return answers
 
-    async def _ask_once(self, request: Request, host: Host, kind: Kind, items: Sequence[Asked]) -> list[Answer]:
+    async def _ask_once(self, request: Request, host: Host, kind: Kind, queries: Sequence[Query]) -> list[Answer]:
         if host.hopeless:
             raise restarting(host.name)
-        loop = asyncio.get_running_loop()
-        client = exchange_of(request).client
-        waiting = [Item(facts, blob, loop.create_future(), pixels, client) for facts, blob, pixels in items]
+        loop, exchange = asyncio.get_running_loop(), exchange_of(request)
+        waiting = [Item(facts, blob, loop.create_future(), pixels, exchange.client) for facts, blob, pixels in queries]
         host.batcher.submit(kind, waiting)
-        answered = _all_answered([item.future for item in waiting])
+        answered = asyncio.gather(*(item.future for item in waiting))
         left = asyncio.ensure_future(_until_left(request))
         try:
             await asyncio.wait((answered, left), timeout=self.settings.timeout, return_when=asyncio.FIRST_COMPLETED)
             if answered.done():
-                answered.result()
-                answers = [item.future.result() for item in waiting]
-                exchange_of(request).computed = max(zip(waiting, answers, strict=True), key=_seconds_of)
+                answers = answered.result()
+                exchange.computed = max(zip(waiting, answers, strict=True), key=lambda pair: pair[1].seconds)
                 return answers
             if left.done():
                 raise ClientGoneError
@@ -96,58 +103,112 @@ class Service:
             host.batcher.withdraw(kind, waiting)
 
 
-def model_of(host: Host, answers: Sequence[Answer]) -> Facts:
-    """The facts of the model that has answered; the host may have another one by now."""
-    return next((answer.model for answer in answers if answer.model), host.facts)
-
-
-def _seconds_of(computed: tuple[Item, Answer]) -> float:
-    _, answer = computed
-    return answer.queue + answer.decode + answer.compute
-
-
-def _all_answered(futures: Sequence["asyncio.Future[Answer]"]) -> "asyncio.Future[None]":
-    """Done once all of them are, or fails with the first that does."""
-    whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    missing = len(futures)
-
-    def note(future: "asyncio.Future[Answer]") -> None:
-        nonlocal missing
-        missing -= 1
-        error = None if future.cancelled() else future.exception()
-        if whole.done():
-            return
-        if error is not None:
-            whole.set_exception(error)
-        elif not missing:
-            whole.set_result(None)
-
-    for future in futures:
-        future.add_done_callback(note)
-    return whole
-
-
 async def _until_left(request: Request) -> None:
     """Until the client has closed the connection; its body has been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-class Clock:
-    """The milliseconds of one request."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-
-    def read(self, answers: Sequence[Answer]) -> dict[str, float]:
-        """Of the slowest of its pictures, and in all."""
-        return {
-            "queue": _milliseconds(max((each.queue for each in answers), default=0.0)),
-            "decode": _milliseconds(max((each.decode for each in answers), default=0.0)),
-            "compute": _milliseconds(max((each.compute for each in answers), default=0.0)),
-            "total": _milliseconds(time.perf_counter() - self._began),
-        }
+def model_of(host: Host, answers: Sequence[Answer]) -> ModelFacts:
+    """The facts of the model that has answered; the host may have another one by now."""
+    return next((answer.model for answer in answers if answer.model), host.facts)
 
 
-def _milliseconds(seconds: float) -> float:
-    return round(1000 * seconds, 3)
+@dataclass(frozen=True)
+class Call:
+    """A request that has reached its route: its arguments are read, its body is not."""
+
+    service: Service
+    request: Request
+    arguments: dict[str, Any]
+
+    @property
+    def settings(self) -> ServeSettings:
+        return self.service.settings
+
+    @property
+    def exchange(self) -> Exchange:
+        return exchange_of(self.request)
+
+    @property
+    def host(self) -> Host:
+        """The model that the request is about."""
+        return self.service.find(self.arguments.get("model"))
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One route, declared once: by it, arguments are read and /openapi.json is written. It decorates its handler."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    summary: str = ""  # none: it belongs to the page, and is not described
+    parameters: Sequence[Schema] = ()
+    answer: str | Schema = ""  # the name of its schema, or its content by media type
+    codes: Sequence[str] = ()  # of errors, beside the usual ones
+    headers: Schema | None = None  # of the answer
+    body: Callable[[ServeSettings], Schema] | None = None  # the content of the request
+    is_open: bool = False  # to everybody: it requires no token, and no pace is kept
+    handle: Handler | None = None
+
+    def __call__(self, handle: Handler) -> "Endpoint":
+        return replace(self, handle=handle)
+
+    async def respond(self, service: Service, request: Request) -> Response:
+        """Read the arguments, and let the handler answer."""
+        assert self.handle is not None
+        arguments = request.path_params if self.is_open else read_arguments(request, self.parameters)
+        return await self.handle(Call(service, request, arguments))
+
+
+def parameter(name: str, schema: Schema, description: str, place: str = "query") -> Schema:
+    """The declaration of what a route takes beside a body, as OpenAPI has it."""
+    required = {"required": True} if place == "path" else {}
+    return {"name": name, "in": place, **required, "schema": schema, "description": description}
+
+
+def read_arguments(request: Request, parameters: Sequence[Schema]) -> dict[str, Any]:
+    """Name → value, of the path and of the query: known names only, each once, each as its declaration says."""
+    known = {each["name"]: each for each in parameters if each["in"] == "query"}
+    try:
+        text = request.scope["query_string"].decode("ascii")
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_ARGUMENTS, errors="strict")
+    except ValueError:
+        raise Problem("invalid_argument", "the arguments in the address cannot be read.") from None
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name not in known:
+            hint = suggest(name[:50], tuple(known)) if known else "this address takes none."
+            raise Problem("invalid_argument", f"unknown argument {name[:50]!r}; {hint}")
+        if name in values:
+            raise Problem("invalid_argument", f"{name} is given twice.")
+        if len(value) > LONGEST_ARGUMENT:
+            raise Problem("invalid_argument", f"{name} must have at most {LONGEST_ARGUMENT} characters.")
+        values[name] = read_value(known[name], value)
+    defaults = {name: each["schema"]["default"] for name, each in known.items() if "default" in each["schema"]}
+    return {**defaults, **values, **request.path_params}
+
+
+def read_value(declared: Schema, value: Any) -> Any:
+    """A value as its declaration says: a text of the address, or a value of JSON."""
+    schema, read = declared["schema"], value
+    if "enum" in schema:
+        expected, is_valid = f"one of {', '.join(schema['enum'])}", value in schema["enum"]
+    elif schema["type"] == "integer":
+        if value == "" and "default" not in schema:
+            return None
+        least, most = schema["minimum"], schema["maximum"]
+        read = int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
+        expected, is_valid = f"a whole number from {least:,} to {most:,}", type(read) is int and least <= read <= most
+    elif schema["type"] == "number":
+        least, most = schema["exclusiveMinimum"], schema["exclusiveMaximum"]
+        read = float(value) if _DECIMAL.fullmatch(value) else math.nan
+        expected, is_valid = f"between {least} and {most}", least < read < most
+    else:
+        return value
+    if not is_valid:
+        raise Problem("invalid_argument", f"{declared['name']} must be {expected}; got {repr(value)[:50]}.")
+    return read

@@ -19,11 +19,11 @@ from vitrail.prediction.predictor import MANY
 from vitrail.prediction.results import Request
 from vitrail.runtimes.runtime import Floats, PrecisionChoice, RuntimeChoice
 from vitrail.serving.frames import Frame
-from vitrail.serving.uploads import FORMATS
 from vitrail.weights.resolve import EXPORTS, files_of, locate, stamps_of
 from vitrail.wording import reason
 
 Facts = dict[str, Any]
+FORMATS = ("JPEG", "PNG", "WEBP")  # that are accepted
 SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more come together, else fewer
 ATTEMPTS = 5  # to read files while somebody writes to them
 LARGEST = 1e4  # of a prepared picture's numbers, which are rarely above 3: beyond it, no finite answer is our mistake

@@ -4,7 +4,7 @@ import hmac
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -12,8 +12,7 @@ from starlette.routing import Match, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from vitrail.serving.dispatch import Service
-from vitrail.serving.exchange import UNMATCHED, Exchange, begin
-from vitrail.serving.problems import Problem
+from vitrail.serving.exchange import UNMATCHED, Exchange, Problem, begin
 from vitrail.serving.settings import is_local_name
 from vitrail.serving.telemetry import AccessLog, open_tracing
 from vitrail.serving.uploads import ClientGoneError
@@ -34,15 +33,14 @@ SECURITY_HEADERS: tuple[tuple[str, str], ...] = (
 )
 _HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS]
 _OWN_PAGES = (b"none", b"same-origin")  # what a browser says of the service's own page; other programs say nothing
-_OPEN = ("/v2/health/live", "/v2/health/ready", "/", "/favicon.ico")
-_OPEN_BELOW = ("/static/", "/examples/")
+_ICON = "/favicon.ico"  # which browsers ask for by themselves
 
 
 class Gate:
     """Wraps the routes."""
 
-    def __init__(self, routes: Router, service: Service, log: AccessLog) -> None:
-        self._routes, self._service, self._log = routes, service, log
+    def __init__(self, routes: Router, open_paths: Set[str], service: Service, log: AccessLog) -> None:
+        self._routes, self._open, self._service, self._log = routes, open_paths, service, log
         self._paths = [route for route in routes.routes if isinstance(route, Route)]
         settings = service.settings
         self._token = settings.token.encode() if settings.token else None
@@ -92,8 +90,7 @@ class Gate:
             self._check_host(headers.get(b"host", b"").decode("latin-1"))
         if headers.get(b"sec-fetch-site", b"none") not in _OWN_PAGES and scope["method"] not in ("GET", "HEAD"):
             raise Problem("forbidden", "other websites may not send requests here.")
-        path: str = scope["path"]
-        if path in _OPEN or path.startswith(_OPEN_BELOW):
+        if exchange.route in self._open or scope["path"] == _ICON:
             return
         if self._limit is not None:  # before the token: guessing one is limited, too
             self._limit.check(exchange.client)

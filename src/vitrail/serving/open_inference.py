@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any, cast
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from vitrail import __version__
 from vitrail.serving.batching import Answer
-from vitrail.serving.dispatch import START_RETRY, Asked, Facts, Service, model_of
-from vitrail.serving.exchange import exchange_of
-from vitrail.serving.problems import Problem
-from vitrail.serving.rest import floats, read_arguments
-from vitrail.serving.supervisor import Host
-from vitrail.serving.uploads import FEW, Picture, decode_base64, describe, judge, read_body, read_object
+from vitrail.serving.dispatch import Call, Endpoint, ModelFacts, Query, model_of, parameter
+from vitrail.serving.exchange import Problem
+from vitrail.serving.openapi import BINARY, json_of
+from vitrail.serving.rest import floats
+from vitrail.serving.settings import ServeSettings
+from vitrail.serving.supervisor import START_RETRY, Host
+from vitrail.serving.uploads import FEW, Picture, check_pictures, decode_base64, describe, read_body, read_object
 from vitrail.wording import counted, plain
 
 
@@ -217,152 +217,169 @@ def _shown(text: str) -> str:
 
 HEADER_LENGTH = "inference-header-content-length"
 PICTURE, IMAGES = "picture", "images"
-OUTPUTS = ("logits", "probabilities", "label")
+OUTPUTS = {"logits": "FP32", "probabilities": "FP32", "label": "BYTES"}
+NAMED = ("not_ready", "unknown_model")  # errors of a route that names a model
+MODEL = parameter("model", {"type": "string"}, "The model's name.", "path")
+VERSION = parameter("version", {"type": "string", "maxLength": 64}, "As /v2/models/{model} lists it.", "path")
+LENGTH = parameter(
+    "Inference-Header-Content-Length",
+    {"type": "string", "pattern": "^[0-9]{1,9}$"},
+    "The length of the JSON part, if raw tensors follow it.",
+    "header",
+)
 
 
-class OpenInference:
-    """The handlers of /v2."""
+@Endpoint("GET", "/v2", "The name, version and extensions of the server", (), "Server")
+async def show_server(call: Call) -> Response:
+    return JSONResponse({"name": "vitrail", "version": __version__, "extensions": ["binary_tensor_data"]})
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
-    async def server(self, request: Request) -> Response:
-        return JSONResponse({"name": "vitrail", "version": __version__, "extensions": ["binary_tensor_data"]})
+@Endpoint("GET", "/v2/health/live", "Whether the service runs", (), "Live", is_open=True)
+async def show_live(call: Call) -> Response:
+    return JSONResponse({"live": True})
 
-    async def live(self, request: Request) -> Response:
-        return JSONResponse({"live": True})
 
-    async def ready(self, request: Request) -> Response:
-        if not self._service.ready:
-            raise Problem(
-                "not_ready", "the service, or one of its workers, is starting or stopping.", retry_after=START_RETRY
-            )
-        return JSONResponse({"ready": True})
+@Endpoint("GET", "/v2/health/ready", "Whether all models are ready", (), "Ready", ("not_ready",), is_open=True)
+async def show_ready(call: Call) -> Response:
+    if not call.service.ready:
+        message = "the service, or one of its workers, is starting or stopping."
+        raise Problem("not_ready", message, retry_after=START_RETRY)
+    return JSONResponse({"ready": True})
 
-    async def model(self, request: Request) -> Response:
-        return JSONResponse(describe_model(self._find(request)))
 
-    async def model_ready(self, request: Request) -> Response:
-        host = self._find(request)
-        if self._service.draining or not host.ready:
-            raise Problem("not_ready", f"the model {host.name} is not ready.", retry_after=START_RETRY)
-        return JSONResponse({"name": host.name, "ready": True})
+async def show_model(call: Call) -> Response:
+    host = _find(call)
+    return JSONResponse(
+        {
+            "name": host.name,
+            "versions": [host.facts["version"]],
+            "platform": f"vitrail_{host.facts['runtime'].split()[0].lower()}",
+            "inputs": [
+                {"name": PICTURE, "datatype": "BYTES", "shape": [-1]},
+                {"name": IMAGES, "datatype": "FP32", "shape": [-1, *_image_shape(host)]},
+            ],
+            "outputs": [_output(name, -1, host.facts["classes"]) for name in OUTPUTS],
+        }
+    )
 
-    async def infer(self, request: Request) -> Response:
-        host = self._find(request)
-        if not host.facts["classes"]:
-            raise Problem("invalid_argument", f"{host.name} has no classes.", "Use /v1/embed.")
-        body = await read_body(request, self._service.settings)
-        most = self._service.settings.max_pictures * prod(_image_shape(host))
-        asked = read_inference(body, request.headers.get(HEADER_LENGTH), most)
-        outputs = asked.outputs or [(name, asked.binary) for name in OUTPUTS]
-        for name, _ in outputs:
-            if name not in OUTPUTS:
-                raise Problem("invalid_argument", f"there is no output {name[:50]!r}; known: {', '.join(OUTPUTS)}.")
-        if len({name for name, _ in outputs}) != len(outputs):
-            raise Problem("invalid_argument", "an output is requested twice.")
-        answers = await self._service.ask(request, host, "logits", self._items(request, host, asked))
-        for index, answer in enumerate(answers):
-            if error := answer.facts.get("error"):
-                raise Problem(
-                    error["code"], f"{error['message']}" if len(answers) == 1 else f"[{index}] {error['message']}"
-                )
-        return _respond(host.name, model_of(host, answers), asked, outputs, answers)
 
-    def _find(self, request: Request) -> Host:
-        read_arguments(request)
-        host = self._service.find(request.path_params["model"])
-        version = request.path_params.get("version")
-        if version is not None and version != host.facts["version"]:
-            raise Problem("unknown_model", f"only version {host.facts['version']} of {host.name} is served.")
-        return host
+async def show_model_ready(call: Call) -> Response:
+    host = _find(call)
+    if call.service.draining or not host.ready:
+        raise Problem("not_ready", f"the model {host.name} is not ready.", retry_after=START_RETRY)
+    return JSONResponse({"name": host.name, "ready": True})
 
-    def _items(self, request: Request, host: Host, asked: Inference) -> list[Asked]:
-        """What the worker gets: encoded pictures, or prepared ones."""
-        if len(asked.inputs) != 1:
-            raise Problem(
-                "invalid_argument", f"there must be one input, {PICTURE} or {IMAGES}; got {len(asked.inputs)}."
-            )
-        tensor, settings = asked.inputs[0], self._service.settings
-        kinds = {PICTURE: "BYTES", IMAGES: "FP32"}
-        if kinds.get(tensor.name) != tensor.datatype:
-            raise Problem("invalid_argument", f"the input must be {PICTURE} (BYTES) or {IMAGES} (FP32).")
-        if tensor.name == IMAGES:
-            rows = self._read_images(host, tensor)
-            items: list[Asked] = [
-                ({"want": "scores", "tensor": True, "name": describe(str(index))}, row, 0)
-                for index, row in enumerate(rows)
-            ]
-        else:
-            pictures = [
-                Picture(str(index), data) for index, data in enumerate(read_bytes(tensor, settings.max_pictures))
-            ]
-            items = []
-            for picture, pixels in zip(pictures, judge(pictures, settings), strict=True):
-                if isinstance(pixels, Problem):
-                    raise pixels
-                items.append(({"want": "scores", "name": describe(picture.name)}, picture.data, pixels))
-        exchange_of(request).pictures = len(items)
-        return items
 
-    def _read_images(self, host: Host, tensor: Tensor) -> list[bytes]:
-        return read_floats(tensor, _image_shape(host), self._service.settings.max_pictures)
+async def infer(call: Call) -> Response:
+    host = _find(call)
+    if not host.facts["classes"]:
+        raise Problem("invalid_argument", f"{host.name} has no classes.", "Use /v1/embed.")
+    body = await read_body(call.request, call.settings)
+    most = call.settings.max_pictures * prod(_image_shape(host))
+    asked = read_inference(body, call.request.headers.get(HEADER_LENGTH), most)
+    outputs = asked.outputs or [(name, asked.binary) for name in OUTPUTS]
+    for name, _ in outputs:
+        if name not in OUTPUTS:
+            raise Problem("invalid_argument", f"there is no output {name[:50]!r}; known: {', '.join(OUTPUTS)}.")
+    if len({name for name, _ in outputs}) != len(outputs):
+        raise Problem("invalid_argument", "an output is requested twice.")
+    queries = _queries(asked, host, call.settings)
+    call.exchange.pictures = len(queries)
+    answers = await call.service.ask(call.request, host, "logits", queries)
+    for index, problem in enumerate(answer.problem for answer in answers):
+        if problem is not None:
+            raise problem if len(answers) == 1 else Problem(problem.code, f"[{index}] {problem.message}")
+    return _respond(host.name, model_of(host, answers), asked.id, outputs, answers)
+
+
+ENDPOINTS = (
+    *(show_server, show_live, show_ready),
+    *(
+        endpoint
+        for path, names in (
+            ("/v2/models/{model}", (MODEL,)),
+            ("/v2/models/{model}/versions/{version}", (MODEL, VERSION)),
+        )
+        for endpoint in (
+            Endpoint("GET", path, "A model's inputs and outputs", names, "Model", NAMED)(show_model),
+            Endpoint("GET", f"{path}/ready", "Whether a model is ready", names, "ModelReady", NAMED)(show_model_ready),
+            Endpoint(
+                "POST",
+                f"{path}/infer",
+                "Infer, by the Open Inference Protocol",
+                (*names, LENGTH),
+                {**json_of("Inferred"), "application/octet-stream": {"schema": BINARY}},
+                body=lambda _: json_of("Inference"),
+            )(infer),
+        )
+    ),
+)
+
+
+def _find(call: Call) -> Host:
+    host, version = call.host, call.arguments.get("version")
+    if version is not None and version != host.facts["version"]:
+        raise Problem("unknown_model", f"only version {host.facts['version']} of {host.name} is served.")
+    return host
+
+
+def _queries(asked: Inference, host: Host, settings: ServeSettings) -> list[Query]:
+    """What the worker gets: encoded pictures, or prepared ones."""
+    if len(asked.inputs) != 1:
+        raise Problem("invalid_argument", f"there must be one input, {PICTURE} or {IMAGES}; got {len(asked.inputs)}.")
+    (tensor,) = asked.inputs
+    if {PICTURE: "BYTES", IMAGES: "FP32"}.get(tensor.name) != tensor.datatype:
+        raise Problem("invalid_argument", f"the input must be {PICTURE} (BYTES) or {IMAGES} (FP32).")
+    wanted = {"want": "scores"}
+    if tensor.name == IMAGES:
+        rows = read_floats(tensor, _image_shape(host), settings.max_pictures)
+        return [({**wanted, "tensor": True, "name": describe(str(i))}, row, 0) for i, row in enumerate(rows)]
+    pictures = [Picture(str(i), data) for i, data in enumerate(read_bytes(tensor, settings.max_pictures))]
+    queries: list[Query] = []
+    for picture, pixels in zip(pictures, check_pictures(pictures, settings), strict=True):
+        if isinstance(pixels, Problem):
+            raise pixels
+        queries.append(({**wanted, "name": describe(picture.name)}, picture.data, pixels))
+    return queries
 
 
 def _image_shape(host: Host) -> list[int]:
     return [host.facts["channels"], *host.facts["image_size"]]
 
 
-def describe_model(host: Host) -> dict[str, Any]:
-    """A model's metadata."""
-    facts = host.facts
-    return {
-        "name": host.name,
-        "versions": [facts["version"]],
-        "platform": f"vitrail_{facts['runtime'].split()[0].lower()}",
-        "inputs": [
-            {"name": PICTURE, "datatype": "BYTES", "shape": [-1]},
-            {"name": IMAGES, "datatype": "FP32", "shape": [-1, facts["channels"], *facts["image_size"]]},
-        ],
-        "outputs": [
-            {"name": "logits", "datatype": "FP32", "shape": [-1, facts["classes"]]},
-            {"name": "probabilities", "datatype": "FP32", "shape": [-1, facts["classes"]]},
-            {"name": "label", "datatype": "BYTES", "shape": [-1]},
-        ],
-    }
+def _output(name: str, count: int, classes: int) -> dict[str, Any]:
+    shape = [count] if name == "label" else [count, classes]
+    return {"name": name, "datatype": OUTPUTS[name], "shape": shape}
 
 
 def _respond(
-    name_of_model: str, model: Facts, asked: Inference, outputs: list[tuple[str, bool]], answers: list[Answer]
+    name: str, model: ModelFacts, id_: str | None, outputs: list[tuple[str, bool]], answers: list[Answer]
 ) -> Response:
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []
-    for name, binary in outputs:
-        facts: dict[str, Any] = {"name": name, "datatype": "BYTES", "shape": [len(answers)]}
-        if name == "label":
-            texts = [answer.facts["label"] for answer in answers]
-            data = pack_texts(texts) if binary else b""
+    for output, is_binary in outputs:
+        facts = _output(output, len(answers), model["classes"])
+        if output == "label":
+            values = [answer.facts["label"] for answer in answers]
+            data = pack_texts(values) if is_binary else b""
         else:
-            texts = []
-            data = b"".join(answer.blobs[OUTPUTS.index(name)] for answer in answers)
-            facts |= {"datatype": "FP32", "shape": [len(answers), model["classes"]]}
-        if binary:
+            data = b"".join(answer.blobs[list(OUTPUTS).index(output)] for answer in answers)
+            values = [] if is_binary else floats(data).tolist()
+        if is_binary:
             facts["parameters"] = {"binary_data_size": len(data)}
             raw.append(data)
         else:
-            facts["data"] = texts if name == "label" else floats(data).tolist()
+            facts["data"] = values
         described.append(facts)
     content: dict[str, Any] = {
-        "model_name": name_of_model,
+        "model_name": name,
         "model_version": model["version"],
         "parameters": {"sha256": model["sha256"]},
         "outputs": described,
+        **({} if id_ is None else {"id": id_}),
     }
-    if asked.id is not None:
-        content["id"] = asked.id
     if not raw:
         return JSONResponse(content)
     text = json.dumps(content).encode()
-    return Response(
-        b"".join((text, *raw)), media_type="application/octet-stream", headers={HEADER_LENGTH: str(len(text))}
-    )
+    headers = {HEADER_LENGTH: str(len(text))}
+    return Response(b"".join((text, *raw)), media_type="application/octet-stream", headers=headers)

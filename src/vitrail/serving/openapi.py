@@ -1,13 +1,11 @@
 """The description of the service that it serves itself, at /openapi.json."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from vitrail import __version__
-from vitrail.serving.problems import CODES
+from vitrail.serving.dispatch import Endpoint, Schema
+from vitrail.serving.exchange import CODES
 from vitrail.serving.settings import ServeSettings
-
-Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
@@ -186,20 +184,21 @@ SCHEMAS: Schema = {
     ),
 }
 
-Described = dict[str, Any]
-METHODS = ("auto", "attention", "rollout", "gradient-rollout", "relevance", "occlusion")
 PICTURE_TYPES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
+BINARY: Schema = {"type": "string", "format": "binary"}
 _EVERYWHERE = ("invalid_request", "forbidden", "request_timeout", "headers_too_large", "internal_error")
 _GUARDED = ("unauthorized", "rate_limited", "invalid_argument")  # where a token and a pace may be asked for
 _BODY = ("unreadable_body", "unreadable_picture", "too_large", "unsupported_format")
 _COMPUTED = ("model_failed", "queue_full", "not_ready", "timeout", "too_many_connections")
-_BINARY: Described = {"type": "string", "format": "binary"}
 
 
-def describe_api(settings: ServeSettings, models: Sequence[str]) -> Described:
+def describe_api(settings: ServeSettings, models: Sequence[str], endpoints: Sequence[Endpoint]) -> Schema:
     """The whole description, for these models and limits."""
-    named = _named_model(models)
-    description: Described = {
+    paths: dict[str, Schema] = {}
+    for endpoint in endpoints:
+        if endpoint.summary:
+            paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, settings, models)
+    description: Schema = {
         "openapi": "3.1.0",
         "info": {
             "title": "vitrail",
@@ -210,162 +209,74 @@ def describe_api(settings: ServeSettings, models: Sequence[str]) -> Described:
             "hint; among several pictures, one that cannot be read has an error of its own, and the others an answer.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": {**_simple(settings, models), **_with_texts(_open_inference(named)), **_about()},
+        "paths": paths,
         "components": {"schemas": SCHEMAS},
     }
     if settings.token:
-        description["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        description["components"] = {
+            "schemas": SCHEMAS,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        }
         description["security"] = [{"token": []}]
-        for path in ("/v2/health/live", "/v2/health/ready"):
-            description["paths"][path]["get"]["security"] = []
     return description
 
 
-def _simple(settings: ServeSettings, models: Sequence[str]) -> Described:
-    model = _argument("model", {"type": "string", "enum": list(models)}, "The model; the first one by default.")
-    top_k = _argument(
-        "top_k", {"type": "integer", "minimum": 1, "maximum": 100_000, "default": 5}, "How many labels to give."
-    )
-    coverage = _argument(
-        "coverage",
-        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-        "Also give a set of labels that contains the right one this often; for calibrated models.",
-    )
-    layer, head = (
-        _argument(name, {"type": "integer", "minimum": -1000, "maximum": 1000}, f"A {name}, from 0; -1 is the last.")
-        for name in ("layer", "head")
-    )
-    method = _argument("method", {"type": "string", "enum": list(METHODS), "default": "auto"}, "How to explain.")
-    target = _argument("target", {"type": "string", "maxLength": 200}, "The class to explain, by name or number.")
-    form = _argument("format", {"type": "string", "enum": ["png", "json"], "default": "png"}, "An overlay, or numbers.")
-    explained = _post("Explain one picture", (model, method, layer, head, target, form), _pictures(settings, 1))
-    explained["responses"]["200"]["content"] = {"image/png": {"schema": _BINARY}, **_json("Explained")}
-    explained["responses"]["200"]["headers"] = {
-        f"X-Vitrail-{name}": {"schema": {"type": "string"}, "description": f"{what}; in JSON, it is in the answer."}
-        for name, what in (("Model", "The model's name"), ("Version", "Its version"), ("Sha256", "Its checksum"))
-    }
-    explained["responses"]["422"] = _problems(("invalid_argument", "cannot_explain"))
-    attention = _post(
-        "What each patch attends to", (model, layer, head), _pictures(settings, 1), "Attention", "cannot_explain"
-    )
-    many, plain = (_pictures(settings, settings.max_pictures, fields) for fields in (("top_k",), ()))
+def json_of(schema: str) -> Schema:
+    """The content of an answer or a request in JSON."""
+    return {"application/json": {"schema": reference(schema)}}
+
+
+def pictures_of(settings: ServeSettings, most: int | None = None, fields: Sequence[Schema] = ()) -> Schema:
+    """The content of a request with pictures, in the forms that they come in; `fields` are what JSON may hold too."""
+    most = settings.max_pictures if most is None else most
+    text: Schema = {"type": "string", "contentEncoding": "base64", "maxLength": settings.max_body}
+    listed: Schema = {"pictures": {"type": "array", "items": text, "minItems": 1, "maxItems": most}}
+    for field in fields:
+        listed[field["name"]] = {name: value for name, value in field["schema"].items() if name != "default"}
+    parts: Schema = {"type": "object", "additionalProperties": BINARY, "minProperties": 1, "maxProperties": most}
     return {
-        "/v1/models": {"get": _get("The models and what they are", (), "Models", "not_ready")},
-        "/v1/labels": {"get": _get("The names of a model's classes", (model,), "Labels", "not_ready", "unknown_model")},
-        "/v1/predict": {"post": _post("The most likely classes", (model, top_k, coverage), many, "Predictions")},
-        "/v1/embed": {"post": _post("The embeddings of pictures", (model,), plain, "Embeddings")},
-        "/v1/explain": {"post": explained},
-        "/v1/attention": {"post": attention},
+        **{kind: {"schema": BINARY} for kind in PICTURE_TYPES},
+        "multipart/form-data": {"schema": parts},
+        "application/json": {"schema": _closed(_partly(tuple(listed)[1:], listed))},
     }
 
 
-def _open_inference(model: Described) -> Described:
-    version = _in_path("version", {"type": "string", "maxLength": 64}, "As /v2/models/{model} lists it.")
-    paths: Described = {
-        "/v2": {"get": _get("The name, version and extensions of the server", (), "Server")},
-        "/v2/health/live": {"get": _get("Whether the service runs", (), "Live", guarded=False)},
-        "/v2/health/ready": {"get": _get("Whether all models are ready", (), "Ready", "not_ready", guarded=False)},
+def _operation(endpoint: Endpoint, settings: ServeSettings, models: Sequence[str]) -> Schema:
+    success: Schema = {"description": "Done."}
+    if endpoint.answer:
+        success["content"] = json_of(endpoint.answer) if isinstance(endpoint.answer, str) else endpoint.answer
+    if endpoint.headers:
+        success["headers"] = endpoint.headers
+    codes = [*_EVERYWHERE, *(() if endpoint.is_open else _GUARDED)]
+    codes += (*_BODY, *_COMPUTED, "unknown_model", *endpoint.codes) if endpoint.body else endpoint.codes
+    form = "InferenceProblem" if endpoint.path.startswith("/v2") else "Problem"
+    operation: Schema = {
+        "summary": endpoint.summary,
+        "parameters": [_with_models(each, models) for each in endpoint.parameters],
+        "responses": {
+            "200": success,
+            **{
+                str(status): _failure([code for code in codes if CODES[code][0] == status], form)
+                for status in sorted({CODES[code][0] for code in codes})
+            },
+        },
     }
-    for path, parameters in (
-        ("/v2/models/{model}", (model,)),
-        ("/v2/models/{model}/versions/{version}", (model, version)),
-    ):
-        ready = _get("Whether a model is ready", parameters, "ModelReady", "not_ready", "unknown_model")
-        paths[path] = {"get": _get("A model's inputs and outputs", parameters, "Model", "not_ready", "unknown_model")}
-        paths[f"{path}/ready"] = {"get": ready}
-        paths[f"{path}/infer"] = {"post": _infer(parameters)}
-    return paths
-
-
-def _with_texts(paths: Described) -> Described:
-    """With errors in the form of the Open Inference Protocol, as texts."""
-    for operations in paths.values():
-        for operation in operations.values():
-            for status, response in operation["responses"].items():
-                if not status.startswith("2"):
-                    response["content"] = _json("InferenceProblem")
-    return paths
-
-
-def _infer(parameters: Sequence[Described]) -> Described:
-    length = {
-        "name": "Inference-Header-Content-Length",
-        "in": "header",
-        "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"},
-        "description": "The length of the JSON part, if raw tensors follow it.",
-    }
-    operation = _post("Infer, by the Open Inference Protocol", (*parameters, length), _json("Inference"), "Inferred")
-    operation["responses"]["200"]["content"]["application/octet-stream"] = {"schema": _BINARY}
+    if endpoint.body:
+        operation["requestBody"] = {"required": True, "content": endpoint.body(settings)}
+    if endpoint.is_open and settings.token:
+        operation["security"] = []
     return operation
 
 
-def _about() -> Described:
-    text: Described = {"text/plain; version=0.0.4; charset=utf-8": {"schema": {"type": "string"}}}
-    metrics, openapi = _get("Metrics for Prometheus", ()), _get("This description", ())
-    metrics["responses"]["200"]["content"] = text
-    openapi["responses"]["200"]["content"] = {"application/json": {"schema": {"type": "object"}}}
-    return {"/metrics": {"get": metrics}, "/openapi.json": {"get": openapi}}
+def _with_models(parameter: Schema, models: Sequence[str]) -> Schema:
+    if parameter["name"] != "model":
+        return parameter
+    return {**parameter, "schema": {"type": "string", "enum": list(models)}}
 
 
-def _get(
-    summary: str, parameters: Sequence[Described], schema: str = "", *codes: str, guarded: bool = True
-) -> Described:
-    known = (*_EVERYWHERE, *(_GUARDED if guarded else ()), *codes)
-    success: Described = {"description": "Done."}
-    if schema:
-        success["content"] = _json(schema)
-    return {"summary": summary, "parameters": list(parameters), "responses": {"200": success, **_responses(known)}}
-
-
-def _post(summary: str, parameters: Sequence[Described], body: Described, schema: str = "", *codes: str) -> Described:
-    operation = _get(summary, parameters, schema, *_BODY, *_COMPUTED, "unknown_model", *codes)
-    return {**operation, "requestBody": {"required": True, "content": body}}
-
-
-def _responses(codes: Iterable[str]) -> Described:
-    statuses = sorted({CODES[code][0] for code in codes})
-    return {str(status): _problems([code for code in codes if CODES[code][0] == status]) for status in statuses}
-
-
-def _problems(codes: Sequence[str]) -> Described:
-    response: Described = {"description": f"{', '.join(dict.fromkeys(codes))}.", "content": _json("Problem")}
+def _failure(codes: Sequence[str], form: str) -> Schema:
+    response: Schema = {"description": f"{', '.join(dict.fromkeys(codes))}.", "content": json_of(form)}
     if CODES[codes[0]][0] in (429, 503):
         wait = {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds to wait."}
         response["headers"] = {"Retry-After": wait}
     return response
-
-
-def _pictures(settings: ServeSettings, most: int, fields: tuple[str, ...] = ("top_k",)) -> Described:
-    """The forms that pictures come in."""
-    texts: Described = {"type": "string", "contentEncoding": "base64", "maxLength": settings.max_body}
-    properties: Described = {"pictures": {"type": "array", "items": texts, "minItems": 1, "maxItems": most}}
-    if most > 1 and "top_k" in fields:
-        properties["top_k"] = {"type": "integer", "minimum": 1, "maximum": 100_000}
-    listed: Described = {
-        "type": "object",
-        "properties": properties,
-        "required": ["pictures"],
-        "additionalProperties": False,
-    }
-    parts: Described = {"type": "object", "additionalProperties": _BINARY, "minProperties": 1, "maxProperties": most}
-    return {
-        **{kind: {"schema": _BINARY} for kind in PICTURE_TYPES},
-        "multipart/form-data": {"schema": parts},
-        "application/json": {"schema": listed},
-    }
-
-
-def _json(schema: str) -> Described:
-    return {"application/json": {"schema": reference(schema)}}
-
-
-def _argument(name: str, schema: Described, description: str) -> Described:
-    return {"name": name, "in": "query", "schema": schema, "description": description}
-
-
-def _in_path(name: str, schema: Described, description: str) -> Described:
-    return {"name": name, "in": "path", "required": True, "schema": schema, "description": description}
-
-
-def _named_model(models: Sequence[str]) -> Described:
-    return _in_path("model", {"type": "string", "enum": list(models)}, "The model's name.")

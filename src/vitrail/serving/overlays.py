@@ -148,7 +148,7 @@ def _check_choice(predictor: Predictor, layer: int | None, head: int | None) -> 
     try:
         check_choice(predictor.model, None if layer is None else (layer,), None if head is None else (head,))
     except InputError as error:  # of the request, not of the picture
-        raise ConfigError(str(error)) from None
+        raise ConfigError(error.message) from None
 
 
 def _explain(

@@ -1,229 +1,183 @@
 """The routes of /v1: pictures in, labels, embeddings and explanations out."""
 
-import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from vitrail.errors import suggest
-from vitrail.serving.batching import Answer
-from vitrail.serving.dispatch import Clock, Service, model_of
-from vitrail.serving.exchange import exchange_of
-from vitrail.serving.openapi import METHODS
-from vitrail.serving.problems import Problem
+from vitrail.serving.batching import Answer, Kind
+from vitrail.serving.dispatch import Call, Endpoint, Query, model_of, parameter, read_value
+from vitrail.serving.exchange import Problem
+from vitrail.serving.openapi import BINARY, json_of, pictures_of
 from vitrail.serving.supervisor import Host
-from vitrail.serving.uploads import Picture, describe, judge, read_pictures
+from vitrail.serving.uploads import Picture, check_pictures, describe, read_pictures
 
-MOST = 20
-LONGEST = 200
-
-
-def read_arguments(request: Request, *known: str) -> dict[str, str]:
-    """Name → text; a name that is unknown or there twice is an error."""
-    try:
-        pairs = parse_qsl(
-            request.scope["query_string"].decode("ascii"),
-            keep_blank_values=True,
-            max_num_fields=MOST,
-            errors="strict",
-        )
-    except ValueError:
-        raise Problem("invalid_argument", "the arguments in the address cannot be read.") from None
-    values: dict[str, str] = {}
-    for name, value in pairs:
-        if name not in known:
-            told = suggest(name[:50], known) if known else "this address takes none."
-            raise Problem("invalid_argument", f"unknown argument {name[:50]!r}; {told}")
-        if name in values:
-            raise Problem("invalid_argument", f"{name} is given twice.")
-        if len(value) > LONGEST:
-            raise Problem("invalid_argument", f"{name} must have at most {LONGEST} characters.")
-        values[name] = value
-    return values
-
-
-def read_share(name: str, value: str) -> float:
-    """A share between 0 and 1."""
-    try:
-        share = float(value) if value.isascii() else math.nan
-    except ValueError:
-        share = math.nan
-    if not 0 < share < 1:
-        raise Problem("invalid_argument", f"{name} must be between 0 and 1; got {repr(value)[:50]}.")
-    return share
-
-
-def whole_number(name: str, value: Any, least: int, most: int) -> int:
-    """A whole number within limits, as a number of JSON or as text."""
-    if isinstance(value, str):
-        digits = value.removeprefix("-")
-        if digits.isascii() and digits.isdecimal() and len(digits) < 10:
-            value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise Problem(
-            "invalid_argument",
-            f"{name} must be a whole number from {least:,} to {most:,}; got {repr(value)[:50]}.",
-        )
-    return value
-
-
-TOP_K = 5
-MOST_CLASSES = 100_000
+METHODS = ("auto", "attention", "rollout", "gradient-rollout", "relevance", "occlusion")
 # What is told about a model beside its name.
 _TOLD = (
     *("version", "sha256", "classes", "image_size", "grid", "depth", "heads"),
     *("runtime", "precision", "explains", "methods", "temperature"),
 )
 
-
-class Simple:
-    """The handlers of /v1."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def models(self, request: Request) -> Response:
-        read_arguments(request)
-        hosts = [self._service.find(name) for name in self._service.hosts]
-        return JSONResponse(
-            {"models": [{"name": host.name, **{name: host.facts[name] for name in _TOLD}} for host in hosts]}
-        )
-
-    async def labels(self, request: Request) -> Response:
-        host = self._service.find(read_arguments(request, "model").get("model"))
-        facts = {name: host.facts[name] for name in ("version", "sha256", "labels")}
-        return JSONResponse({"model": host.name, **facts})
-
-    async def predict(self, request: Request) -> Response:
-        clock = Clock()
-        arguments = read_arguments(request, "model", "top_k", "coverage")
-        host = self._service.find(arguments.get("model"))
-        if not host.facts["classes"]:
-            raise Problem("invalid_argument", f"{host.name} has no classes to predict.", "Use /v1/embed.")
-        top_k = _top_k(arguments)
-        found = await read_pictures(request, self._service.settings, ("top_k",))
-        if "top_k" in found.fields:
-            top_k = _top_k(found.fields)
-        coverage = read_share("coverage", arguments["coverage"]) if "coverage" in arguments else None
-        wanted = {"want": "top", "top_k": min(top_k, host.facts["classes"]), "coverage": coverage}
-        entries, answers = await self._answer(request, host, "logits", found.pictures, wanted)
-        predictions = [
-            {"picture": picture.name, "labels": _labels(entry), **_trust(entry), "error": _error(entry)}
-            for picture, entry in zip(found.pictures, entries, strict=True)
-        ]
-        return JSONResponse(
-            {**_heading(request, host, answers), "predictions": predictions, "milliseconds": clock.read(answers)}
-        )
-
-    async def embed(self, request: Request) -> Response:
-        clock = Clock()
-        host = self._service.find(read_arguments(request, "model").get("model"))
-        found = await read_pictures(request, self._service.settings)
-        entries, answers = await self._answer(request, host, "features", found.pictures, {"want": "row"})
-        embeddings = [
-            {"picture": picture.name, "vector": _vector(entry), "error": _error(entry)}
-            for picture, entry in zip(found.pictures, entries, strict=True)
-        ]
-        return JSONResponse(
-            {**_heading(request, host, answers), "embeddings": embeddings, "milliseconds": clock.read(answers)}
-        )
-
-    async def explain(self, request: Request) -> Response:
-        clock = Clock()
-        arguments = read_arguments(request, "model", "method", "layer", "head", "target", "format")
-        form = _choice("format", arguments.get("format", "png"), ("png", "json"))
-        options = {
-            "method": _choice("method", arguments.get("method", "auto"), METHODS),
-            **_layer_and_head(arguments),
-            "target": arguments.get("target") or None,
-            "as_png": form == "png",
-        }
-        host, answer = await self._ask_about_one(request, "explain", arguments.get("model"), options)
-        if form == "png":
-            model = model_of(host, [answer])
-            named = {"model": host.name, "version": model["version"], "sha256": model["sha256"]}
-            headers = {f"x-vitrail-{name}": value for name, value in named.items()}
-            return Response(answer.blobs[0], media_type="image/png", headers=headers)
-        return _result(request, host, answer, clock)
-
-    async def attention(self, request: Request) -> Response:
-        clock = Clock()
-        arguments = read_arguments(request, "model", "layer", "head")
-        host, answer = await self._ask_about_one(
-            request, "attention", arguments.get("model"), _layer_and_head(arguments)
-        )
-        return _result(request, host, answer, clock)
-
-    async def _ask_about_one(
-        self, request: Request, kind: Any, model: str | None, options: dict[str, Any]
-    ) -> tuple[Host, Answer]:
-        host = self._service.find(model)
-        if not host.facts["explains"]:
-            raise Problem("cannot_explain", f"{host.name} runs on {host.facts['runtime']} and cannot be explained.")
-        found = await read_pictures(request, self._service.settings)
-        if len(found.pictures) != 1:
-            raise Problem("invalid_argument", f"one picture can be explained at a time; got {len(found.pictures)}.")
-        exchange_of(request).pictures = 1
-        (pixels,) = judge(found.pictures, self._service.settings)
-        assert isinstance(pixels, int)  # or it would have raised
-        (answer,) = await self._service.ask(request, host, kind, [(options, found.pictures[0].data, pixels)])
-        if error := answer.facts.get("error"):
-            raise Problem(error["code"], error["message"])
-        return host, answer
-
-    async def _answer(
-        self, request: Request, host: Host, kind: Any, pictures: list[Picture], wanted: dict[str, Any]
-    ) -> tuple[list[Answer | Problem], Sequence[Answer]]:
-        """An answer or a problem for each picture; the only picture's problem is the request's."""
-        exchange_of(request).pictures = len(pictures)
-        judged = judge(pictures, self._service.settings)
-        items = [
-            ({**wanted, "name": describe(picture.name)}, picture.data, pixels)
-            for picture, pixels in zip(pictures, judged, strict=True)
-            if isinstance(pixels, int)
-        ]
-        answers = await self._service.ask(request, host, kind, items) if items else []
-        rest = iter(answers)
-        entries = [_settle(next(rest)) if isinstance(each, int) else each for each in judged]
-        if len(entries) == 1 and isinstance(entries[0], Problem):
-            raise entries[0]
-        return entries, answers
+MODEL = parameter("model", {"type": "string"}, "The model; the first one by default.")
+TOP_K = parameter(
+    "top_k", {"type": "integer", "minimum": 1, "maximum": 100_000, "default": 5}, "How many labels to give."
+)
+COVERAGE = parameter(
+    "coverage",
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "Also give a set of labels that contains the right one this often; for calibrated models.",
+)
+LAYER, HEAD = (
+    parameter(name, {"type": "integer", "minimum": -1000, "maximum": 1000}, f"A {name}, from 0; -1 is the last.")
+    for name in ("layer", "head")
+)
+METHOD = parameter("method", {"type": "string", "enum": list(METHODS), "default": "auto"}, "How to explain.")
+TARGET = parameter("target", {"type": "string", "maxLength": 200}, "The class to explain, by name or number.")
+FORMAT = parameter("format", {"type": "string", "enum": ["png", "json"], "default": "png"}, "An overlay, or numbers.")
+_NAMING_HEADERS = {
+    f"X-Vitrail-{name}": {"schema": {"type": "string"}, "description": f"{what}; in JSON, it is in the answer."}
+    for name, what in (("Model", "The model's name"), ("Version", "Its version"), ("Sha256", "Its checksum"))
+}
+_one_picture = partial(pictures_of, most=1)
 
 
-def _settle(answer: Answer) -> Answer | Problem:
-    error = answer.facts.get("error")
-    return answer if error is None else Problem(error["code"], error["message"])
+@Endpoint("GET", "/v1/models", "The models and what they are", (), "Models", ("not_ready",))
+async def list_models(call: Call) -> Response:
+    hosts = [call.service.find(name) for name in call.service.hosts]
+    return JSONResponse({"models": [{"name": host.name, **_pick(host.facts, *_TOLD)} for host in hosts]})
 
 
-def _result(request: Request, host: Host, answer: Answer, clock: Clock) -> Response:
-    content = {**_heading(request, host, [answer]), **answer.facts["result"]}
-    return JSONResponse({**content, "milliseconds": clock.read([answer])})
+@Endpoint("GET", "/v1/labels", "The names of a model's classes", (MODEL,), "Labels", ("not_ready", "unknown_model"))
+async def list_labels(call: Call) -> Response:
+    host = call.host
+    return JSONResponse({"model": host.name, **_pick(host.facts, "version", "sha256", "labels")})
 
 
-def _heading(request: Request, host: Host, answers: Sequence[Answer]) -> dict[str, Any]:
-    facts = model_of(host, answers)
-    model = {"name": host.name, **{name: facts[name] for name in ("version", "sha256", "runtime")}}
-    return {"model": model, "request_id": exchange_of(request).id}
+@Endpoint(
+    "POST",
+    "/v1/predict",
+    "The most likely classes",
+    (MODEL, TOP_K, COVERAGE),
+    "Predictions",
+    body=lambda settings: pictures_of(settings, fields=(TOP_K,)),
+)
+async def predict(call: Call) -> Response:
+    host = call.host
+    if not host.facts["classes"]:
+        raise Problem("invalid_argument", f"{host.name} has no classes to predict.", "Use /v1/embed.")
+    pictures, fields = await read_pictures(call.request, call.settings, ("top_k",))
+    top_k = read_value(TOP_K, fields.get("top_k", call.arguments["top_k"]))
+    wanted = {
+        "want": "top",
+        "top_k": min(top_k, host.facts["classes"]),
+        "coverage": call.arguments.get("coverage"),
+    }
+    return await _answer_each(call, host, "logits", pictures, wanted, "predictions", _prediction)
 
 
-def _labels(entry: Answer | Problem) -> list[dict[str, Any]]:
-    if isinstance(entry, Problem):
-        return []
-    return [{"label": label, "index": index, "score": score} for label, index, score in entry.facts["labels"]]
+@Endpoint("POST", "/v1/embed", "The embeddings of pictures", (MODEL,), "Embeddings", body=pictures_of)
+async def embed(call: Call) -> Response:
+    host = call.host
+    pictures, _ = await read_pictures(call.request, call.settings)
+    return await _answer_each(call, host, "features", pictures, {"want": "row"}, "embeddings", _embedding)
 
 
-def _trust(entry: Answer | Problem) -> dict[str, Any]:
-    """What a calibrated model adds to its labels; all null for another one."""
-    facts = {} if isinstance(entry, Problem) else entry.facts
-    return {name: facts.get(name) for name in ("label_set", "familiarity", "familiar")}
+@Endpoint(
+    "POST",
+    "/v1/explain",
+    "Explain one picture",
+    (MODEL, METHOD, LAYER, HEAD, TARGET, FORMAT),
+    {"image/png": {"schema": BINARY}, **json_of("Explained")},
+    ("cannot_explain",),
+    _NAMING_HEADERS,
+    body=_one_picture,
+)
+async def explain(call: Call) -> Response:
+    asked = call.arguments
+    options = {
+        **{name: asked.get(name) for name in ("method", "layer", "head")},
+        "target": asked.get("target") or None,
+        "as_png": asked["format"] == "png",
+    }
+    host, answer = await _answer_one(call, "explain", options)
+    if not options["as_png"]:
+        return _result(call, host, answer)
+    named = {"model": host.name, **_pick(model_of(host, [answer]), "version", "sha256")}
+    headers = {f"x-vitrail-{name}": value for name, value in named.items()}
+    return Response(answer.blobs[0], media_type="image/png", headers=headers)
 
 
-def _vector(entry: Answer | Problem) -> list[float] | None:
-    return None if isinstance(entry, Problem) else floats(entry.blobs[0]).tolist()
+@Endpoint(
+    "POST",
+    "/v1/attention",
+    "What each patch attends to",
+    (MODEL, LAYER, HEAD),
+    "Attention",
+    ("cannot_explain",),
+    body=_one_picture,
+)
+async def show_attention(call: Call) -> Response:
+    options = {name: call.arguments.get(name) for name in ("layer", "head")}
+    return _result(call, *await _answer_one(call, "attention", options))
+
+
+async def _answer_one(call: Call, kind: Kind, options: dict[str, Any]) -> tuple[Host, Answer]:
+    host = call.host
+    if not host.facts["explains"]:
+        raise Problem("cannot_explain", f"{host.name} runs on {host.facts['runtime']} and cannot be explained.")
+    pictures, _ = await read_pictures(call.request, call.settings)
+    if len(pictures) != 1:
+        raise Problem("invalid_argument", f"one picture can be explained at a time; got {len(pictures)}.")
+    call.exchange.pictures = 1
+    (pixels,) = check_pictures(pictures, call.settings)
+    assert isinstance(pixels, int)  # or it would have raised
+    (answer,) = await call.service.ask(call.request, host, kind, [(options, pictures[0].data, pixels)])
+    if answer.problem is not None:
+        raise answer.problem
+    return host, answer
+
+
+async def _answer_each(
+    call: Call,
+    host: Host,
+    kind: Kind,
+    pictures: list[Picture],
+    wanted: dict[str, Any],
+    field: str,
+    tell: Callable[[Answer | None], dict[str, Any]],
+) -> Response:
+    """An answer or a problem for each picture; the only picture's problem is the request's."""
+    call.exchange.pictures = len(pictures)
+    checked = check_pictures(pictures, call.settings)
+    queries: list[Query] = [
+        ({**wanted, "name": describe(picture.name)}, picture.data, pixels)
+        for picture, pixels in zip(pictures, checked, strict=True)
+        if isinstance(pixels, int)
+    ]
+    answers = await call.service.ask(call.request, host, kind, queries) if queries else []
+    rest, rows = iter(answers), list[dict[str, Any]]()
+    for picture, pixels in zip(pictures, checked, strict=True):
+        answer = None if isinstance(pixels, Problem) else next(rest)
+        problem = pixels if isinstance(pixels, Problem) else answer and answer.problem
+        if problem is not None and len(pictures) == 1:
+            raise problem
+        error = None if problem is None else problem.entry()
+        rows.append({"picture": picture.name, **tell(answer if problem is None else None), "error": error})
+    return JSONResponse({**_heading(call, host, answers), field: rows, **_milliseconds(call, answers)})
+
+
+def _prediction(answer: Answer | None) -> dict[str, Any]:
+    """The labels, and what a calibrated model adds to them; all null for another one."""
+    facts = {} if answer is None else answer.facts
+    labels = [dict(zip(("label", "index", "score"), each, strict=True)) for each in facts.get("labels", ())]
+    return {"labels": labels, **{name: facts.get(name) for name in ("label_set", "familiarity", "familiar")}}
+
+
+def _embedding(answer: Answer | None) -> dict[str, Any]:
+    return {"vector": None if answer is None else floats(answer.blobs[0]).tolist()}
 
 
 def floats(blob: bytes) -> "array[float]":
@@ -233,22 +187,25 @@ def floats(blob: bytes) -> "array[float]":
     return numbers
 
 
-def _error(entry: Answer | Problem) -> dict[str, Any] | None:
-    return entry.entry() if isinstance(entry, Problem) else None
+def _result(call: Call, host: Host, answer: Answer) -> Response:
+    return JSONResponse({**_heading(call, host, [answer]), **answer.facts["result"], **_milliseconds(call, [answer])})
 
 
-def _top_k(values: dict[str, Any]) -> int:
-    return whole_number("top_k", values.get("top_k", TOP_K), 1, MOST_CLASSES)
+def _heading(call: Call, host: Host, answers: Sequence[Answer]) -> dict[str, Any]:
+    model = {"name": host.name, **_pick(model_of(host, answers), "version", "sha256", "runtime")}
+    return {"model": model, "request_id": call.exchange.id}
 
 
-def _layer_and_head(arguments: dict[str, str]) -> dict[str, int | None]:
-    return {
-        name: whole_number(name, arguments[name], -1000, 1000) if arguments.get(name) else None
-        for name in ("layer", "head")
-    }
+def _milliseconds(call: Call, answers: Sequence[Answer]) -> dict[str, Any]:
+    """Of the slowest of its pictures, and in all."""
+    stages = ("queue", "decode", "compute")
+    seconds = {name: max((getattr(each, name) for each in answers), default=0.0) for name in stages}
+    seconds["total"] = call.exchange.seconds
+    return {"milliseconds": {name: round(1000 * each, 3) for name, each in seconds.items()}}
 
 
-def _choice(name: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise Problem("invalid_argument", f"{name} must be one of {', '.join(known)}; got {value[:50]!r}.")
-    return value
+def _pick(facts: Any, *names: str) -> dict[str, Any]:
+    return {name: facts[name] for name in names}
+
+
+ENDPOINTS = (list_models, list_labels, predict, embed, explain, show_attention)

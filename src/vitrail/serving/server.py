@@ -129,7 +129,7 @@ def bind(settings: ServeSettings) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on host={settings.host!r} with port={settings.port}: {reason(error)}; another "
+            f"cannot listen on `host={settings.host!r}` with `port={settings.port}`: {reason(error)}; another "
             "process may be using the port."
         ) from error
     return listener

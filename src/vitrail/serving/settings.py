@@ -74,13 +74,15 @@ class ServeSettings:
         _check_numbers(self)
         if not self.is_local and not self.token:
             raise ConfigError(
-                f"host={self.host!r} can be reached from other machines, which requires a token; pass token=, or set "
+                f"`host={self.host!r}` can be reached from other machines, which requires a token; pass "
+                "`token=`, or set "
                 f"{TOKEN_VARIABLE}, or listen on 127.0.0.1 only."
             )
         if self.token is not None and not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},200}}", self.token):
             raise ConfigError(
-                f"token= must have {SHORTEST_TOKEN} to 200 printable ASCII characters without spaces; make one with: "
-                'python -c "import secrets; print(secrets.token_urlsafe())"'
+                f"must have {SHORTEST_TOKEN} to 200 printable ASCII characters without spaces; make one with: "
+                'python -c "import secrets; print(secrets.token_urlsafe())"',
+                field="token",
             )
 
     @property
@@ -149,7 +151,7 @@ def _check_numbers(settings: ServeSettings) -> None:
     for name, (least, most) in limits.items():
         value = getattr(settings, name)
         if value is not None and not least <= value <= most:
-            raise ConfigError(f"{name}= must be from {least:,} to {most:,}; got {value:,}.")
+            raise ConfigError(f"must be from {least:,} to {most:,}; got {value:,}.", field=name)
     for part, whole in (
         ("max_pictures", "queue_size"),
         ("max_body_mb", "max_buffer_mb"),
@@ -158,8 +160,9 @@ def _check_numbers(settings: ServeSettings) -> None:
     ):
         if getattr(settings, part) > getattr(settings, whole):
             raise ConfigError(
-                f"{part}= must be at most {whole}= {getattr(settings, whole):,}, or a request could never be accepted; "
-                f"got {getattr(settings, part):,}."
+                f"must be at most `{whole}=` {getattr(settings, whole):,}, or a request could never be accepted; "
+                f"got {getattr(settings, part):,}.",
+                field=part,
             )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from vitrail.errors import VitrailError
 from vitrail.serving.batching import BATCHED, Answer, Batcher, Item, Kind
+from vitrail.serving.exchange import Problem
 from vitrail.serving.frames import Frame, pack, read_frame
-from vitrail.serving.problems import Problem
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.telemetry import Metrics
 from vitrail.weights.resolve import locate, stamps_of

@@ -6,21 +6,19 @@ import asyncio
 import binascii
 import re
 import zlib
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from io import BytesIO
 from typing import Any, NamedTuple, cast
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 from starlette.requests import Request
 
-from vitrail.serving.exchange import exchange_of
-from vitrail.serving.problems import Problem
+from vitrail.serving.exchange import Problem, exchange_of
 from vitrail.serving.settings import ServeSettings
 from vitrail.untrusted import parse_json
 from vitrail.wording import counted, plain
 
-FORMATS = ("JPEG", "PNG", "WEBP")
 MOST_SEGMENTS = 1000  # before the size of a JPEG, or the pixels of a PNG, are reached
 MOST_SCANS = 64  # of a progressive JPEG, each of which costs a pass over all its pixels; encoders make about ten
 _SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG's markers that give a size
@@ -165,14 +163,6 @@ class Picture(NamedTuple):
     data: bytes
 
 
-@dataclass
-class Pictures:
-    """What a request asks about, and what its body says beside the pictures."""
-
-    pictures: list[Picture] = field(default_factory=list[Picture])
-    fields: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
 class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
 
@@ -268,22 +258,24 @@ def _over(limit: int) -> Problem:
     return Problem("too_large", f"the body is over the limit of {limit:,} bytes.", headers=(("connection", "close"),))
 
 
-async def read_pictures(request: Request, settings: ServeSettings, fields: tuple[str, ...] = ()) -> Pictures:
-    """The pictures of a request in any of the three forms; `fields` are what JSON may hold beside them."""
+async def read_pictures(
+    request: Request, settings: ServeSettings, fields: tuple[str, ...] = ()
+) -> tuple[list[Picture], dict[str, Any]]:
+    """The pictures of a request in any of the three forms, and the `fields` that JSON may hold beside them."""
     body = await read_body(request, settings)
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind == b"multipart/form-data":
-        found = Pictures(read_multipart(body, options.get(b"boundary", b""), settings.max_pictures))
+        pictures, values = read_multipart(body, options.get(b"boundary", b""), settings.max_pictures), {}
     elif kind == b"application/json":
-        found = _read_json(body, settings, fields)
+        pictures, values = _read_json(body, settings, fields)
     else:  # by what it is, not by what it is called
-        found = Pictures([Picture("0", body)])
-    if not found.pictures:
+        pictures, values = [Picture("0", body)], {}
+    if not pictures:
         raise Problem("unreadable_body", "the request contains no picture.")
-    return found
+    return pictures, values
 
 
-def judge(pictures: list[Picture], settings: ServeSettings) -> list[Problem | int]:
+def check_pictures(pictures: list[Picture], settings: ServeSettings) -> list[Problem | int]:
     """The pixels of each picture, or what is wrong with it, by its header; the only one's problem is the request's."""
     entries: list[Problem | int] = []
     for picture in pictures:
@@ -311,7 +303,7 @@ def _check_count(count: int, limit: int) -> None:
         )
 
 
-def _read_json(body: bytes, settings: ServeSettings, fields: tuple[str, ...]) -> Pictures:
+def _read_json(body: bytes, settings: ServeSettings, fields: tuple[str, ...]) -> tuple[list[Picture], dict[str, Any]]:
     content = read_object(body, settings.max_pictures + FEW)
     listed = content.pop("pictures", None)
     if unknown := sorted(content.keys() - set(fields)):
@@ -322,7 +314,7 @@ def _read_json(body: bytes, settings: ServeSettings, fields: tuple[str, ...]) ->
     texts = cast("list[Any]", listed)
     _check_count(len(texts), settings.max_pictures)
     pictures = [Picture(str(index), decode_base64(text, describe(str(index)))) for index, text in enumerate(texts)]
-    return Pictures(pictures, content)
+    return pictures, content
 
 
 def read_object(body: bytes, most: int) -> dict[str, Any]:
@@ -360,58 +352,29 @@ def decode_base64(text: Any, name: str) -> bytes:
 
 
 def read_multipart(body: bytes, boundary: bytes, limit: int) -> list[Picture]:
-    """The file parts of a form."""
-    form = _Form(limit)
+    """The files of a form."""
+    pictures: list[Picture] = []
+    ends: list[bool] = []
+
+    def take_file(file: File) -> None:
+        _check_count(len(pictures) + 1, limit)
+        name = plain((file.file_name or b"").decode("utf-8", "replace"))[:LONGEST_NAME]
+        pictures.append(Picture(name or str(len(pictures)), cast("BytesIO", file.file_object).getvalue()))
+
+    def refuse_field(field: Field) -> None:
+        name = (field.field_name or b"").decode("utf-8", "replace")[:50]
+        raise Problem("invalid_argument", f"every part of the form must be a file; {name!r} is not.")
+
+    def end() -> None:
+        ends.append(True)
+
+    in_memory = {"MAX_MEMORY_FILE_SIZE": len(body)}
     try:
-        parser = MultipartParser(boundary, cast("Any", form.callbacks()))
+        parser = FormParser("multipart/form-data", refuse_field, take_file, end, boundary, config=in_memory)
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
         raise Problem("unreadable_body", f"the form is damaged: {plain(str(error))[:200]}") from None
-    if not form.ended:
+    if not ends:
         raise Problem("unreadable_body", "the form is truncated: its closing boundary is missing.")
-    return form.pictures
-
-
-class _Form:
-    """Collects the parts of a form while a parser finds them."""
-
-    def __init__(self, limit: int) -> None:
-        self.pictures: list[Picture] = []
-        self.ended = False
-        self._limit = limit
-        self._headers: dict[bytes, bytes] = {}
-        self._name = self._value = b""
-        self._chunks: list[bytes] = []
-
-    def callbacks(self) -> Mapping[str, Any]:
-        names = ("part_begin", "part_data", "part_end", "header_field", "header_value", "header_end", "end")
-        return {f"on_{name}": getattr(self, name) for name in names}
-
-    def part_begin(self) -> None:
-        _check_count(len(self.pictures) + 1, self._limit)
-        self._headers, self._chunks = {}, []
-
-    def header_field(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
-
-    def header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def header_end(self) -> None:
-        self._headers[self._name.lower()] = self._value
-        self._name = self._value = b""
-
-    def part_data(self, data: bytes, start: int, end: int) -> None:
-        self._chunks.append(data[start:end])
-
-    def part_end(self) -> None:
-        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
-        if b"filename" not in options:
-            name = options.get(b"name", b"").decode("utf-8", "replace")[:50]
-            raise Problem("invalid_argument", f"every part of the form must be a file; {name!r} is not.")
-        name = plain(options[b"filename"].decode("utf-8", "replace"))[:LONGEST_NAME]
-        self.pictures.append(Picture(name or str(len(self.pictures)), b"".join(self._chunks)))
-
-    def end(self) -> None:
-        self.ended = True
+    return pictures

@@ -1,12 +1,15 @@
 """Training: one loop for every recipe, on one process or many.
 
-config      `TrainConfig`: everything that decides a run, as data; recipes are named ones
-choosing    the whole config, from what was requested and what suits the data
-building    config → data, model, loaders; measuring finds out how long it will take, footprint what ranks hold and send
-optim       which weights change and how; muon, schedule
-gradients   the gradient of one batch, in micro-batches; ranks: one process or torchrun's many
-loop        the training loop; judging evaluates, snapshots make it resumable, signals and listener connect it
-run         the run folder, from its first file to its last
+config        `TrainConfig`: everything that decides a run, as data; recipes are named ones
+auto_config   the whole config, from what was requested and what suits the data
+setup         config → data, model, loaders
+plan          what a run will be: cost is measured, budget is a limit of time, footprint is what ranks hold and send
+objectives    what is learned, from what: pictures, features, with lora
+optim         which weights change and how; muon
+gradients     the gradient of one batch, in micro-batches, on one process or torchrun's many
+loop          the training loop; snapshots make it resumable, signals stop it, listener and display show it
+run           one run from its setup to the measured result; best_weights is what it makes
+run_folder    its files; run_data its pictures, curves its epochs
 """
 
 from typing import TYPE_CHECKING
@@ -14,45 +17,17 @@ from typing import TYPE_CHECKING
 from vitrail.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
-    from vitrail.training.footprint import Footprint, estimate_footprint
-    from vitrail.training.listener import Listener
-    from vitrail.training.recipes import recipe
-    from vitrail.training.run import Run, train
+    from vitrail.training.config import Machine as Machine
+    from vitrail.training.config import Optim as Optim
+    from vitrail.training.config import Schedule as Schedule
+    from vitrail.training.config import Start as Start
+    from vitrail.training.config import TrainConfig as TrainConfig
+    from vitrail.training.footprint import Footprint as Footprint
+    from vitrail.training.footprint import estimate_footprint as estimate_footprint
+    from vitrail.training.listener import Listener as Listener
+    from vitrail.training.recipes import recipe as recipe
+    from vitrail.training.run import Run as Run
+    from vitrail.training.run import train as train
 
-# Module → the public names that it defines; pyright wants `__all__` spelled out too, and a test compares them.
-_HOMES = {
-    "config": (
-        "Machine",
-        "Optim",
-        "Schedule",
-        "Start",
-        "TrainConfig",
-    ),
-    "footprint": (
-        "Footprint",
-        "estimate_footprint",
-    ),
-    "listener": ("Listener",),
-    "recipes": ("recipe",),
-    "run": (
-        "Run",
-        "train",
-    ),
-}
 
-__all__ = [
-    "Footprint",
-    "Listener",
-    "Machine",
-    "Optim",
-    "Run",
-    "Schedule",
-    "Start",
-    "TrainConfig",
-    "estimate_footprint",
-    "recipe",
-    "train",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -86,7 +86,7 @@ def explain_how_to_bring(backbone: Backbone) -> str:
     folder = backbone.repository.partition("/")[2]
     return (
         f"to start from {backbone.name}, run hf download {backbone.repository} --local-dir {folder} where there is a "
-        f'network, and pass weights="{folder}"'
+        f'network, and pass `weights="{folder}"`'
     )
 
 
@@ -281,7 +281,9 @@ def _tune(pictures: int, *, on_gpu: bool, further: bool) -> tuple[TrainConfig, s
     if further:
         why = "First the head is trained, on features computed once; then the rest, with LoRA, as far as time allows"
         return recipe("lora"), why
-    why = "Only the head is trained, on features computed once, since there is no GPU; minutes= allows fine-tuning too"
+    why = (
+        "Only the head is trained, on features computed once, since there is no GPU; `minutes=` allows fine-tuning too"
+    )
     return recipe("linear"), why
 
 
@@ -292,5 +294,5 @@ def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> Train
     for name in ("dropout", "drop_path", *(field.name for field in fields(Augment))):
         changed = name in changes and read_field(apply_changes(config, {name: changes[name]}), name)
         if name in changes and changed != read_field(config, name):
-            raise ConfigError(f"{called} works on features of unchanged pictures; omit {name}={changes[name]!r}.")
+            raise ConfigError(f"{called} works on features of unchanged pictures; omit `{name}={changes[name]!r}`.")
     return config

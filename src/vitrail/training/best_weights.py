@@ -1,6 +1,7 @@
 """The best weights of a run as a model for use, `weights/best.safetensors`: written whenever they improve, and
 calibrated on validation at the end."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,9 @@ import numpy as np
 import torch
 
 from vitrail.errors import VitrailError
-from vitrail.evaluation.measurement import Measurement
+from vitrail.evaluation.measurement import Measurement, measure_split
 from vitrail.evaluation.trusting import Look, count_pictures, fit_trust
-from vitrail.prediction import load
-from vitrail.prediction.predictor import Predictor
+from vitrail.prediction import Predictor
 from vitrail.ranks import Ranks
 from vitrail.rng import Integers
 from vitrail.runtimes.torch_runtime import TorchRuntime
@@ -23,9 +23,10 @@ from vitrail.training.run_data import contents_key
 from vitrail.training.setup import Setup
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import Origin
-from vitrail.weights.native import read_native, save_checkpoint
+from vitrail.weights.native import save_checkpoint
 from vitrail.weights.proof import Agreement
 
+BEST = Path("weights") / "best.safetensors"
 SAME = 1e-5  # of the largest logit: what rounding makes of merged weights
 
 
@@ -34,7 +35,7 @@ class BestWeights:
 
     def __init__(self, setup: Setup, objective: Objective, ranks: Ranks, folder: Path, listener: Listener) -> None:
         self.setup, self.objective, self.ranks, self.listener = setup, objective, ranks, listener
-        self.folder = folder / "weights"
+        self.folder = folder
         self._proven = False  # that the written model computes what the trained one does
 
     def save(self) -> None:
@@ -51,8 +52,8 @@ class BestWeights:
         self._report(self.objective.prove(finished))
 
         def write() -> None:
-            self.objective.write_beside(self.folder, tensors)
-            save_checkpoint(finished, self.folder / "best.safetensors")
+            self.objective.write_beside((self.folder / BEST).parent, tensors)
+            save_checkpoint(finished, self.folder / BEST)
 
         self.ranks.from_first(write)
 
@@ -68,41 +69,65 @@ class BestWeights:
         )
 
 
-def store_trust(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Measurement | None:
-    """Calibrate the kept weights on the validation pictures, by all ranks together; test pictures play no part.
+def calibrate(
+    predictor: Predictor, setup: Setup, ranks: Ranks, folder: Path, listener: Listener
+) -> tuple[Predictor, Measurement | None]:
+    """Calibrate the best weights on the validation pictures, by all ranks together; test pictures play no part.
 
     Without such pictures, or with too few, the weights stay as they are; the latter is reported. What was measured is
     returned, for the report.
     """
     if not setup.has_validation:
+        return predictor, None
+    try:
+        trust, measurement = fit_trust(
+            predictor,
+            setup.dataset,
+            known=lambda split, samples, order: _look_at_stored(setup, predictor, folder, split, samples, order),
+            progress=_counter(listener, "pictures measured for the calibration", count_pictures(setup.dataset)),
+        )
+    except VitrailError as error:
+        listener.said(f"the model is not calibrated: {error}")
+        return predictor, None
+    finally:
+        listener.ended()
+    listener.said(f"calibrated {trust.describe()[0]}")
+    calibrated = replace(predictor, trust=trust)
+    ranks.from_first(lambda: save_checkpoint(calibrated.checkpoint(), folder / BEST))
+    seconds = None if setup.config.start.training.on_features else measurement.seconds  # of the head only
+    return calibrated, replace(measurement, trust=trust, seconds=seconds)
+
+
+def measure_test(predictor: Predictor, setup: Setup, listener: Listener) -> Measurement | None:
+    """The best weights on the test split, by all ranks together; once, for the report too.
+
+    Unreadable pictures must not fail the run: then there is no measurement, and the reason is reported.
+    """
+    if "test" not in setup.dataset.splits:
         return None
-    ranks.wait()
-    predictor = load(folder, device=ranks.device)
-    done, total = 0, count_pictures(setup.dataset)
+    advance = _counter(listener, "test pictures measured", len(setup.dataset.split("test")))
+    try:
+        return measure_split(predictor, setup.dataset, "test", progress=advance)
+    except VitrailError as error:
+        listener.said(f"the test split could not be measured: {error}")
+        return None
+    finally:
+        listener.ended()
+
+
+def _counter(listener: Listener, what: str, total: int) -> Callable[[int], None]:
+    """Tells the listener how much is done, given what has been added to it."""
+    done = 0
 
     def advance(count: int) -> None:
         nonlocal done
         done = min(done + count, total)
-        listener.prepared("pictures measured for the calibration", done, total)
+        listener.prepared(what, done, total)
 
-    def known(split: str, samples: Integers, order: list[int]) -> Look | None:
-        return look_at_kept(setup, predictor, folder, split, samples, order)
-
-    try:
-        trust, measurement = fit_trust(predictor, setup.dataset, known=known, progress=advance)
-    except VitrailError as error:
-        listener.said(f"the model is not calibrated: {error}")
-        return None
-    finally:
-        listener.ended()
-    listener.said(f"calibrated {trust.describe()[0]}")
-    best = folder / "weights" / "best.safetensors"
-    ranks.from_first(lambda: save_checkpoint(replace(read_native(best), trust=trust), best))
-    seconds = None if setup.config.start.training.on_features else measurement.seconds  # of the head only
-    return replace(measurement, trust=trust, seconds=seconds)
+    return advance
 
 
-def look_at_kept(
+def _look_at_stored(
     setup: Setup, predictor: Predictor, folder: Path, split: str, samples: Integers, order: list[int]
 ) -> Look | None:
     """What the head makes of the features on which it was trained, which are not computed again; None if it was not."""

@@ -83,11 +83,11 @@ class Start:
             raise ConfigError(f"lora_alpha must be above 0; got {self.lora_alpha}.")
         self.adapted  # noqa: B018 (an unknown name is an error)
         if self.probe and self.training.on_features:
-            raise ConfigError(f"{self.training.called} is what probe=True begins with; omit it.")
+            raise ConfigError(f"{self.training.called} is what `probe=True` begins with; omit it.")
         if self.classes is not None and self.weights is None:
-            raise ConfigError("classes= names the classes of the weights; pass weights= too, or omit it.")
+            raise ConfigError("names the classes of the weights; pass `weights=` too, or omit it.", field="classes")
         if self.weights is not None and self.model is not None:
-            raise ConfigError("weights bring their own model; pass weights= or model=, not both.")
+            raise ConfigError("weights bring their own model; pass `weights=` or `model=`, not both.")
 
     @property
     def training(self) -> Training:
@@ -262,7 +262,7 @@ def apply_changes(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
         if mine:
             config = replace(config, **{part: replace(getattr(config, part), **mine)})
     if changes.get("minutes") is not None and changes.get("epochs") is not None:
-        raise ConfigError("pass epochs= or minutes=, not both: minutes decide how many epochs there are.")
+        raise ConfigError("pass `epochs=` or `minutes=`, not both: minutes decide how many epochs there are.")
     return config
 
 

@@ -2,21 +2,18 @@
 size, torch.compile, bf16."""
 
 import copy
-import ctypes
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data import Batch, Loader, LoaderConfig
-from vitrail.errors import ConfigError
-from vitrail.machine import computes_bf16
+from vitrail.errors import ConfigError, OutOfMemoryError
+from vitrail.machine import computes_bf16, main_memory
 from vitrail.ranks import Ranks
 from vitrail.training.budget import PLANNING
 from vitrail.training.config import TrainConfig
@@ -48,19 +45,7 @@ def total_memory(device: torch.device) -> int:
     """The memory of the device in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    if sys.platform == "win32":
-        return _windows_memory()
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return UNKNOWN
-
-
-def _windows_memory() -> int:
-    kilobytes = ctypes.c_ulonglong()
-    kernel: Any = cast("Any", ctypes).windll.kernel32
-    known = kernel.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
-    return kilobytes.value * 1024 if known else UNKNOWN
+    return main_memory() or UNKNOWN
 
 
 WARM, TIMED = 1, 3  # batches
@@ -111,9 +96,10 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
             mine = _affordable(batches, ranks.device, engine.accumulate, mine, _patience(setup))
         seconds, images = _time_batches(batches(mine), ranks.device, engine.accumulate, _patience(setup))
     except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"a batch of {size} does not fit into the memory of {ranks.device}; lower micro_batch= (or batch_size=), "
-            "or pass recompute=True."
+        raise OutOfMemoryError(
+            f"a batch of {size} does not fit into the memory of {ranks.device}; lower `micro_batch=` (or "
+            "`batch_size=`), "
+            "or pass `recompute=True`."
         ) from error
     finally:
         model.zero_grad(set_to_none=True)
@@ -254,7 +240,7 @@ def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
         tried = replace(setup, config=_with_batch(config, size * ranks.world_size))
         try:
             measured = measure(tried, ranks)
-        except ConfigError:  # it does not fit
+        except OutOfMemoryError:
             break
         if best is None or measured.images_per_second > WORTH * best[1]:
             best = (size, measured.images_per_second)
@@ -262,8 +248,8 @@ def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
             break
         size *= 2
     if best is None:
-        raise ConfigError(
-            f"not even a batch of {SMALLEST} fits into memory; choose a smaller model, or pass recompute=True."
+        raise OutOfMemoryError(
+            f"not even a batch of {SMALLEST} fits into memory; choose a smaller model, or pass `recompute=True`."
         )
     chosen = best[0] * ranks.world_size
     factor = chosen / usual if config.optim.optimizer == "sgd" else (chosen / usual) ** 0.5

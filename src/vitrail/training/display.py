@@ -13,7 +13,7 @@ from vitrail.data.check.findings import DataFinding
 from vitrail.progress import Pulse
 from vitrail.training.curves import Row
 from vitrail.training.listener import Listener, Plan
-from vitrail.wording import counted, duration
+from vitrail.wording import counted, duration, word_arguments
 
 STYLES = {"error": "bold red", "warning": "yellow"}
 
@@ -65,7 +65,11 @@ class Display(Listener):
 
     def _print(self, text: str) -> None:
         if not self.silent:
-            self.console.print(text, soft_wrap=True)
+            self.console.print(self.word(text), soft_wrap=True)
+
+    def word(self, text: str) -> str:
+        """A text with its arguments as the reader types them."""
+        return word_arguments(text)
 
     def prepared(self, what: str, done: int, total: int) -> None:
         if self.silent:

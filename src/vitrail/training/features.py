@@ -78,7 +78,7 @@ class FeatureLoader:
             raise ConfigError("cannot resume: the pictures are not those of the run.")
         if not _are_close(state.get("features"), self.summary):
             raise ConfigError(
-                "cannot resume: the features are not those of the run; are weights= and the pictures still the same?"
+                "cannot resume: the features are not those of the run; are `weights=` and the pictures still the same?"
             )
         self._epoch, self._batch = state["epoch"], state["batch"]
 

@@ -131,7 +131,7 @@ def require_tensorboard() -> Any:
     try:
         return cast("Any", import_module("torch.utils.tensorboard"))
     except ImportError as error:
-        raise MissingExtraError("track=True", "track") from error
+        raise MissingExtraError("`track=True`", "track") from error
 
 
 class TensorBoard(Listener):

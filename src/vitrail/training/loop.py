@@ -25,10 +25,9 @@ from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision
 from vitrail.training.listener import Listener
 from vitrail.training.objectives import Batches, Judgement, judge, make_objective
 from vitrail.training.optim import Average, build_optimizers, lr_factor, set_learning_rate, start_state
-from vitrail.training.recovery import Recovery
 from vitrail.training.setup import Setup, check_strategy
 from vitrail.training.signals import InterruptedRunError, Signals
-from vitrail.training.snapshots import Progress
+from vitrail.training.snapshots import LAST, Progress, Recovery
 from vitrail.wording import counted
 
 MAX_RESCUES = 3
@@ -73,7 +72,7 @@ class Trainer:
     @property
     def last(self) -> Path:
         """Where the resumable checkpoints are."""
-        return self.folder / "weights" / "last"
+        return self.folder / LAST
 
     @property
     def epochs(self) -> int:
@@ -131,18 +130,17 @@ class Trainer:
                 "the curves and the report go without"
             )
 
-    def start_from(self, val: Judgement | None, train_loss: float, seconds: float) -> None:
+    def start_from(self, head: Row) -> None:
         """Begin with a head that is trained already: row 0, and what epochs must improve on."""
         progress = self.progress
-        progress.seconds = progress.epoch_began = seconds
-        if val is None:
+        progress.seconds = progress.epoch_began = head.seconds
+        if head.val_loss is None or head.val_accuracy is None:
             return
-        progress.best_accuracy, progress.best_loss, progress.lowest_val_loss = val.accuracy, val.loss, val.loss
-        scores = {"train_loss": train_loss, "val_loss": val.loss, "val_accuracy": val.accuracy}
-        row = Row(epoch=0, step=0, lr=0.0, **scores, images_per_second=0.0, seconds=seconds)
+        progress.best_accuracy, progress.best_loss = head.val_accuracy, head.val_loss
+        progress.lowest_val_loss = head.val_loss
         path = self.folder / RESULTS
         self.ranks.from_first(lambda: keep_rows(path, -1))  # of a run that was killed here
-        self.ranks.from_first(lambda: append_row(path, row))
+        self.ranks.from_first(lambda: append_row(path, head))
 
     def _restore(self, path: Path) -> bool:
         """Continue from a checkpoint; whether its numbers are finite."""
@@ -328,7 +326,7 @@ class Trainer:
             raise VitrailError(
                 f"training diverges again and again (step {before.step}: {reason}), "
                 f"{tried if rescues > MAX_RESCUES else 'and there is no other whole checkpoint to go back to'}; "
-                f"lower lr=, raise warmup=, or check the data. The checkpoints are in {self.last}."
+                f"lower `lr=`, raise `warmup=`, or check the data. The checkpoints are in {self.last}."
             )
         now = self.progress
         now.rescues, now.lr_scale = rescues, before.lr_scale / 2

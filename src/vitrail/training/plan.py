@@ -29,7 +29,7 @@ from vitrail.training.cost import (
 from vitrail.training.features import check_batch_size
 from vitrail.training.listener import Listener, Plan
 from vitrail.training.objectives import make_objective
-from vitrail.training.probing import probe_config
+from vitrail.training.recipes import probe_config
 from vitrail.training.setup import Setup, check_strategy, fit_batch_size, prepare_run
 from vitrail.wording import counted
 
@@ -73,7 +73,7 @@ def _settle_head(setup: Setup, ranks: Ranks, listener: Listener, *, may_shrink: 
     """Training on features: what they take, and which pictures there is time for."""
     config = setup.config
     if config.machine.batch_size == "auto":
-        raise ConfigError(f"{config.start.training.called} takes a moment: pass a number as batch_size=.")
+        raise ConfigError(f"{config.start.training.called} takes a moment: pass a number as `batch_size=`.")
     measured = ranks.from_first(lambda: measure_features(setup, ranks))
     if config.schedule.minutes is not None:
         setup, measured = _fit_head(setup, measured, ranks, listener, may_shrink=may_shrink)
@@ -179,8 +179,8 @@ def _sample(setup: Setup, share: float, ranks: Ranks, listener: Listener) -> Set
     if share * total < max(least, 2 * ranks.world_size):
         spent = time.monotonic() - setup.began
         raise ConfigError(
-            f"minutes={minutes:g} is too little: {spent:.0f} s are gone for opening and checking the data and for "
-            f"planning, and what is left is not enough for two pictures of each class; pass more, or check=False."
+            f"`minutes={minutes:g}` is too little: {spent:.0f} s are gone for opening and checking the data and for "
+            f"planning, and what is left is not enough for two pictures of each class; pass more, or `check=False`."
         )
     fewer = dataset.sample(share, setup.config.source.split_seed)
     left = f"{len(fewer.split('train')):,} of {counted(total, 'training picture')}"

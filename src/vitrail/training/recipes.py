@@ -203,6 +203,15 @@ def recipe(name: str) -> TrainConfig:
     return RECIPES[name]()
 
 
+def probe_config(config: TrainConfig) -> TrainConfig:
+    """The head's own run: the recipe for it, on the same data, with the same seed; rounding would save no time."""
+    linear = recipe("linear")
+    start = replace(config.start, train="head", probe=False, dropout=0.0, drop_path=0.0)
+    batch_size = linear.machine.batch_size
+    machine = replace(config.machine, batch_size=batch_size, compile="off", strategy="ddp", precision="float32")
+    return replace(linear, data=config.data, start=start, machine=machine, source=config.source)
+
+
 def ask_for(config: TrainConfig) -> dict[str, Any]:
     """A config as `resolve` takes it: where it differs from its recipe, or from the defaults if it has none."""
     named = config.recipe in RECIPES

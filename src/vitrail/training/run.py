@@ -1,192 +1,53 @@
-"""One run, from its folder's first file (config.yaml) to its last (metrics.json)."""
+"""One run, from its setup to the measured result: perhaps a head first, the loop, the calibration, the test split.
+
+With `probe`, the head is trained first, on features that are computed once, and fine-tuning starts from it
+("Fine-Tuning can Distort Pretrained Features"); it is kept if fine-tuning does not improve on it. The head's own run is
+in `probe/` of the run folder, with its features; an interrupted one continues.
+"""
 
 import json
 import shutil
-import socket
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+import time
+from dataclasses import replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import Any
 
-import yaml
+import torch
 
-from vitrail.data import write_split_file
 from vitrail.data.agreement import check_same_data
-from vitrail.data.check.findings import RECORD, CheckRecord, read_record
-from vitrail.data.sheet import augmentation_sheet
-from vitrail.data.source import ArraySource
-from vitrail.environment import environment
-from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.evaluation.measurement import Measurement
-from vitrail.evaluation.measurement import measure_split as measure
-from vitrail.evaluation.output import disk_bytes
-from vitrail.files import MARKS, atomic_path, sweep_drafts
-from vitrail.prediction import load
-from vitrail.ranks import Ranks, elastic_id, join_ranks, was_restarted
-from vitrail.schema import from_dict
+from vitrail.files import atomic_path
+from vitrail.model import ViT
+from vitrail.prediction import Predictor, load
+from vitrail.ranks import Ranks, join_ranks
 from vitrail.training import snapshots
-from vitrail.training.auto_config import AUTO, NONE, resolve
-from vitrail.training.best_weights import store_trust
-from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
-from vitrail.training.curves import RESULTS, draw_curves, learning_rates, read_rows
-from vitrail.training.feature_store import FOLDER
+from vitrail.training.auto_config import resolve
+from vitrail.training.best_weights import BEST, calibrate, measure_test
+from vitrail.training.config import TrainConfig
+from vitrail.training.curves import RESULTS, Row, draw_curves, learning_rates, read_rows
 from vitrail.training.listener import Listener
-from vitrail.training.lock import RunLock
 from vitrail.training.loop import Trainer
+from vitrail.training.lora import merged
 from vitrail.training.objectives import Judgement
 from vitrail.training.plan import settle
-from vitrail.training.probing import probe
-from vitrail.training.recipes import ask_for
-from vitrail.training.run_data import reopen_data, report_replaced, write_contents
-from vitrail.training.setup import Setup, prepare_run
-from vitrail.untrusted import parse_json, read_bytes, read_yaml
-from vitrail.wording import counted
-
-CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
-ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
-# What may differ in a resumed run: how it is carried out, and where its files are now.
-CHANGEABLE = (
-    "workers",
-    "save_minutes",
-    "device",
-    "strategy",
-    "recompute",
-    "data",
-    "data_dir",
-    "split_file",
-    "max_broken_rate",
-    "weights",
-    "classes",
+from vitrail.training.recipes import ask_for, probe_config
+from vitrail.training.run_data import reopen_data, report_replaced
+from vitrail.training.run_folder import (
+    ELASTIC,
+    METRICS,
+    SPLIT,
+    Run,
+    RunLock,
+    begin,
+    check_shared,
+    read_config,
+    take_begun,
 )
-SETTLED = {"batch_size", "compile"}  # the run may have decided these by measuring
-SPARE_BYTES = 200 * 2**20
-LARGEST = 64 * 2**20  # bytes of a metrics.json that we read
+from vitrail.training.setup import Setup, fit_batch_size, prepare_run
+from vitrail.training.signals import InterruptedRunError
+from vitrail.training.snapshots import LAST, Progress
+from vitrail.weights.native import read_native
 
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A finished run, and what it has to show; a notebook shows its curves."""
-
-    folder: Path
-    epochs: int
-    best_epoch: int
-    seconds: float
-    val: Judgement | None
-    test: Judgement | None
-    measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test, or else on val
-    report: Path | None = None
-    written: tuple[Path, ...] = ()  # what users will want to open, the report first
-    problem: str = ""  # why there is no report
-    ended: str = ""  # how it ended, if nothing was left to resume
-
-    @property
-    def best(self) -> Path:
-        """The weights of the best epoch."""
-        return self.folder / "weights" / "best.safetensors"
-
-    @property
-    def val_chose_epoch(self) -> bool:
-        """Whether val decided which epoch's weights are kept, which makes its own figures slightly optimistic."""
-        return self.val is not None and self.epochs > 1
-
-    def facts(self) -> dict[str, Any]:
-        """The numbers, as `metrics.json` has them."""
-        scores = {name: None if it is None else vars(it) for name, it in (("val", self.val), ("test", self.test))}
-        counts = {"epochs": self.epochs, "best_epoch": self.best_epoch, "seconds": self.seconds}
-        return {**counts, **scores, "val_chose_epoch": self.val_chose_epoch}
-
-    def _repr_png_(self) -> bytes | None:
-        curves = self.folder / "results.png"
-        return curves.read_bytes() if curves.is_file() else None
-
-
-def write_start(setup: Setup, folder: Path) -> None:
-    """Write the description of the run, before its first step."""
-    with atomic_path(folder / "env.json") as draft:
-        draft.write_text(json.dumps(environment(), indent=1), encoding="utf-8")
-    if setup.dataset.made_split or not isinstance(setup.dataset.split("train"), ArraySource):
-        write_split_file(setup.dataset, folder / SPLIT)
-    write_contents(setup.dataset, folder)
-    sheet = augmentation_sheet(
-        setup.dataset, setup.preprocess, setup.config.augment, seed=setup.config.machine.seed, num_pictures=8
-    )
-    with atomic_path(folder / "train_batch.jpg") as draft:
-        sheet.convert("RGB").save(draft, quality=92)
-    with atomic_path(folder / CONFIG) as draft:  # last: a folder that has it is a run
-        text = yaml.safe_dump(describe_config(setup.config), sort_keys=False, allow_unicode=True)
-        draft.write_text(text, encoding="utf-8")
-
-
-def read_config(folder: Path) -> TrainConfig:
-    """The config of an existing run."""
-    path = folder / CONFIG
-    try:
-        settings = read_yaml(path)
-    except ConfigError as error:
-        raise ConfigError(f"{folder} is not a training run: {error}") from error
-    try:
-        return from_dict(TrainConfig, settings)
-    except (ConfigError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
-
-
-def describe_end(folder: Path, config: TrainConfig) -> str:
-    """The outcome of a run with nothing left to do; "" for one that can continue, or whose report is missing."""
-    saved = snapshots.list_snapshots(folder / "weights" / "last")
-    if not saved or not (folder / METRICS).is_file() or not (folder / REPORT).is_file():
-        return ""
-    progress = snapshots.read_progress(saved[-1])
-    epochs = config.schedule.epochs if progress.plan is None else progress.plan.epochs
-    if progress.epoch < epochs and not progress.stopped_early:
-        return ""
-    early = ", where it stopped early" if progress.stopped_early else ""
-    best = f"the best of them {progress.best_epoch}" if progress.best_epoch else "none better than the head alone"
-    return f"{folder} is finished: {counted(progress.epoch, 'epoch')}{early}, {best}; there is nothing left to train."
-
-
-def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """A resumed run is the same run: settings may repeat what it has, and change only how it is carried out."""
-    if changes.get("weights") in (AUTO, NONE, None):  # which the run has settled
-        if "weights" in changes and changes["weights"] != AUTO and config.start.weights is not None:
-            raise ConfigError(f"weights={NONE!r} conflicts with the run, which has {config.start.weights!r}; omit it.")
-        changes = {name: value for name, value in changes.items() if name != "weights"}
-    allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
-    config = replace(config, data=allowed.pop("data", config.data))
-    for name, value in changes.items():
-        settled = (name in SETTLED and isinstance(value, str)) or (name, value) == ("precision", "auto")
-        if name in CHANGEABLE or settled:
-            continue
-        if name == "epochs" and config.schedule.minutes is not None:
-            raise ConfigError(
-                f"epochs={value} conflicts with the run, which has minutes={config.schedule.minutes:g}; "
-                "omit it to resume, or start a new run."
-            )
-        old = config.recipe if name == "recipe" else read_field(config, name)
-        same = value == old if name == "recipe" else read_field(apply_changes(config, {name: value}), name) == old
-        if not same:
-            raise ConfigError(
-                f"{name}={value!r} conflicts with the run, which has {old!r}; omit it to resume, or start a new run."
-            )
-    return apply_changes(config, allowed)
-
-
-def check_space(folder: Path, setup: Setup) -> None:
-    """Refuse to begin what the disk cannot hold."""
-    weights = sum(parameter.numel() * 4 for parameter in setup.model.parameters())
-    needed = weights * (4 * 3 + 1) + SPARE_BYTES  # three checkpoints of weights, two moments and average; best
-    pictures = max((len(source) for name, source in setup.dataset.splits.items() if name != "train"), default=0)
-    needed += disk_bytes(pictures, len(setup.dataset.classes))
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ConfigError(
-            f"{folder} needs about {needed / 2**20:,.0f} MB for checkpoints and tables; "
-            f"{free / 2**20:,.0f} MB are free."
-        )
+PROBE = "probe"  # the folder of the head's own run
 
 
 def train(config: TrainConfig, folder: str | Path, listener: Listener | None = None) -> Run:
@@ -196,8 +57,7 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
     """
     ranks = join_ranks(config.machine.device)
     folder, listener = Path(folder), listener or Listener()
-    lock = RunLock()
-    try:
+    with RunLock() as lock:
         resume = ranks.from_first(lambda: take_begun(folder, lock))
         check_shared(folder, ranks)
         if resume:
@@ -205,61 +65,12 @@ def train(config: TrainConfig, folder: str | Path, listener: Listener | None = N
         else:
             setup, _ = settle(*resolve("", ask_for(config), ranks, listener.said), ranks, listener)
             ranks.from_first(lambda: begin(setup, folder, lock))
-        return carry_out(setup, ranks, folder, listener, resume=resume)
-    finally:
-        lock.release()
-
-
-def take_begun(folder: Path, lock: RunLock) -> bool:
-    """Whether a folder holds a begun run; if so, it is locked from now on."""
-    begun = (folder / CONFIG).exists()
-    if begun:
-        lock.take(folder)
-        sweep(folder)
-    return begun
-
-
-def check_shared(folder: Path, ranks: Ranks) -> None:
-    """Refuse a folder that is not the same one for all ranks: each would keep its part of a checkpoint to itself.
-
-    The folder need not exist yet; then it is the one in which it will be made that is looked at.
-    """
-    if ranks.world_size == 1:
-        return
-    with ExitStack() as stack:
-
-        def leave_token() -> Path:
-            existing = next(path for path in (folder, *folder.parents) if path.is_dir())
-            token = stack.enter_context(NamedTemporaryFile(dir=existing, prefix=".ranks-"))
-            return existing / Path(token.name).name
-
-        token = ranks.from_first(leave_token)
-        seen = ranks.gather((token.exists(), socket.gethostname()))
-    for rank, (sees, host) in enumerate(seen):
-        if not sees:
-            error = ConfigError(
-                f"the run folder must be shared by all ranks, since each writes its part of a checkpoint; rank {rank} "
-                f"on {host} does not see the {folder} of rank 0. Choose a folder on a shared file system."
-            )
-            raise ranks.reported_once(error)
-
-
-def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
-    """Make the folder, if the disk has room, and write the description of the run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock.take(folder)
-    if (folder / CONFIG).exists():  # since we checked
-        raise ConfigError(f"{folder} holds a run already; resume that, or choose another folder.")
-    snapshots.refuse_links(folder / "weights" / "last")
-    check_space(folder, setup)
-    write_start(setup, folder)
-    if (name := elastic_id()) is not None:
-        (folder / ELASTIC).write_text(name, encoding="utf-8")
+        return carry_out(setup, ranks, folder, listener, resume=resume)[0]
 
 
 def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) -> Setup:
     """The setup of a begun run, on the pictures that it began with."""
-    begun = ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / "weights" / "last")))
+    begun = ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / LAST)))
     dataset = ranks.in_turn(lambda: reopen_data(config, folder / SPLIT, listener.said))
     check_same_data(dataset, ranks)
     ranks.from_first(lambda: report_replaced(dataset, folder, listener.said))
@@ -268,141 +79,94 @@ def reopen(config: TrainConfig, folder: Path, ranks: Ranks, listener: Listener) 
     return prepare_run(config, dataset)
 
 
-def sweep(folder: Path) -> None:
-    """Remove the drafts of files that a killed run was about to write."""
-    for place in (folder, folder / "weights", folder / FOLDER):
-        sweep_drafts(place, MARKS)  # of whatever machine: the run is locked
-    snapshots.sweep(folder / "weights" / "last")
-    snapshots.refuse_links(folder / RESULTS)
-
-
-def find_begun(out: Path | None, parent: Path, ranks: Ranks) -> Path | None:
-    """The run that these processes had before torchrun started them again: by the job's name, or in `out` itself."""
-    restarted = ranks.any(was_restarted())
-
-    def find() -> Path | None:
-        name = elastic_id()
-        if name is None:
-            return None
-        if out is not None:
-            return out if (out / CONFIG).exists() and (restarted or _marked(out, name)) else None
-        return next((path.parent for path in sorted(parent.glob(f"*/{ELASTIC}")) if _marked(path.parent, name)), None)
-
-    return ranks.from_first(find)
-
-
-def _marked(folder: Path, name: str) -> bool:
-    marker = folder / ELASTIC
-    return marker.is_file() and marker.read_text(encoding="utf-8") == name
-
-
-def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> Run:
-    """Train to the end and measure the result."""
-    probed = probe(setup, ranks, folder, listener) if setup.config.start.probe else None
+def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, resume: bool) -> tuple[Run, Predictor]:
+    """Train to the end and measure the result; the best weights, as measured, are returned for the report."""
+    head = probe(setup, ranks, folder, listener) if setup.config.start.probe else None
     trainer = Trainer(setup, ranks, folder, listener)
     if resume:
         trainer.resume()
-    if probed is not None:
-        trainer.start_from(probed.val, probed.train_loss, probed.seconds)
+    if head is not None:
+        trainer.start_from(head)
     progress = trainer.run()
     rows = read_rows(folder / RESULTS)
     if ranks.is_first:
         rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
         draw_curves(rows, folder / "results.png", f"{setup.dataset.name}, {setup.config.recipe}", rates)
-    val = None
-    if setup.has_validation:
-        val = Judgement(loss=progress.best_loss, accuracy=progress.best_accuracy, count=len(setup.dataset.split("val")))
-    on_val = store_trust(setup, ranks, folder, listener)
-    on_test = measure_test(setup, ranks, folder, listener)
+    ranks.wait()
+    predictor, on_val = calibrate(load(folder, device=ranks.device), setup, ranks, folder, listener)
+    on_test = measure_test(predictor, setup, listener)
     run = Run(
         folder=folder,
         epochs=progress.epoch,
         best_epoch=progress.best_epoch,
         seconds=progress.seconds,
-        val=val,
-        test=None if on_test is None else _judgement(on_test),
+        val=_scores_of(setup, progress),
+        test=None if on_test is None else _as_judgement(on_test),
         measurement=on_test or on_val,
     )
     if ranks.is_first:
         with atomic_path(folder / METRICS) as draft:
             draft.write_text(json.dumps(run.facts(), indent=2), encoding="utf-8")
         (folder / ELASTIC).unlink(missing_ok=True)
-    return run
+    return run, predictor
 
 
-def measure_test(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Measurement | None:
-    """The kept weights, read back from their file, on the test split, by all ranks together; once, for the report too.
-
-    Unreadable pictures must not fail the run: then there is no measurement, and the reason is reported.
-    """
-    if "test" not in setup.dataset.splits:
+def _scores_of(setup: Setup, progress: Progress) -> Judgement | None:
+    """The best weights on the validation pictures, if there are any."""
+    if not setup.has_validation:
         return None
-    ranks.wait()
-    predictor = load(folder, device=ranks.device)
-    done, total = 0, len(setup.dataset.split("test"))
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done = min(done + count, total)
-        listener.prepared("test pictures measured", done, total)
-
-    try:
-        return measure(predictor, setup.dataset, "test", progress=advance)
-    except VitrailError as error:
-        listener.said(f"the test split could not be measured: {error}")
-        return None
-    finally:
-        listener.ended()
+    count = len(setup.dataset.split("val"))
+    return Judgement(loss=progress.best_loss, accuracy=progress.best_accuracy, count=count)
 
 
-def _judgement(measurement: Measurement) -> Judgement:
+def _as_judgement(measurement: Measurement) -> Judgement:
     metrics = measurement.metrics
     return Judgement(loss=measurement.uncalibrated.nll, accuracy=metrics.top1.value, count=metrics.top1.total)
 
 
-def read_run(folder: Path) -> Run:
-    """A finished run, read from its folder."""
+class _Quiet(Listener):
+    """Passes on what users should know, but no epochs: there are many, and each takes a moment."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.prepared, self.said = listener.prepared, listener.said
+
+
+def probe(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Row | None:
+    """Train the head and put it into the model and the run folder; None if the run has gone beyond that."""
+    if ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / LAST))):
+        return None
+    began = time.monotonic()
+    config = fit_batch_size(probe_config(setup.config), setup.dataset, ranks.world_size)
+    plain = ViT(setup.model.config)
+    plain.load_state_dict(merged(setup.model, setup.model.state_dict()))
+    trainer = Trainer(replace(setup, config=config, model=plain), ranks, folder / PROBE, _Quiet(listener))
     try:
-        facts = parse_json(read_bytes(folder / METRICS, LARGEST))
-        return _finished(folder, facts)
-    except (ConfigError, LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{folder / METRICS} is damaged: {_first_line(error)}") from error
-
-
-def _finished(folder: Path, facts: dict[str, Any]) -> Run:
-    val, test = (None if facts.get(name) is None else from_dict(Judgement, facts[name]) for name in ("val", "test"))
-    report = folder / REPORT
-    return Run(
-        folder=folder,
-        epochs=facts["epochs"],
-        best_epoch=facts["best_epoch"],
-        seconds=facts["seconds"],
-        val=val,
-        test=test,
-        report=report if report.is_file() else None,
-        written=(report,) if report.is_file() else (),
+        trainer.resume()
+        progress = trainer.run()
+    except InterruptedRunError as error:
+        raise InterruptedRunError(error.exit_code - 128, folder) from None
+    best = folder / PROBE / BEST
+    tensors = ranks.in_turn(lambda: read_native(best)).tensors
+    assert setup.model.head is not None
+    with torch.no_grad():
+        setup.model.head.weight.copy_(tensors["head.weight"])
+        setup.model.head.bias.copy_(tensors["head.bias"])
+    ranks.from_first(lambda: _copy(best, folder / BEST))  # the best so far
+    val = _scores_of(setup, progress)
+    if val is not None:
+        listener.said(f"the head alone reaches {val.accuracy:.2%} of val; fine-tuning starts from it")
+    return Row(
+        epoch=0,
+        step=0,
+        lr=0.0,
+        train_loss=progress.lowest_train_loss,
+        val_loss=None if val is None else val.loss,
+        val_accuracy=None if val is None else val.accuracy,
+        images_per_second=0.0,
+        seconds=time.monotonic() - began,
     )
 
 
-def trained_on(folder: Path, data: str) -> bool:
-    """Whether the run in a folder, if there is one, was trained on these data."""
-    try:
-        used = read_config(folder).data
-    except VitrailError:
-        return False
-    return used == data or (Path(data).exists() and Path(used).absolute() == Path(data).absolute())
-
-
-def chose_epoch(folder: Path, data: str, split: str) -> bool:
-    """Whether pictures of this split decided which epoch's weights the run kept: their accuracy is then optimistic."""
-    if split not in ("val", "all") or not trained_on(folder, data):
-        return False
-    try:
-        return sum(row.val_accuracy is not None for row in read_rows(folder / "results.csv")) > 1
-    except VitrailError:
-        return False
-
-
-def data_check(folder: Path, data: str) -> CheckRecord | None:
-    """What the check of these data found before the run, if the run was on these data and they were checked."""
-    return read_record(folder / RECORD) if trained_on(folder, data) else None
+def _copy(source: Path, target: Path) -> None:
+    with atomic_path(target) as draft:
+        shutil.copyfile(source, draft)

@@ -66,17 +66,17 @@ def require_weights(config: TrainConfig, *, model: bool = False) -> None:
     if start.weights is not None:
         return
     if start.training.needs_weights or start.probe:
-        called = start.training.called if start.training.needs_weights else "probe=True"
-        raise ConfigError(f"{called} needs pretrained weights; pass weights=.")
+        called = start.training.called if start.training.needs_weights else "`probe=True`"
+        raise ConfigError(f"{called} needs pretrained weights; pass `weights=`.")
     if start.model is None and (model or config.recipe):
-        raise ConfigError(f"the recipe {config.recipe!r} starts from pretrained weights; pass weights=.")
+        raise ConfigError(f"the recipe {config.recipe!r} starts from pretrained weights; pass `weights=`.")
 
 
 def open_training_data(config: TrainConfig, *, validation: bool = True) -> Dataset:
     """The data, with a validation split if requested."""
     if not config.data:
         named = config.source.data_dir
-        hint = "" if named is None else f"; data_dir= is where those with a name are kept, so pass {named} itself"
+        hint = "" if named is None else f"; `data_dir=` is where those with a name are kept, so pass {named} itself"
         raise ConfigError(
             f"pass the data to train on: a folder of class folders, a table, or a name such as digits{hint}."
         )
@@ -147,11 +147,11 @@ def check_strategy(config: TrainConfig, world_size: int) -> None:
         return
     if world_size == 1:
         raise ConfigError(
-            'strategy="fsdp" needs several ranks, which torchrun starts; on one, use strategy="ddp", '
+            '`strategy="fsdp"` needs several ranks, which torchrun starts; on one, use `strategy="ddp"`, '
             "with which a run that began with fsdp can also be resumed."
         )
     if config.optim.optimizer == "muon":
-        raise ConfigError('muon needs whole matrices; use strategy="ddp", or optimizer="adamw" with fsdp.')
+        raise ConfigError('muon needs whole matrices; use `strategy="ddp"`, or `optimizer="adamw"` with fsdp.')
 
 
 def training_loader(setup: Setup, ranks: Ranks) -> Loader:

@@ -13,7 +13,7 @@ import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,6 +31,7 @@ from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
 from vitrail.wording import reason
 
+LAST = Path("weights") / "last"  # in a run folder
 STATE = "state.json"
 VERSION = 2
 UNCHECKED = 1  # the version of vitrail 0.1, without checksums
@@ -399,3 +400,35 @@ def _quiet() -> Generator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+class Recovery:
+    """Finds checkpoints that are complete, finite and not known to diverge; reports those that are not."""
+
+    def __init__(self, ranks: Ranks, say: Callable[[str], None]) -> None:
+        self.ranks = ranks
+        self.say = say
+        self.restored = ""  # the checkpoint that was restored, until a step from it has worked
+        self.bad = set[str]()  # checkpoints that diverged
+
+    def go_back(self, folder: Path, restore: Callable[[Path], bool], *, whole_epochs: bool = False) -> bool:
+        """Restore the newest such checkpoint of a folder, if any; `restore` returns whether its numbers are finite."""
+        if self.restored:
+            self.bad.add(self.restored)
+        while True:
+            path, damaged = self.ranks.from_first(lambda: pick_whole(folder, self.bad, whole_epochs=whole_epochs))
+            if path is not None and not damaged:
+                if not self.ranks.any(not restore(path)):
+                    self.restored = path.name
+                    return True
+                damaged = {path.name: f"{path} holds numbers that are not finite."}
+            for trouble in damaged.values():
+                self.say(f"{trouble} Going back further.")
+            self.bad |= set(damaged)
+            self.ranks.from_first(lambda damaged=damaged: set_aside(folder, damaged))
+            if path is None:
+                return False
+
+    def stepped(self) -> None:
+        """A step has worked."""
+        self.restored = ""

@@ -4,7 +4,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError
 from vitrail.evaluation.measurement import align_classes, choose, pick_split, run
 from vitrail.files import check_run_folder
-from vitrail.machine import processor_name
+from vitrail.machine import installed_version, processor_name
 from vitrail.prediction import Predictor, load
 from vitrail.prediction.predictor import torch_runtime_of
 from vitrail.progress import Progress, pick_progress, working
@@ -168,9 +167,9 @@ def benchmark(
     plan = _Plan(
         runtimes=names,
         precisions=check_precisions(precision),
-        merges=_numbers("merge=", merge, 0),
-        batches=_numbers("batch=", batch, 1),
-        threads=_numbers("threads=", threads or (num_cores(),), 1, os.cpu_count() or 1),
+        merges=_numbers("`merge=`", merge, 0),
+        batches=_numbers("`batch=`", batch, 1),
+        threads=_numbers("`threads=`", threads or (num_cores(),), 1, os.cpu_count() or 1),
         compiled=compiled,
     )
     _check_rest(data, split, classes, by_position, seconds, pictures, out)
@@ -256,13 +255,13 @@ def _check_rest(
 ) -> None:
     """What is wrong with the other arguments, before anything is loaded."""
     if data is None and (split is not None or by_position or pictures != PICTURES):
-        raise ConfigError("split=, pictures= and by_position= go with data=; name the data, or omit them.")
+        raise ConfigError("`split=`, `pictures=` and `by_position=` go with `data=`; name the data, or omit them.")
     if data is not None and not isinstance(data, Dataset):
         check_where(str(data))
     if not 0 < seconds < float("inf"):
-        raise ConfigError(f"seconds= must be above 0; got {seconds}.")
+        raise ConfigError(f"must be above 0; got {seconds}.", field="seconds")
     if pictures < 1:
-        raise ConfigError(f"pictures= must be at least 1; got {pictures}.")
+        raise ConfigError(f"must be at least 1; got {pictures}.", field="pictures")
     if out is not None:
         check_run_folder(Path(out))
 
@@ -282,8 +281,8 @@ def _enter(
         return _Entered(checkpoint=checkpoint, contestants=list(plan.contestants(peers)), ready=ready)
     if any(given) or compare or plan.merges != [0]:
         raise ConfigError(
-            "an export runs in its own runtime, precision and number of tokens: runtimes=, precision=, merge=, "
-            "compare= and compiled= need the checkpoint that it was made from."
+            "an export runs in its own runtime, precision and number of tokens: `runtimes=`, `precision=`, `merge=`, "
+            "`compare=` and `compiled=` need the checkpoint that it was made from."
         )
     runtime = cast("ExportedRuntime[Any]", predictor.runtime)
     own = export_entrant(runtime, predictor.source)
@@ -376,15 +375,10 @@ def _difference(expected: Floats, actual: Floats, *, centred: bool) -> float:
 
 
 def _machine(peaks: dict[int, float]) -> dict[str, Any]:
-    versions = {"vitrail": __version__}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    installed = {name: version for name in PACKAGES if (version := installed_version(name))}
     return {
         "processor": processor_name(),
         "cores": os.cpu_count() or 1,
         "gemm_gflops": {count: peak / 1e9 for count, peak in peaks.items()},
-        "versions": versions,
+        "versions": {"vitrail": __version__, **installed},
     }

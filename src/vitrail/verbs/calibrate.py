@@ -91,7 +91,7 @@ def calibrate(
     with working(f"loading {source}", speaks=progress is not False):
         checkpoint = _open(located, classes)
         if in_place and checkpoint.file_format != "vitrail":
-            raise ConfigError(f"in_place= is for files of ours; {source} is not one; pass out= instead.")
+            raise ConfigError(f"is for files of ours; {source} is not one; pass `out=` instead.", field="in_place")
         runtime = TorchRuntime(checkpoint.build().to(pick_device(device)))
     dataset, notes = _open_data(data, where, config, source, split)
     predictor = Predictor(runtime=runtime, source=source, **replace(checkpoint, trust=None).facts())
@@ -113,18 +113,18 @@ def _target(located: Located, out: Path | None, in_place: bool) -> Path:
         if located.path is not None and located.name not in bundled.NAMES:
             out = located.path.parent / out
     if out.suffix != ".safetensors":
-        raise ConfigError(f"out= must end in .safetensors; got {out}.")
+        raise ConfigError(f"must end in .safetensors; got {out}.", field="out")
     if out.exists():
-        raise ConfigError(f"{out} exists; choose another out=, or pass in_place=True for a file of ours.")
+        raise ConfigError(f"{out} exists; choose another `out=`, or pass `in_place=True` for a file of ours.")
     return out
 
 
 def _own_file(located: Located, out: Path | None) -> Path:
     if out is not None:
-        raise ConfigError("in_place= writes into the model's own file; omit out=.")
+        raise ConfigError("writes into the model's own file; omit `out=`.", field="in_place")
     files = [] if located.path is None or located.name in bundled.NAMES else find_files(located.path)
     if len(files) != 1 or files[0].suffix != ".safetensors":
-        raise ConfigError(f"in_place= is for files of ours; {located.name} is not one; pass out= instead.")
+        raise ConfigError(f"is for files of ours; {located.name} is not one; pass `out=` instead.", field="in_place")
     return files[0]
 
 

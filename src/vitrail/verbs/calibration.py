@@ -45,8 +45,9 @@ def read_calibration(
             classes = dataset.classes
     if classes is None and goal.max_loss is not None:
         raise DataError(
-            "max_loss= needs pictures with labels, named as the classes of the model are; without them there is "
-            "agreement= only."
+            "needs pictures with labels, named as the classes of the model are; without them there is "
+            "`agreement=` only.",
+            field="max_loss",
         )
     places = None if classes is None else [(checkpoint.classes or ()).index(name) for name in classes]
     ranges, choosing, accepting = (_prepare(part, checkpoint, places) for part in parts)

@@ -101,7 +101,7 @@ class RuntimeRequest:
             check_wanted(locate(model, allow_export=True), self.runtime, self.precision, device)
         elif names := self.given():
             raise ConfigError(
-                f"{' and '.join(f'{name}=' for name in names)} cannot change a loaded model; pass it to vitrail.load "
+                f"{' and '.join(f'`{name}=`' for name in names)} cannot change a loaded model; pass it to vitrail.load "
                 "instead."
             )
 

@@ -7,20 +7,19 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitrail import __version__
 from vitrail.cache import cache_folder, size_on_disk
 from vitrail.errors import VitrailError
+from vitrail.machine import ONEDNN_LIMIT, has_unusable_amx, installed_version, main_memory, processor_name
+from vitrail.threads import usable_cores
+from vitrail.wording import counted
 
-if TYPE_CHECKING:
-    from vitrail.data import Dataset
-
-
+ROOT = Path(__file__).resolve().parents[1]
 CHECKED_PICTURES = 20_000  # for a larger data set, only the counts are reported
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;\s*extra\s*==\s*['\"]([\w-]+)['\"])?")
 
@@ -87,43 +86,26 @@ def _guarded(title: str, name: str, examine: Callable[[str], DiagnosisSection]) 
 def _machine() -> DiagnosisSection:
     import torch
 
-    from vitrail.machine import ONEDNN_LIMIT, has_unusable_amx, processor_name
-
-    capability = torch.backends.cpu.get_cpu_capability()
+    cores, usable, memory = os.cpu_count() or 1, usable_cores(), main_memory()
+    of_them = "" if usable == cores else f" ({usable} usable)"
     limit = f", without AMX ({ONEDNN_LIMIT}={os.environ.get(ONEDNN_LIMIT)})" if has_unusable_amx() else ""
+    capability = torch.backends.cpu.get_cpu_capability()
     facts = [
         ("system", platform.platform()),
-        ("processor", f"{processor_name()}, {_cores()}, {capability}{limit}"),
-        ("memory", _memory()),
+        ("processor", f"{processor_name()}, {counted(cores, 'core')}{of_them}, {capability}{limit}"),
+        ("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
     ]
-    facts += [(f"GPU {index}", _gpu(index)) for index in range(torch.cuda.device_count())]
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    facts += [
+        (f"GPU {index}", f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, compute capability {gpu.major}.{gpu.minor}")
+        for index, gpu in enumerate(gpus)
+    ]
     if torch.backends.mps.is_available():
         facts.append(("GPU", "Apple (mps)"))
-    if len(facts) == 4:
+    elif not gpus:
         facts.append(("GPU", "none that torch can use"))
     return DiagnosisSection(title="Machine", facts=tuple(facts))
-
-
-def _cores() -> str:
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    noun = "core" if cores == 1 else "cores"
-    return f"{cores} {noun}" + ("" if usable == cores else f" ({usable} usable)")
-
-
-def _memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
-    except (AttributeError, ValueError, OSError):  # Windows
-        return "unknown"
-
-
-def _gpu(index: int) -> str:
-    import torch
-
-    facts = torch.cuda.get_device_properties(index)
-    return f"{facts.name}, {facts.total_memory / 2**30:.1f} GiB, compute capability {facts.major}.{facts.minor}"
 
 
 def _installation() -> DiagnosisSection:
@@ -133,18 +115,20 @@ def _installation() -> DiagnosisSection:
 
     core, extras = _requirements()
     facts = [
-        ("vitrail", f"{__version__}, {_where()}"),
+        ("vitrail", f"{__version__}, {'installed' if 'site-packages' in ROOT.parts else f'from {ROOT}'}"),
         ("Python", f"{platform.python_implementation()} {sys.version.split()[0]}"),
-        ("packages", ", ".join(f"{name} {_version(name) or 'MISSING'}" for name in core)),
+        ("packages", ", ".join(f"{name} {installed_version(name) or 'MISSING'}" for name in core)),
     ]
     for extra, names in extras.items():
-        missing = [name for name in names if _version(name) is None]
-        there = ", ".join(f"{name} {_version(name)}" for name in names if name not in missing)
+        missing = [name for name in names if installed_version(name) is None]
+        there = ", ".join(f"{name} {installed_version(name)}" for name in names if name not in missing)
         lacking = f'missing {", ".join(missing)} (pip install "vitrail[{extra}]")' if missing else ""
         facts.append((f"extra {extra}", "; ".join(filter(None, (there, lacking)))))
     facts.append(("Hugging Face cache", _cache(Path(HF_HUB_CACHE))))
     facts.append(("vitrail's cache", f"{cache_folder()}: {size_on_disk(cache_folder()) / 2**20:,.0f} MiB"))
-    problems = [f"the package {name} is not installed; run: pip install {name}" for name in core if not _version(name)]
+    problems = [
+        f"the package {name} is not installed; run: pip install {name}" for name in core if not installed_version(name)
+    ]
     try:
         from vitrail.weights.read import open_checkpoint
 
@@ -152,12 +136,6 @@ def _installation() -> DiagnosisSection:
     except VitrailError as error:
         problems.append(str(error))
     return DiagnosisSection(title="Installation", facts=tuple(facts), problems=tuple(problems))
-
-
-def _where() -> str:
-    """Whether this is an installed package or a working copy."""
-    root = Path(__file__).resolve().parent
-    return "installed" if "site-packages" in root.parts else f"from {root}"
 
 
 def _requirements() -> tuple[list[str], dict[str, list[str]]]:
@@ -174,13 +152,6 @@ def _requirements() -> tuple[list[str], dict[str, list[str]]]:
         name, extra = match.groups()
         (core if extra is None else extras.setdefault(extra, [])).append(name)
     return core, {name: names for name, names in extras.items() if name not in ("dev", "peers")}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _cache(folder: Path) -> str:
@@ -219,6 +190,7 @@ def _checkpoint(name: str) -> DiagnosisSection:
 
 def _data(name: str) -> DiagnosisSection:
     """How many pictures there are, and what the data check finds."""
+    from vitrail.data.check.findings import check_data
     from vitrail.data.datasets import open_data
 
     dataset = open_data(name)
@@ -228,14 +200,10 @@ def _data(name: str) -> DiagnosisSection:
     if total > CHECKED_PICTURES:
         facts.append(("check", "too many pictures to check here; run: vitrail data check"))
         return DiagnosisSection(title="Data", facts=tuple(facts))
-    findings = list(_findings(dataset))
+    findings = [
+        (item.severity, f"{item.what}: {count:,}, for example {item.key}")
+        for item, count in check_data(dataset, os.cpu_count() or 1).summary()
+    ]
     facts += [(severity, text) for severity, text in findings if severity != "error"]
     problems = tuple(text for severity, text in findings if severity == "error")
     return DiagnosisSection(title="Data", facts=tuple(facts), problems=problems)
-
-
-def _findings(dataset: "Dataset") -> Iterator[tuple[str, str]]:
-    from vitrail.data.check.findings import check_data
-
-    for item, count in check_data(dataset, os.cpu_count() or 1).summary():
-        yield item.severity, f"{item.what}: {count:,}, for example {item.key}"

@@ -146,7 +146,7 @@ def embed(
     if out is not None and not callable(out):
         check_run_folder(Path(out))
     if data is not None and (pictures is not None or list_file is not None):
-        raise ConfigError("pass pictures or data=, not both.")
+        raise ConfigError("pass pictures or `data=`, not both.")
     wanted = RuntimeRequest(runtime=runtime, precision=precision, merge=merge)
     check_model(model, device, wanted=wanted)
     show, shows = pick_progress(progress), progress is not False
@@ -215,15 +215,15 @@ def check_arguments(
     """Refuse what cannot work, before anything is opened; `settings` are those about data that were passed."""
     for name, value, known in (("format", form, ("npz", "parquet")), ("map", method, (*get_args(Method), "none"))):
         if value not in known:
-            raise ConfigError(f"{name}= has no {value!r}; {suggest(str(value), known)}")
+            raise ConfigError(f"has no {value!r}; {suggest(str(value), known)}", field=name)
     if form == "parquet":
         load_pyarrow("writing Parquet")
     if batch_size is not None and batch_size < 1:
-        raise ConfigError(f"batch_size= must be at least 1; got {batch_size}.")
-    names = [f"{name}=" for name in settings]
+        raise ConfigError(f"must be at least 1; got {batch_size}.", field="batch_size")
+    names = [f"`{name}=`" for name in settings]
     if data is None and (split or names):
-        arguments = [*(["split="] if split else ()), *names]
-        raise ConfigError(f"{', '.join(arguments)} {'goes' if len(arguments) == 1 else 'go'} with data=.")
+        arguments = [*(["`split=`"] if split else ()), *names]
+        raise ConfigError(f"{', '.join(arguments)} {'goes' if len(arguments) == 1 else 'go'} with `data=`.")
     if isinstance(data, Dataset) and names:
         raise ConfigError(f"{', '.join(names)} cannot change an open data set; pass it to vitrail.open_data instead.")
 

@@ -37,7 +37,7 @@ from vitrail.ranks import shared_ranks
 from vitrail.report.assembly import REPORT, run_of, story_of_eval, write_evaluation
 from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.schema import to_dict
-from vitrail.training.run import chose_epoch
+from vitrail.training.run_folder import chose_epoch
 from vitrail.verbs.call import RuntimeRequest, tell_data
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.scores import Evaluation
@@ -101,8 +101,8 @@ def evaluate(
     """
     probes = (probe,) if isinstance(probe, str) else tuple(probe)
     config = read_data_settings(evaluate, settings)
-    limit = _number("robustness_pictures=", robustness_pictures, ROBUSTNESS_PICTURES, "robustness=True", robustness)
-    num_shots = _number("shots=", shots, SHOTS, 'probe="shots"', "shots" in probes)
+    limit = _number("`robustness_pictures=`", robustness_pictures, ROBUSTNESS_PICTURES, "`robustness=True`", robustness)
+    num_shots = _number("`shots=`", shots, SHOTS, '`probe="shots"`', "shots" in probes)
     check_view(tta)
     plan = _Plan(
         tta=tta,
@@ -116,7 +116,7 @@ def evaluate(
     if isinstance(unfamiliar, str | Path):
         check_where(str(unfamiliar))
     if unfamiliar is not None and tta is not None:
-        raise ConfigError("unfamiliar= compares pictures as they are; omit tta=")
+        raise ConfigError("compares pictures as they are; omit `tta=`", field="unfamiliar")
     if out is not None and not callable(out):
         check_run_folder(Path(out))
     wanted = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
@@ -144,7 +144,7 @@ def evaluate(
         predictor = open_model(model, device, classes, wanted=wanted, progress=shows)
         Request(coverage=coverage).check(predictor, predictor.runtime)
         if unfamiliar is not None:
-            require_familiarity(predictor, predictor.runtime, "unfamiliar=")
+            require_familiarity(predictor, predictor.runtime, "`unfamiliar=`")
         plan = replace(plan, others=None if unfamiliar is None else open_others(unfamiliar, config))
         with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
             dataset, split_from = open_with_splits(data, where, config, run_of(source))
@@ -214,7 +214,7 @@ def default_split(dataset: Dataset) -> str:
     for name in ("test", "val"):
         if name in dataset.splits:
             return name
-    raise DataError(f'{dataset.name} has no test or val split; pass split="train" or split="all".')
+    raise DataError(f'{dataset.name} has no test or val split; pass `split="train"` or `split="all"`.')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,7 @@ def _measure(
     parts = plan_probes(dataset, split, plan.probes, plan.shots)
     has_head = plan.by_position or set(predictor.classes or ()) == set(dataset.classes)
     if parts is not None and not has_head:
-        unusable = {"tta=": plan.tta, "robustness=": plan.robustness_pictures, "unfamiliar=": plan.others}
+        unusable = {"`tta=`": plan.tta, "`robustness=`": plan.robustness_pictures, "`unfamiliar=`": plan.others}
         _refuse_for_features(results.facts["model"], unusable)
     else:
         with progress("evaluating", len(pick_split(dataset, split))) as advance:
@@ -331,7 +331,7 @@ def _names(
     """The names of the model and the data, for reports; a mistake in them or in their settings is an error."""
     check_model(model, device, classes)
     if isinstance(data, Dataset) and (changed := changed_settings(config)):
-        names = ", ".join(f"{name}=" for name in changed)
+        names = ", ".join(f"`{name}=`" for name in changed)
         raise ConfigError(f"{names} cannot change an open data set; pass it to vitrail.open_data instead.")
     source = model.source or "model" if isinstance(model, Predictor) else str(model)
     where = data.name if isinstance(data, Dataset) else str(data)

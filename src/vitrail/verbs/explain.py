@@ -140,7 +140,7 @@ def _for_export(
     """Of the methods, an export has only occlusion; settings that need the model itself are refused."""
     chosen: Method = "occlusion" if method == "auto" else method
     check_explainable(predictor, chosen)
-    given = [name for name, value in (("layers=", layers), ("heads=", heads), ("score=", score or None)) if value]
+    given = [name for name, value in (("`layers=`", layers), ("`heads=`", heads), ("`score=`", score or None)) if value]
     if given:
         raise ConfigError(f"{' and '.join(given)} cannot be used with an export; use the checkpoint it was made from.")
     return chosen

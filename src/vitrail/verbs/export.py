@@ -104,18 +104,18 @@ def export(
         progress: show a sign of life on the error stream.
     """
     if repository is not None:
-        unfit = {"to=": to, "dynamic_size=": dynamic_size, "calibrate=": calibrate, "agreement=": agreement}
-        check_repository_options({"path=": path, **unfit, "max_loss=": max_loss}, precision)
+        unfit = {"`to=`": to, "`dynamic_size=`": dynamic_size, "`calibrate=`": calibrate, "`agreement=`": agreement}
+        check_repository_options({"`path=`": path, **unfit, "`max_loss=`": max_loss}, precision)
         place = RepositoryPlace(Path(repository), choose_name(name, name_of(model)), overwrite)
         return export_to_repository(model, place, attention, merge, pictures, progress)
     if name is not None or path is None:
-        raise ConfigError("name= goes with repository=" if path else "an export needs a path= or a repository=")
+        raise ConfigError("`name=` goes with `repository=`" if path else "an export needs a `path=` or a `repository=`")
     target_path = Path(path)
     target = choose_target(target_path, to)
     options = GraphOptions(attention=tuple(attention), with_preprocess=with_preprocess, dynamic_size=dynamic_size)
     goal = check_precision(precision, target, options, calibrate, agreement, max_loss)
     if target_path.exists() and not overwrite:
-        raise WeightsError(f"{target_path} exists already; pass overwrite=True to replace it.")
+        raise WeightsError(f"{target_path} exists already; pass `overwrite=True` to replace it.")
     check_exportable(target, precision)
     with working(f"exporting {name_of(model)}", speaks=progress):
         checkpoint = checkpoint_of(model, merge)
@@ -157,21 +157,23 @@ def check_precision(
 ) -> Goal | None:
     """What int8 must reach, or None for float32; what does not go together is an error."""
     if precision not in ("float32", "int8"):
-        raise ConfigError(f"precision= must be float32 or int8; got {precision!r}.")
-    given = {"calibrate=": calibrate, "agreement=": agreement, "max_loss=": max_loss}
+        raise ConfigError(f"must be float32 or int8; got {precision!r}.", field="precision")
+    given = {"`calibrate=`": calibrate, "`agreement=`": agreement, "`max_loss=`": max_loss}
     names = [name for name, value in given.items() if value is not None]
     if precision == "float32":
         if names:
             goes, all_of = ("goes", "it") if len(names) == 1 else ("go", "them")
-            raise ConfigError(f'{" and ".join(names)} {goes} with precision="int8"; add that, or omit {all_of}.')
+            raise ConfigError(f'{" and ".join(names)} {goes} with `precision="int8"`; add that, or omit {all_of}.')
         return None
     if target == "torch":
-        raise ConfigError('precision="int8" is for to="onnx" and to="openvino"; programs of torch.export are float32.')
-    for name, wanted in (("with_preprocess=", options.with_preprocess), ("dynamic_size=", options.dynamic_size)):
+        raise ConfigError(
+            '`precision="int8"` is for `to="onnx"` and `to="openvino"`; programs of torch.export are float32.'
+        )
+    for name, wanted in (("`with_preprocess=`", options.with_preprocess), ("`dynamic_size=`", options.dynamic_size)):
         if wanted:
-            raise ConfigError(f'{name} cannot be used with precision="int8", which is measured on prepared pictures.')
+            raise ConfigError(f'{name} cannot be used with `precision="int8"`, which is measured on prepared pictures.')
     if calibrate is None:
-        raise ConfigError('precision="int8" needs pictures to calibrate with: a data set or a folder in calibrate=')
+        raise ConfigError('`precision="int8"` needs pictures to calibrate with: a data set or a folder in `calibrate=`')
     if not isinstance(calibrate, Dataset):
         check_where(calibrate)
     return Goal(agreement=AGREEMENT if agreement is None else agreement, max_loss=max_loss)
@@ -188,10 +190,10 @@ class RepositoryPlace(NamedTuple):
 def check_repository_options(given: Mapping[str, object], precision: str) -> None:
     """Refuse what a repository has no place for: it holds one ONNX graph in float32 that prepares its pictures."""
     if names := [name for name, value in given.items() if value not in (None, False)]:
-        raise ConfigError(f"{' and '.join(names)} cannot be used with repository=")
+        raise ConfigError(f"{' and '.join(names)} cannot be used with `repository=`")
     if precision != "float32":
         raise ConfigError(
-            f"precision={precision!r} cannot be used with repository=, whose graphs prepare their pictures; export "
+            f"`precision={precision!r}` cannot be used with `repository=`, whose graphs prepare their pictures; export "
             "int8 to a path, and serve that with `vitrail serve`."
         )
 

@@ -34,8 +34,8 @@ def check_model(
         return
     runtime = torch_runtime_of(model.runtime)
     moves = device != "auto" and not (runtime is not None and runtime.device == pick_device(device))
-    given = [name for name, changes in (("classes=", classes is not None), ("device=", moves)) if changes]
-    given += [f"{name}=" for name in wanted.given()]
+    given = [name for name, changes in (("`classes=`", classes is not None), ("`device=`", moves)) if changes]
+    given += [f"`{name}=`" for name in wanted.given()]
     if given:
         raise ConfigError(f"{' and '.join(given)} cannot change a loaded model; pass it to vitrail.load instead.")
 

@@ -103,8 +103,9 @@ class PredictionStream(Iterator[Prediction], _Rows):
 
     def kept_beside(self, out: Path) -> AbstractContextManager[Iterator[Prediction]]:
         raise ConfigError(
-            "resume= needs pictures that can be listed again: a folder, a pattern, a list of them or a file with their "
-            "names; not a generator or standard input."
+            "needs pictures that can be listed again: a folder, a pattern, a list of them or a file with their "
+            "names; not a generator or standard input.",
+            field="resume",
         )
 
 
@@ -150,7 +151,7 @@ def predict(
     """
     for name, number in (("top_k", top_k), ("batch_size", batch_size)):
         if number is not None and number < 1:
-            raise ConfigError(f"{name}= must be at least 1; got {number}.")
+            raise ConfigError(f"must be at least 1; got {number}.", field=name)
     wanted = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
     check_model(model, device, classes, wanted)
     if isinstance(model, str | Path):

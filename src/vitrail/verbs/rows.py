@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from vitrail.errors import ConfigError, shorten, suggest
-from vitrail.files import as_utf8, atomic_path, load_pyarrow, row_writer
+from vitrail.files import as_utf8, atomic_path, load_pyarrow, lock_file, row_writer
 from vitrail.prediction import Prediction
 from vitrail.prediction.predictor import Named
-from vitrail.training.lock import lock_file
 from vitrail.wording import plain
 
 SEPARATOR = " | "  # between the labels of a set in one cell
@@ -40,12 +39,12 @@ class Columns:
 def choose_file_format(asked: FileFormat | None, out: Path, *, raw: bool = False) -> FileFormat:
     """What was asked for, or what the file's name says; a mistake is an error before there are rows."""
     if asked is not None and asked not in get_args(FileFormat):
-        raise ConfigError(f"format= has no {asked!r}; {suggest(str(asked), get_args(FileFormat))}")
+        raise ConfigError(f"has no {asked!r}; {suggest(str(asked), get_args(FileFormat))}", field="format")
     chosen = asked or SUFFIXES.get(out.suffix.lower())
     if out.is_dir():
-        raise ConfigError(f"out={out} is a folder; name a file, such as {out / 'labels.csv'}.")
+        raise ConfigError(f"`out={out}` is a folder; name a file, such as {out / 'labels.csv'}.")
     if chosen is None:
-        raise ConfigError(f"out={out} must end in {', '.join(SUFFIXES)}, or pass format=.")
+        raise ConfigError(f"`out={out}` must end in {', '.join(SUFFIXES)}, or pass `format=`.")
     check_raw(chosen, raw=raw)
     return chosen
 
@@ -53,7 +52,9 @@ def choose_file_format(asked: FileFormat | None, out: Path, *, raw: bool = False
 def check_raw(chosen: str, *, raw: bool) -> None:
     """Refuse raw cells where there are none."""
     if raw and chosen != "csv":
-        raise ConfigError(f'raw= is about the cells of CSV files; omit it for {chosen}, or pass format="csv".')
+        raise ConfigError(
+            f'is about the cells of CSV files; omit it for {chosen}, or pass `format="csv"`.', field="raw"
+        )
 
 
 @contextmanager
@@ -149,7 +150,7 @@ def resumed(
     """
     path = out.with_name(f".{out.name}.partial")
     if out.exists() and not path.exists():
-        raise ConfigError(f"{out} is complete, so there is nothing to resume; omit resume= to write it again.")
+        raise ConfigError(f"{out} is complete, so there is nothing to resume; omit `resume=` to write it again.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         if not lock_file(file):
@@ -178,7 +179,7 @@ def _begin(file: IO[bytes], path: Path, job: Mapping[str, Any]) -> None:
     for name, value in job.items():
         if theirs.get(name) != value:
             raise ConfigError(
-                f"{name}={shorten(value)} conflicts with the interrupted job, which has {shorten(theirs.get(name))}; "
+                f"`{name}={shorten(value)}` conflicts with the interrupted job, which has {shorten(theirs.get(name))}; "
                 f"repeat its settings to resume it, or delete {path} to begin again."
             )
 

@@ -45,7 +45,7 @@ def serve(
     for source in models.values():
         located = locate(source, allow_export=True)
         if chosen.reload and located.path is None:
-            raise ConfigError(f"reload=True watches files, and {source} has none here; name a file or a folder.")
+            raise ConfigError(f"`reload=True` watches files, and {source} has none here; name a file or a folder.")
     if any(find_spec(name) is None for name in NEEDED):
         raise MissingExtraError("serving a model", "serve")
     from vitrail.serving.server import run

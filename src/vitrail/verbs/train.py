@@ -3,8 +3,6 @@
 import os
 import time
 import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,6 +11,7 @@ from vitrail.data import Dataset
 from vitrail.data.check.findings import RECORD, CheckRecord, check_data, judge_labels, sum_up, write_record
 from vitrail.errors import ResumableError
 from vitrail.files import check_run_folder, new_run_folder
+from vitrail.prediction import Predictor
 from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
 from vitrail.ranks import Ranks, join_ranks, leave_ranks
 from vitrail.report.assembly import report_on_run
@@ -22,21 +21,21 @@ from vitrail.training.config import TrainConfig
 from vitrail.training.cost import Measured
 from vitrail.training.display import Display
 from vitrail.training.listener import Listener, Listeners, Plan, TensorBoard, require_tensorboard
-from vitrail.training.lock import RunLock, refuse_locked
 from vitrail.training.plan import describe_plan, settle
 from vitrail.training.recipes import ask_for, read_changes
-from vitrail.training.run import (
+from vitrail.training.run import carry_out, reopen
+from vitrail.training.run_folder import (
     CONFIG,
     Run,
+    RunLock,
     begin,
-    carry_out,
     check_shared,
     describe_end,
     find_begun,
     read_config,
     read_run,
     refuse_conflicts,
-    reopen,
+    refuse_locked,
     take_begun,
 )
 from vitrail.training.setup import Setup
@@ -151,7 +150,7 @@ def _start(
     listener = _listen(progress, ranks)
     setup, measured, checked = _prepare(data, changes, ranks, listener, check=check, progress=progress)
     listener.decided(describe_plan(setup, measured, ranks))
-    with _locked() as lock:
+    with RunLock() as lock:
         run_folder = ranks.from_first(lambda: _make_folder(setup, folder, lock, name, checked))
         how: Any = {"report": report, "track": track, "progress": progress}
         return _carry_out(setup, ranks, run_folder, listener, **how, resume=False)
@@ -161,7 +160,7 @@ def _continue(
     folder: Path, changes: dict[str, Any], ranks: Ranks, *, report: bool, track: bool, progress: bool | Listener
 ) -> Run:
     listener = _listen(progress, ranks)
-    with _locked() as lock:
+    with RunLock() as lock:
         ranks.from_first(lambda: take_begun(folder, lock))
         check_shared(folder, ranks)
         config = refuse_conflicts(read_config(folder), changes)
@@ -188,13 +187,13 @@ def _carry_out(
     if track and ranks.is_first:
         listener = Listeners([listener, TensorBoard(folder)])
     try:
-        run = carry_out(setup, ranks, folder, listener, resume=resume)
+        run, predictor = carry_out(setup, ranks, folder, listener, resume=resume)
         leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
         if not ranks.is_first:
             return run
         if not report:
             return replace(run, written=_beside(run, []))
-        return write_reports(run, setup.dataset, str(ranks.device), progress)
+        return write_reports(run, predictor, setup.dataset, progress)
     except InterruptedRunError:
         leave_ranks()
         raise
@@ -258,7 +257,7 @@ def _refuse_begun(out: Path | None) -> None:
     if out is not None:
         refuse_locked(out)
     if out is not None and (out / CONFIG).exists():
-        raise ResumableError(f"{out} holds a run already; choose another out= for a new one", out)
+        raise ResumableError(f"{out} holds a run already; choose another `out=` for a new one", out)
 
 
 def _make_folder(setup: Setup, out: Path | None, lock: RunLock, name: str, checked: CheckRecord | None) -> Path:
@@ -271,20 +270,11 @@ def _make_folder(setup: Setup, out: Path | None, lock: RunLock, name: str, check
     return folder
 
 
-@contextmanager
-def _locked() -> Generator[RunLock]:
-    lock = RunLock()
-    try:
-        yield lock
-    finally:
-        lock.release()
-
-
-def write_reports(run: Run, dataset: Dataset, device: str, progress: bool | Listener = False) -> Run:
+def write_reports(run: Run, predictor: Predictor, dataset: Dataset, progress: bool | Listener = False) -> Run:
     """The run with its report and the figures beside it; a failure there is reported and does not harm the run."""
     try:
         with working("writing the report", speaks=progress is not False):
-            pages = report_on_run(run.folder, dataset, device, measurement=run.measurement, progress=_bars(progress))
+            pages = report_on_run(run.folder, dataset, predictor, measurement=run.measurement, progress=_bars(progress))
     except Exception as error:
         problem = " ".join(str(error).split()) or type(error).__name__
         if isinstance(progress, bool):  # whoever passed a listener looks at the result

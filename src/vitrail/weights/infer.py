@@ -97,13 +97,13 @@ def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = No
     choices = [heads for heads in range(1, width + 1) if width % heads == 0 and width // heads >= 8]
     raise WeightsError(
         f"the file does not state how many heads it has, and no published model has width {width} and depth {depth}; "
-        f"pass heads=, one of {', '.join(map(str, choices))}."
+        f"pass `heads=`, one of {', '.join(map(str, choices))}."
     )
 
 
 def assumed(what: str, value: str, argument: str, hint: object) -> Notes:
     """The note on what a file does not state, unless the user passed it as a hint."""
-    note = f"the file does not state its {what}: assumed {value}; {argument}= changes that"
+    note = f"the file does not state its {what}: assumed {value}; `{argument}=` changes that"
     return () if hint is not None else (note,)
 
 
@@ -136,7 +136,7 @@ def infer_image_size(positions: int, prefixes: tuple[int, ...], stride: Pair, hi
     if len(squares) != 1:
         raise WeightsError(
             f"{positions} positions do not determine the picture's size ({_sizes(positions, prefixes, stride)}); "
-            "pass image_size=, the height and width."
+            "pass `image_size=`, the height and width."
         )
     side = isqrt(positions - squares[0])
     return (side * stride[0], side * stride[1]), squares[0]

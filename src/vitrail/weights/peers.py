@@ -27,7 +27,7 @@ from vitrail.weights.tensor_files import read_contents, read_pickle
 from vitrail.weights.timm_config import architecture
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
-NO_LIBRARY = "no library that runs on PyTorch reads {}; omit verify_with_peer=."
+NO_LIBRARY = "no library that runs on PyTorch reads {}; omit `verify_with_peer=`."
 GREY_LEVEL = 1.01 / 255  # of pixels in [0, 1]: processors without AVX2 round a byte differently
 
 

@@ -203,7 +203,7 @@ def _with_head(checkpoint: Checkpoint, theirs: dict[str, Tensor], path: Path) ->
         checkpoint = adapt(adapt(checkpoint, num_classes=0, drop_representation=True), num_classes=len(weight))
         tensors = {**checkpoint.tensors, "head.weight": weight, "head.bias": bias}
         remark = (
-            "the adapter has its own head, so the class names of the base were dropped; classes= names the new ones"
+            "the adapter has its own head, so the class names of the base were dropped; `classes=` names the new ones"
         )
         remarks = (*checkpoint.remarks, remark) if lost else checkpoint.remarks
         checkpoint = replace(checkpoint, tensors=tensors, remarks=remarks)

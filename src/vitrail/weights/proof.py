@@ -139,7 +139,7 @@ class Photographs:
         try:
             ours = replace(self.spec, **{name: getattr(theirs, name) for name in KERNEL})
         except ConfigError as error:
-            raise WeightsError(f"{to} cannot hold this preprocessing: {error}") from error
+            raise WeightsError(f"{to} cannot hold this preprocessing: {error.message}") from error
         for file in self.files:
             expected, actual = prepare(file, ours), prepare(file, theirs)
             if not same_pixels(expected, actual, SAME_PIXELS * max(1.0, expected.abs().max().item())):

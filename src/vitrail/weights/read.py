@@ -55,7 +55,7 @@ def choose_format(path: Path) -> FormatName:
         return names[0]
     if names:
         what = f"a file that ends in {path.suffix}" if path.suffix else "a folder"
-        raise WeightsError(f"{what} can be {' or '.join(names)}; choose with format=; got {path}.")
+        raise WeightsError(f"{what} can be {' or '.join(names)}; choose with `format=`; got {path}.")
     known = sorted({suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix})
     raise WeightsError(f"a checkpoint must end in {', '.join(known)}, or be a folder; got {path}.")
 
@@ -125,7 +125,7 @@ def read_checkpoint(
         checkpoint = FOREIGN[name].read(raw, hints)
     except VitrailError as error:
         refuse_family(names, source, TRANSFORMERS)
-        message = str(error)
+        message = error.message
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
     except NONSENSE as error:
         raise WeightsError(f"{source}, read as {name}, is inconsistent: {error}") from error
@@ -184,7 +184,7 @@ def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with source_format=.")
+        raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with `source_format=`.")
     refuse_family(tensors, source, TRANSFORMERS)
     if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
         raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")

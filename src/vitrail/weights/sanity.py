@@ -72,7 +72,7 @@ def _representation(checkpoint: Checkpoint) -> list[Finding]:
         return [
             _warn(
                 "the representation layer (pooler) looks random: its bias is 0 and its weights are a normal of 0.02, "
-                "as transformers initialises it; convert it with drop_representation= to remove it"
+                "as transformers initialises it; convert it with `drop_representation=` to remove it"
             )
         ]
     if not config.representation and config.num_classes in IMAGENET_21K:

@@ -101,7 +101,7 @@ class HubConfig:
             raise WeightsError(
                 f"config.json says img_size {size[0]}×{size[1]}, which is not a multiple of the patch size "
                 f"{patch[0]}×{patch[1]}; timm ignores the last pixels, and we do not. To read the model at "
-                f"{fitting[0]}×{fitting[1]} pixels, pass image_size={fitting}."
+                f"{fitting[0]}×{fitting[1]} pixels, pass `image_size={fitting}`."
             )
         return size
 

@@ -44,12 +44,12 @@ class LabelSets:
     def threshold(self, coverage: float) -> float:
         """The threshold of the lowest level that is at least this coverage."""
         if not 0 < coverage < 1:
-            raise ConfigError(f"coverage= must be between 0 and 1, such as 0.95; got {coverage:g}.")
+            raise ConfigError(f"must be between 0 and 1, such as 0.95; got {coverage:g}.", field="coverage")
         for level, threshold in zip(self.levels, self.thresholds, strict=True):
             if level >= coverage - 1e-9:
                 return threshold
         raise ConfigError(
-            f"coverage={coverage:g} is more than the calibration of this model can promise, which is at most "
+            f"`coverage={coverage:g}` is more than the calibration of this model can promise, which is at most "
             f"{self.levels[-1]:g}; more validation pictures allow more."
         )
 

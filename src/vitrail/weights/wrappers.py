@@ -52,7 +52,7 @@ def unwrap(loaded: Any, path: Path, ema: bool | None) -> tuple[dict[str, Tensor]
     name = _choose(states, path, ema)
     why = "the usual name"
     if AVERAGED.search(name):
-        why = f"the moving average{', as timm does' if name in TIMMS else ''}; pass ema=False for the other"
+        why = f"the moving average{', as timm does' if name in TIMMS else ''}; pass `ema=False` for the other"
     noted = len(states) > 1 and ema is None
     return dict(states[name]), (f"the file holds {_listed(list(states))}: {name} is used, {why}",) if noted else ()
 

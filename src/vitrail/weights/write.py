@@ -183,14 +183,15 @@ def _check_input_size(checkpoint: Checkpoint, to: FormatName, path: Path) -> tup
     sizes += f"and the model expects {expected[0]}×{expected[1]}"
     if path.suffix in FORMATS[to].self_describing and not FORMATS[to].resamples(checkpoint.config):
         raise WeightsError(
-            f'{sizes}; {to} needs these to be equal: resample the positions with resize="{prepared[0]}x{prepared[1]}".'
+            f"{sizes}; {to} needs these to be equal: resample the positions with "
+            f'`resize="{prepared[0]}x{prepared[1]}"`.'
         )
     return (f"{sizes}: its positions are resampled for every picture",)
 
 
 def _check_unused(path: Path, source: Path, overwrite: bool) -> None:
     if path.exists() and not overwrite:
-        raise WeightsError(f"{path} exists; choose another name, or pass overwrite= to replace it.")
+        raise WeightsError(f"{path} exists; choose another name, or pass `overwrite=` to replace it.")
     check_replaceable(path)
     if path.is_dir() and path.resolve() in (source.resolve(), *source.resolve().parents):
         raise WeightsError(f"{path} holds the source itself; choose another name.")

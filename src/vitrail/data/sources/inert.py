@@ -1,12 +1,13 @@
 """Pickles of plain values and byte arrays, read by a small interpreter of our own that can do nothing else.
 
 Python's unpickler can be kept from running code, but still takes gigabytes for nine bytes that name a large memo slot,
-or hashes a tuple of tuples of tuples forever. This one knows the few instructions that CIFAR's files consist of, as
-Python 2 and Python 3 write them. Its result is at most a small multiple of what it reads: values are shared, never
-copied, and every instruction takes the same time.
+or hashes a tuple of tuples of tuples forever. This one carries out only the few instructions that CIFAR's files consist
+of, as Python 2 and Python 3 write them. Its result is at most a small multiple of what it reads: values are shared,
+never copied, and every instruction takes the same time.
 """
 
-from collections.abc import Callable, Mapping
+import pickletools
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -92,44 +93,79 @@ class _Machine:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._place = 0
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         self._encoded = len(data)  # bytes that `encode` may still produce
 
     def run(self) -> Any:
-        for _ in range(MAX_STEPS):
-            code = self._data[self._place]
-            self._place += 1
-            if code == 0x2E:  # STOP
-                return self._stack.pop()
-            step = _STEPS.get(code)
-            if step is None:
-                raise DataError(f"the pickle has the instruction {bytes([code])!r}, {REFUSED}")
-            step(self)
-        raise DataError(f"the pickle has more than {MAX_STEPS:,} instructions, {REFUSED}")
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(self._data)):
+            if number >= MAX_STEPS:
+                raise DataError(f"the pickle has more than {MAX_STEPS:,} instructions, {REFUSED}")
+            if opcode.name == "STOP":
+                break
+            self._step(opcode, argument)
+        return self._pop()
 
-    def take(self, count: int) -> bytes:
-        piece = self._data[self._place : self._place + count]
-        if len(piece) != count:
-            raise DataError(
-                f"damaged or truncated: {count:,} bytes must follow at {self._place:,}; got {len(piece):,}."
-            )
-        self._place += count
-        return piece
+    def _step(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
+        push = self._stack.append
+        match opcode.name:
+            case "BININT1" | "BININT2" | "BININT" | "LONG1" | "NONE":
+                push(argument)
+            case "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = self._stack[-1]
+            case "MEMOIZE":
+                self._memo[len(self._memo)] = self._stack[-1]
+            case "SHORT_BINUNICODE" | "BINUNICODE" | "BINUNICODE8" | "SHORT_BINBYTES" | "BINBYTES" | "BINBYTES8":
+                push(argument)
+            case "SHORT_BINSTRING" | "BINSTRING":  # texts of Python 2 are bytes
+                push(argument.encode("latin-1"))
+            case "BINGET" | "LONG_BINGET":
+                push(self._memo[argument])
+            case "MARK":
+                self._marks.append(len(self._stack))
+            case "NEWTRUE" | "NEWFALSE":
+                push(opcode.name == "NEWTRUE")
+            case "EMPTY_LIST":
+                push([])
+            case "EMPTY_DICT":
+                push({})
+            case "EMPTY_TUPLE":
+                push(())
+            case "TUPLE":
+                push(tuple(self._pop_to_mark()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                push(tuple([self._pop() for _ in range(int(opcode.name[-1]))][::-1]))
+            case "APPEND":
+                value = self._pop()
+                self._top(list).append(value)
+            case "APPENDS":
+                values = self._pop_to_mark()
+                self._top(list).extend(values)
+            case "SETITEM":
+                value, key = self._pop(), self._pop()
+                self._fill([key, value])
+            case "SETITEMS":
+                self._fill(self._pop_to_mark())
+            case "GLOBAL":
+                push(_find(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                name, module = self._pop(str), self._pop(str)
+                push(_find(module, name))
+            case "REDUCE":
+                push(self._call(self._pop(tuple), self._pop(_Global)))
+            case "BUILD":
+                state, target = self._pop(), self._top(object)
+                if isinstance(target, InertArray):
+                    target.state = state
+                elif not isinstance(target, InertType):
+                    raise DataError(f"the pickle sets the state of {type(target).__name__}, {REFUSED}")
+            case "PROTO" | "FRAME":
+                pass
+            case _:
+                raise DataError(f"the pickle has the instruction {opcode.name}, {REFUSED}")
 
-    def number(self, size: int) -> int:
-        return int.from_bytes(self.take(size), "little")
-
-    def line(self) -> str:
-        end = self._data.index(b"\n", self._place, self._place + 200)
-        return self.take(end + 1 - self._place)[:-1].decode()
-
-    def push(self, value: Any) -> None:
-        self._stack.append(value)
-
-    def pop(self, kind: type[Any] = object) -> Any:
+    def _pop(self, kind: type[Any] = object) -> Any:
         if self._marks and len(self._stack) <= self._marks[-1]:
             raise DataError("damaged: an instruction takes more values than there are.")
         value = self._stack.pop()
@@ -137,75 +173,30 @@ class _Machine:
             raise DataError(f"damaged: {kind.__name__} expected; got {type(value).__name__}.")
         return value
 
-    def top(self, kind: type[Any]) -> Any:
-        value = self.pop(kind)
-        self.push(value)
+    def _top(self, kind: type[Any]) -> Any:
+        value = self._pop(kind)
+        self._stack.append(value)
         return value
 
-    def mark(self) -> None:
-        self._marks.append(len(self._stack))
-
-    def pop_to_mark(self) -> list[Any]:
+    def _pop_to_mark(self) -> list[Any]:
         start = self._marks.pop()
         values = self._stack[start:]
         del self._stack[start:]
         return values
 
-    def put(self, slot: int) -> None:
-        self._memo[slot] = self._stack[-1]
-
-    def memoize(self) -> None:
-        self.put(len(self._memo))
-
-    def get(self, slot: int) -> None:
-        self.push(self._memo[slot])
-
-    def tuple_of(self, count: int) -> None:
-        values = [self.pop() for _ in range(count)]
-        self.push(tuple(reversed(values)))
-
-    def append(self) -> None:
-        value = self.pop()
-        self.top(list).append(value)
-
-    def extend(self) -> None:
-        values = self.pop_to_mark()
-        self.top(list).extend(values)
-
-    def set_item(self) -> None:
-        value, key = self.pop(), self.pop()
-        self._fill([key, value])
-
-    def set_items(self) -> None:
-        self._fill(self.pop_to_mark())
-
     def _fill(self, values: list[Any]) -> None:
-        target = self.top(dict)
+        target = self._top(dict)
         for key, value in zip(values[::2], values[1::2], strict=True):
             if not isinstance(key, str | bytes):  # hashing a tuple of tuples may take forever
                 raise DataError(f"the pickle has a key that is not text: {type(key).__name__}.")
             target[key] = value
 
-    def find(self, module: Any, name: Any) -> None:
-        kind = _GLOBALS.get((str(module), str(name))) if isinstance(module, str) and isinstance(name, str) else None
-        if kind is None:
-            raise DataError(f"the pickle asks for {shorten(module)[1:-1]}.{shorten(name)[1:-1]}, {REFUSED}")
-        self.push(_Global(kind))
-
-    def find_on_stack(self) -> None:
-        name, module = self.pop(), self.pop()
-        self.find(module, name)
-
-    def reduce(self) -> None:
-        arguments, target = self.pop(tuple), self.pop(_Global)
+    def _call(self, arguments: tuple[Any, ...], target: _Global) -> Any:
         if target.kind == "array":
-            self.push(InertArray())
-        elif target.kind == "type":
-            self.push(InertType(arguments[0]))
-        else:
-            self.push(self._encode(*arguments[:2]))
-
-    def _encode(self, text: Any, encoding: Any = "latin1") -> bytes:
+            return InertArray()
+        if target.kind == "type":
+            return InertType(arguments[0])
+        text, encoding = (*arguments, "latin1")[:2]
         if not isinstance(text, str) or encoding not in ("latin1", b"latin1", "latin-1"):
             raise DataError(f"the pickle uses the unexpected encoding {shorten(encoding)}.")
         self._encoded -= len(text)  # one text may be encoded again and again
@@ -213,72 +204,8 @@ class _Machine:
             raise DataError("the pickle unpacks to more than its size: refused.")
         return text.encode("latin1")
 
-    def build(self) -> None:
-        state = self.pop()
-        target = self.top(object)
-        if isinstance(target, InertArray):
-            target.state = state
-        elif not isinstance(target, InertType):
-            raise DataError(f"the pickle sets the state of {type(target).__name__}, {REFUSED}")
 
-
-def _signed(machine: _Machine, size: int) -> int:
-    return int.from_bytes(machine.take(size), "little", signed=True)
-
-
-def _long(machine: _Machine) -> None:
-    size = machine.number(1)
-    if size > 8:
-        raise DataError(f"the pickle has a whole number of {size} bytes, {REFUSED}")
-    machine.push(_signed(machine, size))
-
-
-def _text(machine: _Machine, size: int) -> None:
-    machine.push(machine.take(machine.number(size)).decode("utf-8", "surrogatepass"))
-
-
-def _bytes(machine: _Machine, size: int) -> None:
-    machine.push(machine.take(machine.number(size)))
-
-
-# Instruction → what it does. Texts of Python 2 are bytes.
-_STEPS: dict[int, Callable[[_Machine], Any]] = {
-    0x80: lambda m: m.take(1),  # PROTO
-    0x95: lambda m: m.take(8),  # FRAME
-    ord("("): _Machine.mark,
-    ord("N"): lambda m: m.push(None),
-    0x88: lambda m: m.push(True),
-    0x89: lambda m: m.push(False),
-    ord("J"): lambda m: m.push(_signed(m, 4)),
-    ord("K"): lambda m: m.push(m.number(1)),
-    ord("M"): lambda m: m.push(m.number(2)),
-    0x8A: _long,
-    ord("U"): lambda m: _bytes(m, 1),
-    ord("T"): lambda m: _bytes(m, 4),
-    ord("C"): lambda m: _bytes(m, 1),
-    ord("B"): lambda m: _bytes(m, 4),
-    0x8E: lambda m: _bytes(m, 8),
-    0x8C: lambda m: _text(m, 1),
-    ord("X"): lambda m: _text(m, 4),
-    0x8D: lambda m: _text(m, 8),
-    ord("]"): lambda m: m.push([]),
-    ord("}"): lambda m: m.push({}),
-    ord(")"): lambda m: m.push(()),
-    ord("t"): lambda m: m.push(tuple(m.pop_to_mark())),
-    0x85: lambda m: m.tuple_of(1),
-    0x86: lambda m: m.tuple_of(2),
-    0x87: lambda m: m.tuple_of(3),
-    ord("a"): _Machine.append,
-    ord("e"): _Machine.extend,
-    ord("s"): _Machine.set_item,
-    ord("u"): _Machine.set_items,
-    ord("q"): lambda m: m.put(m.number(1)),
-    ord("r"): lambda m: m.put(m.number(4)),
-    0x94: _Machine.memoize,
-    ord("h"): lambda m: m.get(m.number(1)),
-    ord("j"): lambda m: m.get(m.number(4)),
-    ord("c"): lambda m: m.find(m.line(), m.line()),
-    0x93: _Machine.find_on_stack,
-    ord("R"): _Machine.reduce,
-    ord("b"): _Machine.build,
-}
+def _find(module: str, name: str) -> _Global:
+    if (module, name) not in _GLOBALS:
+        raise DataError(f"the pickle asks for {shorten(module)[1:-1]}.{shorten(name)[1:-1]}, {REFUSED}")
+    return _Global(_GLOBALS[module, name])

@@ -1,4 +1,5 @@
-"""One process per run folder: a second one is told who has it, and a dead one leaves nothing behind."""
+"""One process per run folder: a second one is told who has it, and a dead one leaves nothing behind. And what the
+folder tells about figures that are measured later."""
 
 import os
 import signal
@@ -7,18 +8,24 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from tests.training.test_curves import row
 
 from vitrail.cli.main import main
+from vitrail.data.check.findings import RECORD, CheckRecord, write_record
 from vitrail.errors import ConfigError
-from vitrail.training import Listener, lock, train
-from vitrail.training.lock import LOCK, RunLock
+from vitrail.schema import to_dict
+from vitrail.training import Listener, train
+from vitrail.training.config import TrainConfig
+from vitrail.training.curves import append_row
+from vitrail.training.run_folder import LOCK, RunLock, chose_epoch, data_check, trained_on
 
 from .conftest import quick_config
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from vitrail.training.lock import RunLock
+from vitrail.training.run_folder import RunLock
 lock = RunLock()
 lock.take(Path(sys.argv[1]))
 print("taken", flush=True)
@@ -75,28 +82,6 @@ def test_of_two_starts_with_one_folder_the_first_wins(tmp_path: Path) -> None:
     assert tried == ["yes"]
 
 
-def test_the_lock_of_windows_leaves_the_text_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: set[int] = set()
-
-    class Fake:
-        LK_NBLCK = 2
-
-        @staticmethod
-        def locking(handle: int, mode: int, count: int) -> None:
-            assert os.lseek(handle, 0, os.SEEK_CUR) == lock.FAR
-            if taken:
-                raise PermissionError(13, "Permission denied")
-            taken.add(handle)
-
-    monkeypatch.setattr(lock, "fcntl", None)
-    monkeypatch.setattr(lock, "msvcrt", Fake)
-    first = RunLock()
-    first.take(tmp_path)
-    with pytest.raises(ConfigError, match=f"pid {os.getpid()}"):
-        RunLock().take(tmp_path)
-    first.release()
-
-
 def test_a_damaged_lock_file_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_bytes(b"\xff[[[")
     one, other = RunLock(), RunLock()
@@ -105,3 +90,42 @@ def test_a_damaged_lock_file_is_no_obstacle(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in use by another process;"):
         other.take(tmp_path)
     one.release()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    settings = to_dict(TrainConfig(data="pictures"))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    for epoch in (1, 2):
+        append_row(tmp_path / "results.csv", row(epoch))
+    return tmp_path
+
+
+def test_val_of_its_own_data_chose_the_epoch(run: Path) -> None:
+    assert chose_epoch(run, "pictures", "val")
+    assert chose_epoch(run, "pictures", "all")
+    assert not chose_epoch(run, "pictures", "test")
+    assert not chose_epoch(run, "others", "val")
+    assert not chose_epoch(run / "nowhere", "pictures", "val")
+
+
+def test_the_same_folder_by_another_path(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    (run / "pictures").mkdir()
+    assert trained_on(run, "./pictures")
+    assert trained_on(run, str(run / "pictures"))
+
+
+def test_without_a_choice_nothing_was_chosen(run: Path) -> None:
+    (run / "results.csv").unlink()
+    append_row(run / "results.csv", row(1))
+    assert not chose_epoch(run, "pictures", "val")
+    append_row(run / "results.csv", row(2, judged=False))
+    assert not chose_epoch(run, "pictures", "val")
+
+
+def test_the_check_belongs_to_its_data(run: Path) -> None:
+    assert data_check(run, "pictures") is None
+    write_record(CheckRecord(data="pictures", pictures=9), run / RECORD)
+    assert data_check(run, "pictures") == CheckRecord(data="pictures", pictures=9)
+    assert data_check(run, "others") is None

@@ -15,8 +15,8 @@ from vitrail.training import Listener, Start, recipe, train
 from vitrail.training.config import apply_changes
 from vitrail.training.curves import read_rows
 from vitrail.training.loop import Trainer
-from vitrail.training.probing import probe_config
-from vitrail.training.run import describe_end, read_config
+from vitrail.training.recipes import probe_config
+from vitrail.training.run_folder import describe_end, read_config
 from vitrail.training.signals import InterruptedRunError
 
 from .conftest import quick_config
@@ -38,7 +38,7 @@ PROBE = {
 def _short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head's own run, with fewer epochs."""
     short = apply_changes(recipe("linear"), {"epochs": 4, "lr": 0.05})
-    monkeypatch.setattr("vitrail.training.probing.recipe", lambda name: short)
+    monkeypatch.setattr("vitrail.training.recipes.recipe", lambda name: short)
 
 
 class Hearing(Listener):

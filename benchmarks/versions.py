@@ -1,0 +1,130 @@
+"""Another checkout of vitrail beside this one: has a change made anything slower?
+
+    git worktree add ../before main; python -m benchmarks.versions ../before [--parts model train serving] [--quick]
+
+Rates (higher is better) of both, in processes of their own that take turns, the best of many; both run with the
+packages of this environment. The ratio is this checkout's rate over the other's.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.model import SETTINGS, forward_of, training_of
+from benchmarks.processes import Child, serve_turns
+from benchmarks.serving import Server, ask, end_all, make_subject, start_ours
+from benchmarks.timing import best_seconds, print_machine, ratio_table
+
+HERE = Path(__file__).parents[1]
+OURS, THEIRS = "this", "other"
+BATCHES, BATCH = 40, 256  # of an epoch in benchmarks/train.py
+
+
+def paths(checkout: Path, *, benchmarks: Path) -> dict[str, str]:
+    """The environment in which Python finds vitrail in a checkout, and the benchmarks in another or the same."""
+    return {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{benchmarks}"}
+
+
+def compare_models(checkouts: Mapping[str, Path], rounds: int, seconds: float) -> dict[str, dict[str, float]]:
+    """Forward passes and training steps."""
+    rows: dict[str, dict[str, float]] = {}
+    children = {
+        name: Child("benchmarks.versions", "--contestant", cwd=HERE, env=paths(checkout, benchmarks=HERE))
+        for name, checkout in checkouts.items()
+    }
+    for variant, batch in SETTINGS:
+        for kind in ("forward", "training"):
+            turns = {name: partial(child.ask, f"{variant} {batch} {kind}") for name, child in children.items()}
+            best = best_seconds(turns, rounds, seconds)
+            rows[f"{variant} {kind}, batch {batch}"] = {name: batch / time for name, time in best.items()}
+    for child in children.values():
+        child.end()
+    return rows
+
+
+def take_turns() -> None:
+    """The child's side: the vitrail that Python finds, with the models of earlier turns at hand."""
+    import vitrail
+
+    models: dict[str, torch.nn.Module] = {}
+
+    def turn(line: str) -> str:
+        variant, count, kind = line.split()
+        model = models.setdefault(variant, vitrail.create(variant))
+        side = {"cifar-tiny": 32}.get(variant, 224)
+        images, labels = torch.randn(int(count), 3, side, side), torch.zeros(int(count), dtype=torch.long)
+        (forward_of(model, images) if kind == "forward" else training_of(model, images, labels))()
+        return "done"
+
+    serve_turns(turn)
+
+
+def compare_training(checkouts: Mapping[str, Path], rounds: int) -> dict[str, dict[str, float]]:
+    """Whole epochs, each by its own checkout's benchmark."""
+    contestant = ("--batches", str(BATCHES), "--contestant", "vitrail")
+    children = {
+        name: Child("benchmarks.train", *contestant, cwd=checkout, env=paths(checkout, benchmarks=checkout))
+        for name, checkout in checkouts.items()
+    }
+    best = best_seconds({name: partial(child.ask, "go") for name, child in children.items()}, rounds, rest=1.0)
+    for child in children.values():
+        child.end()
+    return {"training epoch, cifar-tiny": {name: BATCHES * BATCH / time for name, time in best.items()}}
+
+
+def compare_services(checkouts: Mapping[str, Path], repeats: int) -> dict[str, dict[str, float]]:
+    """Requests per second of the bundled model, with the runtime that each chooses."""
+    rows: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        subject = make_subject("cifar10", Path(folder), with_int8=False)
+        servers: dict[str, Server] = {}
+        client = Child("benchmarks.serving_client")
+        try:
+            for name, checkout in checkouts.items():
+                servers[name] = start_ours(subject.ours, env=paths(checkout, benchmarks=checkout))
+                servers[name].wait()
+            for clients in (1, 8, 32):
+                rates = dict.fromkeys(servers, 0.0)
+                for turn in range(repeats):
+                    for name in [*servers][:: 1 if turn % 2 else -1]:
+                        rates[name] = max(rates[name], ask(client, servers[name], subject, clients, 2.0)["rate"])
+                rows[f"serving cifar10, {clients} clients"] = rates
+        finally:
+            end_all(servers)
+            client.end()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, nargs="?", help="the root of the other checkout")
+    parser.add_argument(
+        "--parts", nargs="+", choices=("model", "train", "serving"), default=["model", "train", "serving"]
+    )
+    parser.add_argument("--quick", action="store_true", help="few rounds: a quick look, not a measurement")
+    parser.add_argument("--contestant", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.contestant:
+        take_turns()
+        return
+    if options.other is None or not (options.other / "src" / "vitrail").is_dir():
+        parser.error(f"name another checkout of vitrail; {options.other} has no src/vitrail")
+    checkouts = {OURS: HERE, THEIRS: options.other.resolve()}
+    print_machine()
+    rows: dict[str, dict[str, float]] = {}
+    if "model" in options.parts:
+        rows |= compare_models(checkouts, *((2, 0.0) if options.quick else (5, 12.0)))
+    if "train" in options.parts:
+        rows |= compare_training(checkouts, 2 if options.quick else 6)
+    if "serving" in options.parts:
+        rows |= compare_services(checkouts, 2 if options.quick else 6)
+    ratio_table("images/s or requests/s", rows, ours=OURS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""The folder of a run: its files from the first (config.yaml) to the last (metrics.json), and who may write into it."""
+
+import json
+import os
+import shutil
+import socket
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, Any
+
+import yaml
+
+from vitrail.data import write_split_file
+from vitrail.data.check.findings import RECORD, CheckRecord, read_record
+from vitrail.data.sheet import augmentation_sheet
+from vitrail.data.source import ArraySource
+from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.evaluation.measurement import Measurement
+from vitrail.evaluation.output import disk_bytes
+from vitrail.files import MARKS, atomic_path, lock_file, sweep_drafts
+from vitrail.machine import environment
+from vitrail.ranks import Ranks, elastic_id, was_restarted
+from vitrail.schema import from_dict
+from vitrail.training import snapshots
+from vitrail.training.auto_config import AUTO, NONE
+from vitrail.training.best_weights import BEST
+from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
+from vitrail.training.curves import RESULTS, read_rows
+from vitrail.training.feature_store import FOLDER
+from vitrail.training.objectives import Judgement
+from vitrail.training.run_data import write_contents
+from vitrail.training.setup import Setup
+from vitrail.training.snapshots import LAST
+from vitrail.untrusted import parse_json, read_bytes, read_yaml
+from vitrail.wording import counted
+
+CONFIG, SPLIT, METRICS, REPORT = "config.yaml", "split.csv", "metrics.json", "report.html"
+LOCK = ".lock"
+ELASTIC = ".elastic"  # the name of torchrun's job, while the run lasts
+# What may differ in a resumed run: how it is carried out, and where its files are now.
+CHANGEABLE = {
+    *("workers", "save_minutes", "device", "strategy", "recompute"),
+    *("data", "data_dir", "split_file", "max_broken_rate", "weights", "classes"),
+}
+SETTLED = {"batch_size", "compile"}  # the run may have decided these by measuring
+SPARE_BYTES = 200 * 2**20
+LARGEST = 64 * 2**20  # bytes of a metrics.json that we read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished run, and what it has to show; a notebook shows its curves."""
+
+    folder: Path
+    epochs: int
+    best_epoch: int
+    seconds: float
+    val: Judgement | None
+    test: Judgement | None
+    measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test, or else on val
+    report: Path | None = None
+    written: tuple[Path, ...] = ()  # what users will want to open, the report first
+    problem: str = ""  # why there is no report
+    ended: str = ""  # how it ended, if nothing was left to resume
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best epoch."""
+        return self.folder / BEST
+
+    @property
+    def val_chose_epoch(self) -> bool:
+        """Whether val decided which epoch's weights are kept, which makes its own figures slightly optimistic."""
+        return self.val is not None and self.epochs > 1
+
+    def facts(self) -> dict[str, Any]:
+        """The numbers, as `metrics.json` has them."""
+        scores = {name: None if it is None else vars(it) for name, it in (("val", self.val), ("test", self.test))}
+        counts = {"epochs": self.epochs, "best_epoch": self.best_epoch, "seconds": self.seconds}
+        return {**counts, **scores, "val_chose_epoch": self.val_chose_epoch}
+
+    def _repr_png_(self) -> bytes | None:
+        curves = self.folder / "results.png"
+        return curves.read_bytes() if curves.is_file() else None
+
+
+class RunLock:
+    """The right to write into a run folder, which ends with the process, however that ends; the file says who has it.
+
+    Its first byte stays blank: Windows lets nobody else read what is locked.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._path = Path()
+
+    def __enter__(self) -> "RunLock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def take(self, folder: Path) -> None:
+        """Take the lock, or raise an error that names its holder."""
+        path = folder / LOCK
+        while True:
+            file = path.open("a+b")
+            if not lock_file(file):
+                holder = _read_holder(file)
+                file.close()
+                raise ConfigError(
+                    f"{folder} is in use by another process{holder}; wait until it has ended, "
+                    "stop it, or choose another folder."
+                )
+            with suppress(OSError):  # its last holder may have removed it in the meantime
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                    self._file, self._path = file, path
+                    break
+            file.close()
+        self._file.truncate(0)
+        facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        self._file.write(f" {json.dumps(facts)}".encode())
+        self._file.flush()
+
+    def release(self) -> None:
+        """Release the lock; the end of the process does so too."""
+        if self._file is not None:
+            with suppress(OSError):  # Windows cannot remove open files
+                self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+
+def _read_holder(file: IO[bytes]) -> str:
+    """(pid 123 on host, since …), if the file says so."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        file.seek(1)
+        facts: Any = json.loads(file.read(1000))
+        return f" (pid {int(facts['pid'])} on {str(facts['host'])[:80]}, since {str(facts['since'])[:40]})"
+    return ""
+
+
+def refuse_locked(folder: Path) -> None:
+    """Refuse a folder that another process writes into, before there is work to lose."""
+    if (folder / LOCK).is_file():
+        with RunLock() as lock:
+            lock.take(folder)
+
+
+def write_start(setup: Setup, folder: Path) -> None:
+    """Write the description of the run, before its first step."""
+    with atomic_path(folder / "env.json") as draft:
+        draft.write_text(json.dumps(environment(), indent=1), encoding="utf-8")
+    if setup.dataset.made_split or not isinstance(setup.dataset.split("train"), ArraySource):
+        write_split_file(setup.dataset, folder / SPLIT)
+    write_contents(setup.dataset, folder)
+    sheet = augmentation_sheet(
+        setup.dataset, setup.preprocess, setup.config.augment, seed=setup.config.machine.seed, num_pictures=8
+    )
+    with atomic_path(folder / "train_batch.jpg") as draft:
+        sheet.convert("RGB").save(draft, quality=92)
+    with atomic_path(folder / CONFIG) as draft:  # last: a folder that has it is a run
+        text = yaml.safe_dump(describe_config(setup.config), sort_keys=False, allow_unicode=True)
+        draft.write_text(text, encoding="utf-8")
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """The config of an existing run."""
+    path = folder / CONFIG
+    try:
+        settings = read_yaml(path)
+    except ConfigError as error:
+        raise ConfigError(f"{folder} is not a training run: {error.message}") from error
+    try:
+        return from_dict(TrainConfig, settings)
+    except (ConfigError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def describe_end(folder: Path, config: TrainConfig) -> str:
+    """The outcome of a run with nothing left to do; "" for one that can continue, or whose report is missing."""
+    saved = snapshots.list_snapshots(folder / LAST)
+    if not saved or not (folder / METRICS).is_file() or not (folder / REPORT).is_file():
+        return ""
+    progress = snapshots.read_progress(saved[-1])
+    epochs = config.schedule.epochs if progress.plan is None else progress.plan.epochs
+    if progress.epoch < epochs and not progress.stopped_early:
+        return ""
+    early = ", where it stopped early" if progress.stopped_early else ""
+    best = f"the best of them {progress.best_epoch}" if progress.best_epoch else "none better than the head alone"
+    return f"{folder} is finished: {counted(progress.epoch, 'epoch')}{early}, {best}; there is nothing left to train."
+
+
+def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """A resumed run is the same run: settings may repeat what it has, and change only how it is carried out."""
+    if changes.get("weights") in (AUTO, NONE, None):  # which the run has settled
+        if "weights" in changes and changes["weights"] != AUTO and config.start.weights is not None:
+            raise ConfigError(
+                f"`weights={NONE!r}` conflicts with the run, which has {config.start.weights!r}; omit it."
+            )
+        changes = {name: value for name, value in changes.items() if name != "weights"}
+    allowed = {name: value for name, value in changes.items() if name in CHANGEABLE}
+    config = replace(config, data=allowed.pop("data", config.data))
+    for name, value in changes.items():
+        settled = (name in SETTLED and isinstance(value, str)) or (name, value) == ("precision", "auto")
+        if name in CHANGEABLE or settled:
+            continue
+        if name == "epochs" and config.schedule.minutes is not None:
+            raise ConfigError(
+                f"`epochs={value}` conflicts with the run, which has `minutes={config.schedule.minutes:g}`; "
+                "omit it to resume, or start a new run."
+            )
+        old = config.recipe if name == "recipe" else read_field(config, name)
+        same = value == old if name == "recipe" else read_field(apply_changes(config, {name: value}), name) == old
+        if not same:
+            raise ConfigError(
+                f"`{name}={value!r}` conflicts with the run, which has {old!r}; omit it to resume, or start a new run."
+            )
+    return apply_changes(config, allowed)
+
+
+def check_space(folder: Path, setup: Setup) -> None:
+    """Refuse to begin what the disk cannot hold."""
+    weights = sum(parameter.numel() * 4 for parameter in setup.model.parameters())
+    needed = weights * (4 * 3 + 1) + SPARE_BYTES  # three checkpoints of weights, two moments and average; best
+    pictures = max((len(source) for name, source in setup.dataset.splits.items() if name != "train"), default=0)
+    needed += disk_bytes(pictures, len(setup.dataset.classes))
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ConfigError(
+            f"{folder} needs about {needed / 2**20:,.0f} MB for checkpoints and tables; "
+            f"{free / 2**20:,.0f} MB are free."
+        )
+
+
+def take_begun(folder: Path, lock: RunLock) -> bool:
+    """Whether a folder holds a begun run; if so, it is locked from now on."""
+    begun = (folder / CONFIG).exists()
+    if begun:
+        lock.take(folder)
+        sweep(folder)
+    return begun
+
+
+def check_shared(folder: Path, ranks: Ranks) -> None:
+    """Refuse a folder that is not the same one for all ranks: each would keep its part of a checkpoint to itself.
+
+    The folder need not exist yet; then it is the one in which it will be made that is looked at.
+    """
+    if ranks.world_size == 1:
+        return
+    with ExitStack() as stack:
+
+        def leave_token() -> Path:
+            existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+            token = stack.enter_context(NamedTemporaryFile(dir=existing, prefix=".ranks-"))
+            return existing / Path(token.name).name
+
+        token = ranks.from_first(leave_token)
+        seen = ranks.gather((token.exists(), socket.gethostname()))
+    for rank, (sees, host) in enumerate(seen):
+        if not sees:
+            error = ConfigError(
+                f"the run folder must be shared by all ranks, since each writes its part of a checkpoint; rank {rank} "
+                f"on {host} does not see the {folder} of rank 0. Choose a folder on a shared file system."
+            )
+            raise ranks.reported_once(error)
+
+
+def begin(setup: Setup, folder: Path, lock: RunLock) -> None:
+    """Make the folder, if the disk has room, and write the description of the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock.take(folder)
+    if (folder / CONFIG).exists():  # since we checked
+        raise ConfigError(f"{folder} holds a run already; resume that, or choose another folder.")
+    snapshots.refuse_links(folder / LAST)
+    check_space(folder, setup)
+    write_start(setup, folder)
+    if (name := elastic_id()) is not None:
+        (folder / ELASTIC).write_text(name, encoding="utf-8")
+
+
+def sweep(folder: Path) -> None:
+    """Remove the drafts of files that a killed run was about to write."""
+    for place in (folder, folder / "weights", folder / FOLDER):
+        sweep_drafts(place, MARKS)  # of whatever machine: the run is locked
+    snapshots.sweep(folder / LAST)
+    snapshots.refuse_links(folder / RESULTS)
+
+
+def find_begun(out: Path | None, parent: Path, ranks: Ranks) -> Path | None:
+    """The run that these processes had before torchrun started them again: by the job's name, or in `out` itself."""
+    restarted = ranks.any(was_restarted())
+
+    def find() -> Path | None:
+        name = elastic_id()
+        if name is None:
+            return None
+        if out is not None:
+            return out if (out / CONFIG).exists() and (restarted or _marked(out, name)) else None
+        return next((path.parent for path in sorted(parent.glob(f"*/{ELASTIC}")) if _marked(path.parent, name)), None)
+
+    return ranks.from_first(find)
+
+
+def _marked(folder: Path, name: str) -> bool:
+    marker = folder / ELASTIC
+    return marker.is_file() and marker.read_text(encoding="utf-8") == name
+
+
+def read_run(folder: Path) -> Run:
+    """A finished run, read from its folder."""
+    try:
+        facts = parse_json(read_bytes(folder / METRICS, LARGEST))
+        counts = {name: facts[name] for name in ("epochs", "best_epoch", "seconds")}
+        val, test = (None if facts.get(name) is None else from_dict(Judgement, facts[name]) for name in ("val", "test"))
+    except (ConfigError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{folder / METRICS} is damaged: {_first_line(error)}") from error
+    report = folder / REPORT if (folder / REPORT).is_file() else None
+    return Run(folder=folder, **counts, val=val, test=test, report=report, written=(report,) if report else ())
+
+
+def trained_on(folder: Path, data: str) -> bool:
+    """Whether the run in a folder, if there is one, was trained on these data."""
+    try:
+        used = read_config(folder).data
+    except VitrailError:
+        return False
+    return used == data or (Path(data).exists() and Path(used).absolute() == Path(data).absolute())
+
+
+def chose_epoch(folder: Path, data: str, split: str) -> bool:
+    """Whether pictures of this split decided which epoch's weights the run kept: their accuracy is then optimistic."""
+    if split not in ("val", "all") or not trained_on(folder, data):
+        return False
+    try:
+        return sum(row.val_accuracy is not None for row in read_rows(folder / RESULTS)) > 1
+    except VitrailError:
+        return False
+
+
+def data_check(folder: Path, data: str) -> CheckRecord | None:
+    """What the check of these data found before the run, if the run was on these data and they were checked."""
+    return read_record(folder / RECORD) if trained_on(folder, data) else None
