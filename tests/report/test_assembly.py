@@ -25,7 +25,7 @@ from vitrail.report import insights as trust
 from vitrail.report.assembly import report_on_run
 from vitrail.report.commands import as_typed, run_commands
 from vitrail.report.sections import training_section
-from vitrail.training.curves import Row
+from vitrail.training.curves import EpochRow
 from vitrail.training.recipes import RECIPES, digits
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
@@ -210,7 +210,7 @@ def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("train_loss", "says"), [(0.9, True), (0.1, False)])
 def test_a_training_loss_above_the_validations_is_explained(train_loss: float, says: bool) -> None:
-    row = Row(
+    row = EpochRow(
         epoch=1, step=9, lr=0.1, train_loss=train_loss, val_loss=0.2, val_accuracy=0.9, images_per_second=1, seconds=3
     )
     section = training_section([row], {"AdamW, all weights": 1e-3}, "1 epoch")

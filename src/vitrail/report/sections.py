@@ -26,7 +26,7 @@ from vitrail.report.blocks import (
     Table,
     encode_figure,
 )
-from vitrail.training.curves import Row, best_row
+from vitrail.training.curves import EpochRow, best_row
 
 MOST_CLASSES = 40  # rows of a table
 SPLITS = ("train", "val", "test")
@@ -223,7 +223,7 @@ def _share(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.2%}"
 
 
-def training_section(rows: Sequence[Row], rates: dict[str, float], took: str) -> Section:
+def training_section(rows: Sequence[EpochRow], rates: dict[str, float], took: str) -> Section:
     """Loss, validation accuracy and learning rates; `rates` are the highest of each group of weights."""
     losses = [(row.epoch, row.val_loss) for row in rows if row.val_loss is not None]
     rights = [(row.epoch, row.val_accuracy) for row in rows if row.val_accuracy is not None]
@@ -251,7 +251,7 @@ def training_section(rows: Sequence[Row], rates: dict[str, float], took: str) ->
     return Section(title="Training", blocks=[Paragraph(text=text), Plots(plots=plots)])
 
 
-def _rate_curves(rows: Sequence[Row], rates: dict[str, float]) -> list[Curve]:
+def _rate_curves(rows: Sequence[EpochRow], rates: dict[str, float]) -> list[Curve]:
     """One curve per group of weights: a row holds the highest rate, and the others keep their share of it."""
     highest = max(rates.values())
     styles = ("first", "second", "third", "fourth")
