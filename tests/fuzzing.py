@@ -113,7 +113,7 @@ def _flip(data: bytes, draw: random.Random) -> bytes:
 def _overwrite(data: bytes, draw: random.Random, words: Sequence[bytes] = ()) -> bytes:
     start, end = _span(data, draw, 300)
     noise, zeros = draw.randbytes(draw.randint(1, 8)), bytes(end - start)
-    word = draw.choice((noise, zeros, draw.choice(BINARY), *([draw.choice(words)] if words else [])))
+    word = draw.choice([noise, zeros, draw.choice(BINARY), *draw.sample(words, min(len(words), 1))])
     return data[:start] + word + data[start + len(word) :]
 
 
