@@ -307,5 +307,5 @@ def test_long_names_are_cut_and_long_files_refused(tmp_path: Path) -> None:
     record = CheckRecord(data="a", pictures=1, findings=(Trouble(severity="note", finding="x", count=1, example="y"),))
     assert record.serious == ()
     (tmp_path / "a.json").write_text(" " * 1_000_001)
-    with pytest.raises(DataError, match="1,000,001 bytes"):
+    with pytest.raises(DataError, match="it has 1,000,001"):
         read_record(tmp_path / "a.json")

@@ -12,9 +12,10 @@ import numpy as np
 from vitrail.data.check.duplicates import exact_groups, near_pairs, partners
 from vitrail.data.check.scan import PictureFacts, scan
 from vitrail.data.source import Dataset, refuse_broken
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import DataError, VitrailError
 from vitrail.files import atomic_path, open_csv
 from vitrail.schema import from_dict, to_dict
+from vitrail.untrusted import parse_json, read_bytes
 from vitrail.wording import counted
 
 Severity = Literal["error", "warning", "note"]
@@ -228,11 +229,9 @@ def read_record(path: Path) -> CheckRecord | None:
     """What `write_record` wrote, or None if there was no check."""
     if not path.is_file():
         return None
-    if path.stat().st_size > MOST_BYTES:
-        raise DataError(f"{path} must be the record of a data check; it has {path.stat().st_size:,} bytes. Delete it.")
     try:
-        return from_dict(CheckRecord, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError, ConfigError) as error:
+        return from_dict(CheckRecord, parse_json(read_bytes(path, MOST_BYTES)))
+    except (ValueError, VitrailError) as error:
         raise DataError(f"{path} must be the record of a data check; it cannot be read ({error}). Delete it.") from None
 
 
