@@ -9,9 +9,10 @@ import math
 import os
 import re
 import struct
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Union
+from typing import IO, TYPE_CHECKING, Any, TypeVar, Union
 
 import numpy as np
 from PIL import Image
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
 ImageLike = str | Path | bytes | Image.Image
 Picture = Union[ImageLike, np.ndarray[Any, Any], "Tensor"]
+Item = TypeVar("Item")
 Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -242,6 +244,31 @@ def sixteen_to_eight(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def prepare_array(picture: Picture, spec: Preprocess, out: Floats, name: str = "picture") -> None:
     """Write what the model sees of one picture into `out` (C, H, W), normalised."""
     normalize_array(fit_array(picture, spec, name), spec, out)
+
+
+def prepare_arrays(
+    items: Sequence[Item],
+    spec: Preprocess,
+    prepare: Callable[[Item, Floats], None],
+    caught: tuple[type[Exception], ...] = (InputError, OSError),
+) -> tuple[Floats, dict[int, Exception]]:
+    """What the model sees of the items that can be read, without gaps (B, C, H, W); and why the others cannot be.
+
+    `prepare` writes one item's (C, H, W); what it raises of the caught kinds is told by the place of the item.
+    """
+    images = np.empty((len(items), spec.channels, *spec.size), dtype=np.float32)
+    broken: dict[int, Exception] = {}
+    for index, item in enumerate(items):
+        try:
+            prepare(item, images[index - len(broken)])
+        except caught as error:
+            broken[index] = error
+    return images[: len(items) - len(broken)], broken
+
+
+def prepare_named(pictures: Sequence[tuple[str, Picture]], spec: Preprocess) -> tuple[Floats, dict[int, Exception]]:
+    """The same for pictures with their names."""
+    return prepare_arrays(pictures, spec, lambda named, out: prepare_array(named[1], spec, out, named[0]))
 
 
 def fit_array(picture: Picture, spec: Preprocess, name: str = "picture") -> Array:
