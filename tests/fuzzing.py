@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from vitrail.errors import VitrailError
@@ -58,6 +59,11 @@ Damage = Callable[[bytes, random.Random], bytes]
 def cases(count: int) -> int:
     """How many to try where `make test` tries `count`."""
     return count * TIMES
+
+
+def in_fuzz_only(test: Callable[..., Any]) -> Callable[..., Any]:
+    """For a test that goes through every case there is, and takes seconds: `make fuzz` runs it."""
+    return pytest.mark.fuzz(pytest.mark.skipif(TIMES == 1, reason="takes seconds; make fuzz runs it")(test))
 
 
 def set_up_hypothesis() -> None:
