@@ -18,11 +18,11 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from vitrail.serving.exchange import Problem
+from vitrail.serving.frames import LARGE
 from vitrail.wording import agree, counted
 
 Kind = Literal["logits", "features", "explain", "attention"]
 BATCHED: tuple[Kind, ...] = ("logits", "features")
-LARGE = 1 << 20  # pixels, over which a picture is large
 AT_ONCE = 50_000_000  # pixels of large pictures that a worker decodes at once, unless a single one has more
 REMEMBERED = 50  # pictures whose pace is the pace
 LONGEST_RETRY = 60  # seconds that a client is told to wait at most

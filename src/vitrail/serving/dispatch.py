@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vitrail.errors import suggest
-from vitrail.serving.batching import LARGE, Answer, Item, Kind
+from vitrail.serving.batching import Answer, Item, Kind
 from vitrail.serving.exchange import Buffer, Exchange, Problem, exchange_of
+from vitrail.serving.frames import LARGE
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.supervisor import START_RETRY, Host, Say, restarting
 from vitrail.serving.telemetry import Metrics

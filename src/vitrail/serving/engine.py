@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from vitrail.data.pixels import open_picture, prepare_array
 from vitrail.errors import ConfigError, InputError, VitrailError, WeightsError
@@ -18,7 +19,8 @@ from vitrail.prediction import Predictor, load
 from vitrail.prediction.predictor import MANY
 from vitrail.prediction.results import Request
 from vitrail.runtimes.runtime import Floats, PrecisionChoice, RuntimeChoice
-from vitrail.serving.frames import Frame
+from vitrail.serving.decoder import Decoder
+from vitrail.serving.frames import LARGE, Frame
 from vitrail.weights.resolve import EXPORTS, files_of, locate, stamps_of
 from vitrail.wording import reason
 
@@ -36,6 +38,7 @@ class Engine:
     def __init__(self, source: str, runtime: RuntimeChoice, precision: PrecisionChoice, max_pixels: int) -> None:
         self.notes: list[str] = []
         self.max_pixels = max_pixels
+        self.decoder = Decoder()
         self._load(source, runtime, precision)
         if self.explainer.in_torch:
             self.predictor = self.explainer.on(
@@ -159,13 +162,21 @@ class Engine:
                     if not bool(np.isfinite(images[whole]).all()):
                         raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
                 else:
-                    with open_picture(blob, formats=FORMATS, max_pixels=self.max_pixels, name=item["name"]) as image:
+                    with self._open(blob, item["name"]) as image:
                         prepare_array(image, spec, images[whole], item["name"])
                 whole += 1
             except (InputError, OSError, ConfigError) as error:
                 code = "invalid_argument" if isinstance(error, ConfigError) else "unreadable_picture"
                 errors[index] = {"code": code, "message": reason(error)}
         return images[:whole], errors
+
+    def _open(self, data: bytes, name: str = "picture") -> Image.Image:
+        """A picture, judged by Pillow's reading of its header, which need not be the front's; few are decoded yet."""
+        image = open_picture(data, formats=FORMATS, max_pixels=self.max_pixels, name=name)
+        if image.format != "WEBP" or image.width * image.height <= LARGE:
+            return image
+        with image:
+            return self.decoder.decode(image, data, name)
 
     def _answer(self, item: Mapping[str, Any], image: Floats, row: Floats, results: list[bytes]) -> Facts:
         """One picture's answer; numbers that a client asked for in full are added to the results."""
@@ -202,16 +213,15 @@ class Engine:
     def _explain(self, answer: Facts, facts: Facts, data: bytes) -> Frame:
         if find_spec("torch") is None:
             raise VitrailError("this service runs an export without torch, which explanations need; pip install torch")
-        from vitrail.serving import overlays as explaining
+        from vitrail.serving import overlays
 
         began = time.perf_counter()
         options = facts["options"]
-        with open_picture(data, formats=FORMATS, max_pixels=self.max_pixels):
-            pass  # the front has judged the header by its own reading of it, which need not be Pillow's
-        if facts["kind"] == "attention":
-            result: Facts | bytes = explaining.attend(self.explainer, data, **options)
-        else:
-            result = explaining.explain_picture(self.explainer, data, **options)
+        with self._open(data) as image:
+            if facts["kind"] == "attention":
+                result: Facts | bytes = overlays.attend(self.explainer, image, **options)
+            else:
+                result = overlays.explain_picture(self.explainer, image, **options)
         answer["compute"] = time.perf_counter() - began
         if isinstance(result, bytes):
             return Frame(answer, [result])
