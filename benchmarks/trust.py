@@ -52,7 +52,7 @@ def look(predictor: Predictor, source: Source, limit: int | None = None) -> Numb
 
 def only_temperature(logits: Array, targets: Array) -> Scaling:
     grid = np.exp(np.linspace(math.log(0.5), math.log(2), 400))
-    losses = [metrics.losses(logits / number, targets).mean() for number in grid]
+    losses = [metrics.measure(logits / number, targets).nll for number in grid]
     return Scaling(float(grid[int(np.argmin(losses))]))
 
 

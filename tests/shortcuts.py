@@ -26,8 +26,8 @@ def leave_blank(patch: Any, *, only_pdf: bool = False) -> None:
     draw = Figure.savefig
 
     def save(figure: Any, target: Any, *, dpi: Any = None, **options: Any) -> None:
-        if getattr(target, "suffix", "") == ".pdf":
-            target.write_bytes(b"%PDF-1.4")
+        if options.get("format") == "pdf":
+            target.write(b"%PDF-1.4")
             return
         if only_pdf:
             draw(figure, target, dpi=dpi or "figure", **options)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.evaluation.metrics import fit_sets
+from vitrail.evaluation.confidence import fit_sets
 from vitrail.evaluation.ood import fit_familiarity
 from vitrail.prediction import Predictor
 from vitrail.weights.trust import Trust

@@ -5,6 +5,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
+from pathlib import Path
 from typing import Any, cast
 
 from matplotlib import font_manager, rcParams
@@ -12,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+
+from vitrail.files import atomic_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,33 @@ DARK = Theme(
     shades=("#1f2026", "#243b58", "#33669f", "#5f9fe0", "#b9dcff"),
     on_shade="#0c1420",
 )
+# For several curves or classes; visible on white and on dark pages.
+COLORS = ("#4a86cf", "#d98a29", "#3f9a5f", "#d0594b", "#8d6cc0", "#3aa6a6", "#b85c96", "#8f7c61", "#6b7cf0", "#8aa62f")
+DPI = 150
+# Fonts for characters that matplotlib's own font lacks; which of them are installed depends on the system.
+OTHERS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Hiragino Sans", "Microsoft YaHei")
 _UNSET = ("black", "#000000", "k")  # matplotlib's default colour
+
+
+def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure with one plot, sized in inches; not through pyplot, which would keep it and open windows."""
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    axes.tick_params(length=3)
+    open_frame(axes)
+    return figure, axes
+
+
+def open_frame(*plots: Axes) -> None:
+    """Plots without a line above them and to their right."""
+    for axes in plots:
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def shorten(name: str, length: int = 22) -> str:
+    """A name that fits beside an axis; `$` must not start a formula."""
+    text = name if len(name) <= length else name[: length - 1] + "…"
+    return text.replace("$", r"\$")
 
 
 def shading(theme: Theme) -> LinearSegmentedColormap:
@@ -70,12 +100,27 @@ def paint(figure: Figure, theme: Theme) -> Figure:
     return figure
 
 
-# Fonts for characters that matplotlib's own font lacks; which of them are installed depends on the system.
-OTHERS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Hiragino Sans", "Microsoft YaHei")
+def figure_bytes(figure: Figure, kind: str = "png", **options: Any) -> bytes:
+    """A figure as a file, without time and program, so that equal figures give equal files.
+
+    It is made in memory: matplotlib cannot close a PDF that it could not write, and raises anything.
+    """
+    drawn = BytesIO()
+    with _any_script(figure):
+        metadata = {"CreationDate" if kind == "pdf" else "Software": None}
+        figure.savefig(drawn, format=kind, metadata=cast("Any", metadata), **options)
+    return drawn.getvalue()
+
+
+def save_figure(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a figure as what the name ends with."""
+    drawn = figure_bytes(figure, path.suffix[1:], **options)
+    with atomic_path(path) as draft:
+        draft.write_bytes(drawn)
 
 
 @contextmanager
-def any_script(figure: Figure) -> Generator[None]:
+def _any_script(figure: Figure) -> Generator[None]:
     """While a figure is drawn: its texts may mix fonts, and a character that none has becomes a box, silently."""
     for text in cast("list[Any]", figure.findobj(Text)):
         text.set_family([*cast("Any", rcParams)["font.family"], *_installed()])

@@ -7,7 +7,8 @@ beside it removes what dead processes of this machine have left.
 The names in a data set may end up in a CSV file that someone opens: a class called `=HYPERLINK(…)` would be computed,
 one with an escape code would move the cursor. Such cells get a leading apostrophe, and control characters are spelled
 out (`\\x1b`). Numbers, -0.5 included, stay numbers. `raw` leaves every cell unchanged, for programs. Files that vitrail
-reads again (split.csv, results.csv) are written without that: they must hold exactly what they were given."""
+reads again (split.csv, results.csv) are written without that: they must hold exactly what they were given.
+"""
 
 import csv
 import ctypes

@@ -1,7 +1,8 @@
 """Other people's files, read without trusting them: only regular files, of bounded size, with plain values.
 
 A pipe would block, and a device never ends; a name may hold a NUL; a text may nest or repeat without end; `tarfile`
-trusts every length in a header."""
+trusts every length in a header.
+"""
 
 import io
 import json

@@ -19,7 +19,7 @@ from vitrail.cli.main import main
 from vitrail.data import DataConfig, open_data, write_split_file
 from vitrail.errors import DataError
 from vitrail.evaluation.measurement import measure_split
-from vitrail.weights import resolve as bundled
+from vitrail.weights import resolve
 
 FILES = [
     "classes.csv",
@@ -36,7 +36,7 @@ DIGITS = tuple("9876543210")
 
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    monkeypatch.setattr(resolve, "BUNDLED_FOLDER", tmp_path)
     monkeypatch.chdir(tmp_path)
     write_tiny(tmp_path / "digits.safetensors", DIGITS)
     return tmp_path

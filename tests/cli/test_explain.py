@@ -17,14 +17,14 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.explanation.faithfulness import CANDIDATES
 from vitrail.explanation.heatmap import unique_stems
 from vitrail.model import ConvStem, PositionConfig, ViT
-from vitrail.weights import resolve as bundled
+from vitrail.weights import resolve
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
 
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    monkeypatch.setattr(resolve, "BUNDLED_FOLDER", tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

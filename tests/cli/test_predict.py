@@ -18,12 +18,12 @@ from tests.prediction.conftest import CLASSES, checkpoint_file, photos, write_ti
 import vitrail
 from vitrail.cli.main import main
 from vitrail.data import open_data
-from vitrail.weights import resolve as bundled
+from vitrail.weights import resolve
 
 
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: list[Path], checkpoint_file: Path) -> Path:  # noqa: F811
-    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    monkeypatch.setattr(resolve, "BUNDLED_FOLDER", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -11,8 +11,8 @@ from sklearn.frozen import FrozenEstimator
 
 from vitrail.errors import ConfigError
 from vitrail.evaluation import metrics
-from vitrail.evaluation.confidence import FEWEST, Scaling, fit_scaling
-from vitrail.evaluation.metrics import LEVELS, fit_sets, measure_sets
+from vitrail.evaluation.confidence import FEWEST, LEVELS, Scaling, fit_scaling, fit_sets
+from vitrail.evaluation.metrics import measure_sets
 from vitrail.weights.trust import LabelSets, Trust, calibrate, probabilities, restore_logits
 
 
@@ -58,9 +58,9 @@ def test_what_smoothed_labels_taught_is_taken_away() -> None:
     assert found is not None
     assert found.smoothing == pytest.approx(0.2, abs=0.02)
     assert found.temperature == pytest.approx(1, abs=0.05)
-    right, best = (metrics.losses(each, targets).mean() for each in (logits, calibrate(taught, *found)))
+    right, best = (metrics.measure(each, targets).nll for each in (logits, calibrate(taught, *found)))
     assert best == pytest.approx(right, abs=0.005)
-    assert best < min(metrics.losses(taught / number, targets).mean() for number in np.linspace(0.2, 2, 50)) - 0.01
+    assert best < min(metrics.measure(taught / number, targets).nll for number in np.linspace(0.2, 2, 50)) - 0.01
 
 
 def test_probabilities_are_a_softmax_in_double_precision() -> None:

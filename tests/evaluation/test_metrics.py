@@ -94,19 +94,19 @@ def test_the_interval_is_wilsons(correct: int, total: int) -> None:
 
 def test_losses_and_ranks_by_hand() -> None:
     logits = np.array([[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]])
-    np.testing.assert_allclose(metrics.losses(logits, [3, 6])[0], math.log(7))
-    assert metrics.accuracy(logits, [4, 2], k=5).correct == 2  # of equal logits the first count as higher
-    assert metrics.accuracy(logits, [5, 1], k=5).correct == 0
-    assert metrics.accuracy(logits, [6, 0], k=7).correct == 2
+    np.testing.assert_allclose(metrics.answer(logits, np.array([3, 6])).losses[0], math.log(7))
+    for targets in ([4, 2], [5, 1], [6, 0]):  # of equal logits the first count as higher
+        assert metrics.answer(logits, np.array(targets)).rank.tolist() == [targets[0], 6 - targets[1]]
 
 
 def test_calibration_by_hand() -> None:
     logits = np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.5, 0.5]])
-    found = metrics.calibrate(logits, [0, 1, 0, 0], bins=2)
+    answers = metrics.answer(logits, np.array([0, 1, 0, 0]))
+    found = metrics.bin_confidence(answers.confidence, answers.correct, bins=2)
     np.testing.assert_array_equal(found.counts, [0, 4])  # 0.5 belongs to the upper bin
     assert found.error == pytest.approx(abs((0.9 + 0.9 + 0.6 + 0.5) / 4 - 3 / 4))
     assert np.isnan(found.confidence[0])
-    sure = metrics.calibrate(np.array([[1000.0, 0.0]]), [0])
+    sure = metrics.measure(np.array([[1000.0, 0.0]]), [0]).calibration
     assert sure.counts[-1] == 1  # a confidence of exactly 1 is in the last bin
     assert sure.error == 0
 

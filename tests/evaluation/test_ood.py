@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from vitrail.errors import ConfigError
 from vitrail.evaluation import ood as familiarity
-from vitrail.evaluation.ood import area_under_roc, compare_strangers, fit_familiarity
+from vitrail.evaluation.ood import area_under_roc, fit_familiarity, score_ood
 from vitrail.weights.trust import Familiarity, is_familiar, pack
 
 
@@ -94,7 +94,7 @@ def test_areas_are_scikit_learns(ties: bool, known: Familiarity) -> None:
     if ties:
         own, others = np.round(own), np.round(others)
     truth, scores = np.r_[np.ones(200), np.zeros(300)], np.r_[own, others]
-    found = compare_strangers("others", own, others, replace(known, quantiles=tuple(np.linspace(-3, 3, 101))))
+    found = score_ood("others", own, others, replace(known, quantiles=tuple(np.linspace(-3, 3, 101))))
     assert found.auroc == pytest.approx(roc_auc_score(truth, scores))
     false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
     assert found.false_positive_rate == pytest.approx(false[np.searchsorted(true, 0.95)], abs=0.01)

@@ -15,12 +15,12 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
-from vitrail import canvas as drawing
+from vitrail import canvas
 from vitrail.canvas import DARK, LIGHT, Theme
 from vitrail.data import Dataset
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split
-from vitrail.evaluation.metrics import Confusion, calibrate, count_pairs, rate
+from vitrail.evaluation.metrics import Confusion, count_pairs, measure, rate
 from vitrail.evaluation.plots import mistakes_sheet, top_losses
 from vitrail.evaluation.robustness import Robustness
 from vitrail.explanation.paper_figures import Filters, plot_distance, plot_filters, plot_positions
@@ -43,7 +43,7 @@ def test_confusion_of_few_and_many_classes(count: int, tmp_path: Path) -> None:
     matrix = np.diag(np.arange(1, count + 1))
     matrix[0, 1] = 3
     figure = plots.confusion_figure(confusion(matrix), [f"class $ {label}" for label in range(count)], "a title")
-    plots.save_figure(figure, tmp_path / "a.png")
+    canvas.save_figure(figure, tmp_path / "a.png")
     axes = figure.axes[0]
     texts = {text.get_text() for text in axes.texts}
     assert texts == ({str(number) for number in range(1, count + 1)} | {"3"} if count <= 30 else set())
@@ -58,14 +58,14 @@ def test_of_very_many_classes_the_most_frequent_mistakes_are_shown(tmp_path: Pat
     matrix = np.diag(np.full(101, 10))
     matrix[7, 8], matrix[8, 7] = 5, 2
     figure = plots.confusion_figure(confusion(matrix), [f"class {label}" for label in range(101)], "a title")
-    plots.save_figure(figure, tmp_path / "a.png")
+    canvas.save_figure(figure, tmp_path / "a.png")
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["class 7 → class 8", "class 8 → class 7"]
     assert [bar.get_width() for bar in bars(axes)] == [5, 2]
     assert [text.get_text() for text in axes.texts] == [" 33%", " 17%"]
     assert "2 most frequent mistakes" in axes.get_title(loc="left")
     perfect = plots.confusion_figure(confusion(np.diag(np.full(101, 1))), [str(label) for label in range(101)], "t")
-    plots.save_figure(perfect, tmp_path / "b.png")
+    canvas.save_figure(perfect, tmp_path / "b.png")
     assert "no picture is misclassified" in perfect.axes[0].get_title(loc="left")
 
 
@@ -74,7 +74,7 @@ def draw_all(theme: Theme) -> dict[str, Figure]:
     curves = {"blur": (rate(50, 100),) * 5}
     similarity = torch.rand(4, 4, 4, 4)
     filters = Filters(pictures=torch.rand(8, 3, 4, 4), what="filters", explained=None)
-    calibration = calibrate(np.log([[0.9, 0.1], [0.6, 0.4]]), [0, 1])
+    calibration = measure(np.log([[0.9, 0.1], [0.6, 0.4]]), [0, 1]).calibration
     return {
         "matrix": plots.confusion_figure(confusion(np.eye(3, dtype=np.int64)), names, "t", theme),
         "pairs": plots.confusion_figure(confusion(np.eye(101, dtype=np.int64)), ["x"] * 101, "t", theme),
@@ -108,18 +108,18 @@ def contrast_of(one: tuple[float, ...], other: tuple[float, ...]) -> float:
 
 
 def test_names_of_any_script_are_drawn_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "_installed", lambda: ("DejaVu Serif",))
+    monkeypatch.setattr(canvas, "_installed", lambda: ("DejaVu Serif",))
     figure = plots.confusion_figure(confusion(np.eye(3, dtype=np.int64)), ["日本", "中国", "a"], "한국")
-    plots.save_figure(figure, tmp_path / "a.png")
+    canvas.save_figure(figure, tmp_path / "a.png")
     encode_figure(lambda _: figure, "the same on a page")
     families = {tuple(label.get_fontfamily()) for label in (*figure.axes[0].get_yticklabels(), figure.axes[0].title)}
     assert families == {("sans-serif", "DejaVu Serif")}
 
 
 def test_reliability_bars_are_the_accuracy(tmp_path: Path) -> None:
-    calibration = calibrate(np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]]), [0, 1, 0])
+    calibration = measure(np.log([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]]), [0, 1, 0]).calibration
     figure = plots.reliability_figure(calibration, "a title")
-    plots.save_figure(figure, tmp_path / "a.png")
+    canvas.save_figure(figure, tmp_path / "a.png")
     heights = sorted(bar.get_height() for bar in bars(figure.axes[0]))
     assert heights == [0.5, 1.0]
     assert sum(bar.get_height() for bar in bars(figure.axes[1])) == pytest.approx(1)
@@ -132,7 +132,7 @@ def test_reliability_bars_are_the_accuracy(tmp_path: Path) -> None:
 def test_robustness_curves(tmp_path: Path) -> None:
     curves = {"blur": tuple(rate(90 - 10 * level, 100) for level in range(5)), "jpeg": (rate(50, 100),) * 5}
     figure = plots.robustness_figure(Robustness(clean=rate(95, 100), curves=curves), "a title")
-    plots.save_figure(figure, tmp_path / "a.png")
+    canvas.save_figure(figure, tmp_path / "a.png")
     lines = [list(line.get_ydata()) for line in figure.axes[0].lines]
     assert lines[0] == [0.95, 0.9, 0.8, 0.7, 0.6, 0.5]
     places = {text.get_text(): text.xy[1] for text in figure.axes[0].texts if isinstance(text, Annotation)}
@@ -144,7 +144,7 @@ def test_maps_colour_by_class(classes: int, tmp_path: Path) -> None:
     points = np.random.default_rng(0).normal(size=(90, 2))
     labels = [f"class {place % classes}" for place in range(90)] if classes else None
     figure = plots.map_figure(points, labels, "a title")
-    plots.save_figure(figure, tmp_path / "a.png")
+    canvas.save_figure(figure, tmp_path / "a.png")
     drawn = figure.axes[0].collections
     assert len(drawn) == max(classes, 1)
     assert len({tuple(item.get_facecolor()[0]) for item in drawn}) == len(drawn)

@@ -15,25 +15,25 @@ from sklearn.preprocessing import StandardScaler
 from vitrail.data import Dataset, prepare
 from vitrail.errors import ConfigError, DataError, InputError
 from vitrail.evaluation import probe
-from vitrail.evaluation.probe import Features, project
+from vitrail.evaluation.probe import FeatureSet, project
 from vitrail.prediction import Predictor
 
 
 @pytest.fixture
-def parts() -> tuple[Features, Features, Features]:
+def parts() -> tuple[FeatureSet, FeatureSet, FeatureSet]:
     """Iris with noise on top, so that nobody is right every time."""
     iris = load_iris()
     generator = np.random.default_rng(0)
     vectors = (iris.data + generator.normal(scale=0.8, size=iris.data.shape)).astype(np.float32)
     order = generator.permutation(150)
     cuts = (order[:70], order[70:100], order[100:])
-    train, val, test = (Features(vectors=vectors[cut], labels=iris.target[cut].astype(np.int64)) for cut in cuts)
+    train, val, test = (FeatureSet(vectors=vectors[cut], labels=iris.target[cut].astype(np.int64)) for cut in cuts)
     return train, val, test
 
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (20, 0.07), (20, 5.0), (500, 0.07)])
 def test_knn_equals_scikit_learns_with_dinos_weights(
-    parts: tuple[Features, ...], k: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+    parts: tuple[FeatureSet, ...], k: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "BLOCK", 16)
     train, _, test = parts
@@ -47,7 +47,7 @@ def test_knn_equals_scikit_learns_with_dinos_weights(
     assert found.k == min(k, 70)
 
 
-def test_linear_chooses_c_on_validation(parts: tuple[Features, ...]) -> None:
+def test_linear_chooses_c_on_validation(parts: tuple[FeatureSet, ...]) -> None:
     train, val, test = parts
     found = probe.linear(train, val, test)
     expected = {}
@@ -60,8 +60,8 @@ def test_linear_chooses_c_on_validation(parts: tuple[Features, ...]) -> None:
     assert len(set(found.validation.values())) > 1
 
 
-def test_few_shots_are_that_many_of_each_class(parts: tuple[Features, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Features] = []
+def test_few_shots_are_that_many_of_each_class(parts: tuple[FeatureSet, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[FeatureSet] = []
     real = probe.linear
     monkeypatch.setattr(probe, "linear", lambda train, *rest, **more: seen.append(train) or real(train, *rest, **more))
     found = probe.few_shot(*parts, shots=4, trials=3)
@@ -105,14 +105,14 @@ def test_without_another_split_a_tenth_of_train_is_chosen_on(arrays: Dataset, me
     assert len(names[0]) + len(names[1]) == len(train)
     assert np.bincount(parts.val.labels).tolist() == [2] * 7
     with pytest.raises(ConfigError, match="shots must be from 1 to 19"):
-        probe.check_shots(parts, 20)
+        probe.check_shots(parts.train.labels, 20)
     assert probe.choose_parts(data, measured, selects=False).sources == (train, held_out)
     few = replace(data, splits={"train": train.select(range(7)), measured: held_out})
     with pytest.raises(DataError, match="one training picture of each class"):
         probe.choose_parts(few, measured, selects=True)
 
 
-def test_maps(parts: tuple[Features, ...]) -> None:
+def test_maps(parts: tuple[FeatureSet, ...]) -> None:
     vectors = parts[0].vectors
     expected = PCA(2, svd_solver="full").fit_transform(vectors.astype(np.float64))
     np.testing.assert_allclose(project(vectors), expected)

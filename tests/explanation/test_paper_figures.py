@@ -17,7 +17,7 @@ from vitrail.explanation.paper_figures import (
     plot_filters,
     plot_positions,
     position_similarity,
-    save_figure,
+    save_paper_figure,
 )
 from vitrail.model import PositionConfig
 
@@ -106,7 +106,7 @@ def test_a_figure_is_a_pdf_and_a_png(make_model, tmp_path) -> None:
         "distance": plot_distance(torch.rand(3, 4), 2, 45.0),
     }
     for name, figure in figures.items():
-        pdf, png = save_figure(figure, tmp_path, name)
+        pdf, png = save_paper_figure(figure, tmp_path, name)
         assert pdf.read_bytes().startswith(b"%PDF")
         assert png.read_bytes().startswith(b"\x89PNG")
     axes = figures["positions"].axes[0]

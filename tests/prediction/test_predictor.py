@@ -15,7 +15,7 @@ from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.prediction import Prediction, Predictor
 from vitrail.runtimes.runtime import Floats
-from vitrail.weights import resolve as bundled
+from vitrail.weights import resolve
 
 
 def expected(predictor: Predictor, path: Path) -> torch.Tensor:
@@ -168,7 +168,7 @@ def test_another_runtime_stands_behind_the_same_predictor(predictor: Predictor, 
 def test_load_without_a_source_takes_the_bundled_model(
     checkpoint_file: Path, photos: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    monkeypatch.setattr(resolve, "BUNDLED_FOLDER", tmp_path)
     with pytest.raises(WeightsError, match="the bundled model cifar10 is missing from this installation"):
         vitrail.load()
     checkpoint_file.rename(tmp_path / "cifar10.safetensors")

@@ -28,14 +28,14 @@ from vitrail.runtimes.runtime import (
     open_runtime,
 )
 from vitrail.threads import cores_of_this_thread, start_workers
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located, locate
 
 
 def test_torch_runs_checkpoints(checkpoint_file: Path) -> None:
     runtime, facts = open_runtime(locate(checkpoint_file), LoadOptions())
     assert (runtime.num_classes, facts.classes) == (7, CLASSES)
-    assert type(facts) is Facts
+    assert type(facts) is Metadata
     assert not any(isinstance(value, torch.Tensor) for value in facts.facts().values())
     assert vitrail.load(checkpoint_file).facts() == facts.facts()
 
@@ -45,8 +45,8 @@ def test_a_new_runtime_is_one_entry(
 ) -> None:
     _, facts = open_runtime(locate(checkpoint_file), LoadOptions())
 
-    def open_upside(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
-        return Upside(), Facts(preprocess=facts.preprocess, classes=("r", "g", "b"))
+    def open_upside(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
+        return Upside(), Metadata(preprocess=facts.preprocess, classes=("r", "g", "b"))
 
     (tmp_path / "a.upside").touch()
     located = Located(name="a.upside", path=tmp_path / "a.upside")

@@ -28,7 +28,7 @@ from vitrail.runtimes.manifest import LOGITS, Manifest
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.schema import to_dict
 from vitrail.serving.overlays import LONGEST, attend, explain_picture, methods_of
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 
 
 def encoded(image: Image.Image) -> bytes:
@@ -55,7 +55,7 @@ def exported(predictor: Predictor) -> Predictor:
     """The same model behind the runtime of exports, which has no torch model to look into."""
     config = predictor.model.config
     manifest = Manifest(
-        facts=Facts(preprocess=predictor.preprocess),
+        facts=Metadata(preprocess=predictor.preprocess),
         num_classes=config.num_classes,
         tokens=config.tokens,
         outputs=(LOGITS,),

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitrail
+from vitrail.evaluation.confidence import fit_trust
 from vitrail.evaluation.measurement import measure_split
-from vitrail.evaluation.trusting import fit_trust
 from vitrail.ranks import Ranks
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.training.best_weights import calibrate

@@ -7,13 +7,13 @@ from tests.prediction.conftest import write_tiny
 
 from vitrail.errors import VitrailError
 from vitrail.verbs.call import tell_data, tell_pictures
-from vitrail.weights import resolve as bundled
+from vitrail.weights import resolve
 
 
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    monkeypatch.setattr(resolve, "BUNDLED_FOLDER", tmp_path)
     write_tiny(tmp_path / "cifar10.safetensors")
     write_tiny(tmp_path / "runs" / "train-1" / "weights" / "best.safetensors")
     for name in ("runs/train-1/results.png", "photos/a.jpg", "photos/b.jpg", "runs/explain-1/sheet.png", "vit.onnx"):

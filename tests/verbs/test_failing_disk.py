@@ -13,9 +13,9 @@ from tests.data.conftest import make_folder  # noqa: F401 - a fixture
 
 import vitrail
 from faults import check_every_failure
+from vitrail.canvas import save_figure
 from vitrail.cli.main import main
-from vitrail.evaluation import plots
-from vitrail.explanation.paper_figures import save_figure
+from vitrail.explanation.paper_figures import save_paper_figure
 from vitrail.files import atomic_path
 from vitrail.verbs.embed import Embeddings
 from vitrail.verbs.predict import Predictions
@@ -32,8 +32,10 @@ def old_files(*names: str) -> Callable[[Path], None]:
 
 def test_figures(tmp_path: Path) -> None:
     figure = Figure(figsize=(1, 1))
-    check_every_failure(lambda folder: save_figure(figure, folder, "f"), tmp_path / "a", old_files("f.pdf", "f.png"))
-    check_every_failure(lambda folder: plots.save_figure(figure, folder / "f.png"), tmp_path / "b")
+    check_every_failure(
+        lambda folder: save_paper_figure(figure, folder, "f"), tmp_path / "a", old_files("f.pdf", "f.png")
+    )
+    check_every_failure(lambda folder: save_figure(figure, folder / "f.png"), tmp_path / "b")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])

@@ -16,7 +16,7 @@ from vitrail.cli.main import main
 from vitrail.cli.train import exit_code
 from vitrail.data import open_data
 from vitrail.errors import ConfigError, ResumableError
-from vitrail.evaluation.trusting import count_pictures
+from vitrail.evaluation.confidence import count_pictures
 from vitrail.training import Schedule, TrainConfig, recipe
 from vitrail.training.signals import InterruptedRunError, Signals
 from vitrail.verbs import train as verbs

@@ -10,16 +10,16 @@ import vitrail
 from vitrail.data import open_data
 from vitrail.data.config import DataConfig
 from vitrail.evaluation.measurement import measure_split
-from vitrail.weights import resolve as bundled
 from vitrail.weights.native import read_native
+from vitrail.weights.resolve import BUNDLED, bundled_path
 from vitrail.weights.write import sample_photos
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-@pytest.mark.parametrize("name", bundled.NAMES)
+@pytest.mark.parametrize("name", BUNDLED)
 def test_file_and_card(name: str) -> None:
-    path = bundled.bundled_path(name)
+    path = bundled_path(name)
     assert path.stat().st_size < 8_000_000
     checkpoint = read_native(path)
     assert {tensor.dtype for tensor in checkpoint.tensors.values()} == {torch.float16}
@@ -45,7 +45,7 @@ def test_is_as_good_as_its_card_says() -> None:
     found = measure_split(
         vitrail.load(), open_data("cifar10", DataConfig(data_dir=Path(os.environ["CIFAR10_DIR"]))), "test"
     )
-    card = bundled.bundled_path("cifar10").with_suffix(".md").read_text(encoding="utf-8")
+    card = bundled_path("cifar10").with_suffix(".md").read_text(encoding="utf-8")
     assert found.label_sets is not None
     for number in (
         f"**{found.metrics.top1.value:.2%}**",

@@ -22,7 +22,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.huggingface_config import hidden_width
 from vitrail.weights.infer import Hints
 from vitrail.weights.native import read_native, save_checkpoint
-from vitrail.weights.read import FOREIGN, FORMATS, SUFFIXES, read_checkpoint, read_files, refusals
+from vitrail.weights.read import FOREIGN, FORMATS, read_checkpoint, read_files
 from vitrail.weights.resolve import FormatName, find_files
 from vitrail.weights.timm import RESNET
 from vitrail.weights.write import write_checkpoint
@@ -157,7 +157,7 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
 @given(config=configs(), choice=st.integers(0, 10**6))
 def test_to_any_format_and_back_is_exact(name: FormatName, config: ViTConfig, choice: int) -> None:
     config = replace(config, **FORCED[name](config))
-    assert refusals(config, name) == []
+    assert FORMATS[name].refusals(config) == []
     checkpoint = Checkpoint(
         config=config,
         tensors=randomize(ViT(config)).state_dict(),
@@ -169,7 +169,7 @@ def test_to_any_format_and_back_is_exact(name: FormatName, config: ViTConfig, ch
         pooling=config.pooling,
         activation=config.block.activation,
     )
-    suffix = SUFFIXES[name][choice % len(SUFFIXES[name])]
+    suffix = FORMATS[name].suffixes[choice % len(FORMATS[name].suffixes)]
     if name == "timm" and isinstance(config.stem, ResNetStem):
         suffix = suffix or ".safetensors"  # timm registers no such hybrid
     with TemporaryDirectory() as folder:
@@ -185,7 +185,7 @@ def test_to_any_format_and_back_is_exact(name: FormatName, config: ViTConfig, ch
 
 def test_every_foreign_format_can_hold_something(make_checkpoint: Callable[..., Checkpoint]) -> None:
     for name, fields in FITTING.items():
-        assert refusals(make_checkpoint(**fields).config, name) == []
+        assert FORMATS[name].refusals(make_checkpoint(**fields).config) == []
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -222,7 +222,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_a_format_cannot_hold_is_refused_with_the_reason(
     tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: Any, fields: dict[str, Any], message: str
 ) -> None:
-    suffix = SUFFIXES[name][0]
+    suffix = FORMATS[name].suffixes[0]
     with pytest.raises(WeightsError, match=f"{name} cannot hold this model: .*{message}"):
         write_checkpoint(make_checkpoint(**fields), tmp_path / f"a{suffix}", name)
     assert list(tmp_path.iterdir()) == []
@@ -309,7 +309,7 @@ def test_hints_change_our_own_files_too(tmp_path: Path, make_checkpoint: Callabl
 def test_foreign_to_ours_and_back_reproduces_every_key_and_value(
     tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName
 ) -> None:
-    suffix = SUFFIXES[name][0]
+    suffix = FORMATS[name].suffixes[0]
     checkpoint = make_checkpoint(**FITTING[name])
     if name == "dinov2":
         checkpoint = replace(checkpoint, extras={"mask_token": torch.randn(1, 32)})

@@ -10,8 +10,8 @@ from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.weights.formats import walk
 from vitrail.weights.keys import rule, write_tensors
-from vitrail.weights.read import FORMATS
-from vitrail.weights.resolve import FormatName, foreign_formats
+from vitrail.weights.read import FOREIGN, FORMATS
+from vitrail.weights.resolve import FormatName
 from weights_fixtures import FITTING
 
 
@@ -66,7 +66,7 @@ def test_every_field_that_a_format_names_is_one_of_the_model() -> None:
     stems = (PatchStem(), ConvStem(widths=(8,), strides=(2,)), ResNetStem())
     known = {path for stem in stems for path, _, _ in walk(ViTConfig(stem=stem, patch_size=1), ViTConfig())}
     assert {"width", "block.qk_norm", "positions.kind", "stem.kind", "stem.ws_form", "rates.path"} <= known
-    for each in foreign_formats():
+    for each in FOREIGN.values():
         assert each.holds is not None
         for config in (ViTConfig(), ViTConfig(registers=2)):
             assert each.holds(config).keys() <= known

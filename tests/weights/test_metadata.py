@@ -71,14 +71,14 @@ def test_no_file_of_names(tmp_path: Path) -> None:
 
 def test_names_are_given_to_the_head_as_it_is(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     bare = make_checkpoint()
-    named = name_classes(bare, NAMES)
+    named = name_classes(bare, 7, NAMES)
     assert named.classes == NAMES
     assert named.tensors is bare.tensors
     with pytest.raises(WeightsError, match="it has 1 name, and the head of .* has 7 classes"):
-        name_classes(bare, ["a"])
+        name_classes(bare, 7, ["a"])
     with pytest.raises(WeightsError, match=r"in another order: g, f, e, … instead of a, b, c, …"):
-        name_classes(named, NAMES[::-1])
-    renamed = name_classes(named, [f"class {name}" for name in NAMES])
+        name_classes(named, 7, NAMES[::-1])
+    renamed = name_classes(named, 7, [f"class {name}" for name in NAMES])
     assert renamed.notes[-1] == (
         "the classes were renamed, in their order: a, b, c, … are now class a, class b, class c, …"
     )

@@ -24,7 +24,7 @@ from vitrail.errors import VitrailError, WeightsError
 from vitrail.files import atomic_path
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
-from vitrail.weights.read import SUFFIXES, read_checkpoint
+from vitrail.weights.read import FORMATS, read_checkpoint
 from vitrail.weights.resolve import find_files
 from vitrail.weights.tensor_files import write_pickle
 from vitrail.weights.write import write_checkpoint
@@ -255,7 +255,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Checkpoi
         config = replace(TINY, depth=1, **fields)
         tensors = randomize(ViT(config)).state_dict()
         checkpoint = Checkpoint(config=config, tensors=tensors, preprocess=preset("google", config.image_size))
-        path = folder / f"{name}{SUFFIXES[name][0]}"
+        path = folder / f"{name}{FORMATS[name].suffixes[0]}"
         write_checkpoint(checkpoint, path, name)
         made[name] = checkpoint, path
     return made

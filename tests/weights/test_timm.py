@@ -12,7 +12,7 @@ from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, infer_heads
-from vitrail.weights.read import SUFFIXES, read_checkpoint
+from vitrail.weights.read import FORMATS, read_checkpoint
 from vitrail.weights.resolve import FormatName
 from vitrail.weights.timm import RESNET, how_to_load
 from vitrail.weights.timm_names import NAMES, OTHERS
@@ -193,7 +193,7 @@ def test_our_own_sizes_are_no_convention_for_the_heads_of_others(width: int, dep
 def test_every_format_is_read_with_an_attention_scale(
     tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName
 ) -> None:
-    path = tmp_path / f"a{SUFFIXES[name][0]}"
+    path = tmp_path / f"a{FORMATS[name].suffixes[0]}"
     write_checkpoint(make_checkpoint(**FITTING.get(name, {})), path, name)
     read = read_checkpoint(path, hints=Hints(heads=4, attention_scale=0.3), allow_pickle=True)
     assert read.config.block.attention_scale == 0.3

@@ -12,13 +12,12 @@ from safetensors.torch import save_file
 from conftest import randomize
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, Rates
-from vitrail.weights import huggingface_config
-from vitrail.weights import huggingface_preprocess as huggingface_processor
+from vitrail.weights import huggingface_config, huggingface_preprocess
 from vitrail.weights import write as module
 from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
-from vitrail.weights.read import SUFFIXES, read_checkpoint
+from vitrail.weights.read import FORMATS, read_checkpoint
 from vitrail.weights.resolve import FormatName
 from vitrail.weights.write import compare, convert, write_checkpoint
 from weights_fixtures import FITTING
@@ -29,7 +28,7 @@ def test_every_format_is_written_and_proved(
     tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName
 ) -> None:
     write_checkpoint(make_checkpoint(**FITTING[name]), tmp_path / "a.safetensors")
-    target = tmp_path / f"out{SUFFIXES[name][0]}"
+    target = tmp_path / f"out{FORMATS[name].suffixes[0]}"
     conversion = convert(tmp_path / "a.safetensors", target, name)
     assert conversion.agreement.relative <= 1e-5
     assert conversion.agreement.top1 == 1.0
@@ -39,7 +38,9 @@ def test_every_format_is_written_and_proved(
 @pytest.mark.parametrize("name", ["timm", "hf", "torchvision"])
 def test_the_peer_is_a_witness(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName) -> None:
     write_checkpoint(make_checkpoint(**FITTING[name]), tmp_path / "a.safetensors")
-    conversion = convert(tmp_path / "a.safetensors", tmp_path / f"out{SUFFIXES[name][-1]}", name, verify_with_peer=True)
+    conversion = convert(
+        tmp_path / "a.safetensors", tmp_path / f"out{FORMATS[name].suffixes[-1]}", name, verify_with_peer=True
+    )
     assert conversion.peer is not None
     assert conversion.peer.relative <= 1e-5
 
@@ -283,7 +284,7 @@ def test_a_misread_processor_does_not_prove_itself(
     tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(make_checkpoint(**FITTING["hf"]), tmp_path / "a", "hf")
-    monkeypatch.setitem(huggingface_processor.INTERPOLATIONS, 2, "bicubic")
+    monkeypatch.setitem(huggingface_preprocess.INTERPOLATIONS, 2, "bicubic")
     with pytest.raises(WeightsError, match=r"run on the source itself, prepares china.jpg differently"):
         convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
 

@@ -20,7 +20,7 @@ from vitrail.runtimes.manifest import Manifest
 from vitrail.serving.settings import ServeSettings
 from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
 from vitrail.weights.infer import Hints
-from vitrail.weights.metadata import Facts, Origin
+from vitrail.weights.metadata import Metadata, Origin
 from vitrail.weights.trust import Familiarity, LabelSets, Packed, Trust
 
 # Section of a page → the dataclasses in it.
@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[type[Any], ...]] = {
     "service": (ServeSettings,),
     "facts": (Origin,),
     "trust": (Trust, LabelSets, Familiarity, Packed),
-    "manifest": (Manifest, Facts),
+    "manifest": (Manifest, Metadata),
 }
 _OF_CHECKPOINTS = ("facts", "trust", "manifest")
 _TYPES = {int: "whole number", float: "number", str: "text", Path: "path"}

@@ -11,7 +11,7 @@ from vitrail.cli.eval_table import print_evaluation, print_probes
 from vitrail.cli.printing import print_end, print_json, print_no_report, print_note
 from vitrail.data.config import DataConfig
 from vitrail.errors import list_names
-from vitrail.evaluation.names import ProbeName, ViewName
+from vitrail.evaluation import ProbeName, ViewName
 from vitrail.files import check_run_folder, new_run_folder
 
 BROKEN = 1

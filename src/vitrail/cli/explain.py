@@ -18,7 +18,7 @@ from vitrail.files import check_run_folder, new_run_folder
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.explanation import Choice, Faithfulness
+    from vitrail.explanation import Faithfulness, MethodChoice
     from vitrail.explanation.heatmap import Explanations
 
 
@@ -159,7 +159,7 @@ def _percent(share: float) -> str:
     return "" if isnan(share) else f"{share:.1%}"
 
 
-def _print_choice(console: Console, choice: "Choice") -> None:
+def _print_choice(console: Console, choice: "MethodChoice") -> None:
     if choice.scores:
         table = Table("method", box=None, pad_edge=False)
         for column in ("deletion ↓", "insertion ↑", "score"):

@@ -6,12 +6,9 @@ import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from vitrail.errors import DataError
+from vitrail.progress import progress_bar
 
 CHUNK = 1 << 20
 TIMEOUT = 30  # seconds without a byte
@@ -68,20 +65,14 @@ def _download(url: str, partial: Path) -> None:
         resumed = response.status == 206
         length = response.headers.get("Content-Length")
         expected = int(length) + (have if resumed else 0) if length else None
-        with partial.open("ab" if resumed else "wb") as file:
-            _copy(response, file, url, have if resumed else 0, expected)
+        name = f"downloading {url.rsplit('/', 1)[-1]}"
+        with partial.open("ab" if resumed else "wb") as file, progress_bar(name, expected) as advance:
+            advance(have if resumed else 0)
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+                advance(len(chunk))
     if expected is not None and partial.stat().st_size != expected:
         raise OSError(f"the connection ended after {partial.stat().st_size:,} of {expected:,} bytes")
-
-
-def _copy(response: Any, file: Any, url: str, done: int, total: int | None) -> None:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(url.rsplit("/", 1)[-1], total=total, completed=done)
-        while chunk := response.read(CHUNK):
-            file.write(chunk)
-            progress.advance(task, len(chunk))
 
 
 def _md5(path: Path) -> str:

@@ -2,7 +2,8 @@
 
 Which samples are in which batch of which rank is a function of (seed, epoch) only, so it can be resumed anywhere.
 Workers are threads: Pillow and torch release Python's lock while they decode and resize, and no picture is copied
-between processes. Each rank is a process of its own anyway."""
+between processes. Each rank is a process of its own anyway.
+"""
 
 import hashlib
 import os

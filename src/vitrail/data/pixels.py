@@ -1,14 +1,15 @@
 """From any picture to the array that a model sees, without torch: exports run where it is not installed.
 
 Pictures are not trusted: the header is judged before a pixel is decoded. What torch itself resizes (the spec's kernels
-"bytes" and "float") and tensors go through `transform.py`."""
+"bytes" and "float") and tensors go through `transform.py`.
+"""
 
 import io
 import math
 import os
 import re
 import struct
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Union
 
@@ -22,6 +23,13 @@ from vitrail.untrusted import check_regular
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+# A path, an encoded file, a PIL picture, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
+# Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
+ImageLike = str | Path | bytes | Image.Image
+Picture = Union[ImageLike, np.ndarray[Any, Any], "Tensor"]
+Array = np.ndarray[Any, Any]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 # Format → the extensions that folders of pictures use for it.
 FORMATS = {
@@ -39,6 +47,13 @@ _ENDINGS = tuple(EXTENSIONS)
 LIMIT_VARIABLE = "VITRAIL_MAX_PIXELS"
 MAX_HEADER = 1 << 16  # bytes until the size of a PPM picture is known
 MAX_COMMENTS = 1000  # in a PPM picture in text form
+SLAB = 1 << 18  # floats that fit in the CPU cache from one step to the next
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
 _ORIENTATION_TAG = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -156,6 +171,11 @@ def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def opened(picture: ImageLike, name: str = "picture") -> AbstractContextManager[Image.Image]:
+    """A picture for a `with` block, at whose end it is closed if it was opened here."""
+    return nullcontext(picture) if isinstance(picture, Image.Image) else open_picture(picture, name=name)
+
+
 def orientation(image: Image.Image) -> int:
     """The EXIF orientation, or else that of XMP, 1 (upright) to 8; a damaged tag counts as upright."""
     if image.format in ("JPEG", "MPO", "WEBP") and not {"exif", "xmp"} & image.info.keys():
@@ -187,6 +207,12 @@ def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image
         raise
     except Exception as error:  # decoders may raise anything on hostile bytes
         raise InputError(f"{name}: damaged or truncated ({_describe(error)}).") from error
+
+
+def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") -> Image.Image:
+    """`decode` for a picture that may have to be opened first."""
+    with opened(picture, name) as image:
+        return decode(image, spec, str(picture) if isinstance(picture, str | Path) else name)
 
 
 def _convert(image: Image.Image, spec: Preprocess, name: str) -> Image.Image:
@@ -224,21 +250,6 @@ def sixteen_to_eight(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
-# A path, an encoded file, a PIL picture, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
-# Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
-Picture = Union[str, Path, bytes, Image.Image, np.ndarray[Any, Any], "Tensor"]
-Array = np.ndarray[Any, Any]
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-SLAB = 1 << 18  # floats that fit in the CPU cache from one step to the next
-RESAMPLING = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
-
-
 def prepare_array(picture: Picture, spec: Preprocess, out: Floats, name: str = "picture") -> None:
     """Write what the model sees of one picture into `out` (C, H, W), normalised."""
     normalize_array(fit_array(picture, spec, name), spec, out)
@@ -246,13 +257,8 @@ def prepare_array(picture: Picture, spec: Preprocess, out: Floats, name: str = "
 
 def fit_array(picture: Picture, spec: Preprocess, name: str = "picture") -> Array:
     """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] when the spec's kernel is float)."""
-    if spec.kernel == "pillow":
-        if isinstance(picture, str | Path | bytes):
-            name = str(picture) if isinstance(picture, str | Path) else name
-            with open_picture(picture, name=name) as image:
-                return fit_pillow(decode(image, spec, name), spec)
-        if isinstance(picture, Image.Image):
-            return fit_pillow(decode(picture, spec, name), spec)
+    if spec.kernel == "pillow" and isinstance(picture, str | Path | bytes | Image.Image):
+        return fit_pillow(decode_picture(picture, spec, name), spec)
     if not (isinstance(picture, str | Path | bytes | Image.Image | np.ndarray) or is_tensor(picture)):
         raise InputError(f"{name}: must be a path, bytes, PIL, array or tensor; got {type(picture).__name__}.")
     from vitrail.data.transform import fit

@@ -161,7 +161,7 @@ def contact_sheet(report: Report) -> Image.Image:
         for label, name in enumerate(dataset.classes[:MAX_CLASSES])
     ]
     rows += _duplicate_rows(report)
-    total = sum(len(source) for source in dataset.splits.values())
+    total = dataset.num_pictures
     shown = "" if len(dataset.classes) <= MAX_CLASSES else f", the first {MAX_CLASSES} shown"
     return draw_sheet(
         f"{dataset.name}: {counted(total, 'picture')}, {counted(len(dataset.classes), 'class')}{shown}",
@@ -178,7 +178,7 @@ def _class_tiles(dataset: Dataset, label: int) -> Iterator[Tile]:
         members = np.flatnonzero(source.labels == label)
         chosen = members[permutation(0, 0, len(members))[:share]]
         for index in chosen.tolist():
-            yield Tile(image=_load(source, index), caption=split)
+            yield Tile(image=load_picture(source, index), caption=split)
 
 
 def _duplicate_rows(report: Report) -> list[SheetRow]:
@@ -186,16 +186,20 @@ def _duplicate_rows(report: Report) -> list[SheetRow]:
     serious = [item.pair for item in report.findings if item.pair and "two" in item.what][:MAX_PAIRS]
     pairs: list[Tile] = []
     for fact in (fact for pair in serious for fact in pair):
-        image = _load(report.dataset.splits[fact.split], fact.index)
+        image = load_picture(report.dataset.splits[fact.split], fact.index)
         pairs.append(Tile(image=image, caption=f"{fact.split} {report.dataset.classes[fact.label]}"))
-    title = "the same picture, or nearly, in two splits or classes"
+    return wrap_tiles("the same picture, or nearly, in two splits or classes", pairs)
+
+
+def wrap_tiles(title: str, tiles: Sequence[Tile]) -> list[SheetRow]:
+    """Rows of at most `COLUMNS` tiles, with the title at the first."""
     return [
-        SheetRow(title=title if start == 0 else "", tiles=pairs[start : start + COLUMNS])
-        for start in range(0, len(pairs), COLUMNS)
+        SheetRow(title=title if start == 0 else "", tiles=tiles[start : start + COLUMNS])
+        for start in range(0, len(tiles), COLUMNS)
     ]
 
 
-def _load(source: Source, index: int) -> Image.Image | None:
+def load_picture(source: Source, index: int) -> Image.Image | None:
     """One picture, or nothing if it cannot be read."""
     try:
         return to_pil(pixels(source.picture(index), _COLOR))

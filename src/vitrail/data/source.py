@@ -3,9 +3,10 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from vitrail.data.config import MAX_BROKEN_RATE
 from vitrail.data.labels import Doubt, doubt_labels
 from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess, preset
-from vitrail.data.split import stratify
+from vitrail.data.split import SplitPlan, stratify
 from vitrail.errors import DataError, list_names, shorten
 from vitrail.wording import counted
 
@@ -27,22 +28,7 @@ GENERIC = frozenset(
     | {"labels", "annotations", "metadata", "extracted", "unzipped", "download", "downloads"}
 )
 ELSEWHERE = frozenset({"", "tmp", "home", "root", "mnt", "media", "users", "content", "workspace", "work"})
-
-
-def name_after(path: Path) -> str:
-    """The name of data in a folder or a file: `flowers` for flowers/dataset and for flowers/labels.csv."""
-    own = path.absolute()
-    first = own.stem if own.is_file() else own.name
-    if first.lower() not in GENERIC:
-        return first
-    for folder in own.parents:
-        if folder.name.lower() in ELSEWHERE:
-            break
-        if folder.name.lower() not in GENERIC:
-            return folder.name
-    return first
-
-
+SMALL_SIDE = 64  # pictures up to this side are not cropped, since every pixel counts
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -62,6 +48,10 @@ class Source(ABC):
     @abstractmethod
     def key(self, index: int) -> str:
         """The name of one sample, the same every time: what messages, split files and reports show."""
+
+    def keys(self) -> list[str]:
+        """The names of all samples."""
+        return [self.key(index) for index in range(len(self))]
 
     @abstractmethod
     def select(self, indices: Sequence[int] | Labels) -> "Source":
@@ -108,9 +98,29 @@ class FileSource(Source):
     def key(self, index: int) -> str:
         return self.names[index]
 
+    def keys(self) -> list[str]:
+        return list(self.names)
+
     def select(self, indices: Sequence[int] | Labels) -> "FileSource":
         places: list[int] = np.asarray(indices).tolist()
         return FileSource([self.names[place] for place in places], self.labels[places], self.root)
+
+
+class RowSource(Source):
+    """Pictures that are rows of something, which samples are named after; a part of it keeps the rows' numbers."""
+
+    def __init__(self, name: str, labels: Sequence[int] | Labels, rows: Labels | None = None) -> None:
+        super().__init__(labels)
+        self.name = name
+        self.rows = np.arange(len(self.labels)) if rows is None else rows  # ours → theirs, (N,) or (N, …)
+
+    def key(self, index: int) -> str:
+        return f"{self.name}:{self.rows[index]}"
+
+    def select(self, indices: Sequence[int] | Labels) -> Self:
+        part, chosen = copy(self), np.asarray(indices)
+        part.rows, part.labels = self.rows[chosen], self.labels[chosen]
+        return part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +148,14 @@ class Dataset:
     def __repr__(self) -> str:
         return f"<Dataset {self.name}: {counted(len(self.classes), 'class')}; {_sizes(self.splits)}>"
 
+    @property
+    def num_pictures(self) -> int:
+        """The pictures of all splits."""
+        return sum(len(source) for source in self.splits.values())
+
     def doubt_labels(self) -> Doubt | None:
         """Why the labels are probably not what is to be learned, if they are not."""
-        return doubt_labels(self.classes, sum(len(source) for source in self.splits.values()))
+        return doubt_labels(self.classes, self.num_pictures)
 
     def refuse_labels(self) -> None:
         """Raise for labels that nobody means to learn from."""
@@ -160,7 +175,7 @@ class Dataset:
         if "val" in self.splits:
             return self
         train = self.splits["train"]
-        parts = stratify([train.key(index) for index in range(len(train))], train.labels, {"val": rate}, seed)
+        parts = stratify(train.keys(), train.labels, {"val": rate}, seed)
         made = {name: train.select(indices) for name, indices in parts.items() if len(indices)}
         return replace(self, splits={**self.splits, **made}, made_split=True)
 
@@ -169,11 +184,17 @@ class Dataset:
         splits: dict[str, Source] = {}
         unused: list[tuple[str, str]] = []
         for name, source in self.splits.items():
-            keys = [source.key(index) for index in range(len(source))]
+            keys = source.keys()
             parts = stratify(keys, source.labels, {"unused": 1 - share}, seed)
             splits[name] = source.select(parts["train"])
             unused += [(keys[index], self.classes[source.labels[index]]) for index in parts["unused"]]
         return replace(self, splits=splits, unused=(*self.unused, *unused), made_split=True)
+
+
+def split_source(source: Source, plan: SplitPlan) -> dict[str, Source]:
+    """The splits of pictures that come without any, as planned."""
+    parts = plan.apply(source.keys(), source.labels)
+    return {name: source.select(indices) for name, indices in parts.items()}
 
 
 def refuse_broken(broken: Mapping[str, str], count: int, rate: float | None = None, share: float = 0.0) -> None:
@@ -220,7 +241,18 @@ def align_labels(name: str, names: Mapping[str, Sequence[str]], *, same_everywhe
     return tuple(classes)
 
 
-SMALL_SIDE = 64  # pictures up to this side are not cropped, since every pixel counts
+def name_after(path: Path) -> str:
+    """The name of data in a folder or a file: `flowers` for flowers/dataset and for flowers/labels.csv."""
+    own = path.absolute()
+    first = own.stem if own.is_file() else own.name
+    if first.lower() not in GENERIC:
+        return first
+    for folder in own.parents:
+        if folder.name.lower() in ELSEWHERE:
+            break
+        if folder.name.lower() not in GENERIC:
+            return folder.name
+    return first
 
 
 def default_preprocess(

@@ -83,10 +83,7 @@ def stratify(
 
 def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> None:
     """Write split → (key, class) as the CSV that `read_split` reads."""
-    with (
-        atomic_path(path) as draft,
-        draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-    ):
+    with atomic_path(path) as draft, draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
         writer.writerow(("key", "split", "class"))
         for split, samples in rows.items():
@@ -105,14 +102,18 @@ def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
         raise DataError(f"cannot read the split file {path}: {error.strerror}.") from None
     except csv.Error as error:
         raise DataError(f"{path}: not a table ({error}).") from None
-    gone, new = sorted(set(where) - set(keys)), sorted(set(keys) - set(where))
-    if gone or new:
-        differences = "; ".join(
-            f"{len(some)} {what}: {', '.join(key[:100] for key in some[:3])}…"
-            for some, what in _pairs(gone, new)
-            if some
+    differences = [
+        f"{len(some)} {what}: {', '.join(key[:100] for key in sorted(some)[:3])}…"
+        for what, some in (
+            ("are in it but not in the data", set(where) - set(keys)),
+            ("are in the data but not in it", set(keys) - set(where)),
         )
-        raise DataError(f"{path} was made for other pictures ({differences}). Delete it to make a new split.")
+        if some
+    ]
+    if differences:
+        raise DataError(
+            f"{path} was made for other pictures ({'; '.join(differences)}). Delete it to make a new split."
+        )
     parts: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
         parts.setdefault(where[key], []).append(index)
@@ -133,7 +134,3 @@ def _read_rows(path: Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str
         if where.setdefault(key, split) != split:
             raise DataError(f"{path}: {key[:100]} is in {where[key]} and in {split}; keep one.")
     return where
-
-
-def _pairs(gone: list[str], new: list[str]) -> list[tuple[list[str], str]]:
-    return [(gone, "are in it but not in the data"), (new, "are in the data but not in it")]

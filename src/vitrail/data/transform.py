@@ -1,6 +1,5 @@
 """Carrying out a `Preprocess` spec with torch: any picture → the tensor that the model sees."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ from torch import Tensor
 from vitrail.data.pixels import (
     RESAMPLING,
     Picture,
-    decode,
+    decode_picture,
     fit_pillow,
     normalize_array,
-    open_picture,
     sixteen_to_eight,
     to_array,
 )
@@ -32,23 +30,16 @@ def prepare(picture: Picture, spec: Preprocess) -> Tensor:
 
 def fit(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
     """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] when the spec's kernel is float)."""
-    if isinstance(picture, str | Path | bytes):
-        name = str(picture) if isinstance(picture, str | Path) else name
-        with open_picture(picture, name=name) as image:
-            return _fit_image(decode(image, spec, name), spec)
-    if isinstance(picture, Image.Image):
-        return _fit_image(decode(picture, spec, name), spec)
-    return fit_tensor(as_bytes(picture, spec, name), spec)
+    if spec.kernel == "pillow" and not isinstance(picture, np.ndarray | Tensor):
+        return torch.as_tensor(fit_pillow(decode_picture(picture, spec, name), spec))
+    return fit_tensor(pixels(picture, spec, name), spec)
 
 
 def pixels(picture: Picture, spec: Preprocess, name: str = "picture") -> Tensor:
     """All the pixels of any picture in the spec's channels, not resized: bytes (C, H, W)."""
     if isinstance(picture, np.ndarray | Tensor):
         return as_bytes(picture, spec, name)
-    if isinstance(picture, Image.Image):
-        return to_tensor(decode(picture, spec, name))
-    with open_picture(picture, name=name) as image:
-        return to_tensor(decode(image, spec, name))
+    return to_tensor(decode_picture(picture, spec, name))
 
 
 def normalize(images: Tensor, spec: Preprocess, out: Tensor | None = None) -> Tensor:
@@ -63,12 +54,6 @@ def denormalize(images: Tensor, spec: Preprocess) -> Tensor:
     mean = torch.tensor(spec.mean, device=images.device).view(-1, 1, 1)
     std = torch.tensor(spec.std, device=images.device).view(-1, 1, 1)
     return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
-
-
-def _fit_image(image: Image.Image, spec: Preprocess) -> Tensor:
-    if spec.kernel != "pillow":
-        return fit_tensor(to_tensor(image), spec)
-    return torch.as_tensor(fit_pillow(image, spec))
 
 
 def to_tensor(image: Image.Image) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -16,16 +16,24 @@ from vitrail.data.chunks import ChunkMaker
 from vitrail.data.pixels import Picture
 from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import ConfigError, DataError, suggest
-from vitrail.evaluation.metrics import Answers, Metrics, SetScores, answer, check, measure, measure_sets, sum_up
-from vitrail.evaluation.names import ViewName
+from vitrail.evaluation import ViewName
+from vitrail.evaluation.metrics import Answers, Floats, Metrics, SetScores, answer, check, measure, measure_sets, sum_up
 from vitrail.prediction import Predictor
 from vitrail.prediction.results import familiarity_of
+from vitrail.progress import Advance
 from vitrail.ranks import current_ranks
 from vitrail.rng import Draws, Integers, permutation
 from vitrail.threads import map_in_order
 from vitrail.weights.trust import Trust, is_familiar
 
+COVERAGE = 0.95  # of the label sets that are measured unless another is requested
+CURVE = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)  # coverages of the curve of label sets
 SHIFT = 16  # a shift moves the picture by 1/16 of its side
+
+Singles = np.ndarray[Any, np.dtype[np.float32]]
+Booleans = np.ndarray[Any, np.dtype[np.bool_]]
+Change = Callable[[Tensor, Integers], Tensor]  # prepared pictures (B, C, H, W) and their indices in the split → others
+_Part = tuple[Integers, Singles, dict[str, str]]  # samples, numbers, unreadable pictures
 
 
 def views(images: Tensor, kind: ViewName | None) -> list[Tensor]:
@@ -51,17 +59,6 @@ def _shifts(images: Tensor) -> list[Tensor]:
     return [padded[..., top : top + height, left : left + width] for top, left in corners]
 
 
-COVERAGE = 0.95  # of the label sets that are measured unless another is requested
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Doubles = np.ndarray[Any, np.dtype[np.float64]]
-Booleans = np.ndarray[Any, np.dtype[np.bool_]]
-Change = Callable[[Tensor, Integers], Tensor]  # prepared pictures (B, C, H, W) and their indices in the split → others
-Compute = Callable[[Floats], Floats]
-Progress = Callable[[int], None]
-_Part = tuple[Integers, Floats, dict[str, str]]  # samples, numbers, unreadable pictures
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measurement:
     """What a model predicted for every picture of a split."""
@@ -71,12 +68,12 @@ class Measurement:
     classes: tuple[str, ...]  # in the order of the logits and targets
     samples: Integers  # (N,) indices in the split, ascending
     keys: tuple[str, ...]  # the names of these samples
-    logits: Floats  # (N, classes); with test-time augmentation, the logarithms of the mean probabilities
+    logits: Singles  # (N, classes); with test-time augmentation, the logarithms of the mean probabilities
     targets: Integers  # (N,)
     broken: dict[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be read
     seconds: float | None  # None: with features that were known before
     trust: Trust | None = None  # what the model's calibration found
-    familiarity: Doubles | None = None  # (N,) the scores of its `Familiarity`; None if it cannot tell
+    familiarity: Floats | None = None  # (N,) the scores of its `Familiarity`; None if it cannot tell
     coverage: float = COVERAGE  # of the label sets that are measured
     chose_epoch: bool = False  # the weights are those of the best epoch on this split: optimistic
 
@@ -99,8 +96,13 @@ class Measurement:
             return None
         return measure_sets(self.trust.sets, self.logits, self.targets, self.trust, coverage)
 
+    def coverage_curve(self) -> list[SetScores]:
+        """The label sets at every coverage of `CURVE` that the calibration can promise."""
+        highest = 0.0 if self.trust is None or self.trust.sets is None else self.trust.sets.levels[-1]
+        return [sets for level in CURVE if level <= highest and (sets := self.label_sets_at(level)) is not None]
+
     @cached_property
-    def familiar_shares(self) -> Doubles | None:
+    def familiar_shares(self) -> Floats | None:
         """(N,) the share of validation pictures that are less familiar than each picture."""
         if self.trust is None or self.trust.familiarity is None or self.familiarity is None:
             return None
@@ -130,7 +132,7 @@ def measure_split(
     change: Change | None = None,
     limit: int | None = None,
     by_position: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Advance = lambda _: None,
 ) -> Measurement:
     """The predictions for a split.
 
@@ -145,10 +147,9 @@ def measure_split(
     order = align_classes(predictor, dataset.classes, by_position=by_position)
     source = pick_split(dataset, split)
     samples = choose(len(source), limit)
-
     known = familiarity_of(predictor, predictor.runtime) if tta is None else None
 
-    def compute(images: Floats) -> Floats:
+    def compute(images: Singles) -> Singles:
         if known is not None:
             logits, features = predictor.runtime.logits_and_features(images)
             return np.concatenate([logits[:, order], known.scores(features)[:, None].astype(np.float32)], axis=1)
@@ -160,18 +161,25 @@ def measure_split(
     familiarity = None if known is None else logits[:, -1].astype(np.float64)
     logits = np.ascontiguousarray(logits[:, : len(order)])
     refuse_broken(broken, len(samples), dataset.max_broken_rate)
+    measurement = make_measurement(dataset, split, kept, logits, broken, time.perf_counter() - start)
+    return replace(measurement, trust=predictor.trust, familiarity=familiarity)
+
+
+def make_measurement(
+    dataset: Dataset, split: str, samples: Integers, logits: Singles, broken: dict[str, str], seconds: float
+) -> Measurement:
+    """What a model computed for these samples of a split."""
+    source = pick_split(dataset, split)
     return Measurement(
         data=dataset.name,
         split=split,
         classes=dataset.classes,
-        samples=kept,
-        keys=tuple(source.key(int(sample)) for sample in kept),
+        samples=samples,
+        keys=tuple(source.key(int(sample)) for sample in samples),
         logits=logits,
-        targets=source.labels[kept],
+        targets=source.labels[samples],
         broken=broken,
-        seconds=time.perf_counter() - start,
-        trust=predictor.trust,
-        familiarity=familiarity,
+        seconds=seconds,
     )
 
 
@@ -263,10 +271,10 @@ def run(
     predictor: Predictor,
     source: Source,
     samples: Integers,
-    compute: Compute,
+    compute: Callable[[Singles], Singles],
     *,
     change: Change | None = None,
-    progress: Progress = lambda _: None,
+    progress: Advance = lambda _: None,
 ) -> _Part:
     """`compute` for the given samples, by all ranks together: (readable samples, their numbers, the other samples).
 
@@ -300,7 +308,7 @@ def run(
     return kept, _join(numbers), broken
 
 
-def _join(parts: list[Floats]) -> Floats:
+def _join(parts: list[Singles]) -> Singles:
     """All rows in one array; each part is released once copied, since together they may be gigabytes."""
     whole = np.empty((sum(map(len, parts)), parts[0].shape[1]), dtype=parts[0].dtype)
     end = len(whole)
@@ -311,7 +319,7 @@ def _join(parts: list[Floats]) -> Floats:
     return whole
 
 
-def _average(logits: list[Floats]) -> Floats:
+def _average(logits: list[Singles]) -> Singles:
     if len(logits) == 1:
         return logits[0]
     stacked = torch.from_numpy(np.stack(logits)).log_softmax(dim=2)

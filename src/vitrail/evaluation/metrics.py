@@ -2,7 +2,8 @@
 
 Among equal logits the first class counts as the highest, in every metric. Undefined values are NaN, not 0: the
 recall of a class without samples, the precision of a class that was never predicted. Rows are taken in blocks, so that
-the logits of thousands of classes are never held a second time."""
+the logits of thousands of classes are never held a second time.
+"""
 
 import math
 from collections.abc import Iterator
@@ -15,13 +16,30 @@ from vitrail.errors import InputError
 from vitrail.weights.trust import LabelSets, Trust, log_probabilities, probabilities
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Array = np.ndarray[Any, Any]
+BINS = 15
+BLOCK = 1 << 20  # logits processed at once
+Z = 1.959963984540054  # standard deviations of a 95 % interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A share of correct answers with its 95 % interval (Wilson's score)."""
+
+    correct: int
+    total: int
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Confusion:
     """How often each class was taken for each other: one entry per pair that occurred, by truth, then prediction.
 
-    `numpy.asarray(confusion)` is the matrix, whose rows are the truth.
+    10,000 classes have 10⁸ pairs, nearly all of them 0. `numpy.asarray(confusion)` is the matrix, whose rows are the
+    truth.
     """
 
     num_classes: int
@@ -49,9 +67,8 @@ class Confusion:
         """(true class, what it was taken for, how often), the most frequent first; ties by class."""
         wrong = np.flatnonzero(self.targets != self.predicted)
         order = wrong[np.argsort(-self.counts[wrong], kind="stable")[:most]]
-        return [
-            (int(self.targets[index]), int(self.predicted[index]), int(self.counts[index])) for index in order.tolist()
-        ]
+        columns = (column[order].tolist() for column in (self.targets, self.predicted, self.counts))
+        return list(zip(*columns, strict=True))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         matrix = np.zeros((self.num_classes, self.num_classes), dtype=dtype or np.int64)
@@ -59,38 +76,14 @@ class Confusion:
         return matrix
 
     def _total(self, classes: Integers, counts: Integers) -> Integers:
-        total = np.zeros(self.num_classes, dtype=np.int64)
-        np.add.at(total, classes, counts)
-        return total
+        return np.bincount(classes, counts, self.num_classes).astype(np.int64)
 
 
 def count_pairs(predicted: Integers, targets: Integers, num_classes: int) -> Confusion:
     """How often each class was taken for each other."""
     cells, counts = np.unique(targets.astype(np.int64) * num_classes + predicted, return_counts=True)
-    return Confusion(
-        num_classes=num_classes,
-        targets=cells // num_classes,
-        predicted=cells % num_classes,
-        counts=counts.astype(np.int64),
-    )
-
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Array = np.ndarray[Any, Any]
-BINS = 15
-BLOCK = 1 << 20  # logits processed at once
-Z = 1.959963984540054  # standard deviations of a 95 % interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """A share of correct answers with its 95 % interval (Wilson's score)."""
-
-    correct: int
-    total: int
-    value: float
-    low: float
-    high: float
+    truth, taken_for = np.divmod(cells, num_classes)
+    return Confusion(num_classes=num_classes, targets=truth, predicted=taken_for, counts=counts.astype(np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,7 +97,7 @@ class ClassScores:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Calibration:
+class Reliability:
     """Confidence against accuracy in equally wide bins, and the expected calibration error."""
 
     error: float
@@ -121,7 +114,7 @@ class Metrics:
     top5: Rate | None  # None with five classes or fewer
     nll: float
     brier: float
-    calibration: Calibration
+    calibration: Reliability
     confusion: Confusion
     classes: ClassScores
 
@@ -146,6 +139,10 @@ class Answers:
     losses: Floats  # the cross-entropy
     brier: Floats  # the squared distance to the one-hot truth
 
+    @property
+    def correct(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return self.rank < 1
+
 
 def measure(logits: Any, targets: Any) -> Metrics:
     """All metrics of one evaluation."""
@@ -158,11 +155,11 @@ def sum_up(answers: Answers, targets: Integers, num_classes: int) -> Metrics:
     count = len(targets)
     confusion = count_pairs(answers.predicted, targets, num_classes)
     return Metrics(
-        top1=rate(int((answers.rank < 1).sum()), count),
+        top1=rate(int(answers.correct.sum()), count),
         top5=rate(int((answers.rank < 5).sum()), count) if num_classes > 5 else None,
         nll=float(answers.losses.mean()),
         brier=float(answers.brier.mean()),
-        calibration=bin_confidence(answers.confidence, answers.predicted == targets),
+        calibration=bin_confidence(answers.confidence, answers.correct),
         confusion=confusion,
         classes=score_classes(confusion),
     )
@@ -226,12 +223,6 @@ def _rank(scores: Floats, own: Floats, truth: Integers) -> Integers:
     return rank
 
 
-def accuracy(logits: Any, targets: Any, k: int = 1) -> Rate:
-    """How often the target is among the k highest logits."""
-    scores, truth = check(logits, targets)
-    return rate(int((answer(scores, truth).rank < k).sum()), len(truth))
-
-
 def rate(correct: int, total: int) -> Rate:
     """A share with Wilson's 95 % interval, which is reliable for few samples and for shares near 0 and 1."""
     share, spread = correct / total, Z * Z / total
@@ -240,11 +231,6 @@ def rate(correct: int, total: int) -> Rate:
     low = 0.0 if correct == 0 else max(0.0, centre - half)
     high = 1.0 if correct == total else min(1.0, centre + half)
     return Rate(correct=correct, total=total, value=share, low=low, high=high)
-
-
-def losses(logits: Any, targets: Any) -> Floats:
-    """The cross-entropy of each sample, (N,)."""
-    return answer(*check(logits, targets)).losses
 
 
 def score_classes(confusion: Confusion) -> ClassScores:
@@ -258,15 +244,11 @@ def score_classes(confusion: Confusion) -> ClassScores:
     )
 
 
-def calibrate(logits: Any, targets: Any, bins: int = BINS) -> Calibration:
-    """Bin the answers by their confidence; the error is the mean gap to the accuracy, weighted by the bins' counts."""
-    scores, truth = check(logits, targets)
-    answers = answer(scores, truth)
-    return bin_confidence(answers.confidence, answers.predicted == truth, bins)
+def bin_confidence(confidence: Floats, correct: Array, bins: int = BINS) -> Reliability:
+    """Bins of the confidences (N,) of answers that are `correct` (N,) or not.
 
-
-def bin_confidence(confidence: Floats, correct: Array, bins: int = BINS) -> Calibration:
-    """The same from the answers' confidences (N,) and whether they are correct (N,)."""
+    The error is the mean gap to the accuracy, weighted by the bins' counts.
+    """
     edges = np.linspace(0, 1, bins + 1)
     bin_numbers = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, bins - 1)
     counts = np.bincount(bin_numbers, minlength=bins)
@@ -274,7 +256,7 @@ def bin_confidence(confidence: Floats, correct: Array, bins: int = BINS) -> Cali
     hits = _divide(np.bincount(bin_numbers, correct, bins), counts)
     gaps = np.abs(means - hits)[counts > 0]
     error = float((gaps * counts[counts > 0]).sum() / len(confidence))
-    return Calibration(error=error, counts=counts.astype(np.int64), confidence=means, accuracy=hits)
+    return Reliability(error=error, counts=counts.astype(np.int64), confidence=means, accuracy=hits)
 
 
 def _divide(above: Any, below: Any) -> Floats:
@@ -292,11 +274,6 @@ def _to_array(values: Any) -> np.ndarray[Any, Any]:
     return np.asarray(values)
 
 
-# Coverages that a table holds: in between, the next higher one counts.
-LEVELS = (*(number / 200 for number in range(100, 198)), *(number / 1000 for number in range(990, 1000)))
-FREE_RANKS, PENALTY = 1, 0.01
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SetScores:
     """Label sets of one coverage on some pictures."""
@@ -312,42 +289,15 @@ class SetScores:
         return float(self.sizes.mean())
 
 
-def fit_sets(logits: Array, targets: Integers, trust: Trust) -> LabelSets | None:
-    """The thresholds of every level that so many pictures can promise; None if they cannot promise any.
-
-    Of n scores, the one at place ⌈(n + 1) · level⌉ in ascending order is the threshold, so that the promise holds for
-    any number of pictures that are like these.
-    """
-    plain = LabelSets(levels=(0.5,), thresholds=(0.0,), free_ranks=FREE_RANKS, penalty=PENALTY)
-    scores = np.sort(_scores_of_truth(plain, logits, targets, trust))
-    places = {level: math.ceil(round((len(scores) + 1) * level, 6)) for level in LEVELS}
-    levels = tuple(level for level, place in places.items() if place <= len(scores))
-    if not levels:
-        return None
-    thresholds = tuple(float(scores[places[level] - 1]) for level in levels)
-    return LabelSets(levels=levels, thresholds=thresholds, free_ranks=FREE_RANKS, penalty=PENALTY)
-
-
 def measure_sets(sets: LabelSets, logits: Array, targets: Integers, trust: Trust, coverage: float) -> SetScores:
     """How often the sets of one coverage hold the truth, and how large they are, overall and for each class."""
     sizes = np.concatenate([sets.sizes(probabilities(rows, trust), coverage) for _, rows in blocks(logits)])
     holds = answer(logits, targets).rank < sizes
-    counts = np.bincount(targets, minlength=logits.shape[1])
-    held = np.bincount(targets, holds, minlength=logits.shape[1])
-    totals = np.bincount(targets, sizes, minlength=logits.shape[1])
+    counts, held, totals = (np.bincount(targets, each, logits.shape[1]) for each in (None, holds, sizes))
     return SetScores(
         requested=coverage,
         coverage=rate(int(holds.sum()), len(targets)),
         sizes=sizes,
         classes=tuple(rate(int(part), int(count)) if count else None for part, count in zip(held, counts, strict=True)),
-        class_sizes=np.divide(totals, counts, out=np.full(len(counts), np.nan), where=counts > 0),
+        class_sizes=_divide(totals, counts),
     )
-
-
-def _scores_of_truth(sets: LabelSets, logits: Array, targets: Integers, trust: Trust) -> Floats:
-    ranks = answer(logits, targets).rank
-    parts = [
-        sets.scores(probabilities(scores, trust))[np.arange(len(scores)), ranks[rows]]
-        for rows, scores in blocks(logits)
-    ]
-    return np.concatenate(parts)

@@ -1,13 +1,19 @@
-"""Out-of-distribution pictures: what is unlike the training pictures, fitted on their features, measured on other
-pictures.
-"""
+"""Out-of-distribution pictures: what is unlike the training pictures, fitted on their features, measured on others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vitrail.data.pixels import EXTENSIONS
+from vitrail.data.source import FileSource, Source, refuse_broken
+from vitrail.data.sources.folder import subfolders
+from vitrail.evaluation.measurement import Measurement, Singles, choose, run
 from vitrail.evaluation.metrics import Floats, Integers, Rate, rate
+from vitrail.prediction import Predictor
+from vitrail.prediction.results import familiarity_of
+from vitrail.progress import Advance
 from vitrail.weights.trust import UNFAMILIAR_RATE, Familiarity, Packed, pack
 
 TRAINING_PICTURES = 1000  # whose features are looked at: more change little
@@ -16,10 +22,11 @@ DIRECTIONS = 32
 MOST_CENTRES = 100  # classes up to which each has a centre of its own,
 FOR_A_CENTRE = 10  # if it has this many pictures
 STEPS = 100  # between the quantiles
+MOST_OTHERS = 10_000  # other pictures that are compared
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strangers:
+class OodScores:
     """How well a model tells the pictures of a split from others, by their familiarity."""
 
     data: str
@@ -43,9 +50,8 @@ def fit_familiarity(features: Any, labels: Integers, validation: Any) -> Familia
     packed = pack(centres)
     variances, directions, rest = _spread(known - packed.values[places])
     fitted = Familiarity(centres=packed, directions=directions, variances=variances, rest=rest, quantiles=(-1.0, 0.0))
-    scores = fitted.scores(validation)
-    quantiles = tuple(np.quantile(scores, np.linspace(0, 1, STEPS + 1)).tolist())
-    return Familiarity(centres=packed, directions=directions, variances=variances, rest=rest, quantiles=quantiles)
+    quantiles = np.quantile(fitted.scores(validation), np.linspace(0, 1, STEPS + 1))
+    return replace(fitted, quantiles=tuple(quantiles.tolist()))
 
 
 def _spread(offsets: Floats) -> tuple[tuple[float, ...], Packed, float]:
@@ -59,11 +65,43 @@ def _spread(offsets: Floats) -> tuple[tuple[float, ...], Packed, float]:
     return variances, pack(vectors[:, ::-1][:, :kept]), rest
 
 
-def compare_strangers(data: str, own: Floats, others: Floats, known: Familiarity) -> Strangers:
+def is_unlabelled(path: Path) -> bool:
+    """Whether a path is a folder with pictures and no folders in it, which could be classes."""
+    return path.is_dir() and not subfolders(path) and bool(_picture_names(path))
+
+
+def open_unlabelled(folder: Path) -> FileSource:
+    """The pictures of such a folder, by name; their labels mean nothing."""
+    names = _picture_names(folder)
+    return FileSource(names, np.zeros(len(names), dtype=np.int64), folder)
+
+
+def _picture_names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir() if file.suffix.lower() in EXTENSIONS)
+
+
+def measure_ood(
+    predictor: Predictor, name: str, others: Source, measurement: Measurement, *, progress: Advance = lambda _: None
+) -> OodScores:
+    """The familiarity of other pictures compared with that of the measured ones; the model must be able to tell."""
+    known = familiarity_of(predictor, predictor.runtime)
+    assert known is not None
+    assert measurement.familiarity is not None
+
+    def compute(images: Singles) -> Singles:
+        return known.scores(predictor.runtime.features(images))[:, None].astype(np.float32)
+
+    samples = choose(len(others), MOST_OTHERS)
+    _, scores, broken = run(predictor, others, samples, compute, progress=progress)
+    refuse_broken(broken, len(samples))
+    return score_ood(name, measurement.familiarity, scores[:, 0].astype(np.float64), known)
+
+
+def score_ood(data: str, own: Floats, others: Floats, known: Familiarity) -> OodScores:
     """How well scores tell pictures of the split (`own`) from other pictures (`others`)."""
     threshold = np.quantile(own, UNFAMILIAR_RATE)
     marked = int((known.shares(others) < UNFAMILIAR_RATE).sum())
-    return Strangers(
+    return OodScores(
         data=data,
         pictures=len(others),
         auroc=area_under_roc(own, others),

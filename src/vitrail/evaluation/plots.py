@@ -1,70 +1,38 @@
 """The figures of an evaluation, drawn without touching matplotlib's global state."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import hsv_to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 from PIL import Image
 
-from vitrail.canvas import LIGHT, Theme, any_script, paint, shading
-from vitrail.data.preprocess import Preprocess
-from vitrail.data.sheet import SheetRow, Tile, draw_sheet
-from vitrail.data.source import Dataset, Source
-from vitrail.data.transform import pixels, to_pil
-from vitrail.errors import InputError
+from vitrail.canvas import COLORS, DPI, LIGHT, Theme, new_figure, open_frame, paint, shading, shorten
+from vitrail.data.sheet import COLUMNS, Tile, draw_sheet, load_picture, wrap_tiles
+from vitrail.data.source import Dataset
 from vitrail.evaluation.measurement import Measurement, pick_split
-from vitrail.evaluation.metrics import Calibration, Confusion, Integers
+from vitrail.evaluation.metrics import Confusion, Integers, Reliability
 from vitrail.evaluation.robustness import Robustness
-from vitrail.files import atomic_path
 
-# For several curves or classes; visible on white and on dark pages.
-COLORS = ("#4a86cf", "#d98a29", "#3f9a5f", "#d0594b", "#8d6cc0", "#3aa6a6", "#b85c96", "#8f7c61", "#6b7cf0", "#8aa62f")
-DPI = 150
 MOST_NUMBERS = 30  # classes whose confusion matrix still has room for numbers
 MOST_NAMES = 100  # classes whose matrix is still legible; beyond, the most confused pairs are shown
 MOST_PAIRS = 30
-
-
-def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure with one plot, in the house style."""
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.tick_params(length=3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG without time and program, so that equal figures give equal files."""
-    with any_script(figure), atomic_path(path) as draft:
-        figure.savefig(draft, metadata={"Software": None})
-
-
-def shorten(name: str, length: int = 22) -> str:
-    """A class name that fits beside an axis; `$` must not start a formula."""
-    text = name if len(name) <= length else name[: length - 1] + "…"
-    return text.replace("$", r"\$")
+MISTAKE_ROWS = 4  # of the sheet of mistakes
 
 
 def confusion_figure(confusion: Confusion, classes: Sequence[str], title: str, theme: Theme = LIGHT) -> Figure:
     """Which class is taken for which: a matrix, or beyond `MOST_NAMES` classes the most frequent mistakes."""
-    if len(classes) > MOST_NAMES:
-        return paint(_draw_pairs(confusion, classes, title, theme), theme)
-    return paint(_draw_matrix(np.asarray(confusion), classes, title, theme), theme)
+    draw = _draw_pairs if len(classes) > MOST_NAMES else _draw_matrix
+    return paint(draw(confusion, classes, title, theme), theme)
 
 
-def _draw_matrix(counts: Integers, classes: Sequence[str], title: str, theme: Theme) -> Figure:
+def _draw_matrix(confusion: Confusion, classes: Sequence[str], title: str, theme: Theme) -> Figure:
     """Rows are the truth, shaded by their share; the numbers are counts."""
-    count = len(classes)
+    counts, count = np.asarray(confusion), len(classes)
     side = float(np.clip(2.4 + 0.42 * count, 4.6, 15))
     large = max(1.0, side / 7)  # a large figure is shown smaller, and its text must stay legible
     figure, axes = new_figure(side + 0.9, side)
@@ -72,8 +40,7 @@ def _draw_matrix(counts: Integers, classes: Sequence[str], title: str, theme: Th
     shares = np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
     # The square root makes a rare mistake visible beside a diagonal of 99 %.
     image = axes.imshow(np.sqrt(shares), cmap=shading(theme), vmin=0, vmax=1, aspect="equal", interpolation="nearest")
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     size = 9.0 if count <= 20 else float(np.clip(15 * 62 / count * 0.62, 4, 8))
     names = [shorten(name) for name in classes]
     upright = all(len(name) <= 3 for name in names) and count <= MOST_NUMBERS
@@ -126,13 +93,12 @@ def _draw_pairs(confusion: Confusion, classes: Sequence[str], title: str, theme:
     return figure
 
 
-def reliability_figure(calibration: Calibration, title: str, theme: Theme = LIGHT) -> Figure:
+def reliability_figure(calibration: Reliability, title: str, theme: Theme = LIGHT) -> Figure:
     """Accuracy against confidence, with the number of predictions behind each bar."""
     bins = len(calibration.counts)
     edges = np.linspace(0, 1, bins + 1)
     centres, width = (edges[:-1] + edges[1:]) / 2, 1 / bins
     figure = Figure(figsize=(5.4, 5.8), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, height_ratios=(3.2, 1), sharex=True)
     filled = calibration.counts > 0
     hits, means = calibration.accuracy[filled], calibration.confidence[filled]
@@ -151,9 +117,7 @@ def reliability_figure(calibration: Calibration, title: str, theme: Theme = LIGH
     below.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     below.set_ylabel("answers")
     below.set_xlabel("confidence")
-    for axes in (above, below):
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+    open_frame(above, below)
     return paint(figure, theme)
 
 
@@ -198,8 +162,7 @@ def map_figure(points: np.ndarray[Any, Any], labels: Sequence[str] | None, title
         _scatter_classes(axes, points, np.array(labels), size)
     axes.set_xticks([])
     axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.set_title(shorten(title, 90), loc="left", fontsize=11)
     return paint(figure, LIGHT)
 
@@ -226,39 +189,25 @@ def _hue(number: int, count: int) -> tuple[float, float, float]:
     return float(red), float(green), float(blue)
 
 
-COLUMNS, ROWS = 8, 4
-_COLOR = Preprocess()
-
-
 def top_losses(measurement: Measurement, count: int) -> Integers:
     """The indices of the mistakes with the highest loss, the worst first."""
     answers = measurement.answers
-    wrong = np.flatnonzero(answers.predicted != measurement.targets)
+    wrong = np.flatnonzero(~answers.correct)
     return wrong[np.argsort(-answers.losses[wrong], kind="stable")[:count]]
 
 
 def mistakes_sheet(measurement: Measurement, dataset: Dataset) -> Image.Image:
     """The worst mistakes: the prediction, its confidence, and the true class."""
-    source = pick_split(dataset, measurement.split)
-    worst = top_losses(measurement, COLUMNS * ROWS)
-    answers = measurement.answers
+    source, names, answers = pick_split(dataset, measurement.split), measurement.classes, measurement.answers
     tiles = [
         Tile(
-            image=_load(source, int(measurement.samples[index])),
-            caption=f"{answers.confidence[index]:.0%} {measurement.classes[answers.predicted[index]]}\n"
-            f"true: {measurement.classes[measurement.targets[index]]}",
+            image=load_picture(source, int(measurement.samples[index])),
+            caption=f"{answers.confidence[index]:.0%} {names[answers.predicted[index]]}\n"
+            f"true: {names[measurement.targets[index]]}",
         )
-        for index in worst
+        for index in top_losses(measurement, COLUMNS * MISTAKE_ROWS)
     ]
-    rows = [SheetRow(title="", tiles=tiles[start : start + COLUMNS]) for start in range(0, len(tiles), COLUMNS)]
-    wrong = int((answers.predicted != measurement.targets).sum())
+    wrong = int((~answers.correct).sum())
     shown = f", the {len(tiles)} with the highest loss" if wrong > len(tiles) else ""
     heading = f"{measurement.data}, {measurement.split}: {wrong:,} of {len(measurement.targets):,} misclassified{shown}"
-    return draw_sheet(heading, rows, smooth=False)
-
-
-def _load(source: Source, index: int) -> Image.Image | None:
-    try:
-        return to_pil(pixels(source.picture(index), _COLOR))
-    except (InputError, OSError):
-        return None
+    return draw_sheet(heading, wrap_tiles("", tiles), smooth=False)

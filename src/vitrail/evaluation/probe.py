@@ -4,17 +4,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import ConfigError, DataError, InputError, suggest
-from vitrail.evaluation.measurement import choose, run
+from vitrail.evaluation import MapMethod, ProbeName
+from vitrail.evaluation.measurement import Singles, choose, run
 from vitrail.evaluation.metrics import Integers, Rate, rate
-from vitrail.evaluation.names import ProbeName
 from vitrail.prediction import Predictor
-from vitrail.progress import Progress, silent
+from vitrail.progress import Advance, Progress, silent
 from vitrail.rng import permutation
 
 NEIGHBOURS = 20
@@ -23,27 +23,24 @@ SWEEP = tuple(10.0**power for power in range(-5, 3))  # of C, the inverse of the
 BLOCK = 1024  # test features that are compared with all others at once
 MAX_ITERATIONS = 1000
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Features:
+class FeatureSet:
     """The features (N, D) of one split with their labels: computed once, used by every probe."""
 
-    vectors: Floats
+    vectors: Singles
     labels: Integers
-    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class ProbeSplits:
     """What probes are fitted on, tuned on (if they are) and measured on: no picture is in two of these."""
 
     train: Source
     val: Source | None
     test: Source
     carved: bool  # val was taken from the training pictures
-    max_broken_rate: float | None = None  # as of the data set
+    max_broken_rate: float  # as of the data set
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -77,60 +74,61 @@ class ShotResult:
     trials: tuple[float, ...]
 
 
-def choose_parts(dataset: Dataset, measured: str, *, selects: bool) -> Parts:
+def plan_probes(dataset: Dataset, split: str, kinds: Sequence[ProbeName], shots: int) -> ProbeSplits | None:
+    """The pictures for the requested probes; what cannot work is refused here."""
+    unknown = [kind for kind in kinds if kind not in get_args(ProbeName)]
+    if unknown:
+        raise ConfigError(f"has no {unknown[0]!r}; {suggest(str(unknown[0]), get_args(ProbeName))}", field="probe")
+    if not kinds:
+        return None
+    parts = choose_parts(dataset, split, selects="linear" in kinds or "shots" in kinds)
+    if "shots" in kinds:
+        check_shots(parts.train.labels, shots)
+    return parts
+
+
+def choose_parts(dataset: Dataset, measured: str, *, selects: bool) -> ProbeSplits:
     """The pictures for probes that are measured on one split; with `selects`, also some to tune a setting on.
 
     Those are from another split, or else a tenth of the training pictures.
     """
     if measured in ("train", "all"):
         raise DataError(f"a probe must be measured on a split other than train; got {measured!r}.")
-    train, test = dataset.split("train"), dataset.split(measured)
-    if not selects:
-        return Parts(train=train, val=None, test=test, carved=False)
-    for name in ("val", "test"):
-        if name != measured and name in dataset.splits:
-            return Parts(train=train, val=dataset.split(name), test=test, carved=False)
-    divided = replace(dataset, splits={"train": train}).with_validation().splits
-    if "val" not in divided:
-        raise DataError(
-            f"a linear probe needs separate pictures to choose C, and {dataset.name} has one training picture of each "
-            'class; add some, or use `probe="knn"`.'
-        )
-    return Parts(train=divided["train"], val=divided["val"], test=test, carved=True)
+    train, test, val, carved = dataset.split("train"), dataset.split(measured), None, False
+    if selects:
+        others = [name for name in ("val", "test") if name != measured and name in dataset.splits]
+        carved = not others
+        splits = replace(dataset, splits={"train": train}).with_validation().splits if carved else dataset.splits
+        train, val = splits["train"], splits.get("val" if carved else others[0])
+        if val is None:
+            raise DataError(
+                f"a linear probe needs separate pictures to choose C, and {dataset.name} has one training picture of "
+                'each class; add some, or use `probe="knn"`.'
+            )
+    return ProbeSplits(train=train, val=val, test=test, carved=carved, max_broken_rate=dataset.max_broken_rate)
 
 
-def check_shots(parts: Parts, shots: int) -> None:
+def check_shots(labels: Integers, shots: int) -> None:
     """Refuse more training pictures of each class than there are."""
-    _check_shots(np.bincount(parts.train.labels), shots)
-
-
-def _check_shots(counts: Integers, shots: int) -> None:
+    counts = np.bincount(labels)
     fewest = int(counts[counts > 0].min())
     if not 1 <= shots <= fewest:
         raise ConfigError(f"shots must be from 1 to {fewest}, the pictures of the smallest class; got {shots}.")
 
 
 def extract(
-    predictor: Predictor, source: Source, progress: Callable[[int], None] = lambda _: None, rate: float | None = None
-) -> Features:
+    predictor: Predictor, source: Source, progress: Advance = lambda _: None, max_broken_rate: float | None = None
+) -> FeatureSet:
     """The features of pictures, in their order; at most this share of them may be unreadable."""
     samples = choose(len(source), None)
     kept, vectors, broken = run(predictor, source, samples, predictor.runtime.features, progress=progress)
-    refuse_broken(broken, len(samples), rate)
-    keys = tuple(source.key(int(sample)) for sample in kept)
-    return Features(vectors=vectors, labels=source.labels[kept], keys=keys)
+    refuse_broken(broken, len(samples), max_broken_rate)
+    return FeatureSet(vectors=vectors, labels=source.labels[kept])
 
 
-def join(first: Features, second: Features) -> Features:
-    """Both, one after the other."""
-    return Features(
-        vectors=np.concatenate([first.vectors, second.vectors]),
-        labels=np.concatenate([first.labels, second.labels]),
-        keys=first.keys + second.keys,
-    )
-
-
-def knn(train: Features, test: Features, *, k: int = NEIGHBOURS, temperature: float = TEMPERATURE) -> NeighbourResult:
+def knn(
+    train: FeatureSet, test: FeatureSet, *, k: int = NEIGHBOURS, temperature: float = TEMPERATURE
+) -> NeighbourResult:
     """The k nearest by cosine vote, each with exp(similarity / temperature), as DINO does it."""
     if k < 1:
         raise ConfigError(f"the number of neighbours must be at least 1; got {k}.")
@@ -148,7 +146,7 @@ def knn(train: Features, test: Features, *, k: int = NEIGHBOURS, temperature: fl
     return NeighbourResult(top1=rate(correct, len(test.labels)), k=k)
 
 
-def linear(train: Features, val: Features, test: Features, *, sweep: Sequence[float] = SWEEP) -> LinearResult:
+def linear(train: FeatureSet, val: FeatureSet, test: FeatureSet, *, sweep: Sequence[float] = SWEEP) -> LinearResult:
     """Logistic regression on standardised features; C is chosen on the validation split, never on the test split."""
     scale = _scaler(train.vectors)
     inputs, seen = scale(train.vectors), scale(val.vectors)
@@ -160,30 +158,42 @@ def linear(train: Features, val: Features, test: Features, *, sweep: Sequence[fl
 
 
 def few_shot(
-    train: Features, val: Features, test: Features, *, shots: int, trials: int = 3, sweep: Sequence[float] = SWEEP
+    train: FeatureSet,
+    val: FeatureSet,
+    test: FeatureSet,
+    *,
+    shots: int,
+    trials: int = 3,
+    sweep: Sequence[float] = SWEEP,
 ) -> ShotResult:
     """Linear probes on `shots` training pictures of each class, drawn anew in each trial."""
-    counts = np.bincount(train.labels)
-    _check_shots(counts, shots)
+    check_shots(train.labels, shots)
+    classes = np.unique(train.labels)
     rates: list[float] = []
     for trial in range(trials):
         order = permutation(trial, 0, len(train.labels), "shots")
-        chosen = np.concatenate([order[train.labels[order] == label][:shots] for label in np.flatnonzero(counts)])
-        few = Features(vectors=train.vectors[chosen], labels=train.labels[chosen])
+        chosen = np.concatenate([order[train.labels[order] == label][:shots] for label in classes])
+        few = FeatureSet(vectors=train.vectors[chosen], labels=train.labels[chosen])
         rates.append(linear(few, val, test, sweep=sweep).top1.value)
     return ShotResult(shots=shots, mean=float(np.mean(rates)), std=float(np.std(rates)), trials=tuple(rates))
 
 
-def _unit(vectors: Floats) -> Floats:
+def _join(*parts: FeatureSet) -> FeatureSet:
+    return FeatureSet(
+        vectors=np.concatenate([part.vectors for part in parts]), labels=np.concatenate([part.labels for part in parts])
+    )
+
+
+def _unit(vectors: Singles) -> Singles:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def _scaler(vectors: Floats) -> Callable[[Floats], Floats]:
+def _scaler(vectors: Singles) -> Callable[[Singles], Singles]:
     mean, std = vectors.mean(axis=0), vectors.std(axis=0)
     return lambda values: (values - mean) / np.where(std > 0, std, 1)
 
 
-def _fit(inputs: Floats, labels: Integers, c: float) -> Any:
+def _fit(inputs: Singles, labels: Integers, c: float) -> Any:
     """scikit-learn's logistic regression; in a sweep, a fit that stopped early is good enough."""
     sklearn_linear = cast("Any", import_module("sklearn.linear_model"))
     exceptions = cast("Any", import_module("sklearn.exceptions"))
@@ -192,50 +202,36 @@ def _fit(inputs: Floats, labels: Integers, c: float) -> Any:
         return sklearn_linear.LogisticRegression(C=c, max_iter=MAX_ITERATIONS).fit(inputs, labels)
 
 
-def plan_probes(dataset: Dataset, split: str, kinds: Sequence[ProbeName], shots: int) -> Parts | None:
-    """The pictures for the requested probes; what cannot work is refused here."""
-    unknown = [kind for kind in kinds if kind not in get_args(ProbeName)]
-    if unknown:
-        raise ConfigError(f"has no {unknown[0]!r}; {suggest(str(unknown[0]), get_args(ProbeName))}", field="probe")
-    if not kinds:
-        return None
-    parts = choose_parts(dataset, split, selects="linear" in kinds or "shots" in kinds)
-    if "shots" in kinds:
-        check_shots(parts, shots)
-    return replace(parts, max_broken_rate=dataset.max_broken_rate)
-
-
 def run_probes(
-    predictor: Predictor, parts: Parts, kinds: Sequence[ProbeName], shots: int, progress: Progress = silent
+    predictor: Predictor, parts: ProbeSplits, kinds: Sequence[ProbeName], shots: int, progress: Progress = silent
 ) -> dict[str, Any]:
     """The results of every probe, on features that are computed once."""
-    with progress("features", sum(len(source) for source in parts.sources)) as advance:
-        train, test = (
-            extract(predictor, source, advance, parts.max_broken_rate) for source in (parts.train, parts.test)
+    with progress("features", sum(map(len, parts.sources))) as advance:
+        train, test, val = (
+            None if source is None else extract(predictor, source, advance, parts.max_broken_rate)
+            for source in (parts.train, parts.test, parts.val)
         )
-        val = None if parts.val is None else extract(predictor, parts.val, advance, parts.max_broken_rate)
+    assert train is not None
+    assert test is not None
     results: dict[str, Any] = {}
     with progress("fitting the probes", len(kinds)) as advance:
         if "knn" in kinds:  # which tunes nothing, so it may use all training pictures
-            near = knn(join(train, val) if val is not None and parts.carved else train, test)
-            results["knn"] = {"top1": asdict(near.top1), "k": near.k}
+            results["knn"] = asdict(knn(_join(train, val) if val is not None and parts.carved else train, test))
             advance(1)
         if val is not None and "linear" in kinds:
             fitted = linear(train, val, test)
             results["linear"] = {"top1": asdict(fitted.top1), "C": fitted.best_c, "validation": fitted.validation}
             advance(1)
         if val is not None and "shots" in kinds:
-            few = few_shot(train, val, test, shots=shots)
-            results["shots"] = {"shots": few.shots, "mean": few.mean, "std": few.std, "trials": few.trials}
+            results["shots"] = asdict(few_shot(train, val, test, shots=shots))
             advance(1)
     return results
 
 
-Method = Literal["pca", "tsne"]
 MOST_COMPONENTS = 50  # t-SNE starts from the principal components, as its authors advise
 
 
-def project(features: np.ndarray[Any, Any], method: Method = "pca", seed: int = 0) -> np.ndarray[Any, Any]:
+def project(features: np.ndarray[Any, Any], method: MapMethod = "pca", seed: int = 0) -> np.ndarray[Any, Any]:
     """(N, D) → (N, 2), the same every time."""
     if len(features) < 3:
         raise InputError(f"a map needs at least 3 pictures; got {len(features)}.")

@@ -2,12 +2,14 @@
 
 Corruptions work on pixels at the model's input size, and each sample's random numbers are its own: the same picture is
 corrupted in the same way whatever the batch, the threads or the ranks. The kinds are those of Hendrycks & Dietterich
-(2019); blur is measured as a share of the picture's side, so that a severity means the same at 32 and at 224 pixels."""
+(2019); blur is measured as a share of the picture's side, so that a severity means the same at 32 and at 224 pixels.
+"""
 
 import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +21,11 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset
 from vitrail.data.transform import denormalize, normalize, to_pil, to_tensor
 from vitrail.errors import ConfigError, InputError, suggest
-from vitrail.evaluation.measurement import measure_split
+from vitrail.evaluation import ViewName
+from vitrail.evaluation.measurement import Change, measure_split
 from vitrail.evaluation.metrics import Rate
-from vitrail.evaluation.names import ViewName
 from vitrail.prediction import Predictor
+from vitrail.progress import Advance
 from vitrail.rng import Draws, Integers
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -47,7 +50,7 @@ def corrupt(images: Tensor, name: str, severity: int, draws: Draws) -> Tensor:
     return _CORRUPTIONS[name](images, STRENGTHS[name][severity - 1], draws)
 
 
-def corruption(name: str, severity: int, spec: Preprocess, seed: int = 0) -> Callable[[Tensor, Integers], Tensor]:
+def corruption(name: str, severity: int, spec: Preprocess, seed: int = 0) -> Change:
     """The same for prepared pictures, whose samples are known."""
 
     def change(images: Tensor, samples: Integers) -> Tensor:
@@ -79,14 +82,12 @@ def _blur(images: Tensor, strength: float, draws: Draws) -> Tensor:
 def _compress(images: Tensor, strength: float, draws: Draws) -> Tensor:
     if images.shape[1] not in (1, 3):
         raise InputError(f"JPEG needs pictures of 1 or 3 channels; these have {images.shape[1]}.")
-    return torch.stack([_compress_one(image, int(strength)) for image in images])
-
-
-def _compress_one(image: Tensor, quality: int) -> Tensor:
-    buffer = io.BytesIO()
-    to_pil(image).save(buffer, "JPEG", quality=quality)
-    with Image.open(buffer) as again:
-        return to_tensor(again)
+    compressed: list[Tensor] = []
+    for image in images:
+        buffer = io.BytesIO()
+        to_pil(image).save(buffer, "JPEG", quality=int(strength))
+        compressed.append(to_tensor(Image.open(buffer)))
+    return torch.stack(compressed)
 
 
 def _brighten(images: Tensor, strength: float, draws: Draws) -> Tensor:
@@ -99,13 +100,9 @@ def _rotate(images: Tensor, strength: float, draws: Draws) -> Tensor:
     angle = math.radians(strength) * side
     height, width = images.shape[-2:]
     zero = torch.zeros_like(angle)
-    turn = torch.stack(  # in units of half the height and half the width
-        [
-            torch.stack([angle.cos(), angle.sin() * height / width, zero], dim=1),
-            torch.stack([-angle.sin() * width / height, angle.cos(), zero], dim=1),
-        ],
-        dim=1,
-    )  # (B, 2, 3)
+    across = torch.stack([angle.cos(), angle.sin() * height / width, zero], dim=1)  # in units of half the width
+    down = torch.stack([-angle.sin() * width / height, angle.cos(), zero], dim=1)  # of half the height
+    turn = torch.stack([across, down], dim=1)  # (B, 2, 3)
     grid = F.affine_grid(turn, list(images.shape), align_corners=False)
     turned = F.grid_sample(images.double(), grid, "bilinear", padding_mode="border", align_corners=False)
     return _to_bytes(turned)
@@ -147,23 +144,15 @@ def measure_robustness(
     tta: ViewName | None = None,
     limit: int | None = None,
     by_position: bool = False,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Advance = lambda _: None,
 ) -> Robustness:
     """Evaluate once for every corruption and severity, on the same `limit` samples."""
+    options: dict[str, Any] = {"tta": tta, "limit": limit, "by_position": by_position, "progress": progress}
 
-    def top1(kind: str | None = None, severity: int = 0) -> Rate:
-        change = None if kind is None else corruption(kind, severity, predictor.preprocess)
-        answers = measure_split(
-            predictor,
-            dataset,
-            split,
-            tta=tta,
-            change=change,
-            limit=limit,
-            by_position=by_position,
-            progress=progress,
-        )
-        return answers.metrics.top1
+    def top1(change: Change | None = None) -> Rate:
+        return measure_split(predictor, dataset, split, change=change, **options).metrics.top1
 
-    curves = {kind: tuple(top1(kind, severity) for severity in SEVERITIES) for kind in kinds}
+    curves = {
+        kind: tuple(top1(corruption(kind, severity, predictor.preprocess)) for severity in SEVERITIES) for kind in kinds
+    }
     return Robustness(clean=top1(), curves=curves)

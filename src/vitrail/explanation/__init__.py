@@ -10,16 +10,16 @@ render        overlays and sheets; figures: the paper's figures for a checkpoint
 """
 
 from vitrail.explanation.attention import AttentionMaps, attention_maps
-from vitrail.explanation.faithfulness import Choice, Faithfulness, choose, explain, measure
+from vitrail.explanation.faithfulness import Faithfulness, MethodChoice, choose, explain, measure
 from vitrail.explanation.saliency import METHODS, Explanation, Loaded, Subject, explain_by, open_subject
 
 __all__ = [
     "METHODS",
     "AttentionMaps",
-    "Choice",
     "Explanation",
     "Faithfulness",
     "Loaded",
+    "MethodChoice",
     "Subject",
     "attention_maps",
     "choose",

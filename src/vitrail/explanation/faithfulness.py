@@ -91,7 +91,7 @@ MARGIN = 0.01  # by which a score must exceed the random map's to mean anything
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class MethodChoice:
     """The best method on some pictures, and how all of them did."""
 
     method: Method
@@ -129,11 +129,11 @@ def choose(
     candidates: Sequence[Method] = CANDIDATES,
     steps: int = STEPS,
     progress: Callable[[int], None] | None = None,
-) -> Choice:
+) -> MethodChoice:
     """Score the candidates on the pictures and choose the best; one that fails on any picture is out."""
     if not loaded.model.config.num_classes:
         reason = "rollout, because a model without classes has no probability to score by"
-        return Choice(method="rollout", reason=reason, scores={}, each={}, failures={})
+        return MethodChoice(method="rollout", reason=reason, scores={}, each={}, failures={})
     each: dict[str, list[Faithfulness]] = {}
     failures: dict[str, str] = {}
     for method in candidates:
@@ -154,7 +154,9 @@ def choose(
     scores = {method: mean_of(results) for method, results in each.items()}
     usable: list[Method] = [method for method in candidates if method not in failures]
     best = max(usable, key=lambda method: scores[method].score)
-    return Choice(method=best, reason=_reason(best, scores, len(subjects)), scores=scores, each=each, failures=failures)
+    return MethodChoice(
+        method=best, reason=_reason(best, scores, len(subjects)), scores=scores, each=each, failures=failures
+    )
 
 
 def judge(loaded: Loaded, subject: Subject, explanation: Explanation, steps: int) -> Faithfulness:

@@ -21,7 +21,7 @@ from vitrail.data.sheet import FAINT, GAP, INK, MARGIN, PAPER, SheetRow, Tile, d
 from vitrail.data.transform import to_pil, to_tensor
 from vitrail.errors import ConfigError
 from vitrail.explanation.attention import AttentionMaps, attention_maps
-from vitrail.explanation.faithfulness import Choice, Faithfulness
+from vitrail.explanation.faithfulness import Faithfulness, MethodChoice
 from vitrail.explanation.saliency import Explanation, Loaded, Method, Subject, View, open_subject, spread
 from vitrail.files import atomic_path
 from vitrail.prediction.inputs import STDIN
@@ -240,7 +240,7 @@ class Explained:
     stem: str  # the name of its files
     explanation: Explanation
     faithfulness: Faithfulness | None = None  # deletion and insertion, if they were measured
-    choice: Choice | None = None  # how method "auto" chose
+    choice: MethodChoice | None = None  # how method "auto" chose
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
     picture: Picture = field(repr=False)
@@ -294,7 +294,7 @@ class Explanations(Sequence[Explained]):
 
     model: str  # the name of the model
     method: Method
-    choice: Choice | None = None  # how method "auto" chose
+    choice: MethodChoice | None = None  # how method "auto" chose
     pictures: tuple[Explained, ...]
     failures: dict[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be explained
 

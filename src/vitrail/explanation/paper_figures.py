@@ -4,7 +4,6 @@ What a model does not have (positions, patches cut from pixels) is `None` with a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,14 @@ import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from vitrail.canvas import LIGHT, Theme, paint
+from vitrail.canvas import LIGHT, Theme, paint, save_figure
 from vitrail.explanation.heatmap import enlarge, picture_of, scale_map, seen_part
 from vitrail.explanation.passes import Groups, fused, grid_of, head_chunks, on_model, run
 from vitrail.explanation.saliency import Explanation, Subject, spread
-from vitrail.files import atomic_path
 from vitrail.model import ViT
 from vitrail.model.config import ConvStem, Pair, PatchStem
 from vitrail.model.patch_embed import ResNet
@@ -146,16 +143,12 @@ MOST_TICKS = 12
 MOST_TILES = 7  # across and down in the figure of the positions, as in the paper: more would be too small to see
 
 
-def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+@matplotlib.rc_context(STYLE)
+def save_paper_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     """One PDF and one PNG."""
     paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
-    with matplotlib.rc_context(STYLE):
-        for path in paths:
-            metadata: dict[str, Any] = {"CreationDate": None} if path.suffix == ".pdf" else {}
-            drawn = BytesIO()  # matplotlib cannot close a PDF that it could not write, and raises anything
-            figure.savefig(drawn, format=path.suffix[1:], bbox_inches="tight", pad_inches=0.05, metadata=metadata)
-            with atomic_path(path) as draft:
-                draft.write_bytes(drawn.getvalue())
+    for path in paths:
+        save_figure(figure, path, bbox_inches="tight", pad_inches=0.05)
     return paths
 
 
@@ -171,7 +164,7 @@ def plot_filters(filters: Filters, theme: Theme = LIGHT) -> Figure:
     if channels not in (1, 3):
         title += f"\n(mean of {channels} channels)"
     height, head = FILTER_SIDE * rows, 0.18 * (title.count("\n") + 1) + 0.08
-    figure = _figure(FILTER_SIDE * columns, height + head)
+    figure = Figure(figsize=(FILTER_SIDE * columns, height + head))
     axes = figure.add_axes((0, 0, 1, height / (height + head)))  # one for all: each costs as much as all its pictures
     for index, picture in enumerate(filters.pictures):
         low, high = picture.min(), picture.max()
@@ -204,7 +197,7 @@ def plot_positions(similarity: Tensor, kind: str, theme: Theme = LIGHT) -> Figur
     mosaic = mosaic[:-gap, :-gap]
     shape = mosaic.shape[0] / mosaic.shape[1]
     width = min(4.6, 4.6 / shape)
-    figure = _figure(width + 1.2, width * shape + 0.8)
+    figure = Figure(figsize=(width + 1.2, width * shape + 0.8))
     axes = figure.add_subplot()
     low, high = _range_of_others(similarity)
     shown = axes.imshow(mosaic, cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
@@ -245,7 +238,7 @@ def _numbers(indices: Sequence[int]) -> list[str]:
 def plot_distance(distance: Tensor, pictures: int, longest: float, theme: Theme = LIGHT) -> Figure:
     """One dot per head and layer, and the layers' means as a line."""
     layers, heads = distance.shape
-    figure = _figure(4.2, 3.0)
+    figure = Figure(figsize=(4.2, 3.0))
     axes = figure.add_subplot()
     dark = theme is not LIGHT  # colours that would vanish into the background are left out
     colours = matplotlib.colormaps["viridis"](np.linspace(0.25 if dark else 0, 1 if dark else 0.92, heads))
@@ -271,7 +264,7 @@ def plot_attention(explained: Sequence[tuple[Subject, Explanation]], who: str) -
     pictures = [_lit(subject, explanation) for subject, explanation in explained]
     tallest = max(seen.shape[0] / seen.shape[1] for seen, _ in pictures)
     height, head = (EXAMPLE_SIDE * min(tallest, 2.0) + 0.2) * rows, 0.15
-    figure = _figure(2 * EXAMPLE_SIDE * columns, height + head)
+    figure = Figure(figsize=(2 * EXAMPLE_SIDE * columns, height + head))
     for index, ((_, explanation), pair) in enumerate(zip(explained, pictures, strict=True)):
         for offset, image in enumerate(pair):
             axes = figure.add_subplot(rows, 2 * columns, 2 * index + offset + 1)
@@ -299,10 +292,3 @@ def _lit(subject: Subject, explanation: Explanation) -> tuple[np.ndarray[Any, An
 def longest_distance(size: Pair) -> float:
     """The diagonal of a picture, which no attention can exceed."""
     return float(np.hypot(*size))
-
-
-def _figure(width: float, height: float) -> Figure:
-    """A figure, sized in inches; not through pyplot, which would keep it and open windows."""
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    return figure

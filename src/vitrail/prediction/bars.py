@@ -1,13 +1,11 @@
 """A prediction as a figure: the picture beside bars of its most likely classes."""
 
-import io
 from collections.abc import Sequence
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitrail.canvas import LIGHT, Theme, any_script, paint
+from vitrail.canvas import LIGHT, Theme, figure_bytes, paint
 from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import pixels, to_pil
@@ -25,7 +23,6 @@ def plot_prediction(
     shown = _open(picture)
     height = max(1.9, 0.3 * len(labels) + 0.4)
     figure = Figure(figsize=(height + 3.8 if shown else 3.8, height), layout="constrained")
-    FigureCanvasAgg(figure)  # not through pyplot, which would keep the figure and open windows
     grid = figure.add_gridspec(1, 2, width_ratios=(height if shown else 0.001, 3.8))
     if shown:
         axes = figure.add_subplot(grid[0])
@@ -47,10 +44,7 @@ def plot_prediction(
 
 def png_of(figure: Figure) -> bytes:
     """The bytes of a PNG file."""
-    buffer = io.BytesIO()
-    with any_script(figure):
-        figure.savefig(buffer, format="png", dpi=DPI)
-    return buffer.getvalue()
+    return figure_bytes(figure, dpi=DPI)
 
 
 def _open(picture: Picture | None) -> Image.Image | None:

@@ -36,8 +36,8 @@ from vitrail.runtimes.runtime import (
     open_runtime,
 )
 from vitrail.threads import in_chunks, map_in_order
-from vitrail.weights.metadata import ClassNames, Facts
-from vitrail.weights.resolve import DEFAULT, EXPORTS, FormatName, locate
+from vitrail.weights.metadata import ClassNames, Metadata
+from vitrail.weights.resolve import DEFAULT_MODEL, EXPORTS, FormatName, locate
 from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ Output = tuple[str, Floats | str]  # what it is called, and its numbers or why t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predictor(Facts):
+class Predictor(Metadata):
     """A model, on any runtime, with its preprocessing, classes and origin."""
 
     runtime: Runtime
@@ -319,7 +319,7 @@ class Predictor(Facts):
 
 
 def load(
-    source: str | Path = DEFAULT,
+    source: str | Path = DEFAULT_MODEL,
     *,
     num_classes: int | None = None,
     classes: Sequence[str] | None = None,

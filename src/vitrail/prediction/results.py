@@ -15,7 +15,7 @@ from PIL import Image
 from vitrail.data.pixels import Picture, is_tensor
 from vitrail.errors import ConfigError, InputError
 from vitrail.runtimes.runtime import Runtime
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.trust import Familiarity, is_familiar, probabilities
 from vitrail.wording import counted, markdown_cell
 
@@ -88,7 +88,7 @@ class Request:
     coverage: float | None = None
     abstain: bool = False
 
-    def check(self, facts: Facts, runtime: Runtime) -> None:
+    def check(self, facts: Metadata, runtime: Runtime) -> None:
         """Refuse what this model cannot answer, before there are pictures."""
         if self.top_k < 1:
             raise ConfigError(f"top_k must be at least 1; got {self.top_k}.")
@@ -109,12 +109,12 @@ class Options(TypedDict, total=False):
     batch_size: int | None
 
 
-def familiarity_of(facts: Facts, runtime: Runtime) -> Familiarity | None:
+def familiarity_of(facts: Metadata, runtime: Runtime) -> Familiarity | None:
     """What tells how familiar a picture is; None where the model or its runtime cannot."""
     return facts.trust.familiarity if facts.trust is not None and runtime.has_features else None
 
 
-def require_familiarity(facts: Facts, runtime: Runtime, argument: str) -> None:
+def require_familiarity(facts: Metadata, runtime: Runtime, argument: str) -> None:
     """Refuse an argument that needs a model that can tell how familiar a picture is."""
     if familiarity_of(facts, runtime) is None:
         why = f"it was not calibrated: {CALIBRATE}"
@@ -123,7 +123,7 @@ def require_familiarity(facts: Facts, runtime: Runtime, argument: str) -> None:
         raise ConfigError(f"{argument} needs a model that can tell what is unfamiliar; {why}.")
 
 
-def numbers_of(facts: Facts, runtime: Runtime, images: Floats) -> Floats:  # (B, C, H, W) → (B, classes [+ 1])
+def numbers_of(facts: Metadata, runtime: Runtime, images: Floats) -> Floats:  # (B, C, H, W) → (B, classes [+ 1])
     """What `answer` needs of prepared pictures: logits, and how familiar each is where the model can tell."""
     known = familiarity_of(facts, runtime)
     if known is None:
@@ -132,7 +132,7 @@ def numbers_of(facts: Facts, runtime: Runtime, images: Floats) -> Floats:  # (B,
     return np.concatenate([logits, known.shares(known.scores(features))[:, None].astype(np.float32)], axis=1)
 
 
-def answer(facts: Facts, name: str, numbers: Floats, num_classes: int, request: Request) -> Prediction:
+def answer(facts: Metadata, name: str, numbers: Floats, num_classes: int, request: Request) -> Prediction:
     """The prediction for one picture, from its row of `numbers_of`."""
     logits = numbers[:num_classes]
     familiarity = float(numbers[num_classes]) if len(numbers) > num_classes else None

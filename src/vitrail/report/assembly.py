@@ -11,14 +11,11 @@ import yaml
 
 from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
-from vitrail.evaluation import output as records
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split, pick_split
-from vitrail.evaluation.ood import Strangers
-from vitrail.evaluation.output import facts, write_facts
-from vitrail.evaluation.plots import mistakes_sheet
+from vitrail.evaluation.ood import OodScores
+from vitrail.evaluation.output import facts, write_evaluation, write_facts
 from vitrail.evaluation.robustness import Robustness
-from vitrail.files import atomic_path
 from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
@@ -56,7 +53,7 @@ REPORT = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
+class ReportContext:
     """What a report is about, besides the numbers."""
 
     model: str
@@ -70,48 +67,48 @@ class Story:
 
 def write_page(
     path: Path,
-    story: Story,
+    context: ReportContext,
     predictor: Predictor,
     dataset: Dataset,
     measurement: Measurement | None,
     robustness: Robustness | None = None,
-    strangers: Strangers | None = None,
+    unfamiliar: OodScores | None = None,
 ) -> Path:
     """Write the page with everything that is known."""
     with _in_main_memory(predictor):
-        write_report(assemble(story, predictor, dataset, measurement, robustness, strangers), path)
+        write_report(assemble(context, predictor, dataset, measurement, robustness, unfamiliar), path)
     return path
 
 
 def assemble(
-    story: Story,
+    context: ReportContext,
     predictor: Predictor,
     dataset: Dataset,
     measurement: Measurement | None,
     robustness: Robustness | None = None,
-    strangers: Strangers | None = None,
+    unfamiliar: OodScores | None = None,
 ) -> Report:
     """The page, section by section."""
     facts = [*(headline(measurement) if measurement is not None else ()), _model_fact(predictor)]
-    sections = [data_section(dataset, story.split_from, story.check)]
-    rows = read_rows(story.run / "results.csv") if story.run is not None else []
-    if story.run is not None and rows:
+    sections = [data_section(dataset, context.split_from, context.check)]
+    rows = read_rows(context.run / "results.csv") if context.run is not None else []
+    if context.run is not None and rows:
         epochs, took = counted(rows[-1].epoch, "epoch"), _duration(rows[-1].seconds)
-        chosen = word_arguments(read_config(story.run).chosen)
+        chosen = word_arguments(read_config(context.run).chosen)
         summary = f"{epochs} in {took}{f'. Chosen: {chosen}' if chosen else ''}"
-        sections.append(training_section(rows, _rates(predictor, story.run), summary))
+        sections.append(training_section(rows, _rates(predictor, context.run), summary))
         facts.append(Fact(name="training", value=took, note=epochs))
     if measurement is not None:
         sections.append(result_section(measurement, robustness))
-        sections += trust_sections(predictor, dataset, measurement, strangers)
+        sections += trust_sections(predictor, dataset, measurement, unfamiliar)
         sections += picture_sections(predictor, dataset, measurement)
     if predictor.in_torch:
         sections.append(attention_section(predictor, dataset, measurement))
-    sections += _last_sections(story)
+    sections += _last_sections(context)
     unknown = f"No pictures of {dataset.name} were held out, so the accuracy of this model is unknown."
     return Report(
-        title=f"{story.model} on {dataset.name}",
-        verdict=verdict(story.model, measurement) if measurement is not None else unknown,
+        title=f"{context.model} on {dataset.name}",
+        verdict=verdict(context.model, measurement) if measurement is not None else unknown,
         facts=facts,
         sections=sections,
     )
@@ -143,14 +140,14 @@ def _rates(predictor: Predictor, run: Path) -> dict[str, float]:
     return learning_rates(predictor.model, read_config(run), predictor.model.config.depth)
 
 
-def _last_sections(story: Story) -> list[Section]:
+def _last_sections(context: ReportContext) -> list[Section]:
     commands: list[Block] = []
-    for what, command in story.commands.items():
+    for what, command in context.commands.items():
         commands += [Paragraph(text=what[0].upper() + what[1:] + ":"), Listing(text=command)]
-    settings = yaml.safe_dump(story.settings, sort_keys=False, allow_unicode=True)
-    environment = yaml.safe_dump(story.environment, sort_keys=False, allow_unicode=True)
-    packages: dict[str, str] = story.environment.get("packages", {})
-    versions = f"vitrail {story.environment.get('vitrail', '?')}, Python {story.environment.get('python', '?')}, "
+    settings = yaml.safe_dump(context.settings, sort_keys=False, allow_unicode=True)
+    environment = yaml.safe_dump(context.environment, sort_keys=False, allow_unicode=True)
+    packages: dict[str, str] = context.environment.get("packages", {})
+    versions = f"vitrail {context.environment.get('vitrail', '?')}, Python {context.environment.get('python', '?')}, "
     versions += ", ".join(f"{name} {number}" for name, number in packages.items())
     return [
         Section(title="Commands", blocks=commands),
@@ -175,31 +172,9 @@ def _short_count(count: int) -> str:
     return f"{count:,}" if count < 1_000_000 else f"{count / 1e6:.1f} M"
 
 
-TABLES = {
-    "predictions.csv": records.write_predictions,
-    "classes.csv": records.write_classes,
-    "confusion.csv": records.write_confusion,
-}
-
-
-def write_evaluation(folder: Path, measurement: Measurement, dataset: Dataset, *, raw: bool = False) -> list[Path]:
-    """The predictions, classes and confusions as CSV files, and the figures as files of their own."""
-    metrics = measurement.metrics
-    chose = " (also chose the epoch)" if measurement.chose_epoch else ""
-    title = f"{measurement.data}, {measurement.split}{chose}: top-1 {metrics.top1.value:.1%} of {metrics.top1.total:,}"
-    for name, write in TABLES.items():
-        write(measurement, folder / name, raw=raw)
-    paths = [folder / name for name in ("confusion_matrix.png", "reliability.png", "top_losses.jpg")]
-    plots.save_figure(plots.confusion_figure(metrics.confusion, measurement.classes, title), paths[0])
-    plots.save_figure(plots.reliability_figure(metrics.calibration, title), paths[1])
-    with atomic_path(paths[2]) as draft:
-        mistakes_sheet(measurement, dataset).save(draft, quality=92)
-    return [*(folder / name for name in TABLES), *paths]
-
-
-def story_of_eval(
+def evaluation_context(
     source: str, data: str, run: Path, *, arguments: dict[str, Any], settings: dict[str, Any], split_from: str
-) -> Story:
+) -> ReportContext:
     """What the report of an evaluation shows besides the numbers; for a model from a run, also its curves.
 
     `arguments` are the settings that were passed, by name: what it takes to measure again.
@@ -207,7 +182,7 @@ def story_of_eval(
     machine = environment()
     del machine["command"]  # there is none in Python; `arguments` hold how to measure again
     where = data_arguments(data, arguments.get("data_dir"))
-    return Story(
+    return ReportContext(
         model=source,
         commands=eval_commands(source, where, arguments, machine),
         settings=settings,
@@ -241,7 +216,7 @@ def report_on_run(
         numbers = _read_json(folder / "metrics.json") | {"evaluation": facts(measurement)}
         write_facts(numbers, folder / "metrics.json")
     environment = _read_json(folder / "env.json")
-    story = Story(
+    context = ReportContext(
         model=config.start.model or Path(config.start.weights or "").name,
         commands=run_commands(folder, data_arguments(config.data, config.source.data_dir), environment),
         settings=to_dict(config),
@@ -249,7 +224,7 @@ def report_on_run(
         run=folder,
         check=check_blocks(read_record(folder / RECORD), config.data),
     )
-    return [write_page(folder / REPORT, story, predictor, dataset, measurement), *paths]
+    return [write_page(folder / REPORT, context, predictor, dataset, measurement), *paths]
 
 
 def run_of(source: str) -> Path:

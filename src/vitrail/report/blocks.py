@@ -7,7 +7,7 @@ from io import BytesIO
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitrail.canvas import DARK, LIGHT, Theme, any_script
+from vitrail.canvas import DARK, LIGHT, Theme, figure_bytes
 
 TINY = 64  # pictures up to this side are stored without loss
 
@@ -175,10 +175,8 @@ def encode_figure(draw: Callable[[Theme], Figure], alt: str, caption: str = "") 
 
 
 def _encode(figure: Figure) -> tuple[bytes, tuple[int, int]]:
-    buffer = BytesIO()
-    with any_script(figure):
-        figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.05, metadata={"Software": None})
-    image = Image.open(buffer).convert("RGB")
+    drawn = figure_bytes(figure, dpi=DPI, bbox_inches="tight", pad_inches=0.05)
+    image = Image.open(BytesIO(drawn)).convert("RGB")
     image.thumbnail((FIGURE_SIDE, FIGURE_SIDE), Image.Resampling.LANCZOS)
     buffer = BytesIO()
     image.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)

@@ -10,8 +10,8 @@ from vitrail.data.source import Dataset
 from vitrail.errors import ExplanationError, VitrailError
 from vitrail.evaluation.measurement import Booleans, Measurement, align_classes, pick_split
 from vitrail.evaluation.metrics import Integers
-from vitrail.evaluation.ood import Strangers
-from vitrail.evaluation.output import CURVE, class_sets, worst_first
+from vitrail.evaluation.ood import OodScores
+from vitrail.evaluation.output import class_sets, worst_first
 from vitrail.evaluation.plots import top_losses
 from vitrail.explanation import Subject, explain_by, open_subject
 from vitrail.explanation.heatmap import enlarge, overlay, picture_of, seen_part
@@ -174,13 +174,13 @@ MOST_CLASSES = 40  # rows of a table
 
 
 def trust_sections(
-    predictor: Predictor, dataset: Dataset, measurement: Measurement, strangers: Strangers | None = None
+    predictor: Predictor, dataset: Dataset, measurement: Measurement, unfamiliar: OodScores | None = None
 ) -> list[Section]:
     """How far to trust the answers, for a model that was calibrated; otherwise nothing."""
     trust = measurement.trust
     if trust is None:
         return []
-    blocks: list[Block] = [Paragraph(text=_origin(trust, measurement)), Facts(facts=_numbers(measurement, strangers))]
+    blocks: list[Block] = [Paragraph(text=_origin(trust, measurement)), Facts(facts=_numbers(measurement, unfamiliar))]
     if measurement.label_sets is not None:
         blocks += _set_blocks(measurement)
     if measurement.familiarity is not None:
@@ -196,7 +196,7 @@ def _origin(trust: Trust, measurement: Measurement) -> str:
     return text
 
 
-def _numbers(measurement: Measurement, strangers: Strangers | None) -> list[Fact]:
+def _numbers(measurement: Measurement, unfamiliar: OodScores | None) -> list[Fact]:
     error, before = (each.calibration.error for each in (measurement.metrics, measurement.uncalibrated))
     facts = [Fact(name="calibration error", value=f"{error:.2%}", note=f"{before:.2%} without the calibration")]
     sets, familiar = measurement.label_sets, measurement.familiar
@@ -208,18 +208,15 @@ def _numbers(measurement: Measurement, strangers: Strangers | None) -> list[Fact
         right = measurement.answers.predicted == measurement.targets
         note = f"top-1 accuracy {_share(right[familiar])} of familiar pictures, {_share(right[~familiar])} of these"
         facts.append(Fact(name="unfamiliar pictures", value=f"{1 - familiar.mean():.1%}", note=note))
-    if strangers is not None:
-        note = f"AUROC; {strangers.marked.value:.1%} of {counted(strangers.pictures, 'picture')} marked as unfamiliar"
-        facts.append(Fact(name=f"told from {strangers.data}", value=f"{strangers.auroc:.3f}", note=note))
+    if unfamiliar is not None:
+        note = f"AUROC; {unfamiliar.marked.value:.1%} of {counted(unfamiliar.pictures, 'picture')} marked as unfamiliar"
+        facts.append(Fact(name=f"told from {unfamiliar.data}", value=f"{unfamiliar.auroc:.3f}", note=note))
     return facts
 
 
 def _set_blocks(measurement: Measurement) -> list[Block]:
     """The coverage curve, and the classes."""
-    assert measurement.trust is not None
-    assert measurement.trust.sets is not None
-    levels = [level for level in CURVE if level <= measurement.trust.sets.levels[-1]]
-    curve = [each for level in levels if (each := measurement.label_sets_at(level)) is not None]
+    curve = measurement.coverage_curve()
     held = [(each.requested, each.coverage.value) for each in curve]
     plots = [
         Plot(

@@ -28,7 +28,7 @@ from vitrail.schema import to_dict
 from vitrail.threads import num_cores
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.native import fingerprint
 from vitrail.weights.proof import Agreement, agree, photograph_files, sample_images
 from vitrail.weights.resolve import EXPORT_IN_FOLDER
@@ -99,7 +99,7 @@ def prepare_export(checkpoint: Checkpoint, options: GraphOptions, weights_sha256
         checkpoint = fit_to_pictures(checkpoint)
     graph = Graph(checkpoint.build(), checkpoint.preprocess, options, checkpoint.trust).eval()
     manifest = Manifest(
-        facts=Facts(**checkpoint.facts()),
+        facts=Metadata(**checkpoint.facts()),
         num_classes=checkpoint.config.num_classes,
         tokens=checkpoint.config.tokens,
         outputs=graph.outputs,

@@ -9,7 +9,7 @@ from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.runtimes.runtime import LoadOptions
 from vitrail.schema import from_dict, to_dict
-from vitrail.weights.metadata import Facts, name_facts, read_class_names
+from vitrail.weights.metadata import Metadata, name_classes, read_class_names
 
 KEY = "vitrail"  # under which an export keeps it
 VERSION = 2
@@ -21,7 +21,7 @@ IMAGES, LOGITS, PROBABILITIES, FEATURES = "images", "logits", "probabilities", "
 class Manifest:
     """What an export says about itself; a foreign one says nothing, and the user must."""
 
-    facts: Facts
+    facts: Metadata
     num_classes: int  # 0: the graph gives features only
     tokens: int  # of one picture, which decides how many suit one call
     outputs: tuple[str, ...]  # in the order of the graph: logits or probabilities, features, attention_0 …
@@ -85,7 +85,7 @@ def foreign_manifest(
             f"{spec.size[0]}×{spec.size[1]} with {spec.channels}."
         )
     return Manifest(
-        facts=Facts(preprocess=spec), num_classes=num_classes, tokens=size[0] * size[1] // 256, outputs=(LOGITS,)
+        facts=Metadata(preprocess=spec), num_classes=num_classes, tokens=size[0] * size[1] // 256, outputs=(LOGITS,)
     )
 
 
@@ -99,7 +99,7 @@ def settle(manifest: Manifest, options: LoadOptions, path: Path) -> Manifest:
         return manifest
     names = read_class_names(options.class_names)
     where = str(options.class_names) if isinstance(options.class_names, str | Path) else "class_names"
-    return replace(manifest, facts=name_facts(manifest.facts, manifest.num_classes, names, where))
+    return replace(manifest, facts=name_classes(manifest.facts, manifest.num_classes, names, where))
 
 
 def check_size(images: Any, spec: Preprocess) -> None:

@@ -15,7 +15,7 @@ from vitrail.errors import ConfigError, MissingExtraError, WeightsError
 from vitrail.runtimes.graph_runtime import ExportedRuntime, check_graph
 from vitrail.runtimes.manifest import KEY, Manifest, foreign_manifest, read_manifest, settle
 from vitrail.runtimes.runtime import Floats, LoadOptions, Runtime, check_for_export
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located
 
 # Numbers of the fields that we follow, from onnx.proto3.
@@ -145,7 +145,7 @@ def _crc_of_file(path: Path, start: int) -> int:
 QUIET = 3  # ONNX Runtime's level for errors: its warnings are about its own work
 
 
-def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """An ONNX file, checked before it is run."""
     path = located.fetch()
     check_for_export(options, path)

@@ -16,7 +16,7 @@ from vitrail.errors import ConfigError, MissingExtraError, WeightsError
 from vitrail.runtimes.graph_runtime import ExportedRuntime, check_graph
 from vitrail.runtimes.manifest import KEY, Manifest, read_manifest, settle
 from vitrail.runtimes.runtime import Floats, LoadOptions, Precision, Runtime, check_for_export, label_of
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located
 
 _FIRST_USE = Lock()
@@ -24,7 +24,7 @@ _PLACES = re.compile(r"Exception from \S+:\d+:|Check '.*?' failed at \S+:\d+:")
 NAMES = {"float32": "f32", "bf16": "bf16"}  # OpenVINO's names for the numbers to compute in
 
 
-def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """The two files of an OpenVINO model, checked before they are run."""
     path = located.fetch()
     check_for_export(options, path)

@@ -22,7 +22,8 @@ from vitrail.errors import ConfigError, WeightsError
 from vitrail.files import atomic_path
 from vitrail.runtimes.manifest import Manifest
 from vitrail.runtimes.onnx_runtime import make_session
-from vitrail.weights.resolve import CHECKPOINT_SUFFIXES, read_json
+from vitrail.weights.resolve import CHECKPOINT_SUFFIXES
+from vitrail.weights.sidecars import read_json
 
 LISTING, CONFIG, LABELS, MODEL = "config.json", "config.pbtxt", "labels.txt", "1/model.onnx"
 MODELS = "model_config_list"  # the key of LISTING under which the models are

@@ -15,7 +15,7 @@ import numpy as np
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.threads import cores_of_this_thread, start_workers
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import CHECKPOINT_SUFFIXES, EXPORTS, Located
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class RuntimeKind:
     module: str
 
     @property
-    def open(self) -> Callable[[Located, LoadOptions], tuple[Runtime, Facts]]:
+    def open(self) -> Callable[[Located, LoadOptions], tuple[Runtime, Metadata]]:
         return import_module(self.module).open_source
 
 
@@ -170,7 +170,7 @@ def label_of(runtime: RuntimeName, precision: Numbers) -> str:
     return name if precision == "float32" else f"{name} in {precision}"
 
 
-def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """The runtime for a located source, and the facts that belong to the model."""
     if located.suffix == ".pt2":
         raise WeightsError(

@@ -14,7 +14,7 @@ from vitrail.model.merging import with_merging
 from vitrail.runtimes.runtime import Floats, LoadOptions, Runtime, batch_for, compute_divided, label_of
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.read import open_checkpoint
 from vitrail.weights.resolve import Located
 from vitrail.weights.sanity import check_numbers
@@ -94,14 +94,14 @@ class TorchRuntime:
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
-def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Facts]:
+def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """What runs a checkpoint in torch, and what belongs to it."""
     device = pick_device(options.device)
     checkpoint = adapted(located, options)
     if options.verify:
         check_numbers(checkpoint, located.name)
     model = checkpoint.build(DTYPES[options.precision]).to(device)
-    return TorchRuntime(model, checkpoint.extras), Facts(**checkpoint.facts())
+    return TorchRuntime(model, checkpoint.extras), Metadata(**checkpoint.facts())
 
 
 def adapted(located: Located, options: LoadOptions) -> Checkpoint:

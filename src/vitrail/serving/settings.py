@@ -16,7 +16,7 @@ from vitrail.errors import ConfigError
 from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.schema import validate
 from vitrail.threads import num_cores
-from vitrail.weights.resolve import DEFAULT
+from vitrail.weights.resolve import DEFAULT_MODEL
 
 TOKEN_VARIABLE = "VITRAIL_TOKEN"  # noqa: S105 - the name of the variable
 SHORTEST_TOKEN = 8
@@ -165,12 +165,12 @@ Models = str | Path | Sequence[str | Path] | Mapping[str, str | Path] | None
 def name_models(models: Models) -> dict[str, str]:
     """Name → source, in their order; the first is the default of requests."""
     if models is None:
-        models = DEFAULT
+        models = DEFAULT_MODEL
     if isinstance(models, Mapping):
         pairs = [(name, str(source)) for name, source in models.items()]
     else:
         listed = [models] if isinstance(models, str | Path) else list(models)
-        pairs = [_split(str(source)) for source in listed or [DEFAULT]]
+        pairs = [_split(str(source)) for source in listed or [DEFAULT_MODEL]]
     named: dict[str, str] = {}
     for name, source in pairs:
         if not NAME.fullmatch(name):

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from vitrail.errors import VitrailError
+from vitrail.evaluation.confidence import SplitOutputs, count_pictures, fit_trust
 from vitrail.evaluation.measurement import Measurement, measure_split
-from vitrail.evaluation.trusting import Look, count_pictures, fit_trust
 from vitrail.prediction import Predictor
 from vitrail.ranks import Ranks
 from vitrail.rng import Integers
@@ -129,7 +129,7 @@ def _counter(listener: Listener, what: str, total: int) -> Callable[[int], None]
 
 def _look_at_stored(
     setup: Setup, predictor: Predictor, folder: Path, split: str, samples: Integers, order: list[int]
-) -> Look | None:
+) -> SplitOutputs | None:
     """What the head makes of the features on which it was trained, which are not computed again; None if it was not."""
     if not setup.config.start.training.on_features:
         return None
@@ -144,4 +144,4 @@ def _look_at_stored(
     logits = runtime.run(runtime.model.classify, features).numpy()[:, order]
     there: Integers = kept.indices[chosen].numpy()
     lost = {source.key(int(index)): "cannot be read" for index in np.setdiff1d(samples, there)}
-    return Look(there, np.ascontiguousarray(logits), features.numpy(), lost)
+    return SplitOutputs(there, np.ascontiguousarray(logits), features.numpy(), lost)

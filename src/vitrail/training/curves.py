@@ -11,6 +11,7 @@ from typing import IO, Any
 from matplotlib.figure import Figure
 from torch import nn
 
+from vitrail.canvas import open_frame, save_figure
 from vitrail.errors import DataError
 from vitrail.files import atomic_path
 from vitrail.training.config import TrainConfig
@@ -185,11 +186,10 @@ def draw_curves(rows: Sequence[Row], path: Path, title: str, rates: dict[str, fl
     rate.set_title("learning rate at the end of the epoch", fontsize=10)
     rate.legend(frameon=False, fontsize=8)
     accuracy.set_ylabel("%")
+    open_frame(loss, accuracy, rate)
     for axes in (loss, accuracy, rate):
         axes.set_xlabel("epoch")
-        axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color=QUIET, alpha=0.25)
         axes.locator_params(axis="x", integer=True)
     figure.suptitle(title, fontsize=11)
-    with atomic_path(path) as draft:
-        figure.savefig(draft, dpi=120)
+    save_figure(figure, path, dpi=120)

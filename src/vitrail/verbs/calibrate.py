@@ -7,8 +7,8 @@ from typing import Any, Unpack
 from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, WeightsError
+from vitrail.evaluation.confidence import count_pictures, fit_trust
 from vitrail.evaluation.measurement import Measurement
-from vitrail.evaluation.trusting import count_pictures, fit_trust
 from vitrail.machine import pick_device
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress, silent, working
@@ -18,12 +18,11 @@ from vitrail.verbs.call import tell_data
 from vitrail.verbs.evaluate import open_with_splits
 from vitrail.verbs.loading import check_model
 from vitrail.verbs.settings import DataSettings, read_data_settings
-from vitrail.weights import resolve as bundled
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import ClassNames
 from vitrail.weights.native import save_checkpoint
 from vitrail.weights.read import open_checkpoint
-from vitrail.weights.resolve import EXPORTS, Located, checksums_of, find_files, locate
+from vitrail.weights.resolve import BUNDLED, EXPORTS, Located, checksums_of, find_files, locate
 from vitrail.weights.trust import Trust
 
 MADE = (
@@ -110,7 +109,7 @@ def _target(located: Located, out: Path | None, in_place: bool) -> Path:
     if out is None:
         beside = Path(located.name.partition("@")[0])
         out = Path(f"{beside.stem}-calibrated.safetensors")
-        if located.path is not None and located.name not in bundled.NAMES:
+        if located.path is not None and located.name not in BUNDLED:
             out = located.path.parent / out
     if out.suffix != ".safetensors":
         raise ConfigError(f"must end in .safetensors; got {out}.", field="out")
@@ -122,7 +121,7 @@ def _target(located: Located, out: Path | None, in_place: bool) -> Path:
 def _own_file(located: Located, out: Path | None) -> Path:
     if out is not None:
         raise ConfigError("writes into the model's own file; omit `out=`.", field="in_place")
-    files = [] if located.path is None or located.name in bundled.NAMES else find_files(located.path)
+    files = [] if located.path is None or located.name in BUNDLED else find_files(located.path)
     if len(files) != 1 or files[0].suffix != ".safetensors":
         raise ConfigError(f"is for files of ours; {located.name} is not one; pass `out=` instead.", field="in_place")
     return files[0]

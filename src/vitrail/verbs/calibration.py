@@ -11,7 +11,7 @@ from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import DataError, WeightsError
 from vitrail.evaluation.measurement import choose
-from vitrail.evaluation.strangers import is_unlabelled, open_unlabelled
+from vitrail.evaluation.ood import is_unlabelled, open_unlabelled
 from vitrail.prediction import Predictor
 from vitrail.report.assembly import run_of
 from vitrail.rng import Draws, Integers

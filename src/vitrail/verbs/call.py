@@ -28,7 +28,7 @@ from vitrail.prediction.results import is_one
 from vitrail.progress import say_line, working
 from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice, check_wanted
 from vitrail.weights.metadata import ClassNames
-from vitrail.weights.resolve import DEFAULT, EXPORTS, is_run, is_run_or_weights, locate, names_model
+from vitrail.weights.resolve import DEFAULT_MODEL, EXPORTS, is_run, is_run_or_weights, locate, names_model
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def tell_pictures(arguments: Sequence[str], model: str | None = None) -> tuple[s
     """The model and the pictures: the first argument is the model if it looks like one, unless `model` names it."""
     pictures = tuple(arguments)
     if model is None:
-        model = DEFAULT
+        model = DEFAULT_MODEL
         if pictures and _is_model(pictures[0]):
             model, pictures = pictures[0], pictures[1:]
     for name in pictures:
@@ -64,7 +64,7 @@ def tell_data(first: str, second: str | None) -> tuple[str, str]:
     if second is None:
         if first not in DATA_NAMES and is_run_or_weights(first):
             raise InputError(f"{first} is a model; also name the data to use it on: a folder, a table or a name.")
-        model, data = DEFAULT, first
+        model, data = DEFAULT_MODEL, first
     else:
         model, data = first, second
     if second is not None and data not in DATA_NAMES and is_run_or_weights(data) and not _is_model(model):

@@ -10,8 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vitrail.canvas import LIGHT, Theme, paint
-from vitrail.evaluation.plots import COLORS, new_figure, save_figure, shorten
+from vitrail.canvas import COLORS, LIGHT, Theme, new_figure, open_frame, paint, save_figure, shorten
 from vitrail.files import atomic_path
 from vitrail.runtimes.contestants import Contestant
 from vitrail.wording import counted
@@ -149,9 +148,7 @@ def _draw(comparison: Comparison, theme: Theme) -> Figure:
         figure.clear()
         axes, beside = figure.subplots(1, 2, width_ratios=(3, 2))
         _draw_curve(beside, comparison.rows, theme)
-        for one in (axes, beside):
-            for side in ("top", "right"):
-                one.spines[side].set_visible(False)
+        open_frame(axes, beside)
     _draw_bars(axes, best, names, batches, theme)
     figure.suptitle(comparison.title, fontsize=9)
     return figure

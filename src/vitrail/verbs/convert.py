@@ -86,7 +86,7 @@ def convert(
         )
         changed = adapt.fold_class_position(changed) if fold_class_position else changed
         where = str(classes) if isinstance(classes, str | Path) else "classes"
-        return changed if names is None else name_classes(changed, names, where)
+        return changed if names is None else name_classes(changed, changed.config.num_classes, names, where)
 
     with working("converting", speaks=progress):
         return conversion.convert(

@@ -85,7 +85,7 @@ def check_data(
     check_settings(check_data, settings, DataConfig)
     check_workers(workers)
     dataset = _open(data, settings)
-    with pick_progress(progress)("checking pictures", _count(dataset)) as advance:
+    with pick_progress(progress)("checking pictures", dataset.num_pictures) as advance:
         report = check_dataset(dataset, workers or os.cpu_count() or 1, advance)
     return DataCheck(dataset=report.dataset, facts=report.facts, findings=report.findings)
 
@@ -131,7 +131,7 @@ def shard_data(
     if max_megabytes < 1:
         raise ConfigError(f"max_megabytes must be at least 1; got {max_megabytes}.")
     dataset = _open(data, settings)
-    with pick_progress(progress)("writing shards", _count(dataset)) as advance:
+    with pick_progress(progress)("writing shards", dataset.num_pictures) as advance:
         return write_shards(dataset, Path(out), max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
 
 
@@ -141,7 +141,3 @@ def _open(data: str | Path | Dataset, settings: Mapping[str, Any]) -> Dataset:
     if settings:
         raise ConfigError(f"{', '.join(settings)} cannot change an open data set; pass it to vitrail.open_data.")
     return data
-
-
-def _count(dataset: Dataset) -> int:
-    return sum(len(source) for source in dataset.splits.values())

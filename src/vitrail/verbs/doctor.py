@@ -111,7 +111,7 @@ def _machine() -> DiagnosisSection:
 def _installation() -> DiagnosisSection:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from vitrail.weights.resolve import DEFAULT
+    from vitrail.weights.resolve import DEFAULT_MODEL
 
     core, extras = _requirements()
     facts = [
@@ -132,7 +132,7 @@ def _installation() -> DiagnosisSection:
     try:
         from vitrail.weights.read import open_checkpoint
 
-        open_checkpoint(DEFAULT)
+        open_checkpoint(DEFAULT_MODEL)
     except VitrailError as error:
         problems.append(str(error))
     return DiagnosisSection(title="Installation", facts=tuple(facts), problems=tuple(problems))
@@ -196,7 +196,7 @@ def _data(name: str) -> DiagnosisSection:
     dataset = open_data(name)
     counts = ", ".join(f"{split} {len(source):,}" for split, source in dataset.splits.items())
     facts = [("name", dataset.name), ("classes", f"{len(dataset.classes):,}"), ("pictures", counts)]
-    total = sum(len(source) for source in dataset.splits.values())
+    total = dataset.num_pictures
     if total > CHECKED_PICTURES:
         facts.append(("check", "too many pictures to check here; run: vitrail data check"))
         return DiagnosisSection(title="Data", facts=tuple(facts))

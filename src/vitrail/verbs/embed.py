@@ -11,11 +11,13 @@ from typing import Any, Literal, Unpack, get_args
 import numpy as np
 from matplotlib.figure import Figure
 
+from vitrail.canvas import save_figure
 from vitrail.data.datasets import check_where, open_data
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, InputError, suggest
-from vitrail.evaluation.plots import map_figure, save_figure
-from vitrail.evaluation.probe import Method, project
+from vitrail.evaluation import MapMethod
+from vitrail.evaluation.plots import map_figure
+from vitrail.evaluation.probe import project
 from vitrail.files import as_utf8, atomic_path, check_run_folder, load_pyarrow, new_run_folder
 from vitrail.prediction import Predictor
 from vitrail.prediction.predictor import Named
@@ -90,7 +92,7 @@ class Embeddings:
                 pq.write_table(pa.table({**columns, "features": lists}), draft)
         return target
 
-    def map(self, method: Method = "pca") -> FeatureMap:
+    def map(self, method: MapMethod = "pca") -> FeatureMap:
         """The features on a plane, by "pca" or "tsne"; of very many, a fixed sample."""
         places = np.sort(permutation(0, 0, len(self), "map")[:MOST_POINTS])
         count = counted(len(self), "picture")
@@ -111,7 +113,7 @@ def embed(
     split: str | Sequence[str] = (),
     list_file: str | None = None,
     format: Literal["npz", "parquet"] = "npz",  # noqa: A002 - the flag's name
-    map: Method | Literal["none"] = "pca",  # noqa: A002 - the flag's name
+    map: MapMethod | Literal["none"] = "pca",  # noqa: A002 - the flag's name
     out: Out = None,
     batch_size: int | None = None,
     runtime: RuntimeChoice = "auto",
@@ -213,7 +215,7 @@ def check_arguments(
     batch_size: int | None,
 ) -> None:
     """Refuse what cannot work, before anything is opened; `settings` are those about data that were passed."""
-    for name, value, known in (("format", form, ("npz", "parquet")), ("map", method, (*get_args(Method), "none"))):
+    for name, value, known in (("format", form, ("npz", "parquet")), ("map", method, (*get_args(MapMethod), "none"))):
         if value not in known:
             raise ConfigError(f"has no {value!r}; {suggest(str(value), known)}", field=name)
     if form == "parquet":
@@ -261,7 +263,7 @@ def _embed_data(
     return columns
 
 
-def _write(embeddings: Embeddings, folder: Path, form: str, method: Method | Literal["none"]) -> Embeddings:
+def _write(embeddings: Embeddings, folder: Path, form: str, method: MapMethod | Literal["none"]) -> Embeddings:
     """The same with its files; the features are written first, so that they are safe if the map fails."""
     written = [embeddings.save(folder / f"features.{form}")]
     map_error = ""

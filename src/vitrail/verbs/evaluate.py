@@ -1,20 +1,20 @@
 """`vitrail.evaluate`: how good a model is on a data set, and where it fails."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 
+from vitrail.canvas import save_figure
 from vitrail.data.agreement import check_same_data
 from vitrail.data.config import DataConfig
 from vitrail.data.datasets import check_where, open_data
 from vitrail.data.source import Dataset, Source
 from vitrail.data.split import read_split
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation import output as records
-from vitrail.evaluation import plots
+from vitrail.evaluation import ProbeName, ViewName, output, plots
 from vitrail.evaluation.measurement import (
     COVERAGE,
     Measurement,
@@ -24,17 +24,15 @@ from vitrail.evaluation.measurement import (
     pick_split,
     views,
 )
-from vitrail.evaluation.names import ProbeName, ViewName
-from vitrail.evaluation.ood import Strangers
+from vitrail.evaluation.ood import MOST_OTHERS, OodScores, is_unlabelled, measure_ood, open_unlabelled
 from vitrail.evaluation.probe import plan_probes, run_probes
 from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, measure_robustness
-from vitrail.evaluation.strangers import MOST, is_unlabelled, measure_strangers, open_unlabelled
 from vitrail.files import check_run_folder, new_run_folder
 from vitrail.prediction import Predictor
 from vitrail.prediction.results import Request, require_familiarity
 from vitrail.progress import Progress, pick_progress, silent, working
 from vitrail.ranks import shared_ranks
-from vitrail.report.assembly import REPORT, run_of, story_of_eval, write_evaluation
+from vitrail.report.assembly import REPORT, evaluation_context, run_of
 from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.schema import to_dict
 from vitrail.training.run_folder import chose_epoch
@@ -165,13 +163,13 @@ def evaluate(
         facts=results.facts,
         measurement=results.measurement,
         robustness=results.robustness,
-        strangers=results.strangers,
+        unfamiliar=results.unfamiliar,
         folder=results.folder,
         written=tuple(results.written),
         class_order=tuple(order_by_position(dataset.classes)) if by_position else None,
         predictor=predictor,
         dataset=dataset,
-        story=story_of_eval(
+        context=evaluation_context(
             source,
             where,
             run_of(source),
@@ -239,7 +237,7 @@ class _Results:
     facts: dict[str, Any]
     measurement: Measurement | None = None
     robustness: Robustness | None = None
-    strangers: Strangers | None = None
+    unfamiliar: OodScores | None = None
     folder: Path | None = None
     written: list[Path] = field(default_factory=list[Path])
 
@@ -251,21 +249,21 @@ class _Results:
         if self.folder is None:
             self.folder = self.out() if callable(self.out) else new_run_folder("eval", Path(self.out))
             self.written.append(self.folder / "metrics.json")
-        records.write_facts(self.facts, self.folder / "metrics.json")
+        output.write_facts(self.facts, self.folder / "metrics.json")
 
     def add_measurement(self, measurement: Measurement, dataset: Dataset, raw: bool) -> None:
         self.measurement = measurement
-        self.add(records.facts(measurement))
+        self.add(output.facts(measurement))
         if self.folder is not None:
-            self.written += write_evaluation(self.folder, measurement, dataset, raw=raw)
+            self.written += output.write_evaluation(self.folder, measurement, dataset, raw=raw)
 
     def add_robustness(self, robustness: Robustness) -> None:
         self.robustness = robustness
-        self.add({"robustness": records.robustness_facts(robustness)})
+        self.add({"robustness": output.robustness_facts(robustness)})
         if self.folder is not None:
             title = f"{self.facts['data']}, {self.facts['split']}"
             self.written.append(self.folder / "robustness.png")
-            plots.save_figure(plots.robustness_figure(robustness, title), self.written[-1])
+            save_figure(plots.robustness_figure(robustness, title), self.written[-1])
 
 
 def _measure(
@@ -286,9 +284,9 @@ def _measure(
         measurement = replace(measurement, chose_epoch=flatters, coverage=plan.coverage or COVERAGE)
         results.add_measurement(measurement, dataset, plan.raw)
         if plan.others is not None:
-            with progress("comparing", min(MOST, len(plan.others[1]))) as advance:
-                results.strangers = measure_strangers(predictor, *plan.others, measurement, progress=advance)
-            results.add({"unfamiliar": records.stranger_facts(results.strangers)})
+            with progress("comparing", min(MOST_OTHERS, len(plan.others[1]))) as advance:
+                results.unfamiliar = measure_ood(predictor, *plan.others, measurement, progress=advance)
+            results.add({"unfamiliar": asdict(results.unfamiliar)})
     if parts is not None:
         results.add({"probes": run_probes(predictor, parts, plan.probes, plan.shots, progress)})
     if plan.robustness_pictures is not None:

@@ -9,7 +9,7 @@ import torch
 
 from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError, ExplanationError, VitrailError, suggest
-from vitrail.explanation import METHODS, Choice, choose, explain_by, measure, open_subject
+from vitrail.explanation import METHODS, MethodChoice, choose, explain_by, measure, open_subject
 from vitrail.explanation.attention import check_choice
 from vitrail.explanation.faithfulness import CANDIDATES, JUDGED
 from vitrail.explanation.heatmap import Explained, Explanations, unique_stems
@@ -93,7 +93,7 @@ class _Work:
     heads: tuple[int, ...] | None
     score: bool
 
-    def choose(self, gathered: dict[str, Picture], show: Progress) -> Choice:
+    def choose(self, gathered: dict[str, Picture], show: Progress) -> MethodChoice:
         """Score the methods on a few pictures, spread evenly over all of them; broken files are skipped here."""
         named = list(gathered.items())
         spread = [named[index * len(named) // JUDGED] for index in range(JUDGED)] if len(named) > JUDGED else named

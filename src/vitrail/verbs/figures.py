@@ -20,7 +20,7 @@ from vitrail.explanation.paper_figures import (
     plot_filters,
     plot_positions,
     position_similarity,
-    save_figure,
+    save_paper_figure,
 )
 from vitrail.model.positions import POSITIONS
 from vitrail.prediction import Predictor
@@ -134,12 +134,12 @@ def draw_weights(predictor: Predictor, folder: Path) -> tuple[list[Path], list[s
     filters = patch_filters(predictor.model)
     if filters.explained is None:
         notes.append(f"this model's patches are not cut from pixels, so the filters are those of the {filters.what}")
-    written = save_figure(plot_filters(filters), folder, "filters")
+    written = save_paper_figure(plot_filters(filters), folder, "filters")
     similarity = position_similarity(predictor.model)
     positions = POSITIONS[predictor.model.config.positions.kind].description
     if similarity is None:
         return written, [*notes, f"no figure of position embeddings: this model has {positions}"]
-    return written + save_figure(plot_positions(similarity, positions), folder, "positions"), notes
+    return written + save_paper_figure(plot_positions(similarity, positions), folder, "positions"), notes
 
 
 def draw_attention(looks: Looks, folder: Path) -> tuple[list[Path], list[str]]:
@@ -147,9 +147,9 @@ def draw_attention(looks: Looks, folder: Path) -> tuple[list[Path], list[str]]:
     config = looks.predictor.model.config
     distance = torch.stack(looks.distances).mean(dim=0)
     plot = plot_distance(distance, len(looks.distances), longest_distance(config.image_size))
-    written = save_figure(plot, folder, "distance")
+    written = save_paper_figure(plot, folder, "distance")
     try:
         explained = [(subject, explain_by(looks.predictor, subject, "rollout")) for subject in looks.shown]
     except VitrailError as error:
         return written, [f"no figure of attention: {error}"]
-    return written + save_figure(plot_attention(explained, READERS[config.pooling]), folder, "attention"), []
+    return written + save_paper_figure(plot_attention(explained, READERS[config.pooling]), folder, "attention"), []

@@ -14,7 +14,7 @@ from vitrail.verbs.settings import HintSettings, Size, read_hints, read_size
 from vitrail.weights.metadata import Origin
 from vitrail.weights.read import open_checkpoint, open_config
 from vitrail.weights.resolve import FormatName
-from vitrail.weights.sanity import Finding, diagnose
+from vitrail.weights.sanity import Diagnostic, diagnose
 from vitrail.weights.trust import Trust
 from vitrail.wording import counted, markdown_cell
 
@@ -34,7 +34,7 @@ class Inspection:
     classes: tuple[str, ...] | None
     origin: Origin
     trust: Trust | None
-    findings: tuple[Finding, ...]
+    findings: tuple[Diagnostic, ...]
 
     @property
     def usable(self) -> bool:

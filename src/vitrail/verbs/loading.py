@@ -10,7 +10,7 @@ from vitrail.prediction.predictor import torch_runtime_of
 from vitrail.progress import Progress, working
 from vitrail.verbs.call import RuntimeRequest
 from vitrail.weights.metadata import ClassNames, read_class_names
-from vitrail.weights.resolve import DEFAULT
+from vitrail.weights.resolve import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ def check_model(
         read_class_names(classes)
     if not isinstance(model, Predictor):
         if wanted.given():
-            wanted.check(DEFAULT if model is None else model, device)
+            wanted.check(DEFAULT_MODEL if model is None else model, device)
         return
     runtime = torch_runtime_of(model.runtime)
     moves = device != "auto" and not (runtime is not None and runtime.device == pick_device(device))
@@ -52,7 +52,7 @@ def open_model(
     check_model(model, device, classes, wanted)
     if isinstance(model, Predictor):
         return model
-    source = DEFAULT if model is None else model
+    source = DEFAULT_MODEL if model is None else model
     with working(f"loading {source}", speaks=progress is not False):
         return wanted.open(source, classes, device)
 
@@ -61,4 +61,4 @@ def name_of(model: Predictor | str | Path | None) -> str:
     """The model's name in figures: the last part of its source; for a loaded one, where its weights are from."""
     if isinstance(model, Predictor):
         return model.origin.source or "model"
-    return Path(DEFAULT if model is None else model).name or "model"
+    return Path(DEFAULT_MODEL if model is None else model).name or "model"

@@ -21,7 +21,7 @@ from vitrail.verbs.call import Pictures, RuntimeRequest, gather_pictures, is_sin
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.rows import Columns, Compute, FileFormat, choose_file_format, open_file, resumed
 from vitrail.weights.metadata import ClassNames
-from vitrail.weights.resolve import DEFAULT, files_of, locate
+from vitrail.weights.resolve import DEFAULT_MODEL, files_of, locate
 
 TOP_K = 3
 
@@ -175,7 +175,7 @@ def predict(
     )
 
     def describe() -> dict[str, Any]:
-        source = predictor.source if isinstance(model, Predictor) else model or DEFAULT
+        source = predictor.source if isinstance(model, Predictor) else model or DEFAULT_MODEL
         files = files_of(locate(source, allow_export=True).fetch()) if source else []
         facts = {"model": {file.name: sha256_of(file) for file in files}, "classes": predictor.classes}
         return facts | {"top_k": top_k, "coverage": coverage, "abstain": abstain} | vars(wanted)

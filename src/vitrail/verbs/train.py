@@ -230,7 +230,7 @@ def _prepare(
 
 def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> CheckRecord | None:
     """Check the data before hours are spent on them; None if there are too many pictures to check."""
-    total = sum(len(source) for source in dataset.splits.values())
+    total = dataset.num_pictures
     if total > PREFLIGHT_LIMIT:
         listener.checked([(item, 1) for item in judge_labels(dataset)], data)
         listener.said(f"{counted(total, 'picture')} are not checked here; vitrail data check {data} does")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitrail.errors import WeightsError
 from vitrail.files import sha256_of, sweep_drafts
+from vitrail.weights.sidecars import SIDECARS
 from vitrail.wording import hint_path, reason
 
 # Each line: model, pre-training data and recipe, fine-tuning on ImageNet ("-" where there was none), name at hf://timm/.
@@ -71,7 +72,6 @@ MIRRORS = {
     **{_google_file(*row[:4]): row[4] for row in (line.split() for line in _AUGREG.splitlines())},
 }
 
-SIDECARS = ["config.json", "preprocessor_config.json", "processor_config.json"]
 FILES = [*SIDECARS, "model.safetensors", "model.safetensors.index.json", "*.npz"]
 SHARDS = ["model-*-of-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]

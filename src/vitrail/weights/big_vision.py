@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,19 +10,17 @@ from torch import Tensor
 
 from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
-from vitrail.model import BlockConfig, PositionConfig, ViTConfig
+from vitrail.model import ViTConfig
 from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, positions, stems
-from vitrail.weights.infer import Hints, Raw, infer_image_size
+from vitrail.weights.formats import ForeignFormat, Holds, positions, stems
+from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.keys import Rule, read_tensors, rule, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_npz
 
-ACTIVATION, NORM_EPS = "gelu_tanh", 1e-6
-NUMBERING = "separate"
+NUMBERING, POSITIONS = "separate", "pos_embedding"
 SCANNED = "Transformer/encoderblock/"
-MAP = "MAPHead_0"
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
@@ -30,39 +29,32 @@ def recognises(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def key_table(config: ViTConfig) -> list[Rule]:
-    rules = [*flax.convolution("embed.patches", "embedding"), *flax.norm("norm", "Transformer/encoder_norm")]
-    if config.positions.kind == "learned":
-        rules.append(rule("embed.positions", "pos_embedding"))
-    for index in range(config.depth):
-        rules += flax.block(config, index, NUMBERING)
-    if config.class_token:
-        rules.append(rule("embed.class_token", "cls"))
+    rules = flax.key_table(config, NUMBERING, POSITIONS)
     if config.pooling == "map":
         parts = {"pool.query": ("query",), "pool.key_value": ("key", "value")}
-        rules.append(rule("pool.probe", f"{MAP}/probe"))
-        rules += flax.attention(config, parts, "pool.proj", f"{MAP}/MultiHeadDotProductAttention_0")
-        rules += flax.norm("pool.norm", f"{MAP}/LayerNorm_0")
-        rules += flax.dense("pool.mlp.fc1", f"{MAP}/MlpBlock_0/Dense_0")
-        rules += flax.dense("pool.mlp.fc2", f"{MAP}/MlpBlock_0/Dense_1")
-    if config.representation:
-        rules += flax.dense("representation", "pre_logits")
-    if config.num_classes:
-        rules += flax.dense("head", "head")
+        rules.append(rule("pool.probe", f"{flax.MAP}/probe"))
+        rules += flax.attention(config, parts, "pool.proj", f"{flax.MAP}/MultiHeadDotProductAttention_0")
+        rules += flax.norm("pool.norm", f"{flax.MAP}/LayerNorm_0")
+        rules += flax.mlp("pool.mlp", f"{flax.MAP}/MlpBlock_0")
     return rules
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
     prefix, left_out = flax.strip_prefix(raw)
     scanned = any(name.startswith(SCANNED) for name in raw.tensors)
-    dialect = {"prefix": prefix, "layers": "scanned" if scanned else "listed"}
     if scanned:
-        raw = Raw(path=raw.path, tensors=unstack_layers(raw), sidecars=raw.sidecars)
-    config = infer_config(raw, hints)
+        raw = replace(raw, tensors=unstack_layers(raw))
+    if hints.pooling == "cls" and "cls" not in raw.tensors:
+        raise WeightsError(
+            "pooling cls needs a [cls] token, which this file does not have; our ViT cannot pool the first patch "
+            'instead, as big_vision does with pool_type "0".'
+        )
+    config = flax.infer_config(raw, hints, NUMBERING, POSITIONS, covers="patches", unlearned="sincos")
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config), raw.tensors),
         preprocess=preset("google", config.image_size, config.channels),
-        origin=Origin(format="big_vision", dialect=dialect),
+        origin=Origin(format="big_vision", dialect={"prefix": prefix, "layers": "scanned" if scanned else "listed"}),
         notes=_assumed(config, hints),
         remarks=(*left_out, *flax.implied(hints)),
     )
@@ -79,7 +71,7 @@ def _assumed(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
             "the format google",
         )
     else:
-        notes += flax.assumed_square(config.image_size, config.stride, hints)
+        notes += flax.assumed_square(config, hints)
     if config.pooling == "mean" and hints.pooling is None:
         notes += (
             'the file does not state its pooling: assumed the mean of the patches (pool_type "gap"); a model that was '
@@ -115,66 +107,20 @@ def stack_layers(tensors: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
     return result
 
 
-def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
-    sizes = flax.infer_sizes(raw, NUMBERING)
-    class_token, learned = "cls" in raw.tensors, "pos_embedding" in raw.tensors
-    if hints.pooling == "cls" and not class_token:
-        raise WeightsError(
-            "pooling cls needs a [cls] token, which this file does not have; our ViT cannot pool the first patch "
-            'instead, as big_vision does with pool_type "0".'
-        )
-    pooling = "map" if f"{MAP}/probe" in raw.tensors else "cls" if class_token else "mean"
-    if learned:
-        image_size, _ = infer_image_size(raw.shape("pos_embedding", 3)[1], (0,), sizes.patch_size, hints)
-    else:  # fixed positions exist for any size: 224, or the next size of whole patches
-        rows, columns = (max(224 // side, 1) * side for side in sizes.patch_size)
-        image_size = hints.image_size or (rows, columns)
-    return ViTConfig(
-        image_size=image_size,
-        patch_size=sizes.patch_size,
-        channels=sizes.channels,
-        width=sizes.width,
-        depth=sizes.depth,
-        heads=sizes.heads,
-        mlp_width=sizes.mlp_width,
-        num_classes=sizes.num_classes,
-        class_token=class_token,
-        pooling=hints.pooling or pooling,
-        representation=sizes.representation,
-        block=BlockConfig(
-            activation=hints.activation or ACTIVATION,
-            norm_eps=hints.norm_eps or NORM_EPS,
-            attention_scale=hints.attention_scale,
-        ),
-        positions=PositionConfig(kind="learned" if learned else "sincos", covers="patches", resample="google"),
-    )
-
-
-def _pooling(value: str, config: ViTConfig) -> str:
-    if value not in ("cls", "mean", "map"):
-        return f"it has no pooling {value!r}"
-    return "it has a [cls] token only to pool it" if value != "cls" and config.class_token else ""
-
-
 HOLDS: Holds = {
-    **COMMON,
+    **flax.HOLDS,
     **positions("learned", "sincos", covers="patches"),
     "stem.kind": stems("patch", hint="google has"),
-    "class_token": anything,
-    "pooling": _pooling,
-    "representation": anything,
-    "block.activation": activations(ACTIVATION),
-    "block.norm_eps": epsilon(NORM_EPS),
+    "pooling": flax.pooling("cls", "mean", "map", reason="it pools [cls], the mean of the patches or by attention"),
 }
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
-    dialect = checkpoint.origin.dialect if checkpoint.origin.format == "big_vision" else {}
+    dialect = checkpoint.origin.dialect_of("big_vision")
     tensors = write_tensors(key_table(checkpoint.config), checkpoint.tensors)
     if dialect.get("layers") == "scanned":
         tensors = stack_layers(tensors, checkpoint.config.depth)
-    prefix = dialect.get("prefix", "params/")
-    write_npz(path, {prefix + name: tensor for name, tensor in tensors.items()})
+    write_npz(path, {dialect.get("prefix", "params/") + name: tensor for name, tensor in tensors.items()})
 
 
 FORMAT = ForeignFormat(

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model import ViT, ViTConfig
-from vitrail.weights.metadata import Facts
+from vitrail.weights.metadata import Metadata
 from vitrail.wording import counted
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(Facts):
+class Checkpoint(Metadata):
     """`tensors` has exactly the names and shapes of `ViT(config).state_dict()`."""
 
     config: ViTConfig

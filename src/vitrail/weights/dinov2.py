@@ -1,6 +1,7 @@
 """facebookresearch/dinov2: `.pth` files of backbones with LayerScale, and register tokens in the newer ones."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -8,22 +9,13 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, only, positions
-from vitrail.weights.infer import (
-    Hints,
-    Raw,
-    assumed_heads,
-    count_layers,
-    infer_heads,
-    infer_image_size,
-    optional_size,
-)
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, anything, computes, only, positions
+from vitrail.weights.infer import Hints, Raw, assumed_heads, infer_image_size, infer_sizes
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_pickle
-from vitrail.weights.timm import block_rules, infer_block
+from vitrail.weights.timm import BLOCK, block_rules, infer_block
 
-ACTIVATION, NORM_EPS = "gelu", 1e-6
 GATED = ("w12", "w12", "w3")  # ViT-g's MLPs: gate and up in one matrix, and down
 DINOV2_HEADS = "every DINOv2, with 64 features each"
 
@@ -49,8 +41,7 @@ def key_table(config: ViTConfig) -> list[Rule]:
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
     tensors, extras = split_mask_token(raw.tensors, "mask_token")
-    raw = Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars)
-    config = infer_config(raw, hints)
+    config = infer_config(replace(raw, tensors=tensors), hints)
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config), tensors),
@@ -62,31 +53,19 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
 
 
 def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
-    width, channels, rows, columns = raw.shape("patch_embed.proj.weight", 4)
-    depth = count_layers(raw.tensors, r"blocks\.(\d+)\.")
-    image_size, _ = infer_image_size(raw.shape("pos_embed", 3)[1], (1,), (rows, columns), hints)
-    registers = optional_size(raw, "register_tokens", axis=1) or 0
     gated = f"blocks.0.mlp.{GATED[-1]}.weight" in raw.tensors
-    mlp_width = raw.shape(f"blocks.0.mlp.{GATED[-1] if gated else 'fc2'}.weight", 2)[1]
+    mlp = f"blocks.0.mlp.{GATED[-1] if gated else 'fc2'}"
+    sizes = infer_sizes(raw, hints, patches="patch_embed.proj", layers=r"blocks\.(\d+)\.", mlp=mlp, head_size=64)
+    registers = raw.size("register_tokens", axis=1) or 0
     return ViTConfig(
-        image_size=image_size,
-        patch_size=(rows, columns),
-        channels=channels,
-        width=width,
-        depth=depth,
-        heads=infer_heads(width, depth, hints, head_size(width)),
-        mlp_width=mlp_width,
+        **sizes,
+        image_size=infer_image_size(raw.shape("pos_embed", 3)[1], (1,), sizes["patch_size"], hints)[0],
         num_classes=0,
         registers=registers,
         pooling=hints.pooling or "cls",
         block=infer_block(raw, hints, gated),
         positions=PositionConfig(resample="timm" if registers else "dinov2"),  # antialiased since the registers came
     )
-
-
-def head_size(width: int) -> int | None:
-    """Every DINOv2 has heads of 64 features."""
-    return 64 if width % 64 == 0 else None
 
 
 def split_mask_token(tensors: dict[str, Tensor], name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -116,7 +95,10 @@ BACKBONE: Holds = {
     "block.layer_scale": _layer_scale,
     "block.mlp": anything,
 }
-HOLDS: Holds = {**BACKBONE, "block.activation": activations(ACTIVATION), "block.norm_eps": epsilon(NORM_EPS)}
+HOLDS: Holds = {
+    **BACKBONE,
+    **computes(BLOCK),
+}
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:

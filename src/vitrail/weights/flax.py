@@ -1,22 +1,26 @@
-"""What Google's two repositories share: Flax's kernel layouts, the names inside a block, and reading the sizes."""
+"""What Google's two repositories share: Flax's kernel layouts, the names of layers, and inferring the config."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import isqrt
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from vitrail.model import ViTConfig
-from vitrail.model.config import Pair
-from vitrail.weights.infer import Hints, Raw, count_layers
-from vitrail.weights.keys import HWIO, TRANSPOSED, Form, Rule, Tensors, rule
+from vitrail.model import BlockConfig, PatchStem, PositionConfig, ViTConfig
+from vitrail.model.config import Pair, Stem
+from vitrail.weights.formats import COMMON, Check, Holds, anything, computes
+from vitrail.weights.infer import Hints, Raw, infer_image_size, usual_size
+from vitrail.weights.keys import HWIO, TRANSPOSED, Form, Rule, rule
+
+BLOCK = BlockConfig(activation="gelu_tanh", norm_eps=1e-6)  # what Google's code computes
 
 # The prefixes that different releases add to all names of the model.
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"  # of vision_transformer; big_vision has them at the top level
+ROOT = "conv_root/kernel"  # of a hybrid's ResNet
+MAP = "MAPHead_0"
 
 # Numbering → names of attention, second norm and MLP in a block: Flax once numbered all submodules together, and now
 # numbers each kind by itself.
@@ -24,21 +28,6 @@ BLOCK_NAMES = {
     "joint": ("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
     "separate": ("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
 }
-RELEASED = "joint"  # what the files of google-research/vision_transformer have
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """What the shapes of an npz show."""
-
-    patch_size: Pair
-    channels: int
-    width: int
-    depth: int
-    heads: int
-    mlp_width: int
-    num_classes: int
-    representation: int | None
 
 
 def find_prefix(tensors: Mapping[str, Tensor]) -> str | None:
@@ -60,26 +49,81 @@ def strip_prefix(raw: Raw) -> tuple[str, tuple[str, ...]]:
 
 def is_original(tensors: Mapping[str, Tensor], prefix: str) -> bool:
     """Whether a model is from google-research/vision_transformer, judging by its positions, numbering or ResNet."""
-    if f"{prefix}{POSITIONS}" in tensors or f"{prefix}conv_root/kernel" in tensors:
+    if f"{prefix}{POSITIONS}" in tensors or f"{prefix}{ROOT}" in tensors:
         return True
     return f"{prefix}pos_embedding" not in tensors and numbering(tensors) == "joint"
 
 
-def assumed_square(image_size: Pair, stride: Pair, hints: Hints) -> tuple[str, ...]:
+def numbering(tensors: Mapping[str, Tensor]) -> str:
+    """How the submodules of the first block are numbered."""
+    return "joint" if any(f"/{BLOCK_NAMES['joint'][0]}/" in name for name in tensors) else "separate"
+
+
+def infer_config(
+    raw: Raw,
+    hints: Hints,
+    numbering: str,
+    positions: str,
+    *,
+    covers: Literal["class", "patches"],
+    unlearned: Literal["none", "sincos"],
+    stem: Stem | None = None,
+) -> ViTConfig:
+    """The model of an unscanned npz without prefix.
+
+    Args:
+        positions: the name of learned positions.
+        covers: which tokens those belong to.
+        unlearned: the kind of positions of a model without learned ones.
+    """
+    attention, _, mlp = BLOCK_NAMES[numbering]
+    block, stem = "Transformer/encoderblock_0", stem or PatchStem()
+    rows, columns, channels, width = raw.shape("embedding/kernel", 4)
+    stride = rows * stem.stride, columns * stem.stride
+    class_token, learned = "cls" in raw.tensors, positions in raw.tensors
+    if learned:
+        prefix = int(class_token) if covers == "class" else 0
+        image_size, _ = infer_image_size(raw.shape(positions, 3)[1], (prefix,), stride, hints)
+    else:
+        image_size = hints.image_size or usual_size(stride)
+    pooling = "map" if f"{MAP}/probe" in raw.tensors else "cls" if class_token else "mean"
+    return ViTConfig(
+        image_size=image_size,
+        patch_size=(rows, columns),
+        channels=raw.shape(ROOT, 4)[2] if stem.kind == "resnet" else channels,
+        width=width,
+        depth=raw.count_layers(r"Transformer/encoderblock_(\d+)/"),
+        heads=raw.shape(f"{block}/{attention}/query/kernel", 3)[1],
+        mlp_width=raw.shape(f"{block}/{mlp}/Dense_0/kernel", 2)[1],
+        num_classes=raw.shape("head/kernel", 2)[1] if "head/kernel" in raw.tensors else 0,
+        class_token=class_token,
+        pooling=hints.pooling or pooling,
+        representation=raw.shape("pre_logits/kernel", 2)[1] if "pre_logits/kernel" in raw.tensors else None,
+        block=hints.override(BLOCK),
+        positions=PositionConfig(kind="learned" if learned else unlearned, covers=covers, resample="google"),
+        stem=stem,
+    )
+
+
+def assumed_square(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """The note for a grid of which only the number of positions is known."""
-    patches = image_size[0] // stride[0] * (image_size[1] // stride[1])
+    patches = config.grid[0] * config.grid[1]
     if hints.image_size is not None or not any(patches % side == 0 for side in range(2, isqrt(patches))):
         return ()  # it is known, or only one grid has this many patches
     return (
         f"the file does not state the shape of its grid of {patches} patches: assumed square, pictures of "
-        f"{image_size[0]}×{image_size[1]}; pass image_size if they were not",
+        f"{_shown(config.image_size)}; pass image_size if they were not",
     )
+
+
+def _shown(size: Pair) -> str:
+    return f"{size[0]}×{size[1]}"
 
 
 def implied(hints: Hints) -> tuple[str, ...]:
     """What is not in the file but fixed in the code that it comes from."""
-    names = [name for name in ("activation", "norm_eps") if getattr(hints, name) is None]
     facts = {"activation": "the tanh form of GELU", "norm_eps": "a LayerNorm epsilon of 1e-6"}
+    names = [name for name in facts if getattr(hints, name) is None]
     if not names:
         return ()
     return (
@@ -88,79 +132,52 @@ def implied(hints: Hints) -> tuple[str, ...]:
     )
 
 
-def numbering(tensors: Mapping[str, Tensor]) -> str:
-    """How the submodules of the first block are numbered."""
-    names = BLOCK_NAMES["joint"]
-    return "joint" if any(f"/{names[0]}/" in name for name in tensors) else "separate"
+def pooling(*kinds: str, reason: str) -> Check:
+    """One of these kinds of pooling."""
+
+    def check(value: Any, config: ViTConfig) -> str:
+        if value not in kinds:
+            return reason
+        return "it has a [cls] token only to pool it" if value != "cls" and config.class_token else ""
+
+    return check
 
 
-def infer_sizes(raw: Raw, numbering: str) -> Sizes:
-    """Read the sizes off the shapes of an unscanned npz without prefix."""
-    attention, _, mlp = BLOCK_NAMES[numbering]
-    block = "Transformer/encoderblock_0"
-    rows, columns, channels, width = raw.shape("embedding/kernel", 4)
-    return Sizes(
-        patch_size=(rows, columns),
-        channels=channels,
-        width=width,
-        depth=count_layers(raw.tensors, r"Transformer/encoderblock_(\d+)/"),
-        heads=raw.shape(f"{block}/{attention}/query/kernel", 3)[1],
-        mlp_width=raw.shape(f"{block}/{mlp}/Dense_0/kernel", 2)[1],
-        num_classes=raw.shape("head/kernel", 2)[1] if "head/kernel" in raw.tensors else 0,
-        representation=raw.shape("pre_logits/kernel", 2)[1] if "pre_logits/kernel" in raw.tensors else None,
-    )
+HOLDS: Holds = {
+    **COMMON,
+    "class_token": anything,
+    "representation": anything,
+    **computes(BLOCK),
+}
 
 
-def heads_in(config: ViTConfig, parts: int) -> Form:
-    """Kernels (D, H, K) of `parts` projections, side by side ↔ one (parts · D, D) matrix."""
-
-    def read(theirs: Tensors) -> Tensor:
-        return torch.cat([kernel.flatten(1).T for kernel in theirs])
-
-    def write(ours: Tensor) -> Tensors:
-        return tuple(_split_heads(matrix.T, 1, config) for matrix in ours.chunk(parts))
-
-    return Form(read, write)
-
-
-def bias_in(config: ViTConfig, parts: int) -> Form:
-    """Biases (H, K) of `parts` projections ↔ one (parts · D)."""
-
-    def read(theirs: Tensors) -> Tensor:
-        return torch.cat([bias.flatten() for bias in theirs])
-
-    def write(ours: Tensor) -> Tensors:
-        return tuple(_split_heads(bias, 0, config) for bias in ours.chunk(parts))
-
-    return Form(read, write)
+def key_table(config: ViTConfig, numbering: str, positions: str) -> list[Rule]:
+    """All of a model but its stem and its attention pooling."""
+    rules = [*convolution("embed.patches", "embedding"), *norm("norm", "Transformer/encoder_norm")]
+    if config.positions.kind == "learned":
+        rules.append(rule("embed.positions", positions))
+    for index in range(config.depth):
+        rules += block(config, index, numbering)
+    if config.class_token:
+        rules.append(rule("embed.class_token", "cls"))
+    if config.representation:
+        rules += dense("representation", "pre_logits")
+    if config.num_classes:
+        rules += dense("head", "head")
+    return rules
 
 
-def heads_out(config: ViTConfig) -> Form:
-    """The output kernel (H, K, D) ↔ (D, D)."""
-
-    def read(theirs: Tensors) -> Tensor:
-        return theirs[0].flatten(0, 1).T
-
-    def write(ours: Tensor) -> Tensors:
-        return (_split_heads(ours.T, 0, config),)
-
-    return Form(read, write)
-
-
-def _split_heads(tensor: Tensor, axis: int, config: ViTConfig) -> Tensor:
-    return cast("Tensor", tensor.unflatten(axis, (config.heads, config.head_size)))
-
-
-def norm(ours: str, theirs: str) -> list[Rule]:
-    return [rule(f"{ours}.weight", f"{theirs}/scale"), rule(f"{ours}.bias", f"{theirs}/bias")]
-
-
-def dense(ours: str, theirs: str) -> list[Rule]:
-    return [rule(f"{ours}.weight", f"{theirs}/kernel", form=TRANSPOSED), rule(f"{ours}.bias", f"{theirs}/bias")]
-
-
-def convolution(ours: str, theirs: str) -> list[Rule]:
-    return [rule(f"{ours}.weight", f"{theirs}/kernel", form=HWIO), rule(f"{ours}.bias", f"{theirs}/bias")]
+def block(config: ViTConfig, index: int, numbering: str) -> list[Rule]:
+    """One encoder block."""
+    attention_name, norm_name, mlp_name = BLOCK_NAMES[numbering]
+    ours, theirs = f"blocks.{index}", f"Transformer/encoderblock_{index}"
+    qkv = {f"{ours}.attention.qkv": ("query", "key", "value")}
+    return [
+        *norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
+        *attention(config, qkv, f"{ours}.attention.proj", f"{theirs}/{attention_name}"),
+        *norm(f"{ours}.norm2", f"{theirs}/{norm_name}"),
+        *mlp(f"{ours}.mlp", f"{theirs}/{mlp_name}"),
+    ]
 
 
 def attention(config: ViTConfig, ours: dict[str, tuple[str, ...]], out: str, theirs: str) -> list[Rule]:
@@ -175,15 +192,42 @@ def attention(config: ViTConfig, ours: dict[str, tuple[str, ...]], out: str, the
     return rules
 
 
-def block(config: ViTConfig, index: int, numbering: str) -> list[Rule]:
-    """One encoder block."""
-    attention_name, norm_name, mlp_name = BLOCK_NAMES[numbering]
-    ours, theirs = f"blocks.{index}", f"Transformer/encoderblock_{index}"
-    qkv = {f"{ours}.attention.qkv": ("query", "key", "value")}
-    return [
-        *norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
-        *attention(config, qkv, f"{ours}.attention.proj", f"{theirs}/{attention_name}"),
-        *norm(f"{ours}.norm2", f"{theirs}/{norm_name}"),
-        *dense(f"{ours}.mlp.fc1", f"{theirs}/{mlp_name}/Dense_0"),
-        *dense(f"{ours}.mlp.fc2", f"{theirs}/{mlp_name}/Dense_1"),
-    ]
+def mlp(ours: str, theirs: str) -> list[Rule]:
+    return [*dense(f"{ours}.fc1", f"{theirs}/Dense_0"), *dense(f"{ours}.fc2", f"{theirs}/Dense_1")]
+
+
+def norm(ours: str, theirs: str) -> list[Rule]:
+    return [rule(f"{ours}.weight", f"{theirs}/scale"), rule(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def dense(ours: str, theirs: str, form: Form = TRANSPOSED) -> list[Rule]:
+    return [rule(f"{ours}.weight", f"{theirs}/kernel", form=form), rule(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def convolution(ours: str, theirs: str) -> list[Rule]:
+    return dense(ours, theirs, HWIO)
+
+
+def heads_in(config: ViTConfig, parts: int) -> Form:
+    """Kernels (D, H, K) of `parts` projections, side by side ↔ one (parts · D, D) matrix."""
+    return Form(
+        lambda theirs: torch.cat([kernel.flatten(1).T for kernel in theirs]),
+        lambda ours: tuple(_split_heads(matrix.T, 1, config) for matrix in ours.chunk(parts)),
+    )
+
+
+def bias_in(config: ViTConfig, parts: int) -> Form:
+    """Biases (H, K) of `parts` projections ↔ one (parts · D)."""
+    return Form(
+        lambda theirs: torch.cat([bias.flatten() for bias in theirs]),
+        lambda ours: tuple(_split_heads(bias, 0, config) for bias in ours.chunk(parts)),
+    )
+
+
+def heads_out(config: ViTConfig) -> Form:
+    """The output kernel (H, K, D) ↔ (D, D)."""
+    return Form(lambda theirs: theirs[0].flatten(0, 1).T, lambda ours: (_split_heads(ours.T, 0, config),))
+
+
+def _split_heads(tensor: Tensor, axis: int, config: ViTConfig) -> Tensor:
+    return cast("Tensor", tensor.unflatten(axis, (config.heads, config.head_size)))

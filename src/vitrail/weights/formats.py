@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.model import ResNetStem, ViTConfig
+from vitrail.model import BlockConfig, ResNetStem, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.resolve import FormatName
@@ -33,24 +33,6 @@ PLAIN = {
     "representation": "it has no representation layer",
 }
 STEMS = {"conv": "it has no convolutional stem", "resnet": "it has no ResNet stem"}
-
-
-def refusals(config: ViTConfig, holds: Holds) -> list[str]:
-    """Why a model cannot be held, a reason for each field in question; empty if it can."""
-    reasons: list[str] = []
-    refused: set[str] = set()  # parts of another kind, whose fields need no reasons of their own
-    for path, value, plain in walk(config, type(config)()):
-        part, _, name = path.rpartition(".")
-        if part in refused:
-            continue
-        if path in holds:
-            reason = holds[path](value, config)
-        else:
-            reason = "" if value == plain else PLAIN.get(path, f"its {path} is always {plain!r}, here it is {value!r}")
-        if reason:
-            reasons.append(reason)
-            refused |= {part} if name == "kind" else set()
-    return list(dict.fromkeys(reasons))
 
 
 def walk(config: Any, plain: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -83,15 +65,14 @@ def activations(*names: str) -> Check:
     return only(*names, reason=f"its GELU is {' or '.join(names)}{accepts}")
 
 
-def epsilon(number: float) -> Check:
-    """One epsilon for all LayerNorms, fixed in the library's code."""
+def computes(block: BlockConfig) -> Holds:
+    """One GELU and one epsilon of all LayerNorms, fixed in the library's code."""
 
     def check(value: Any, config: ViTConfig) -> str:
-        if value == number:
-            return ""
-        return f"its LayerNorm epsilon is {number}, not {value} (norm_eps={number} accepts that)"
+        eps = block.norm_eps
+        return "" if value == eps else f"its LayerNorm epsilon is {eps}, not {value} (norm_eps={eps} accepts that)"
 
-    return check
+    return {"block.activation": activations(block.activation), "block.norm_eps": check}
 
 
 def positions(*kinds: str, covers: str) -> Holds:
@@ -108,12 +89,9 @@ def positions(*kinds: str, covers: str) -> Holds:
 
 def resnet_stem(stem: ResNetStem, reason: str) -> Holds:
     """No stem, or a ResNet of any depth and width that computes like this one."""
-    fixed = {f"stem.{name}": only(getattr(stem, name), reason=reason) for name in RESNET_FIXED}
-    kind = {"stem.kind": stems("patch", "resnet")}
-    return {**kind, "stem.blocks": anything, "stem.width_factor": anything, **fixed}
-
-
-RESNET_FIXED = ("groups", "norm_eps", "ws_eps", "ws_form")
+    fixed = ("groups", "norm_eps", "ws_eps", "ws_form")
+    checks = {f"stem.{name}": only(getattr(stem, name), reason=reason) for name in fixed}
+    return {"stem.kind": stems("patch", "resnet"), "stem.blocks": anything, "stem.width_factor": anything, **checks}
 
 
 def stems(*kinds: str, hint: str = "") -> Check:
@@ -129,13 +107,9 @@ def stems(*kinds: str, hint: str = "") -> Check:
 
 
 # What every format holds: sizes; and what changes nothing at inference, or only at other sizes, which a note mentions.
-SIZES: Holds = dict.fromkeys(
-    ("image_size", "patch_size", "channels", "width", "depth", "heads", "mlp_width", "num_classes"), anything
-)
-SILENT: Holds = dict.fromkeys(
-    ("positions.resample", "rates.dropout", "rates.attention", "rates.path", "rates.patch"), anything
-)
-COMMON: Holds = {**SIZES, **SILENT, "stem.kind": stems("patch")}
+SIZES = ("image_size", "patch_size", "channels", "width", "depth", "heads", "mlp_width", "num_classes")
+SILENT = ("positions.resample", "rates.dropout", "rates.attention", "rates.path", "rates.patch")
+COMMON: Holds = {**dict.fromkeys((*SIZES, *SILENT), anything), "stem.kind": stems("patch")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +134,24 @@ class Format:
     resamples: Callable[[ViTConfig], bool] = lambda config: True
 
     def refusals(self, config: ViTConfig) -> list[str]:
-        """Why the format cannot hold a model of this config; empty if it can."""
-        return [] if self.holds is None else refusals(config, self.holds(config))
+        """Why the format cannot hold a model, a reason for each field in question; empty if it can."""
+        if self.holds is None:
+            return []
+        holds, reasons = self.holds(config), dict[str, None]()
+        refused: set[str] = set()  # parts of another kind, whose fields need no reasons of their own
+        for path, value, plain in walk(config, type(config)()):
+            part, _, name = path.rpartition(".")
+            if part in refused:
+                continue
+            if path in holds:
+                reason = holds[path](value, config)
+            else:
+                always = PLAIN.get(path, f"its {path} is always {plain!r}, here it is {value!r}")
+                reason = "" if value == plain else always
+            if reason:
+                reasons[reason] = None
+                refused |= {part} if name == "kind" else set()
+        return list(reasons)
 
 
 @dataclass(frozen=True, kw_only=True)

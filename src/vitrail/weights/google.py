@@ -6,17 +6,16 @@ from pathlib import Path
 from torch import Tensor
 
 from vitrail.data.preprocess import preset
-from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
+from vitrail.model import PatchStem, ResNetStem, ViTConfig
 from vitrail.model.config import Stem
 from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, positions, resnet_stem
-from vitrail.weights.infer import Hints, Raw, count_units, infer_image_size
+from vitrail.weights.formats import ForeignFormat, Holds, positions, resnet_stem
+from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.keys import HWIO, SAME, Form, Rule, read_tensors, rule, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_npz
 
-ACTIVATION, NORM_EPS = "gelu_tanh", 1e-6
 GROUP_NORM_4D = Form(lambda theirs: theirs[0].flatten(), lambda ours: (ours.view(1, 1, 1, -1),))  # early releases
 
 
@@ -25,37 +24,21 @@ def recognises(tensors: Mapping[str, Tensor]) -> bool:
     return prefix is not None and flax.is_original(tensors, prefix)
 
 
-def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
-    numbering = dialect.get("numbering", flax.RELEASED)
-    rules = [
-        *_stem_rules(config.stem, dialect),
-        *flax.convolution("embed.patches", "embedding"),
-        *flax.norm("norm", "Transformer/encoder_norm"),
-    ]
-    if config.positions.kind == "learned":
-        rules.append(rule("embed.positions", flax.POSITIONS))
-    for index in range(config.depth):
-        rules += flax.block(config, index, numbering)
-    if config.class_token:
-        rules.append(rule("embed.class_token", "cls"))
-    if config.representation:
-        rules += flax.dense("representation", "pre_logits")
-    if config.num_classes:
-        rules += flax.dense("head", "head")
-    return rules
+def key_table(config: ViTConfig, dialect: Mapping[str, str]) -> list[Rule]:
+    numbering = dialect.get("numbering", "joint")  # of the released files
+    return [*_stem_rules(config.stem, dialect), *flax.key_table(config, numbering, flax.POSITIONS)]
 
 
-def _stem_rules(stem: Stem, dialect: dict[str, str]) -> list[Rule]:
+def _stem_rules(stem: Stem, dialect: Mapping[str, str]) -> list[Rule]:
     if not isinstance(stem, ResNetStem):
         return []
 
     form = GROUP_NORM_4D if dialect.get("group_norm") == "4d" else SAME
 
     def norm(ours: str, theirs: str) -> list[Rule]:
-        parts = (("weight", "scale"), ("bias", "bias"))
-        return [rule(f"{ours}.{part}", f"{theirs}/{name}", form=form) for part, name in parts]
+        return [rule(each.ours, *each.theirs, form=form) for each in flax.norm(ours, theirs)]
 
-    rules = [rule("embed.stem.conv_root.weight", "conv_root/kernel", form=HWIO)]
+    rules = [rule("embed.stem.conv_root.weight", flax.ROOT, form=HWIO)]
     rules += norm("embed.stem.norm_root", "gn_root")
     for stage, count in enumerate(stem.blocks):
         for unit in range(count):
@@ -71,10 +54,12 @@ def _stem_rules(stem: Stem, dialect: dict[str, str]) -> list[Rule]:
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
     prefix, left_out = flax.strip_prefix(raw)
-    dialect = {"prefix": prefix, "numbering": flax.numbering(raw.tensors)}
+    numbering = flax.numbering(raw.tensors)
+    dialect = {"prefix": prefix, "numbering": numbering}
     if "gn_root/scale" in raw.tensors and raw.tensors["gn_root/scale"].ndim == 4:
         dialect["group_norm"] = "4d"
-    config = infer_config(raw, hints, dialect["numbering"])
+    stem = infer_stem(raw)
+    config = flax.infer_config(raw, hints, numbering, flax.POSITIONS, covers="class", unlearned="none", stem=stem)
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config, dialect), raw.tensors),
@@ -85,11 +70,18 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     )
 
 
+def infer_stem(raw: Raw) -> Stem:
+    """The hybrid's ResNet, from how many units each block has."""
+    if flax.ROOT not in raw.tensors:
+        return PatchStem()
+    return ResNetStem(blocks=raw.count_units(r"block(\d+)/unit(\d+)/"), width_factor=raw.shape(flax.ROOT, 4)[3] / 64)
+
+
 def _assumed(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """What the keys leave open."""
     notes: tuple[str, ...] = ()
     if config.positions.kind == "learned":
-        notes += flax.assumed_square(config.image_size, config.stride, hints)
+        notes += flax.assumed_square(config, hints)
     elif hints.image_size is None:
         size = f"{config.image_size[0]}×{config.image_size[1]}"
         notes += (f"the file has no positions, so it fits any picture: assumed {size}; pass image_size for another",)
@@ -98,70 +90,18 @@ def _assumed(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     return notes
 
 
-def infer_config(raw: Raw, hints: Hints, numbering: str) -> ViTConfig:
-    sizes = flax.infer_sizes(raw, numbering)
-    stem = infer_stem(raw)
-    class_token = "cls" in raw.tensors
-    rows, columns = (side * stem.stride for side in sizes.patch_size)
-    learned = flax.POSITIONS in raw.tensors
-    if learned:
-        positions = raw.shape(flax.POSITIONS, 3)[1]
-        image_size, _ = infer_image_size(positions, (int(class_token),), (rows, columns), hints)
-    else:  # trained without positions, so for any size: 224, or the next size of whole patches
-        image_size = hints.image_size or (max(224 // rows, 1) * rows, max(224 // columns, 1) * columns)
-    return ViTConfig(
-        image_size=image_size,
-        patch_size=sizes.patch_size,
-        channels=raw.shape("conv_root/kernel", 4)[2] if stem.kind == "resnet" else sizes.channels,
-        width=sizes.width,
-        depth=sizes.depth,
-        heads=sizes.heads,
-        mlp_width=sizes.mlp_width,
-        num_classes=sizes.num_classes,
-        class_token=class_token,
-        pooling=hints.pooling or ("cls" if class_token else "mean"),
-        representation=sizes.representation,
-        block=BlockConfig(
-            activation=hints.activation or ACTIVATION,
-            norm_eps=hints.norm_eps or NORM_EPS,
-            attention_scale=hints.attention_scale,
-        ),
-        positions=PositionConfig(kind="learned" if learned else "none", resample="google"),
-        stem=stem,
-    )
-
-
-def infer_stem(raw: Raw) -> Stem:
-    """The hybrid's ResNet, from how many units each block has."""
-    if "conv_root/kernel" not in raw.tensors:
-        return PatchStem()
-    blocks = count_units(raw.tensors, r"block(\d+)/unit(\d+)/")
-    return ResNetStem(blocks=blocks, width_factor=raw.shape("conv_root/kernel", 4)[3] / 64)
-
-
-def _pooling(value: str, config: ViTConfig) -> str:
-    if value not in ("cls", "mean"):
-        return "it has no attention pooling (big_vision has)"
-    return "it has a [cls] token only to pool it" if value == "mean" and config.class_token else ""
-
-
 HOLDS: Holds = {
-    **COMMON,
+    **flax.HOLDS,
     **positions("learned", "none", covers="class"),
     **resnet_stem(ResNetStem(), "its ResNet has 32 groups, epsilon 1e-6 and divides weights by their std + 1e-5"),
-    "class_token": anything,
-    "pooling": _pooling,
-    "representation": anything,
-    "block.activation": activations(ACTIVATION),
-    "block.norm_eps": epsilon(NORM_EPS),
+    "pooling": flax.pooling("cls", "mean", reason="it has no attention pooling (big_vision has)"),
 }
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
-    dialect = checkpoint.origin.dialect if checkpoint.origin.format == "google" else {}
+    dialect = checkpoint.origin.dialect_of("google")
     tensors = write_tensors(key_table(checkpoint.config, dialect), checkpoint.tensors)
-    prefix = dialect.get("prefix", "")
-    write_npz(path, {prefix + name: tensor for name, tensor in tensors.items()})
+    write_npz(path, {dialect.get("prefix", "") + name: tensor for name, tensor in tensors.items()})
 
 
 FORMAT = ForeignFormat(

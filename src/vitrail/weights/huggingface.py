@@ -1,10 +1,10 @@
 """Hugging Face transformers: ViT and DINOv2 models, as folders with `config.json` and one or several weight files."""
 
-import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -12,9 +12,10 @@ from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.dinov2 import BACKBONE, DINOV2_HEADS, head_size, mask_token, split_mask_token
+from vitrail.weights.dinov2 import BACKBONE, DINOV2_HEADS, mask_token, split_mask_token
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, positions
 from vitrail.weights.huggingface_config import (
+    FIELDS,
     NOT_SQUARE,
     is_dinov2,
     is_square,
@@ -25,18 +26,10 @@ from vitrail.weights.huggingface_config import (
     read_config,
 )
 from vitrail.weights.huggingface_preprocess import check_input_size, processor_config, read_preprocess
-from vitrail.weights.infer import (
-    Hints,
-    Raw,
-    assumed,
-    assumed_heads,
-    count_layers,
-    infer_heads,
-    infer_image_size,
-    optional_size,
-)
+from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, infer_image_size, infer_sizes
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, stacked, write_tensors
 from vitrail.weights.metadata import Origin
+from vitrail.weights.sidecars import CONFIG, PREPROCESSOR, write_json
 from vitrail.weights.tensor_files import write_safetensors
 from vitrail.weights.timm import mlp_rules
 
@@ -139,57 +132,49 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     prefix = find_prefix(raw.tensors) or ""
     new = any(".attention.q_proj." in name for name in raw.tensors)
     dialect = {"prefix": prefix, "generation": "modules" if new else "files"}
-    facts: Any = raw.sidecars.get("config.json")
-    bare = not isinstance(facts, Mapping)
-    if bare:
-        facts = _infer_facts(raw, prefix, dialect["generation"], hints)
+    stated = raw.sidecars.get(CONFIG)
+    settings = _infer_settings(raw, prefix, dialect["generation"], hints) if stated is None else stated
     tensors, extras = split_mask_token(raw.tensors, prefix + MASK_TOKEN)
     remarks: tuple[str, ...] = ()
     if "classifier.weight" in tensors and f"{prefix}pooler.dense.weight" in tensors:
         extras |= {name: tensors.pop(f"{prefix}{name}") for name in POOLER}
         remarks = ("the pooler beside the classifier is kept but not used, as transformers does",)
-    raw = Raw(path=raw.path, tensors=tensors, sidecars=raw.sidecars)
-    facts = cast("Mapping[str, Any]", facts)
-    config = read_config(raw, facts, prefix, hints)
-    preprocess, assumed_processor = read_preprocess(raw.sidecars, facts["model_type"], config)
+    config = read_config(replace(raw, tensors=tensors), settings, prefix, hints)
+    preprocess, assumed_processor = read_preprocess(raw.sidecars, settings["model_type"], config)
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config, dialect), tensors),
         extras=extras,
         preprocess=preprocess,
-        classes=read_classes(facts, config),
+        classes=read_classes(settings, config),
         origin=Origin(format="hf", dialect=dialect),
-        notes=(*(_assumptions(config, hints) if bare else notes_of(facts, config)), *assumed_processor),
+        notes=(*(_assumptions(config, hints) if stated is None else notes_of(stated, config)), *assumed_processor),
         remarks=remarks,
     )
 
 
-def _infer_facts(raw: Raw, prefix: str, generation: str, hints: Hints) -> dict[str, Any]:
+def _infer_settings(raw: Raw, prefix: str, generation: str, hints: Hints) -> dict[str, Any]:
     """What `config.json` would say of weights without one, as far as the keys tell; the rest has its defaults."""
-    width, channels, rows, columns = raw.shape(f"{prefix}{PATCHES}.weight", 4)
-    positions = raw.shape(f"{prefix}embeddings.position_embeddings", 3)[1]
-    registers = optional_size(raw, f"{prefix}embeddings.register_tokens", axis=1)
+    registers = raw.size(f"{prefix}embeddings.register_tokens", axis=1)
     dino = f"{prefix}encoder.layer.0.layer_scale1.lambda1" in raw.tensors
     names = (DINOV2_BLOCK if dino else VIT_BLOCK)[generation]
     first = prefix + names["block"].format(0)
-    depth = count_layers(raw.tensors, re.escape(prefix + names["block"]).replace(r"\{\}", r"(\d+)") + r"\.")
-    down = GATED[generation][-1]
-    gated = f"{first}.{down}.weight" in raw.tensors
-    mlp_width = raw.shape(f"{first}.{down if gated else names['fc2']}.weight", 2)[1]
-    facts: dict[str, Any] = {
-        "model_type": "vit" if not dino else "dinov2_with_registers" if registers else "dinov2",
-        "hidden_size": width,
-        "num_hidden_layers": depth,
-        "num_attention_heads": infer_heads(width, depth, hints, head_size(width) if dino else None),
-        "image_size": list(infer_image_size(positions, (1,), (rows, columns), hints)[0]),
-        "patch_size": [rows, columns],
-        "num_channels": channels,
-        "qkv_bias": f"{first}.{names['query']}.bias" in raw.tensors,
-    }
-    if not dino:
-        return facts | {"intermediate_size": mlp_width}
-    facts |= {"num_register_tokens": registers} if registers else {}
-    return facts | {"use_swiglu_ffn": gated, "mlp_ratio": mlp_ratio(width, mlp_width, gated)}
+    layers = re.escape(prefix + names["block"]).replace(r"\{\}", r"(\d+)") + r"\."
+    gated = f"{first}.{GATED[generation][-1]}.weight" in raw.tensors
+    mlp = f"{first}.{GATED[generation][-1] if gated else names['fc2']}"
+    head_size = 64 if dino else None
+    sizes = infer_sizes(raw, hints, patches=prefix + PATCHES, layers=layers, mlp=mlp, head_size=head_size)
+    positions = raw.shape(f"{prefix}embeddings.position_embeddings", 3)[1]
+    sizes["image_size"] = infer_image_size(positions, (1,), sizes["patch_size"], hints)[0]
+    kind = "vit" if not dino else "dinov2_with_registers" if registers else "dinov2"
+    if registers:
+        sizes["registers"] = registers
+    settings = {key: sizes[field] for key, (field, _, _) in FIELDS[kind].items() if field in sizes}
+    settings |= {"model_type": kind, "qkv_bias": f"{first}.{names['query']}.bias" in raw.tensors}
+    if dino:
+        ratio = mlp_ratio(sizes["width"], sizes["mlp_width"], gated)
+        settings |= {"use_swiglu_ffn": gated, "mlp_ratio": ratio}
+    return settings
 
 
 def _assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
@@ -238,7 +223,7 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
         raise WeightsError(f"a Hugging Face model is a folder; got {path}; name a folder without a suffix.")
     config = checkpoint.config
     check_input_size(checkpoint.preprocess, config, resamples=is_dinov2(config))
-    dialect = checkpoint.origin.dialect if checkpoint.origin.format == "hf" else {}
+    dialect = checkpoint.origin.dialect_of("hf")
     if config.num_classes and not dialect.get("prefix", "vit."):
         dialect = {**dialect, "prefix": "vit."}  # a head has been added since
     tensors = write_tensors(key_table(config, dialect), checkpoint.tensors)
@@ -248,11 +233,8 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     tensors |= {prefix + name: checkpoint.extras[name] for name in POOLER if name in checkpoint.extras}
     path.mkdir()
     write_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
-    for name, facts in (
-        ("config.json", model_config(checkpoint)),
-        ("preprocessor_config.json", processor_config(checkpoint.preprocess)),
-    ):
-        (path / name).write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(path / CONFIG, model_config(checkpoint))
+    write_json(path / PREPROCESSOR, processor_config(checkpoint.preprocess))
 
 
 def how_to_load(checkpoint: Checkpoint, path: Path) -> str:

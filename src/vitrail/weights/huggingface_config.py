@@ -1,13 +1,14 @@
 """transformers' `config.json`, read and written; a closed world: each key is used, irrelevant, or refused by name."""
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, cast
 
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig, Rates, ViTConfig
-from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.infer import Hints, Raw, optional_size
+from vitrail.weights.infer import Hints, Raw
+from vitrail.weights.sidecars import CONFIG, Settings
 
 # Name of an activation in transformers → ours; the first name of each of ours is the one that we write.
 ACTIVATIONS = {
@@ -21,8 +22,6 @@ ACTIVATIONS = {
 }
 DINOV2 = ("dinov2", "dinov2_with_registers")
 KINDS = ("vit", *DINOV2)
-DEFAULT_PATCH = {"vit": 16, "dinov2": 14, "dinov2_with_registers": 16}
-DEFAULT_EPS = {"vit": 1e-12, "dinov2": 1e-6, "dinov2_with_registers": 1e-6}
 CLASSIFIER = "ViTForImageClassification"
 ARCHITECTURES = {
     "vit": (CLASSIFIER, "ViTModel"),
@@ -30,16 +29,35 @@ ARCHITECTURES = {
     "dinov2_with_registers": ("Dinov2WithRegistersModel",),
 }
 
-_COMMON = """
-    model_type architectures hidden_size num_hidden_layers num_attention_heads head_dim hidden_act hidden_dropout_prob
-    attention_probs_dropout_prob layer_norm_eps image_size patch_size num_channels qkv_bias id2label num_labels
-    problem_type
-"""
-_DINOV2 = "mlp_ratio layerscale_value drop_path_rate use_swiglu_ffn"
-USED = {
-    "vit": frozenset(f"{_COMMON} intermediate_size pooler_output_size pooler_act".split()),
-    "dinov2": frozenset(f"{_COMMON} {_DINOV2}".split()),
-    "dinov2_with_registers": frozenset(f"{_COMMON} {_DINOV2} num_register_tokens".split()),
+# Key → our field, the kind of its value, and transformers' default: one for all families, or for each.
+Fields = dict[str, tuple[str, str, Any]]
+COMMON: Fields = {
+    "attention_probs_dropout_prob": ("rates.attention", "number", 0.0),
+    "hidden_dropout_prob": ("rates.dropout", "number", 0.0),
+    "hidden_size": ("width", "whole", 768),
+    "image_size": ("image_size", "pair", 224),
+    "layer_norm_eps": ("block.norm_eps", "number", {"vit": 1e-12, "dinov2": 1e-6, "dinov2_with_registers": 1e-6}),
+    "num_attention_heads": ("heads", "whole", 12),
+    "num_channels": ("channels", "whole", 3),
+    "num_hidden_layers": ("depth", "whole", 12),
+    "patch_size": ("patch_size", "pair", {"vit": 16, "dinov2": 14, "dinov2_with_registers": 16}),
+    "qkv_bias": ("block.qkv_bias", "flag", True),
+}
+_DINOV2: Fields = {
+    **COMMON,
+    "drop_path_rate": ("rates.path", "number", 0.0),
+    "layerscale_value": ("block.layer_scale", "number", 1.0),
+}
+FIELDS: dict[str, Fields] = {
+    "vit": {**COMMON, "intermediate_size": ("mlp_width", "whole", 3072)},
+    "dinov2": _DINOV2,
+    "dinov2_with_registers": {**_DINOV2, "num_register_tokens": ("registers", "whole", 4)},
+}
+# The keys that are used otherwise.
+_OTHERS = "model_type architectures head_dim hidden_act id2label num_labels problem_type"
+OTHERS = {
+    "vit": frozenset(f"{_OTHERS} pooler_output_size pooler_act".split()),
+    **dict.fromkeys(DINOV2, frozenset(f"{_OTHERS} mlp_ratio use_swiglu_ffn".split())),
 }
 # What changes no number that a model of these kinds computes at inference: where the file comes from and how
 # transformers handles it; …
@@ -64,99 +82,76 @@ _TEXT = """
 """
 IRRELEVANT = frozenset(f"{_HANDLING} {_ELSEWHERE} {_TEXT}".split())
 # What many files contain, and must have this value.
-NEEDED: dict[str, Any] = {
-    "is_decoder": False,
-    "is_encoder_decoder": False,
-    "add_cross_attention": False,
-    "pruned_heads": {},
+REQUIRED: dict[str, tuple[Any, ...]] = {
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "pruned_heads": ({},),
 }
 NOT_SQUARE = "DINOv2 in transformers treats positions as those of a square, whatever the picture's shape"
 
 
+def kind_for(config: ViTConfig) -> str:
+    """The family of a model: transformers' DINOv2 has layer scale and registers, and its ViT does not."""
+    if config.registers:
+        return "dinov2_with_registers"
+    return "vit" if config.block.layer_scale is None else "dinov2"
+
+
 def is_dinov2(config: ViTConfig) -> bool:
-    """transformers' DINOv2 has layer scale and registers, and its ViT does not."""
-    return config.block.layer_scale is not None or config.registers > 0
+    return kind_for(config) in DINOV2
 
 
-def kind_of(raw: Raw, facts: Mapping[str, Any]) -> str:
+def kind_of(raw: Raw, settings: Settings) -> str:
     """The family, once its config.json holds nothing that we do not know."""
-    kind = facts.get("model_type")
+    kind = settings.get("model_type")
     if kind not in KINDS:
         raise WeightsError(f"{raw.path}: model_type must be vit, dinov2 or dinov2_with_registers; got {kind!r}.")
     if kind in DINOV2 and "classifier.weight" in raw.tensors:
         raise WeightsError(
             f"{raw.path}: DINOv2's classifier reads [cls] and the mean patch side by side; load the backbone."
         )
-    for key, value in facts.items():
-        if value is None or key in USED[kind] or key in IRRELEVANT or value == NEEDED.get(key, _Nothing):
-            continue
-        if key in NEEDED:
-            raise WeightsError(f"config.json: {key} must be {NEEDED[key]!r}; got {value!r}, which we cannot compute.")
-        raise WeightsError(
-            f"config.json has {key}, which a {kind} model does not have; remove it if it has no effect on the model."
-        )
-    _check_architectures(facts.get("architectures"), kind)
-    return kind
-
-
-class _Nothing:
-    """Not equal to any value of a JSON file."""
-
-
-def _check_architectures(names: Any, kind: str) -> None:
-    listed = [] if names is None else cast("list[Any]", names) if isinstance(names, list) else [names]
-    for name in listed:
+    settings.refuse_unknown(FIELDS[kind].keys() | OTHERS[kind] | IRRELEVANT, REQUIRED, f"a {kind} model does not have")
+    names = settings.get("architectures") or []
+    for name in cast("list[Any]", names) if isinstance(names, list) else [names]:
         if str(name).removeprefix("TF").removeprefix("Flax") not in ARCHITECTURES[kind]:
             known = " or ".join(ARCHITECTURES[kind])
             raise WeightsError(f"config.json: architectures of a {kind} model must be {known}; got {name!r}.")
+    return kind
 
 
-def read_config(raw: Raw, facts: Mapping[str, Any], prefix: str, hints: Hints) -> ViTConfig:
+def read_config(raw: Raw, values: Mapping[str, Any], prefix: str, hints: Hints) -> ViTConfig:
     """Our config from theirs; sizes that the tensors show are taken from the tensors."""
-    kind = kind_of(raw, facts)
-    facts = {key: value for key, value in facts.items() if value is not None}
-    activation = ACTIVATIONS.get(str(facts.get("hidden_act", "gelu")))
-    if activation is None and hints.activation is None:
+    kind = kind_of(raw, Settings(CONFIG, values))
+    settings = Settings(CONFIG, {key: value for key, value in values.items() if value is not None})
+    parts: dict[str, dict[str, Any]] = {"": {}, "block": {}, "rates": {}}
+    for key, (path, sort, default) in FIELDS[kind].items():
+        part, _, field = path.rpartition(".")
+        usual = default[kind] if isinstance(default, dict) else default
+        parts[part][field] = getattr(settings, sort)(key, usual)
+    sizes, block = parts[""], parts["block"]
+    activation = hints.activation or ACTIVATIONS.get(str(settings.get("hidden_act", "gelu")))
+    if activation is None:
         raise WeightsError(
-            f"{raw.path}: hidden_act must be one of {', '.join(ACTIVATIONS)}; got {facts['hidden_act']!r}."
+            f"{raw.path}: hidden_act must be one of {', '.join(ACTIVATIONS)}; got {settings['hidden_act']!r}."
         )
-    width, heads = _whole(facts, "hidden_size", 768), hints.heads or _whole(facts, "num_attention_heads", 12)
-    if "head_dim" in facts and _whole(facts, "head_dim", 0) * heads != width:
-        raise WeightsError(f"config.json: head_dim must be hidden_size / heads; got {facts['head_dim']!r}.")
-    gated = kind in DINOV2 and _flag(facts, "use_swiglu_ffn", False)
-    mlp_width = (
-        hidden_width(width, _number(facts, "mlp_ratio", 4), gated)
-        if kind in DINOV2
-        else _whole(facts, "intermediate_size", 3072)
-    )
+    if kind in DINOV2:
+        gated = settings.flag("use_swiglu_ffn", False)
+        sizes["mlp_width"] = hidden_width(sizes["width"], settings.number("mlp_ratio", 4), gated)
+        block["mlp"] = "swiglu" if gated else "plain"
+    sizes["heads"], sizes["image_size"] = hints.heads or sizes["heads"], hints.image_size or sizes["image_size"]
+    if "head_dim" in settings and settings.whole("head_dim") * sizes["heads"] != sizes["width"]:
+        raise WeightsError(f"config.json: head_dim must be hidden_size / heads; got {settings['head_dim']!r}.")
     config = ViTConfig(
-        image_size=hints.image_size or _pair(facts.get("image_size", 224), "image_size"),
-        patch_size=_pair(facts.get("patch_size", DEFAULT_PATCH[kind]), "patch_size"),
-        channels=_whole(facts, "num_channels", 3),
-        width=width,
-        depth=_whole(facts, "num_hidden_layers", 12),
-        heads=heads,
-        mlp_width=mlp_width,
-        num_classes=optional_size(raw, "classifier.weight") or 0,
-        registers=_whole(facts, "num_register_tokens", 4) if kind == DINOV2[1] else 0,
+        **sizes,
+        num_classes=raw.size("classifier.weight") or 0,
         pooling=hints.pooling or "cls",
-        representation=optional_size(raw, f"{prefix}pooler.dense.weight"),
-        block=BlockConfig(
-            qkv_bias=_flag(facts, "qkv_bias", True),
-            norm_eps=hints.norm_eps or _number(facts, "layer_norm_eps", DEFAULT_EPS[kind]),
-            activation=hints.activation or cast("Any", activation),
-            attention_scale=hints.attention_scale,
-            layer_scale=_number(facts, "layerscale_value", 1.0) if kind in DINOV2 else None,
-            mlp="swiglu" if gated else "plain",
-        ),
+        representation=raw.size(f"{prefix}pooler.dense.weight"),
+        block=hints.override(BlockConfig(**block, activation=cast("Any", activation))),
         positions=PositionConfig(resample="timm" if kind == DINOV2[1] else "hf"),  # that one antialiases
-        rates=Rates(
-            dropout=_number(facts, "hidden_dropout_prob", 0.0),
-            attention=_number(facts, "attention_probs_dropout_prob", 0.0),
-            path=_number(facts, "drop_path_rate", 0.0),
-        ),
+        rates=Rates(**parts["rates"]),
     )
-    _check_head(raw, facts, config)
+    _check_head(raw, settings, config)
     if kind in DINOV2 and not is_square(config):
         raise WeightsError(f"{raw.path}: {NOT_SQUARE}, and image_size and patch_size are not those of a square.")
     return config
@@ -177,29 +172,29 @@ def is_square(config: ViTConfig) -> bool:
     return config.image_size[0] == config.image_size[1] and config.grid[0] == config.grid[1]
 
 
-def _check_head(raw: Raw, facts: Mapping[str, Any], config: ViTConfig) -> None:
+def _check_head(raw: Raw, settings: Mapping[str, Any], config: ViTConfig) -> None:
     """What config.json says about the classifier and the pooler must agree with the weights."""
-    if config.num_classes and facts.get("num_labels", config.num_classes) != config.num_classes:
+    if config.num_classes and settings.get("num_labels", config.num_classes) != config.num_classes:
         raise WeightsError(
-            f"config.json: num_labels is {facts['num_labels']!r}, but the classifier has {config.num_classes} rows."
+            f"config.json: num_labels is {settings['num_labels']!r}, but the classifier has {config.num_classes} rows."
         )
     if config.representation is None:
         return
-    if facts.get("pooler_act", "tanh") != "tanh":
-        raise WeightsError(f"{raw.path}: the pooler's activation must be tanh; got {facts['pooler_act']!r}.")
-    size = facts.get("pooler_output_size") or config.width
+    if settings.get("pooler_act", "tanh") != "tanh":
+        raise WeightsError(f"{raw.path}: the pooler's activation must be tanh; got {settings['pooler_act']!r}.")
+    size = settings.get("pooler_output_size") or config.width
     if size != config.representation:
         raise WeightsError(
             f"config.json: pooler_output_size is {size!r}, but the pooler has {config.representation} rows."
         )
 
 
-def notes_of(facts: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...]:
+def notes_of(settings: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...]:
     """What transformers would do differently with the same logits, or with missing weights."""
     notes: list[str] = []
-    if CLASSIFIER in (facts.get("architectures") or ()) and not config.num_classes:
+    if CLASSIFIER in (settings.get("architectures") or ()) and not config.num_classes:
         notes.append(f"config.json names {CLASSIFIER}, but the weights have no classifier, only features")
-    problem = facts.get("problem_type")
+    problem = settings.get("problem_type")
     if config.num_classes and (problem not in (None, "single_label_classification") or config.num_classes == 1):
         notes.append(
             f"transformers treats these logits one by one ({problem or 'one class'}); here the probabilities of all "
@@ -208,82 +203,42 @@ def notes_of(facts: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _whole(facts: Mapping[str, Any], name: str, default: int) -> int:
-    value = facts.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise WeightsError(f"config.json: {name} must be a whole number; got {value!r}.")
-    return value
-
-
-def _number(facts: Mapping[str, Any], name: str, default: float) -> float:
-    value = facts.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise WeightsError(f"config.json: {name} must be a number; got {value!r}.")
-    return float(value)
-
-
-def _flag(facts: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = facts.get(name, default)
-    if not isinstance(value, bool):
-        raise WeightsError(f"config.json: {name} must be true or false; got {value!r}.")
-    return value
-
-
-def _pair(value: Any, name: str) -> Pair:
-    sides: list[Any] = [value, value] if isinstance(value, int) else list(value) if isinstance(value, list) else []  # pyright: ignore
-    if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
-        raise WeightsError(f"config.json: {name} must be one whole number or two; got {value!r}.")
-    return sides[0], sides[1]
-
-
 def model_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """The `config.json` with which `from_pretrained` builds this model."""
-    config, block = checkpoint.config, checkpoint.config.block
-    facts: dict[str, Any] = {
-        "attention_probs_dropout_prob": config.rates.attention,
-        "hidden_act": next(name for name, ours in ACTIVATIONS.items() if ours == block.activation),
-        "hidden_dropout_prob": config.rates.dropout,
-        "hidden_size": config.width,
-        "image_size": _square(config.image_size),
-        "initializer_range": 0.02,
-        "layer_norm_eps": block.norm_eps,
-        "num_attention_heads": config.heads,
-        "num_channels": config.channels,
-        "num_hidden_layers": config.depth,
-        "patch_size": _square(config.patch_size),
-        "qkv_bias": block.qkv_bias,
+    config, kind = checkpoint.config, kind_for(checkpoint.config)
+    values: dict[str, Any] = {
+        key: _plain(attrgetter(path)(config)) for key, (path, _, _) in FIELDS[kind].items() if path != "mlp_width"
     }
-    if is_dinov2(config):
-        registers = {"num_register_tokens": config.registers} if config.registers else {}
-        kind, name = (DINOV2[1], "Dinov2WithRegistersModel") if config.registers else (DINOV2[0], "Dinov2Model")
-        facts |= {
-            "drop_path_rate": config.rates.path,
-            "mlp_ratio": mlp_ratio(config.width, config.hidden_width, block.mlp == "swiglu"),
-            "layerscale_value": block.layer_scale,
-            "use_swiglu_ffn": block.mlp == "swiglu",
-            **registers,
-        }
-        return {"architectures": [name], "model_type": kind, **facts}
-    facts |= {"intermediate_size": config.hidden_width, "encoder_stride": config.patch_size[0]}
+    values |= {
+        "hidden_act": next(name for name, ours in ACTIVATIONS.items() if ours == config.block.activation),
+        "initializer_range": 0.02,
+    }
+    if kind in DINOV2:
+        gated = config.block.mlp == "swiglu"
+        values |= {"mlp_ratio": mlp_ratio(config.width, config.hidden_width, gated), "use_swiglu_ffn": gated}
+        return {"architectures": [ARCHITECTURES[kind][0]], "model_type": kind, **values}
+    values |= {"intermediate_size": config.hidden_width, "encoder_stride": config.patch_size[0]}
     if config.representation:
-        facts |= {"pooler_output_size": config.representation, "pooler_act": "tanh"}
+        values |= {"pooler_output_size": config.representation, "pooler_act": "tanh"}
     if config.num_classes:
         names = checkpoint.classes or tuple(f"LABEL_{index}" for index in range(config.num_classes))
-        facts |= {
+        values |= {
             "id2label": {str(index): name for index, name in enumerate(names)},
             "label2id": {name: index for index, name in enumerate(names)},
         }
-    architecture = "ViTForImageClassification" if config.num_classes else "ViTModel"
-    return {"architectures": [architecture], "model_type": "vit", **facts}
+    architecture = ARCHITECTURES[kind][0 if config.num_classes else 1]
+    return {"architectures": [architecture], "model_type": kind, **values}
 
 
-def _square(size: Pair) -> int | list[int]:
-    return size[0] if size[0] == size[1] else list(size)
+def _plain(value: Any) -> Any:
+    """A pair as one number where both are equal."""
+    pair = isinstance(value, tuple)
+    return value[0] if pair and value[0] == value[1] else list(cast("Any", value)) if pair else value
 
 
-def read_classes(facts: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...] | None:
+def read_classes(settings: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...] | None:
     """The class names in the order of the head; the placeholders LABEL_0, LABEL_1, … do not count as names."""
-    labels: Any = facts.get("id2label")
+    labels: Any = settings.get("id2label")
     if not config.num_classes or not isinstance(labels, Mapping):
         return None
     by_index = {str(index): str(name) for index, name in cast("Mapping[Any, Any]", labels).items()}

@@ -13,8 +13,9 @@ from vitrail.data.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
+from vitrail.weights.sidecars import PREPROCESSOR as FILE
+from vitrail.weights.sidecars import PROCESSOR, Settings
 
-FILE = "preprocessor_config.json"
 HALF = (0.5, 0.5, 0.5)
 NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3  # Pillow's numbers, which `resample` holds
 INTERPOLATIONS: dict[int, Any] = {NEAREST: "nearest_exact", BILINEAR: "bilinear", BICUBIC: "bicubic"}
@@ -68,7 +69,7 @@ _IRRELEVANT = """
 """
 USED, IRRELEVANT = frozenset(_USED.split()), frozenset(_IRRELEVANT.split())
 # What many files contain, and must have this value.
-NEEDED: dict[str, tuple[Any, ...]] = {
+REQUIRED: dict[str, tuple[Any, ...]] = {
     "do_pad": (False,),
     "use_square_size": (False,),
     "data_format": ("channels_first", "FIRST"),
@@ -77,44 +78,40 @@ NEEDED: dict[str, tuple[Any, ...]] = {
 
 def read_preprocess(sidecars: Mapping[str, Any], kind: str, config: ViTConfig) -> tuple[Preprocess, tuple[str, ...]]:
     """What the folder says about its pictures, and notes on what it leaves to its class; or the family's defaults."""
-    facts = _facts(sidecars)
-    if facts is None:
+    settings = _settings(sidecars)
+    if settings is None:
         family = "hf" if kind == "vit" else "dinov2"
-        note = (
-            f"the folder has no {FILE}: assumed the preprocessing of {family}; DeiT, DINO and MAE weights need "
-            "ImageNet's mean and std"
-        )
-        return preset(family, config.image_size, config.channels), (note if kind == "vit" else note.split(";")[0],)
-    name, notes = _class_of(facts, FAMILY[kind])
-    _refuse_unknown(facts)
+        other = "; DeiT, DINO and MAE weights need ImageNet's mean and std" if kind == "vit" else ""
+        note = f"the folder has no {FILE}: assumed the preprocessing of {family}{other}"
+        return preset(family, config.image_size, config.channels), (note,)
+    name, notes = _class_of(settings, FAMILY[kind])
+    settings.refuse_unknown(USED | IRRELEVANT, REQUIRED, "none of the image processors that we know reads")
     processor = PROCESSORS[name]
-    if not _flag(facts, "do_resize", True):
+    if not settings.flag("do_resize", True):
         raise WeightsError(f"{FILE}: do_resize must be true, since models need pictures of one size.")
-    if "crop_pct" in facts and processor.crop_pct is None:
+    if "crop_pct" in settings and processor.crop_pct is None:
         notes.append(f"{FILE}: crop_pct has no effect in {name}, nor here")
-    silent = [key for key in ("image_mean", "image_std") if key not in facts]
-    if silent and _flag(facts, "do_normalize", True):
+    silent = [key for key in ("image_mean", "image_std") if key not in settings]
+    if silent and settings.flag("do_normalize", True):
         notes.append(f"{FILE} does not give {' and '.join(silent)}: the defaults of {name} are used")
-    geometry = _geometry(name, facts)
     spec = Preprocess(
         channels=config.channels,
-        interpolation=_interpolation(facts.get("resample", processor.resample)),
+        interpolation=_interpolation(settings.get("resample", processor.resample)),
         kernel="bytes",
-        **_statistics(facts, processor, config.channels),
-        **geometry,
+        **_statistics(settings, processor, config.channels),
+        **_geometry(name, settings),
     )
     check_input_size(spec, config, resamples=kind != "vit")
     return spec, tuple(notes)
 
 
-def _facts(sidecars: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _settings(sidecars: Mapping[str, Any]) -> Settings | None:
     """The image processor's own file, unless a processor of several parts includes it, which transformers prefers."""
-    whole: Any = sidecars.get("processor_config.json")
-    nested: Any = cast("Any", whole).get("image_processor") if isinstance(whole, Mapping) else None
-    facts: Any = sidecars.get(FILE) if nested is None else nested
-    if facts is not None and not isinstance(facts, Mapping):
-        raise WeightsError(f"processor_config.json: image_processor must be an object; got {facts!r}.")
-    return cast("Mapping[str, Any] | None", facts)
+    nested: Any = sidecars.get(PROCESSOR, {}).get("image_processor")
+    values: Any = sidecars.get(FILE) if nested is None else nested
+    if values is not None and not isinstance(values, Mapping):
+        raise WeightsError(f"{PROCESSOR}: image_processor must be an object; got {values!r}.")
+    return None if values is None else Settings(FILE, cast("Mapping[str, Any]", values))
 
 
 def check_input_size(spec: Preprocess, config: ViTConfig, *, resamples: bool) -> None:
@@ -133,11 +130,11 @@ def check_input_size(spec: Preprocess, config: ViTConfig, *, resamples: bool) ->
         )
 
 
-def _class_of(facts: Mapping[str, Any], family: str) -> tuple[str, list[str]]:
+def _class_of(settings: Settings, family: str) -> tuple[str, list[str]]:
     """The image processor's class; where none is named, the one that transformers takes for the model."""
-    named: Any = facts.get("image_processor_type")
-    if named is None and facts.get("feature_extractor_type") is not None:
-        named = str(facts["feature_extractor_type"]).replace("FeatureExtractor", "ImageProcessor")
+    named: Any = settings.get("image_processor_type")
+    if named is None and settings.get("feature_extractor_type") is not None:
+        named = str(settings["feature_extractor_type"]).replace("FeatureExtractor", "ImageProcessor")
     if named is None:
         return family, [f"{FILE} names no image processor: assumed {family}, as transformers does"]
     name = str(named).removesuffix("Fast").removesuffix("Pil")
@@ -148,31 +145,20 @@ def _class_of(facts: Mapping[str, Any], family: str) -> tuple[str, list[str]]:
     return name, []
 
 
-def _refuse_unknown(facts: Mapping[str, Any]) -> None:
-    for key, value in facts.items():
-        if value is None or key in USED or key in IRRELEVANT or value in NEEDED.get(key, ()):
-            continue
-        if key in NEEDED:
-            raise WeightsError(f"{FILE}: {key} must be {NEEDED[key][0]!r}; got {value!r}, which we cannot do.")
-        raise WeightsError(
-            f"{FILE} has {key}, which none of the image processors that we know reads; remove it if it has no effect."
-        )
-
-
-def _geometry(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _geometry(name: str, settings: Settings) -> dict[str, Any]:
     """How to resize and crop, in our terms."""
     processor = PROCESSORS[name]
-    square = _flag(facts, "default_to_square", processor.square)
-    size: int | Pair = _read_size(facts["size"], "size", square) if "size" in facts else processor.size
+    square = settings.flag("default_to_square", processor.square)
+    size: int | Pair = _read_size(settings["size"], "size", square) if "size" in settings else processor.size
     crop: Pair | None = None
-    if _flag(facts, "do_center_crop", processor.center_crop):
-        crop = (
-            cast("Pair", _read_size(facts["crop_size"], "crop_size")) if "crop_size" in facts else processor.crop_size
-        )
+    if settings.flag("do_center_crop", processor.center_crop):
+        crop = processor.crop_size
+        if "crop_size" in settings:
+            crop = cast("Pair", _read_size(settings["crop_size"], "crop_size"))
         if crop is None:
             raise WeightsError(f"{FILE}: do_center_crop needs crop_size.")
     if processor.crop_pct is not None:
-        share = _positive(facts.get("crop_pct", processor.crop_pct), "crop_pct")
+        share = settings.positive("crop_pct", processor.crop_pct)
         if name == "ConvNextImageProcessor":
             size, crop = _convnext(size, crop, share)
         else:
@@ -257,15 +243,15 @@ def _interpolation(resample: Any) -> Any:
     return INTERPOLATIONS[resample]
 
 
-def _statistics(facts: Mapping[str, Any], processor: ImageProcessor, channels: int) -> dict[str, tuple[float, ...]]:
+def _statistics(settings: Settings, processor: ImageProcessor, channels: int) -> dict[str, tuple[float, ...]]:
     """Our mean and std, of pixels in [0, 1]: another factor than 1/255 (or none) moves into them."""
     factor = 255.0
-    if _flag(facts, "do_rescale", True):
-        factor *= _positive(facts.get("rescale_factor", 1 / 255), "rescale_factor")
-    if not _flag(facts, "do_normalize", True):
+    if settings.flag("do_rescale", True):
+        factor *= settings.positive("rescale_factor", 1 / 255)
+    if not settings.flag("do_normalize", True):
         return {"mean": (0.0,) * channels, "std": (1.0 / factor,) * channels}
-    mean = _per_channel(facts.get("image_mean", processor.mean), "image_mean", channels)
-    std = _per_channel(facts.get("image_std", processor.std), "image_std", channels)
+    mean = _per_channel(settings.get("image_mean", processor.mean), "image_mean", channels)
+    std = _per_channel(settings.get("image_std", processor.std), "image_std", channels)
     return {"mean": tuple(value / factor for value in mean), "std": tuple(value / factor for value in std)}
 
 
@@ -279,19 +265,6 @@ def _per_channel(value: Any, name: str, channels: int) -> list[float]:
     return [float(number) for number in numbers]
 
 
-def _positive(value: Any, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise WeightsError(f"{FILE}: {name} must be a positive number; got {value!r}.")
-    return float(value)
-
-
-def _flag(facts: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = facts.get(name, default)
-    if value is not None and not isinstance(value, bool):
-        raise WeightsError(f"{FILE}: {name} must be true or false; got {value!r}.")
-    return bool(value)  # null means false, not the class's default
-
-
 def processor_config(spec: Preprocess) -> dict[str, Any]:
     """The `preprocessor_config.json` of the transformers processor that does the same, except for its resize kernel."""
     numbers = {name: number for number, name in INTERPOLATIONS.items()}
@@ -300,7 +273,7 @@ def processor_config(spec: Preprocess) -> dict[str, Any]:
             f"hf cannot hold this preprocessing: transformers has no {spec.interpolation} resize that is the same "
             f"with every torchvision; it has {', '.join(numbers)}."
         )
-    facts: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "do_normalize": True,
         "do_rescale": True,
         "do_resize": True,
@@ -312,16 +285,16 @@ def processor_config(spec: Preprocess) -> dict[str, Any]:
     height, width = spec.size
     resized = math.floor(height / spec.crop), math.floor(width / spec.crop)
     if spec.resize == "squash" and resized == spec.size:
-        return {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}, **facts}
-    facts |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+        return {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}, **settings}
+    settings |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
     if spec.resize == "squash":
         size = {"height": resized[0], "width": resized[1]}
-        return {"image_processor_type": "DeiTImageProcessor", "size": size, **facts}
+        return {"image_processor_type": "DeiTImageProcessor", "size": size, **settings}
     if spec.resize_to is None and resized[0] != resized[1]:
         raise WeightsError(
             f"hf cannot hold this preprocessing: for pictures of {height}×{width}, transformers cannot resize "
             "until both sides just cover that; squash them, or set the length of the shortest side (resize_to)."
         )
-    facts |= {"do_convert_rgb": spec.channels == 3}
+    settings |= {"do_convert_rgb": spec.channels == 3}
     size = {"shortest_edge": spec.resize_to or resized[0]}
-    return {"image_processor_type": "BitImageProcessor", "size": size, **facts}
+    return {"image_processor_type": "BitImageProcessor", "size": size, **settings}

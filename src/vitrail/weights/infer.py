@@ -4,8 +4,8 @@ If a fact cannot be inferred, the user passes it as a hint; we never guess: the 
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import inf, isqrt, nextafter
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.model.config import Pair, ViTConfig
+from vitrail.model.config import BlockConfig, Pair, ViTConfig
 from vitrail.model.variants import SIZES
 from vitrail.schema import validate
 
@@ -39,6 +39,11 @@ class Hints:
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive; got {value}.")
 
+    def override(self, block: BlockConfig) -> BlockConfig:
+        """The format's own block with what the user knows better."""
+        given = {name: getattr(self, name) for name in ("activation", "norm_eps", "attention_scale")}
+        return replace(block, **{name: value for name, value in given.items() if value is not None})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
@@ -57,39 +62,34 @@ class Raw:
             raise WeightsError(f"{self.path}: {name} must have {dimensions} dimensions, none empty; got {shape}.")
         return shape
 
+    def size(self, name: str, axis: int = 0) -> int | None:
+        """The size of a tensor that not every model has, along one axis."""
+        if name not in self.tensors:
+            return None
+        shape = tuple(self.tensors[name].shape)
+        if len(shape) <= axis or 0 in shape:
+            raise WeightsError(f"{self.path}: {name} must have more than {axis} dimensions, none empty; got {shape}.")
+        return shape[axis]
 
-def count_layers(names: Iterable[str], pattern: str) -> int:
-    """How many layers there are, from the numbers that `pattern` finds in the names."""
-    numbers = {int(match[1]) for name in names if (match := re.match(pattern, name))}
-    if not numbers or numbers != set(range(len(numbers))):
-        raise WeightsError(f"layers must be numbered from 0 without a gap; found {sorted(numbers)[:20]}.")
-    return len(numbers)
+    def count_layers(self, pattern: str) -> int:
+        """How many layers there are, from the numbers that `pattern` finds in the names."""
+        numbers = {int(match[1]) for name in self.tensors if (match := re.match(pattern, name))}
+        if not numbers or numbers != set(range(len(numbers))):
+            raise WeightsError(f"layers must be numbered from 0 without a gap; found {sorted(numbers)[:20]}.")
+        return len(numbers)
 
-
-def count_units(names: Iterable[str], pattern: str) -> tuple[int, ...]:
-    """How many units each stage of a ResNet has, from the (stage, unit) numbers that `pattern` finds in the names."""
-    units: dict[int, set[int]] = {}
-    for name in names:
-        if match := re.match(pattern, name):
-            units.setdefault(int(match[1]), set()).add(int(match[2]))
-    return tuple(len(units[stage]) for stage in sorted(units))
-
-
-def optional_size(raw: Raw, name: str, axis: int = 0) -> int | None:
-    """The size of a tensor that not every model has, along one axis."""
-    if name not in raw.tensors:
-        return None
-    shape = tuple(raw.tensors[name].shape)
-    if len(shape) <= axis or 0 in shape:
-        raise WeightsError(f"{raw.path}: {name} must have more than {axis} dimensions, none empty; got {shape}.")
-    return shape[axis]
+    def count_units(self, pattern: str) -> tuple[int, ...]:
+        """How many units each stage of a ResNet has, from the (stage, unit) numbers that `pattern` finds."""
+        found = {(int(match[1]), int(match[2])) for name in self.tensors if (match := re.match(pattern, name))}
+        stages = sorted({stage for stage, _ in found})
+        return tuple(sum(stage == other for other, _ in found) for stage in stages)
 
 
 def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = None) -> int:
     """The number of heads: from a head's size, or from the published models of this width and depth."""
     if hints.heads is not None:
         return hints.heads
-    if head_size:
+    if head_size and width % head_size == 0:
         return width // head_size
     published = {(numbers[0], numbers[1]): numbers[2] for numbers in SIZES.values()}
     if (width, depth) in published:
@@ -99,6 +99,17 @@ def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = No
         f"the file does not state how many heads it has, and no published model has width {width} and depth {depth}; "
         f"pass `heads=`, one of {', '.join(map(str, choices))}."
     )
+
+
+def infer_sizes(
+    raw: Raw, hints: Hints, *, patches: str, layers: str, mlp: str, head_size: int | None = None
+) -> dict[str, Any]:
+    """The sizes that torch's layers show: the patch projection, the last layer of the first MLP, and the names."""
+    width, channels, *patch = raw.shape(f"{patches}.weight", 4)
+    depth = raw.count_layers(layers)
+    heads = infer_heads(width, depth, hints, head_size)
+    sizes = {"width": width, "depth": depth, "heads": heads, "mlp_width": raw.shape(f"{mlp}.weight", 2)[1]}
+    return {**sizes, "patch_size": tuple(patch), "channels": channels}
 
 
 def assumed(what: str, value: str, argument: str, hint: object) -> Notes:
@@ -140,6 +151,12 @@ def infer_image_size(positions: int, prefixes: tuple[int, ...], stride: Pair, hi
         )
     side = isqrt(positions - squares[0])
     return (side * stride[0], side * stride[1]), squares[0]
+
+
+def usual_size(stride: Pair) -> Pair:
+    """For a model that is bound to no size: 224, or the nearest size of whole patches."""
+    rows, columns = (max(224 // side, 1) * side for side in stride)
+    return rows, columns
 
 
 def _sizes(positions: int, prefixes: tuple[int, ...], stride: Pair) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
@@ -14,9 +14,6 @@ from vitrail.schema import IF_USED
 from vitrail.weights.resolve import FormatName
 from vitrail.weights.trust import Trust
 from vitrail.wording import counted, hint_path, reason
-
-if TYPE_CHECKING:
-    from vitrail.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +25,13 @@ class Origin:
     source: str = ""  # as the user named it
     sha256: dict[str, str] = field(default_factory=dict[str, str])  # file name → checksum of what was read
 
+    def dialect_of(self, format_name: FormatName) -> dict[str, str]:
+        """The spellings to write a format with: those of the file, if the weights come from this format."""
+        return self.dialect if self.format == format_name else {}
+
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Metadata:
     """What belongs to a model besides its weights, and goes with it to every file and every runtime."""
 
     preprocess: Preprocess
@@ -47,10 +48,10 @@ class Facts:
 
     def facts(self) -> dict[str, Any]:
         """These fields by name, without what a checkpoint or a predictor adds to them."""
-        return {each.name: getattr(self, each.name) for each in fields(Facts)}
+        return {each.name: getattr(self, each.name) for each in fields(Metadata)}
 
 
-F = TypeVar("F", bound=Facts)
+F = TypeVar("F", bound=Metadata)
 MAX_BYTES = 20 * 2**20
 SHOWN = 3  # names in a message
 
@@ -72,28 +73,23 @@ def read_class_names(names: ClassNames) -> tuple[str, ...]:
     return _check(lines, str(path))
 
 
-def name_classes(checkpoint: "Checkpoint", names: Sequence[str], where: str = "class_names") -> "Checkpoint":
-    """The checkpoint with these names for its classes, in the order of its head, which stays as it is."""
-    return name_facts(checkpoint, checkpoint.config.num_classes, names, where)
-
-
-def name_facts(facts: F, count: int, names: Sequence[str], where: str = "class_names") -> F:
-    """The same with these names for its `count` classes."""
-    old, new = facts.classes, tuple(names)
+def name_classes(metadata: F, count: int, names: Sequence[str], where: str = "class_names") -> F:
+    """The same with these names for its `count` classes, in the order of its head, which stays as it is."""
+    old, new = metadata.classes, tuple(names)
     if len(new) != count:
         raise WeightsError(
             f"{where} must have one name for each class of the head: it has {counted(len(new), 'name')}, and the head "
-            f"of {facts.origin.source or 'the checkpoint'} has {counted(count, 'class')}."
+            f"of {metadata.origin.source or 'the checkpoint'} has {counted(count, 'class')}."
         )
     if old is None or old == new:
-        return replace(facts, classes=new)
+        return replace(metadata, classes=new)
     if set(old) == set(new):
         raise WeightsError(
             f"{where} has the names that the checkpoint has, in another order: {_show(new)} instead of {_show(old)}; "
             "omit it, since the checkpoint has its own order."
         )
     note = f"the classes were renamed, in their order: {_show(old)} are now {_show(new)}"
-    return replace(facts, classes=new, notes=(*facts.notes, note))
+    return replace(metadata, classes=new, notes=(*metadata.notes, note))
 
 
 def _read(path: Path) -> str:

@@ -31,7 +31,7 @@ NO_LIBRARY = "no library that runs on PyTorch reads {}; omit `verify_with_peer=`
 GREY_LEVEL = 1.01 / 255  # of pixels in [0, 1]: processors without AVX2 round a byte differently
 
 
-def witness(
+def agree_with_peer(
     checkpoint: Checkpoint,
     path: Path,
     expected: Mapping[What, Tensor],

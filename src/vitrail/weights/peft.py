@@ -18,8 +18,9 @@ from vitrail.weights import huggingface, timm
 from vitrail.weights.adapt import adapt, without_trust
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.keys import Rule, read_tensors, write_tensors
-from vitrail.weights.read import refusals
-from vitrail.weights.resolve import FormatName, read_json
+from vitrail.weights.read import FORMATS
+from vitrail.weights.resolve import FormatName
+from vitrail.weights.sidecars import read_json
 from vitrail.weights.tensor_files import read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -90,7 +91,7 @@ def libraries(config: ViTConfig) -> list[Library]:
     formats: tuple[tuple[str, FormatName], ...] = (("transformers", "hf"), ("timm", "timm"))
     for name, format_name in formats:
         for held in (config, replace(config, num_classes=0)):
-            if not refusals(held, format_name):
+            if not FORMATS[format_name].refusals(held):
                 rules = timm.key_table(held)
                 if name == "transformers":
                     rules = huggingface.key_table(held, {"generation": "modules"})
@@ -148,9 +149,9 @@ def _find_table(config: ViTConfig, adapted: set[str], path: Path) -> list[Rule]:
 
 
 def _tables(config: ViTConfig) -> Iterator[list[Rule]]:
-    if not refusals(config, "timm"):
+    if not FORMATS["timm"].refusals(config):
         yield timm.key_table(config)
-    if not refusals(config, "hf"):
+    if not FORMATS["hf"].refusals(config):
         for prefix in huggingface.PREFIXES:
             for names in ("modules", "files"):
                 yield huggingface.key_table(config, {"prefix": prefix, "generation": names})

@@ -14,49 +14,37 @@ from vitrail.errors import AssumptionWarning, ConfigError, VitrailError, Weights
 from vitrail.model import ResNetStem, ViTConfig, variant
 from vitrail.schema import from_dict
 from vitrail.untrusted import read_yaml
-from vitrail.weights import native
+from vitrail.weights import big_vision, dinov2, google, huggingface, native, timm, torchvision
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import ForeignFormat, Format
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.metadata import ClassNames, name_classes, read_class_names
-from vitrail.weights.resolve import (
-    FormatName,
-    Located,
-    find_files,
-    foreign_formats,
-    is_run,
-    locate,
-    names_model,
-    read_json,
-)
+from vitrail.weights.resolve import FormatName, Located, find_files, is_run, locate, names_model
+from vitrail.weights.sidecars import read_sidecars
 from vitrail.weights.tensor_files import Contents, read_contents
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
-FOREIGN: dict[FormatName, ForeignFormat] = {each.name: each for each in foreign_formats()}
+# The table of formats: a new one is a file of its own, its name in `resolve.FormatName`, and its module here.
+_MODULES = (google, big_vision, timm, huggingface, torchvision, dinov2)
+FOREIGN: dict[FormatName, ForeignFormat] = {each.FORMAT.name: each.FORMAT for each in _MODULES}
 FORMATS: dict[FormatName, Format] = {"vitrail": native.FORMAT, **FOREIGN}
-SUFFIXES: dict[FormatName, tuple[str, ...]] = {name: each.suffixes for name, each in FORMATS.items()}
-
-
-def refusals(config: ViTConfig, format_name: FormatName) -> list[str]:
-    """Why a format cannot hold a model of this config; empty if it can."""
-    return FORMATS[format_name].refusals(config)
 
 
 def check_format(name: str) -> None:
     """Raise unless this is the name of a format."""
-    if name not in SUFFIXES:
-        raise WeightsError(f"unknown format {name!r}; {suggest(name, SUFFIXES)}")
+    if name not in FORMATS:
+        raise WeightsError(f"unknown format {name!r}; {suggest(name, FORMATS)}")
 
 
 def choose_format(path: Path) -> FormatName:
     """The format that a path's suffix implies: ours if we have it, else the only one that does."""
-    names: list[FormatName] = [name for name, suffixes in SUFFIXES.items() if path.suffix in suffixes]
+    names: list[FormatName] = [name for name, each in FORMATS.items() if path.suffix in each.suffixes]
     if "vitrail" in names or len(names) == 1:
         return names[0]
     if names:
         what = f"a file that ends in {path.suffix}" if path.suffix else "a folder"
         raise WeightsError(f"{what} can be {' or '.join(names)}; choose with `format=`; got {path}.")
-    known = sorted({suffix for suffixes in SUFFIXES.values() for suffix in suffixes if suffix})
+    known = sorted({suffix for each in FORMATS.values() for suffix in each.suffixes if suffix})
     raise WeightsError(f"a checkpoint must end in {', '.join(known)}, or be a folder; got {path}.")
 
 
@@ -94,7 +82,6 @@ OTHERS = (
         "a network in stages",
     ),
 )
-SIDECARS = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 
 def read_checkpoint(
@@ -141,16 +128,11 @@ def read_checkpoint(
 def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
     """Our checkpoints state everything; the user's hints still override it, as far as the weights allow."""
     config = checkpoint.config
-    block = replace(
-        config.block,
-        activation=hints.activation or config.block.activation,
-        norm_eps=hints.norm_eps or config.block.norm_eps,
-        attention_scale=hints.attention_scale or config.block.attention_scale,
-    )
-    pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
     if hints.image_size not in (None, config.image_size):
         raise WeightsError(f"this checkpoint is for pictures of {config.image_size}; resample it to change that.")
-    return replace(checkpoint, config=replace(config, block=block, pooling=pooling, heads=heads))
+    pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
+    config = replace(config, block=hints.override(config.block), pooling=pooling, heads=heads)
+    return replace(checkpoint, config=config)
 
 
 def _matches(tensors: dict[str, Tensor], format_name: FormatName | None = None) -> list[FormatName]:
@@ -206,11 +188,6 @@ def read_files(files: list[Path], allow_pickle: bool, ema: bool | None = None) -
     return contents
 
 
-def read_sidecars(folder: Path) -> dict[str, Any]:
-    """The JSON files that describe the weights beside them."""
-    return {name: read_json(folder / name) for name in SIDECARS if (folder / name).is_file()}
-
-
 def check_source(source: str | Path, *, class_names: ClassNames | None = None) -> ViTConfig | None:
     """Raise if `open_checkpoint` could only fail; the config of a model that is on this machine.
 
@@ -220,8 +197,7 @@ def check_source(source: str | Path, *, class_names: ClassNames | None = None) -
     names = None if class_names is None else read_class_names(class_names)
     if located.path is None:
         return None
-    checkpoint = read_checkpoint(located.path, verify=False)
-    return (checkpoint if names is None else name_classes(checkpoint, names, str(class_names))).config
+    return _named(read_checkpoint(located.path, verify=False), names, class_names).config
 
 
 def open_checkpoint(
@@ -246,9 +222,12 @@ def open_checkpoint(
     checkpoint = _settle_google(checkpoint, hints) if located.is_google else checkpoint
     if checkpoint.notes and checkpoint.file_format != "vitrail":
         warnings.warn(AssumptionWarning(located.name, checkpoint.notes), stacklevel=_levels_to_the_caller())
-    if names is None:
-        return checkpoint
-    return name_classes(checkpoint, names, str(class_names) if isinstance(class_names, str | Path) else "class_names")
+    return _named(checkpoint, names, class_names)
+
+
+def _named(checkpoint: Checkpoint, names: tuple[str, ...] | None, given: ClassNames | None) -> Checkpoint:
+    where = str(given) if isinstance(given, str | Path) else "class_names"
+    return checkpoint if names is None else name_classes(checkpoint, checkpoint.config.num_classes, names, where)
 
 
 def _settle_google(checkpoint: Checkpoint, hints: Hints | None) -> Checkpoint:

@@ -3,30 +3,25 @@
 A source is parsed once, by `locate`, and its result is passed on.
 This reads and downloads nothing, and needs no torch."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from vitrail.errors import WeightsError
 from vitrail.files import sha256_of
 from vitrail.weights.addresses import check_address, download, find_path
+from vitrail.weights.sidecars import read_json
 
-if TYPE_CHECKING:
-    from vitrail.weights.formats import ForeignFormat
-
-
-FOLDER = Path(__file__).parent / "bundled"
-NAMES = ("cifar10",)
-DEFAULT = "cifar10"
+BUNDLED_FOLDER = Path(__file__).parent / "bundled"
+BUNDLED = ("cifar10",)
+DEFAULT_MODEL = "cifar10"
 
 
 def bundled_path(name: str) -> Path:
     """The file of a bundled checkpoint."""
-    path = FOLDER / f"{name}.safetensors"
+    path = BUNDLED_FOLDER / f"{name}.safetensors"
     if not path.is_file():
         raise WeightsError(
             f"the bundled model {name} is missing from this installation ({path}); reinstall vitrail, "
@@ -35,25 +30,9 @@ def bundled_path(name: str) -> Path:
     return path
 
 
+# A new format is a file that defines a `ForeignFormat`, its name here, and its module in `read.py`.
 FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
 
-
-@cache
-def foreign_formats() -> "tuple[ForeignFormat, ...]":
-    """Every format but our own."""
-    from vitrail.weights import big_vision, dinov2, google, huggingface, timm, torchvision
-
-    return (
-        google.FORMAT,
-        big_vision.FORMAT,
-        timm.FORMAT,
-        huggingface.FORMAT,
-        torchvision.FORMAT,
-        dinov2.FORMAT,
-    )
-
-
-MAX_SIDECAR = 10 * 2**20
 PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
 CHECKPOINT_SUFFIXES = frozenset({".safetensors", ".npz"} | PICKLES)
 # Exports hold a computation instead of weights: they can be used, and neither converted nor trained.
@@ -95,19 +74,6 @@ def _read_index(index: Path) -> list[Path]:
         if Path(name).name != name or name.startswith("."):
             raise WeightsError(f"{index} points outside its own folder: {name!r}; we do not follow that.")
     return [index.parent / name for name in names]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that we do not trust."""
-    if path.stat().st_size > MAX_SIDECAR:
-        raise WeightsError(f"{path} is larger than {MAX_SIDECAR // 2**20} MiB, too large for a configuration.")
-    try:
-        facts: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(facts, dict):
-        raise WeightsError(f"{path} must hold a JSON object; got {type(facts).__name__}.")
-    return cast("dict[str, Any]", facts)
 
 
 def checksums_of(path: str | Path) -> dict[str, str]:
@@ -189,7 +155,7 @@ def locate(source: str | Path | Located, *, allow_pickle: bool = False, allow_ex
     text = str(source)
     if address := check_address(text):
         return Located(name=text, path=None, address=address)
-    if isinstance(source, str) and text in NAMES:  # for a folder of that name, write ./cifar10
+    if isinstance(source, str) and text in BUNDLED:  # for a folder of that name, write ./cifar10
         return Located(name=text, path=bundled_path(text))
     path = find_path(text)
     if path.is_dir() and is_run(path) and not (path / "weights" / "best.safetensors").is_file():
@@ -203,7 +169,7 @@ def locate(source: str | Path | Located, *, allow_pickle: bool = False, allow_ex
 
 def names_model(text: str) -> bool:
     """Whether a text is a model's by its looks: an address, a bundled name, a suffix, or a folder that holds one."""
-    if text in NAMES or text.startswith(("hf://", "google://")):
+    if text in BUNDLED or text.startswith(("hf://", "google://")):
         return True
     if Path(text).suffix.lower() in CHECKPOINT_SUFFIXES | EXPORTS.keys():
         return True

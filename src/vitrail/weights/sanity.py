@@ -9,29 +9,29 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.resolve import foreign_formats
+from vitrail.weights.read import FOREIGN
 
 IMAGENET_21K = (21841, 21843)
 Severity = Literal["note", "warning", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Diagnostic:
     """One thing that the user should know; an `error` makes the model useless as it is, a `note` changes nothing."""
 
     severity: Severity
     message: str
 
 
-def diagnose(checkpoint: Checkpoint) -> list[Finding]:
+def diagnose(checkpoint: Checkpoint) -> list[Diagnostic]:
     """Everything that can be found without data."""
     problems = [*_broken_numbers(checkpoint), *_head(checkpoint), *_representation(checkpoint), *_types(checkpoint)]
     assumed = [_warn(note) for note in checkpoint.notes]
     return [*problems, *_normalisation(checkpoint), *assumed, *(_warn(remark, "note") for remark in checkpoint.remarks)]
 
 
-def _warn(message: str, severity: Severity = "warning") -> Finding:
-    return Finding(severity=severity, message=message)
+def _warn(message: str, severity: Severity = "warning") -> Diagnostic:
+    return Diagnostic(severity=severity, message=message)
 
 
 def check_numbers(checkpoint: Checkpoint, name: str) -> None:
@@ -40,7 +40,7 @@ def check_numbers(checkpoint: Checkpoint, name: str) -> None:
         raise WeightsError(f"{name}: {finding.message}; the file is damaged or its training diverged: use another one.")
 
 
-def _broken_numbers(checkpoint: Checkpoint) -> list[Finding]:
+def _broken_numbers(checkpoint: Checkpoint) -> list[Diagnostic]:
     broken = [
         name for name, tensor in checkpoint.tensors.items() if tensor.is_floating_point() and not _is_finite(tensor)
     ]
@@ -55,7 +55,7 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum().isfinite()) or bool(torch.isfinite(tensor).all())
 
 
-def _head(checkpoint: Checkpoint) -> list[Finding]:
+def _head(checkpoint: Checkpoint) -> list[Diagnostic]:
     config = checkpoint.config
     if not config.num_classes:
         return [_warn("there is no head, so the model only gives features; fine-tune it, or use probes")]
@@ -66,7 +66,7 @@ def _head(checkpoint: Checkpoint) -> list[Finding]:
     return []
 
 
-def _representation(checkpoint: Checkpoint) -> list[Finding]:
+def _representation(checkpoint: Checkpoint) -> list[Diagnostic]:
     config = checkpoint.config
     if config.representation and _looks_untrained(checkpoint):
         return [
@@ -89,14 +89,16 @@ def _looks_untrained(checkpoint: Checkpoint) -> bool:
     return abs(deviation - 0.02) < 0.001 and abs(weight.mean().item()) < 0.002 and beyond < 0.055
 
 
-def _types(checkpoint: Checkpoint) -> list[Finding]:
+def _types(checkpoint: Checkpoint) -> list[Diagnostic]:
     kinds = sorted({str(tensor.dtype) for tensor in checkpoint.tensors.values() if tensor.is_floating_point()})
     return [_warn(f"a mix of number types: {', '.join(kinds)}")] if len(kinds) > 1 else []
 
 
-def _normalisation(checkpoint: Checkpoint) -> list[Finding]:
+def _normalisation(checkpoint: Checkpoint) -> list[Diagnostic]:
     spec, origin, config = checkpoint.preprocess, checkpoint.origin.format, checkpoint.config
-    family = "dinov2" if origin == "hf" and config.block.layer_scale is not None else _families().get(origin)
+    family = getattr(FOREIGN.get(origin), "family", None)
+    if origin == "hf" and config.block.layer_scale is not None:
+        family = "dinov2"
     if family is None:
         return []
     usual = preset(family, channels=spec.channels)
@@ -108,10 +110,6 @@ def _normalisation(checkpoint: Checkpoint) -> list[Finding]:
             f"{_shown(usual.mean)} and {_shown(usual.std)}); wrong unless the weights were trained with them"
         )
     ]
-
-
-def _families() -> dict[str, str | None]:
-    return {each.name: each.family for each in foreign_formats()}
 
 
 def _shown(values: tuple[float, ...]) -> str:

@@ -10,18 +10,8 @@ from torch import Tensor
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.config import Stem
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, only, resnet_stem
-from vitrail.weights.infer import (
-    Hints,
-    Raw,
-    assumed,
-    assumed_heads,
-    count_layers,
-    count_units,
-    infer_heads,
-    infer_image_size,
-    optional_size,
-)
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, computes, only, resnet_stem
+from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, infer_image_size, infer_sizes, usual_size
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
@@ -29,7 +19,7 @@ from vitrail.weights.tensor_files import write_pickle, write_safetensors
 from vitrail.weights.timm_config import NORM_EPS, how_to_load, hub_config, other_names, read_hub_config
 from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
-ACTIVATION = "gelu"
+BLOCK = BlockConfig(activation="gelu", norm_eps=NORM_EPS)
 RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute
 
 
@@ -128,33 +118,27 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
 
 
 def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
-    tensors = raw.tensors
-    stem = _infer_stem(raw)
-    width, channels, rows, columns = raw.shape("patch_embed.proj.weight", 4)
-    root = _root_of(raw)
-    class_token, registers = "cls_token" in tensors, optional_size(raw, "reg_token", axis=1) or 0
-    prefix = int(class_token) + registers
-    stride = (rows * stem.stride, columns * stem.stride)
-    learned = "pos_embed" in tensors
-    if learned:
-        image_size, covered = infer_image_size(raw.shape("pos_embed", 3)[1], tuple({0, prefix}), stride, hints)
-    else:
-        image_size, covered = hints.image_size or (224 // stride[0] * stride[0], 224 // stride[1] * stride[1]), 0
-    depth = count_layers(tensors, r"blocks\.(\d+)\.")
-    pool_norm = "after" if "fc_norm.weight" in tensors else "before"
-    head_size = optional_size(raw, "blocks.0.attn.q_norm.weight")
+    tensors, stem = raw.tensors, _infer_stem(raw)
+    class_token, registers = "cls_token" in tensors, raw.size("reg_token", axis=1) or 0
     mlp_width = raw.shape("blocks.0.mlp.fc2.weight", 2)[1]
     gated = raw.shape("blocks.0.mlp.fc1.weight", 2)[0] == 2 * mlp_width
+    head_size = raw.size("blocks.0.attn.q_norm.weight") or (64 if gated else None)
+    layers, mlp = r"blocks\.(\d+)\.", "blocks.0.mlp.fc2"
+    sizes = infer_sizes(raw, hints, patches="patch_embed.proj", layers=layers, mlp=mlp, head_size=head_size)
+    if root := _root_of(raw):
+        sizes["channels"] = raw.shape(root, 4)[1]
+    stride = (sizes["patch_size"][0] * stem.stride, sizes["patch_size"][1] * stem.stride)
+    if learned := "pos_embed" in tensors:
+        prefixes = tuple({0, int(class_token) + registers})
+        image_size, covered = infer_image_size(raw.shape("pos_embed", 3)[1], prefixes, stride, hints)
+    else:
+        image_size, covered = hints.image_size or usual_size(stride), 0
+    pool_norm = "after" if "fc_norm.weight" in tensors else "before"
     pooling = "map" if "attn_pool.latent" in tensors else "mean" if pool_norm == "after" or not class_token else "cls"
     return ViTConfig(
+        **sizes,
         image_size=image_size,
-        patch_size=(rows, columns),
-        channels=raw.shape(root, 4)[1] if root else channels,
-        width=width,
-        depth=depth,
-        heads=infer_heads(width, depth, hints, head_size or (64 if gated else None)),
-        mlp_width=mlp_width,
-        num_classes=optional_size(raw, "head.weight") or 0,
+        num_classes=raw.size("head.weight") or 0,
         class_token=class_token,
         registers=registers,
         pooling=hints.pooling or pooling,
@@ -169,15 +153,14 @@ def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
 
 def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """What neither a key of a bare file nor a hint settles, one note each."""
-    eps, gelu, scale = NORM_EPS, ACTIVATION, f"1 / √{config.head_size}"
     pooling = hints.pooling or (config.pooling if config.pooling == "map" else None)  # whose layers are among the keys
     activation = hints.activation or (None if config.block.mlp == "plain" else "silu")
     notes = [
         *assumed_heads(config, hints),
         *assumed("pooling", config.pooling, "pooling", pooling),
-        *assumed("GELU", f"{gelu} (the erf form)", "activation", activation),
-        *assumed("LayerNorm epsilon", f"{eps:g}", "norm_eps", hints.norm_eps),
-        *assumed("attention scale", scale, "attention_scale", hints.attention_scale),
+        *assumed("GELU", f"{BLOCK.activation} (the erf form)", "activation", activation),
+        *assumed("LayerNorm epsilon", f"{BLOCK.norm_eps:g}", "norm_eps", hints.norm_eps),
+        *assumed("attention scale", f"1 / √{config.head_size}", "attention_scale", hints.attention_scale),
     ]
     if others := other_names(config, hints):
         notes.append(f"these models of timm have the same keys and compute something else: {others}")
@@ -186,22 +169,21 @@ def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
 
 def infer_block(raw: Raw, hints: Hints, gated: bool) -> BlockConfig:
     """What a block's keys reveal, in timm's and in DINOv2's own naming."""
-    return BlockConfig(
+    block = replace(
+        BLOCK,
         qkv_bias="blocks.0.attn.qkv.bias" in raw.tensors,
         qk_norm="blocks.0.attn.q_norm.weight" in raw.tensors,
         layer_scale=1e-5 if "blocks.0.ls1.gamma" in raw.tensors else None,
-        norm_eps=hints.norm_eps or NORM_EPS,
-        attention_scale=hints.attention_scale,
-        activation=hints.activation or ACTIVATION,
         mlp="swiglu" if gated else "plain",
     )
+    return hints.override(block)
 
 
 def _infer_stem(raw: Raw) -> Stem:
     root = _root_of(raw)
     if root is None:
         return PatchStem()
-    blocks = count_units(raw.tensors, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
+    blocks = raw.count_units(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
     return replace(RESNET, blocks=blocks, width_factor=raw.shape(root, 4)[0] / 64)
 
 
@@ -236,7 +218,7 @@ HOLDS: Holds = {
     "block.qkv_bias": anything,
     "block.qk_norm": anything,
     "block.layer_scale": anything,
-    "block.norm_eps": epsilon(NORM_EPS),
+    **computes(BLOCK),
     "block.activation": activations("gelu", "gelu_tanh"),
     "block.mlp": _mlp,
 }

@@ -4,6 +4,7 @@ It is a closed world: every key and every value is used, listed here as irreleva
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,65 +13,37 @@ from vitrail.model import ResNetStem, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, exact_ratio
-from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, named_arguments
+from vitrail.weights.sidecars import CONFIG, Settings
+from vitrail.weights.timm_names import DEFAULTS, FIXED, LOOKALIKES, NAMES, OTHERS, PLAIN, named_arguments
 from vitrail.weights.timm_preprocess import write_data
 
 NORM_EPS = 1e-6  # of timm's own LayerNorm
 
 # Top-level keys that do not affect what is computed; those of transformers' TimmWrapper among them.
-IRRELEVANT = frozenset(
-    [
-        "architectures",
-        "chunk_size_feed_forward",
-        "do_pooling",
-        "dtype",
-        "initializer_range",
-        "is_encoder_decoder",
-        "label_descriptions",
-        "output_attentions",
-        "output_hidden_states",
-        "problem_type",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "_name_or_path",
-    ]
-)
-USED = frozenset(
-    ["architecture", "num_classes", "num_features", "global_pool", "label_names", "model_args", "pretrained_cfg"]
-)
+_IRRELEVANT = """
+    architectures chunk_size_feed_forward do_pooling dtype initializer_range is_encoder_decoder label_descriptions
+    output_attentions output_hidden_states problem_type return_dict torch_dtype transformers_version _name_or_path
+"""
+_USED = "architecture model_type num_classes num_features global_pool label_names model_args pretrained_cfg"
+KNOWN = frozenset(f"{_USED} {_IRRELEVANT}".split())
 # Arguments that matter in training only.
-TRAINING = frozenset(
-    [
-        "drop_rate",
-        "pos_drop_rate",
-        "patch_drop_rate",
-        "proj_drop_rate",
-        "attn_drop_rate",
-        "drop_path_rate",
-        "weight_init",
-        "fix_init",
-    ]
-)
-# Argument → the only values of it that our model computes.
-FIXED: dict[str, tuple[Any, ...]] = {
-    "scale_attn_norm": (False,),
-    "scale_mlp_norm": (False,),
-    "proj_bias": (True,),
-    "pre_norm": (False,),
-    "final_norm": (True,),
-    "pool_include_prefix": (False,),
-    "embed_norm_layer": (None, ""),
-    "norm_layer": (None, "", "layernorm"),
-    "attn_layer": ("", "attn"),
+_TRAINING = """
+    drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init fix_init
+"""
+TRAINING = frozenset(_TRAINING.split())
+# Argument → our field with the same value.
+FIELDS = {
+    "in_chans": "channels",
+    "embed_dim": "width",
+    "depth": "depth",
+    "num_heads": "heads",
+    "qkv_bias": "block.qkv_bias",
+    "qk_norm": "block.qk_norm",
+    "class_token": "class_token",
+    "reg_tokens": "registers",
 }
 POOLINGS: dict[Any, Literal["cls", "mean", "map"]] = {"token": "cls", "avg": "mean", "map": "map"}
-GELUS: dict[Any, Literal["gelu", "gelu_tanh"]] = {
-    None: "gelu",
-    "": "gelu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-}
+GELUS: dict[Any, Literal["gelu", "gelu_tanh"]] = {None: "gelu", "": "gelu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +51,7 @@ class HubConfig:
     """What a `config.json` says."""
 
     architecture: str
-    arguments: Mapping[str, Any]  # timm's defaults, changed by the name, the data and `model_args`, in this order
+    arguments: Settings  # timm's defaults, changed by the name, the data and `model_args`, in this order
     data: Mapping[str, Any]  # `pretrained_cfg`: the evaluation transform and the classes
     global_pool: Any  # at the top level; timm builds the model without it
     num_features: Any
@@ -86,7 +59,7 @@ class HubConfig:
     def settle_hints(self, hints: Hints) -> Hints:
         """Everything that the keys do not reveal; the user's hints take precedence."""
         return Hints(
-            heads=hints.heads or _whole(self.arguments, "num_heads"),
+            heads=hints.heads or self.arguments.whole("num_heads"),
             image_size=hints.image_size or self._image_size(),
             pooling=hints.pooling or self.pooling(),
             activation=hints.activation or self.activation(),
@@ -95,7 +68,7 @@ class HubConfig:
         )
 
     def _image_size(self) -> Pair:
-        size, patch = _pair(self.arguments, "img_size"), _pair(self.arguments, "patch_size")
+        size, patch = self.arguments.pair("img_size"), self.arguments.pair("patch_size")
         fitting = (size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1])
         if size != fitting:
             raise WeightsError(
@@ -122,12 +95,13 @@ class HubConfig:
     def check(self, config: ViTConfig) -> None:
         """Raise unless the weights fit the model that it describes."""
         arguments = self.arguments
-        layers = _normalised_after(arguments)
-        pairs: list[tuple[str, Any, Any]] = [
-            ("embed_dim", _whole(arguments, "embed_dim"), config.width),
-            ("depth", _whole(arguments, "depth"), config.depth),
-            ("patch_size", _pair(arguments, "patch_size"), config.patch_size),
-            ("in_chans", _whole(arguments, "in_chans"), config.channels),
+        pairs: list[tuple[str, Any, Any]] = []
+        for name, path in FIELDS.items():
+            actual: Any = attrgetter(path)(config)
+            stated = bool(arguments[name]) if isinstance(actual, bool) else arguments.whole(name)
+            pairs += [(name, stated, actual)] if name != "num_heads" else []  # which no key shows
+        pairs += [
+            ("patch_size", arguments.pair("patch_size"), config.patch_size),
             ("num_classes", arguments["num_classes"], config.num_classes),
             ("num_classes", self.data["num_classes"], config.num_classes),
             (
@@ -136,13 +110,9 @@ class HubConfig:
                 (2 if arguments["mlp"] == "swiglu" else 1) * config.hidden_width,
             ),
             ("kind of MLP", arguments["mlp"], config.block.mlp),
-            ("qkv_bias", bool(arguments["qkv_bias"]), config.block.qkv_bias),
-            ("qk_norm", bool(arguments["qk_norm"]), config.block.qk_norm),
             ("init_values (layer scale)", bool(arguments["init_values"]), config.block.layer_scale is not None),
-            ("class_token", bool(arguments["class_token"]), config.class_token),
-            ("reg_tokens", _whole(arguments, "reg_tokens"), config.registers),
             ("pos_embed", arguments["pos_embed"] == "learn", config.positions.kind == "learned"),
-            ("fc_norm", layers, config.pool_norm == "after"),
+            ("fc_norm", _normalised_after(arguments), config.pool_norm == "after"),
             ("ResNet blocks", arguments["resnet"], config.stem.blocks if isinstance(config.stem, ResNetStem) else None),
             ("num_features", config.width if self.num_features is None else self.num_features, config.width),
         ]
@@ -164,7 +134,7 @@ def other_names(config: ViTConfig, hints: Hints) -> str:
     """
     different: list[str] = []
     for name, arguments in {**NAMES, **LOOKALIKES}.items():
-        told = {**DEFAULTS, "resnet": None, "mlp": "plain", **arguments}
+        told = Settings(CONFIG, {**PLAIN, **arguments})
         told |= {"num_classes": config.num_classes, "in_chans": config.channels}
         hub = HubConfig(architecture=name, arguments=told, data=told, global_pool=None, num_features=None)
         try:
@@ -194,17 +164,16 @@ def _normalised_after(arguments: Mapping[str, Any]) -> bool:
 
 def read_hub_config(sidecars: Mapping[str, Any]) -> HubConfig | None:
     """The `config.json` beside the weights, where there is one."""
-    facts: Any = sidecars.get("config.json")
+    facts = sidecars.get(CONFIG)
     if facts is None:
         return None
-    facts = _mapping("config.json", facts)
     if not isinstance(facts.get("architecture"), str) or facts.get("model_type", "timm_wrapper") != "timm_wrapper":
         raise WeightsError(
             "the config.json beside the weights names no architecture of timm, so it belongs to something else; "
             "move the weights to a folder of their own."
         )
     facts = _split_old_form(facts)
-    _refuse_unknown("config.json", facts, USED | IRRELEVANT | {"model_type"})
+    _refuse_unknown(CONFIG, facts, KNOWN)
     model_args = _mapping("model_args", facts.get("model_args") or {})
     data = {**_mapping("pretrained_cfg", facts["pretrained_cfg"])}
     data |= {name: facts[name] for name in ("num_classes", "label_names") if name in facts}
@@ -213,7 +182,7 @@ def read_hub_config(sidecars: Mapping[str, Any]) -> HubConfig | None:
     _refuse_arguments(model_args, arguments)
     return HubConfig(
         architecture=facts["architecture"],
-        arguments=arguments,
+        arguments=Settings(CONFIG, arguments),
         data=data,
         global_pool=facts.get("global_pool"),
         num_features=facts.get("num_features"),
@@ -269,31 +238,13 @@ def _choose(name: str, value: Any, choices: Mapping[Any, Any]) -> Any:
     return choices[value]
 
 
-def _whole(arguments: Mapping[str, Any], name: str) -> int:
-    value = arguments[name]
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise WeightsError(f"config.json: {name} must be a whole number; got {value!r}.")
-    return value
-
-
-def _pair(arguments: Mapping[str, Any], name: str) -> Pair:
-    value = arguments[name]
-    sides: tuple[Any, ...] = (value, value) if isinstance(value, int) else tuple(value or ())
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise WeightsError(f"config.json: {name} must be one positive number or two; got {value!r}.")
-    return cast("Pair", sides)
-
-
 def _show(value: Any) -> str:
     return "×".join(map(str, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else str(value)
 
 
-# Blocks of a hybrid's ResNet → the architecture that timm registers for it.
+# Blocks of a hybrid's ResNet → the first architecture that timm registers for it.
 HYBRIDS: dict[tuple[int, ...], str] = {
-    (): "vit_tiny_r_s16_p8_224",
-    (2, 2, 2, 2): "vit_small_r26_s32_224",
-    (3, 4, 9): "vit_base_r50_s16_224",
-    (3, 4, 6, 3): "vit_large_r50_s32_224",
+    arguments["resnet"]: name for name, arguments in reversed(NAMES.items()) if "resnet" in arguments
 }
 
 
@@ -309,19 +260,12 @@ def architecture(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         name, arguments = HYBRIDS[config.stem.blocks], {}
     arguments |= {
         "img_size": _square(config.image_size),
-        "in_chans": config.channels,
-        "embed_dim": config.width,
-        "depth": config.depth,
-        "num_heads": config.heads,
+        **{argument: attrgetter(path)(config) for argument, path in FIELDS.items()},
         "mlp_ratio": exact_ratio(config.width, config.hidden_width),
-        "qkv_bias": config.block.qkv_bias,
-        "qk_norm": config.block.qk_norm,
         "init_values": config.block.layer_scale,
-        "class_token": config.class_token,
-        "reg_tokens": config.registers,
         "no_embed_class": config.positioned_prefix == 0,
         "pos_embed": "none" if config.positions.kind == "none" else "learn",
-        "global_pool": {"cls": "token", "mean": "avg", "map": "map"}[config.pooling],
+        "global_pool": next(name for name, pooling in POOLINGS.items() if pooling == config.pooling),
         "fc_norm": config.pool_norm == "after",
     }
     if config.block.mlp == "swiglu":  # the only names with it; both halves count

@@ -11,6 +11,18 @@ from typing import Any
 
 from vitrail.errors import WeightsError
 
+# Argument → the only values of it that our model computes, the default first.
+FIXED: dict[str, tuple[Any, ...]] = {
+    "scale_attn_norm": (False,),
+    "scale_mlp_norm": (False,),
+    "proj_bias": (True,),
+    "pre_norm": (False,),
+    "final_norm": (True,),
+    "pool_include_prefix": (False,),
+    "embed_norm_layer": (None, ""),
+    "norm_layer": (None, "", "layernorm"),
+    "attn_layer": ("", "attn"),
+}
 # timm's own defaults, of the arguments that decide what is computed.
 DEFAULTS: dict[str, Any] = {
     "img_size": 224,
@@ -24,25 +36,18 @@ DEFAULTS: dict[str, Any] = {
     "mlp_ratio": 4.0,
     "qkv_bias": True,
     "qk_norm": False,
-    "scale_attn_norm": False,
-    "scale_mlp_norm": False,
-    "proj_bias": True,
     "init_values": None,
     "class_token": True,
     "pos_embed": "learn",
     "no_embed_class": False,
     "reg_tokens": 0,
-    "pre_norm": False,
-    "final_norm": True,
     "fc_norm": None,
-    "pool_include_prefix": False,
     "dynamic_img_size": False,
     "dynamic_img_pad": False,
-    "embed_norm_layer": None,
-    "norm_layer": None,
     "act_layer": None,
-    "attn_layer": "",
+    **{name: values[0] for name, values in FIXED.items()},
 }
+PLAIN = {**DEFAULTS, "resnet": None, "mlp": "plain"}  # what timm builds without a class of another kind
 
 # The word of a name → width, depth, heads and MLP ratio.
 SIZES: dict[str, tuple[int, int, int, float]] = {
@@ -194,7 +199,7 @@ def named_arguments(architecture: str) -> Mapping[str, Any]:
         if name.removesuffix(end) in NAMES:
             name = name.removesuffix(end)
     if name in NAMES:
-        return {**DEFAULTS, "resnet": None, "mlp": "plain", **NAMES[name]}
+        return {**PLAIN, **NAMES[name]}
     for pattern, trait in OTHERS.items():
         if fnmatchcase(name, pattern):
             raise WeightsError(f"timm's {architecture} has {trait}, which our model does not compute.")

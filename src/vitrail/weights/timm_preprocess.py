@@ -15,47 +15,15 @@ from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
 
 # Fields that say where the weights come from, how to train or test at another size, or what people call them.
-IRRELEVANT = frozenset(
-    [
-        "url",
-        "file",
-        "state_dict",
-        "hf_hub_id",
-        "hf_hub_filename",
-        "source",
-        "architecture",
-        "tag",
-        "custom_load",
-        "test_input_size",
-        "min_input_size",
-        "test_crop_pct",
-        "label_descriptions",
-        "pool_size",
-        "test_pool_size",
-        "first_conv",
-        "classifier",
-        "license",
-        "description",
-        "origin_url",
-        "paper_name",
-        "paper_ids",
-        "notes",
-    ]
-)
-USED = frozenset(
-    [
-        "input_size",
-        "fixed_input_size",
-        "interpolation",
-        "crop_pct",
-        "crop_mode",
-        "mean",
-        "std",
-        "num_classes",
-        "label_offset",
-        "label_names",
-    ]
-)
+_IRRELEVANT = """
+    url file state_dict hf_hub_id hf_hub_filename source architecture tag custom_load test_input_size min_input_size
+    test_crop_pct label_descriptions pool_size test_pool_size first_conv classifier license description origin_url
+    paper_name paper_ids notes
+"""
+_USED = """
+    input_size fixed_input_size interpolation crop_pct crop_mode mean std num_classes label_offset label_names
+"""
+KNOWN = frozenset(f"{_USED} {_IRRELEVANT}".split())
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 BARE = (
     "the file does not state its preprocessing: assumed timm's usual one, with mean and std 0.5; DeiT, "
@@ -73,7 +41,7 @@ def read_preprocess(data: Mapping[str, Any], config: ViTConfig, *, dynamic: bool
 
     A `dynamic` model takes pictures of the data's size; any other one, pictures of its own size.
     """
-    if unknown := sorted(data.keys() - USED - IRRELEVANT):
+    if unknown := sorted(data.keys() - KNOWN):
         raise WeightsError(f"pretrained_cfg of config.json has {', '.join(unknown)}, which we do not know.")
     if data.get("label_offset"):
         raise WeightsError(f"config.json says label_offset={data['label_offset']!r}; remove those rows of the head.")

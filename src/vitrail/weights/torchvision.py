@@ -11,21 +11,13 @@ from vitrail.data.preprocess import Interpolation, Preprocess, preset
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilon, only, positions
-from vitrail.weights.infer import (
-    Hints,
-    Raw,
-    assumed_heads,
-    count_layers,
-    infer_heads,
-    infer_image_size,
-    optional_size,
-)
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, anything, computes, only, positions
+from vitrail.weights.infer import Hints, Raw, assumed_heads, infer_image_size, infer_sizes
 from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_pickle
 
-ACTIVATION, NORM_EPS = "gelu", 1e-6
+BLOCK = BlockConfig(activation="gelu", norm_eps=1e-6)  # what torchvision computes
 LAYER = "encoder.layers.encoder_layer_"
 
 
@@ -67,8 +59,12 @@ def recognises(tensors: Mapping[str, Tensor]) -> bool:
     return "conv_proj.weight" in tensors and "encoder.pos_embedding" in tensors
 
 
+def _mlp_names(dialect: dict[str, str]) -> tuple[str, str]:
+    return ("mlp.linear_1", "mlp.linear_2") if dialect.get("mlp") == "legacy" else ("mlp.0", "mlp.3")
+
+
 def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
-    mlp = ("mlp.linear_1", "mlp.linear_2") if dialect.get("mlp") == "legacy" else ("mlp.0", "mlp.3")
+    mlp = _mlp_names(dialect)
     rules = [
         rule("embed.class_token", "class_token"),
         rule("embed.positions", "encoder.pos_embedding"),
@@ -121,26 +117,16 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
 
 
 def infer_config(raw: Raw, hints: Hints, dialect: dict[str, str]) -> ViTConfig:
-    width, channels, rows, columns = raw.shape("conv_proj.weight", 4)
-    depth = count_layers(raw.tensors, LAYER + r"(\d+)\.")
-    image_size, _ = infer_image_size(raw.shape("encoder.pos_embedding", 3)[1], (1,), (rows, columns), hints)
-    mlp = "mlp.linear_1" if dialect["mlp"] == "legacy" else "mlp.0"
+    mlp = f"{LAYER}0.{_mlp_names(dialect)[1]}"
+    sizes = infer_sizes(raw, hints, patches="conv_proj", layers=LAYER + r"(\d+)\.", mlp=mlp)
+    positions = raw.shape("encoder.pos_embedding", 3)[1]
     return ViTConfig(
-        image_size=image_size,
-        patch_size=(rows, columns),
-        channels=channels,
-        width=width,
-        depth=depth,
-        heads=infer_heads(width, depth, hints),
-        mlp_width=raw.shape(f"{LAYER}0.{mlp}.weight", 2)[0],
-        num_classes=optional_size(raw, "heads.head.weight") or 0,
+        **sizes,
+        image_size=infer_image_size(positions, (1,), sizes["patch_size"], hints)[0],
+        num_classes=raw.size("heads.head.weight") or 0,
         pooling=hints.pooling or "cls",
-        representation=optional_size(raw, "heads.pre_logits.weight"),
-        block=BlockConfig(
-            activation=hints.activation or ACTIVATION,
-            norm_eps=hints.norm_eps or NORM_EPS,
-            attention_scale=hints.attention_scale,
-        ),
+        representation=raw.size("heads.pre_logits.weight"),
+        block=hints.override(BLOCK),
         positions=PositionConfig(resample="torchvision"),
     )
 
@@ -161,14 +147,13 @@ HOLDS: Holds = {
     "channels": only(3, reason="its pictures have 3 channels"),
     "num_classes": _classes,
     "representation": anything,
-    "block.activation": activations(ACTIVATION),
-    "block.norm_eps": epsilon(NORM_EPS),
+    **computes(BLOCK),
 }
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
-    dialect = checkpoint.origin.dialect if checkpoint.origin.format == "torchvision" else {}
-    write_pickle(path, write_tensors(key_table(checkpoint.config, dialect), checkpoint.tensors))
+    table = key_table(checkpoint.config, checkpoint.origin.dialect_of("torchvision"))
+    write_pickle(path, write_tensors(table, checkpoint.tensors))
 
 
 FORMAT = ForeignFormat(

@@ -18,7 +18,7 @@ from vitrail.files import atomic_path
 from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
-from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, witness
+from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, agree_with_peer
 from vitrail.weights.proof import (
     Agreement,
     Photographs,
@@ -30,22 +30,22 @@ from vitrail.weights.proof import (
     sample_photos,
 )
 from vitrail.weights.proof import agree as _agree
-from vitrail.weights.read import FORMATS, SUFFIXES, check_format, open_checkpoint, read_checkpoint, refusals
+from vitrail.weights.read import FORMATS, check_format, open_checkpoint, read_checkpoint
 from vitrail.weights.resolve import FormatName, Located, checksums_of, find_files, locate
 
 
 def check_target(path: Path, format_name: FormatName) -> None:
     """Raise unless the path can hold the format."""
     check_format(format_name)
-    if path.suffix not in SUFFIXES[format_name]:
-        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in SUFFIXES[format_name])
+    if path.suffix not in FORMATS[format_name].suffixes:
+        kinds = " or ".join(suffix or "no suffix (a folder)" for suffix in FORMATS[format_name].suffixes)
         raise WeightsError(f"a {format_name} checkpoint must have {kinds}; got {path}.")
 
 
 def check_writable(config: ViTConfig, path: Path, format_name: FormatName) -> None:
     """Raise unless the format can hold the model and the path can hold the format."""
     check_target(path, format_name)
-    if reasons := refusals(config, format_name):
+    if reasons := FORMATS[format_name].refusals(config):
         raise WeightsError(f"{format_name} cannot hold this model: {'; '.join(reasons)}.")
 
 
@@ -153,7 +153,7 @@ def convert(
         peer = None
         if verify_with_peer and to in LIBRARIES:
             who = f"{to}'s own library"
-            peer = witness(written, draft, expected, images, photograph_files(before, pictures), tolerance, who)
+            peer = agree_with_peer(written, draft, expected, images, photograph_files(before, pictures), tolerance, who)
     return Conversion(
         source_format=before.file_format,
         target_format=to,
@@ -210,7 +210,7 @@ def _ask_source(
     photos = photograph_files(original, pictures)
     where = files[0] if original.file_format == "timm" else files[0].parent
     who = f"{LIBRARIES[original.file_format]}, run on the source itself,"
-    return witness(original, where, outputs(original, images), images, photos, tolerance, who), ()
+    return agree_with_peer(original, where, outputs(original, images), images, photos, tolerance, who), ()
 
 
 def _open(located: Located, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:

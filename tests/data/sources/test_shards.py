@@ -250,7 +250,7 @@ def test_braces() -> None:
 
 @pytest.mark.parametrize("label", [b"{", b"3", b"null", b"\xff\xfe"])
 def test_json_that_holds_no_label(tmp_path: Path, label: bytes) -> None:
-    with pytest.raises(DataError, match=r"x\.tar: sample a "):
+    with pytest.raises(DataError, match=r"x\.tar: .*sample a "):
         open_data(str(write_tar(tmp_path / "x.tar", {"a.png": b"", "a.json": label})))
 
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,16 +9,16 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.config import Augment
-from vitrail.data.pixels import Picture, decode, open_picture, orientation
+from vitrail.data.pixels import Picture, decode, opened, orientation
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import as_bytes, pixels, resize, to_tensor
-from vitrail.rng import Draws
+from vitrail.rng import Draws, Floats
 
 TRIES = 10  # as torchvision does before it falls back to the centre
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
-def resized_crop_box(height: int, width: int, augment: Augment, numbers: np.ndarray[Any, Any]) -> Box:
+def resized_crop_box(height: int, width: int, augment: Augment, numbers: Floats) -> Box:
     """RandomResizedCrop's box (Szegedy et al., 2015) from the sample's 2 × TRIES + 2 numbers."""
     low, high = augment.scale
     log_low, log_high = math.log(augment.ratio[0]), math.log(augment.ratio[1])
@@ -37,26 +36,20 @@ def resized_crop_box(height: int, width: int, augment: Augment, numbers: np.ndar
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
-def resized_crop_numbers(draws: Draws) -> np.ndarray[Any, Any]:
+def resized_crop_numbers(draws: Draws) -> Floats:
     """What `resized_crop_box` needs for each sample, (B, 2 × TRIES + 2)."""
     return draws.uniform("resized-crop", 2 * TRIES + 2)
 
 
-def crop_picture(
-    picture: Picture, spec: Preprocess, augment: Augment, numbers: np.ndarray[Any, Any], name: str
-) -> Tensor:
+def crop_picture(picture: Picture, spec: Preprocess, augment: Augment, numbers: Floats, name: str) -> Tensor:
     """A resized random crop of one picture: bytes (C, H, W) of the spec's size."""
     if isinstance(picture, np.ndarray | Tensor):
         return crop_tensor(as_bytes(picture, spec, name), spec, augment, numbers)
-    if isinstance(picture, Image.Image):
-        return _crop_image(picture, spec, augment, numbers, name)
-    with open_picture(picture) as image:
+    with opened(picture, name) as image:
         return _crop_image(image, spec, augment, numbers, name)
 
 
-def _crop_image(
-    image: Image.Image, spec: Preprocess, augment: Augment, numbers: np.ndarray[Any, Any], name: str
-) -> Tensor:
+def _crop_image(image: Image.Image, spec: Preprocess, augment: Augment, numbers: Floats, name: str) -> Tensor:
     turned = spec.orient and orientation(image) != 1
     if image.format == "JPEG" and not turned:
         full_width, full_height = image.size
@@ -79,7 +72,7 @@ def shrink_jpeg(image: Image.Image, factor: float, mode: str) -> None:
         image.draft(mode, (max(image.width // power, 1), max(image.height // power, 1)))
 
 
-def crop_tensor(image: Tensor, spec: Preprocess, augment: Augment, numbers: np.ndarray[Any, Any]) -> Tensor:
+def crop_tensor(image: Tensor, spec: Preprocess, augment: Augment, numbers: Floats) -> Tensor:
     """A resized random crop of one picture in memory, bytes (C, H, W)."""
     top, left, height, width = resized_crop_box(image.shape[-2], image.shape[-1], augment, numbers)
     return resize(image[None, :, top : top + height, left : left + width], spec, *spec.size)[0]

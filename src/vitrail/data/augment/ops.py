@@ -14,12 +14,15 @@ from torch import Tensor
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
+Array = np.ndarray[Any, Any]
+
+WARPS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLUR_RADIUS = 6  # three times the largest sigma, 2
 
 
-def apply_ops(images: Tensor, ops: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+def apply_ops(images: Tensor, ops: Array, values: Array) -> None:
     """Change each sample in place by its operation (a name of `KERNELS` or `WARPS`, "" for none) and its strength."""
-    warped = np.flatnonzero(np.isin(ops, list(WARPS)))
+    warped = np.flatnonzero(np.isin(ops, WARPS))
     if len(warped):
         maps = _inverse_maps(ops[warped], values[warped], *images.shape[-2:])
         put(images, warped, warp(take(images, warped), maps))
@@ -30,60 +33,39 @@ def apply_ops(images: Tensor, ops: np.ndarray[Any, Any], values: np.ndarray[Any,
             put(images, chosen, kernel(take(images, chosen), strength))
 
 
-def take(images: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
+def take(images: Tensor, rows: Array) -> Tensor:
     """A copy of some samples; `images[rows]` would copy byte by byte."""
     return images.index_select(0, torch.as_tensor(rows))
 
 
-def put(images: Tensor, rows: np.ndarray[Any, Any], changed: Tensor) -> None:
+def put(images: Tensor, rows: Array, changed: Tensor) -> None:
     """Write samples back; numpy copies them whole."""
     images.numpy()[rows] = changed.numpy()
 
 
-def _inverse_maps(
-    ops: np.ndarray[Any, Any], values: np.ndarray[Any, Any], height: int, width: int
-) -> np.ndarray[Any, Any]:
+def _inverse_maps(ops: Array, values: Array, height: int, width: int) -> Array:
     """Output pixel → source pixel, in coordinates from the centre: (B, 2, 3)."""
     maps = np.zeros((len(ops), 2, 3))
     maps[:, 0, 0] = maps[:, 1, 1] = 1
-    for name, fill in WARPS.items():
+    for name in np.unique(ops):
         rows = np.flatnonzero(ops == name)
-        fill(maps, rows, values[rows], height, width)
+        some = values[rows]
+        if name == "shear_x":
+            maps[rows, 0, 1], maps[rows, 0, 2] = some, some * height / 2
+        elif name == "shear_y":
+            maps[rows, 1, 0], maps[rows, 1, 2] = some, some * width / 2
+        elif name == "translate_x":
+            maps[rows, 0, 2] = -np.trunc(some)
+        elif name == "translate_y":
+            maps[rows, 1, 2] = -np.trunc(some)
+        else:
+            angle = np.deg2rad(some)
+            maps[rows, 0, 0], maps[rows, 0, 1] = np.cos(angle), -np.sin(angle)
+            maps[rows, 1, 0], maps[rows, 1, 1] = np.sin(angle), np.cos(angle)
     return maps
 
 
-def _shear_x(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
-    maps[rows, 0, 1], maps[rows, 0, 2] = values, values * height / 2
-
-
-def _shear_y(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
-    maps[rows, 1, 0], maps[rows, 1, 2] = values, values * width / 2
-
-
-def _translate_x(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
-    maps[rows, 0, 2] = -np.trunc(values)
-
-
-def _translate_y(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
-    maps[rows, 1, 2] = -np.trunc(values)
-
-
-def _rotate(maps: Any, rows: Any, values: Any, height: int, width: int) -> None:
-    angle = np.deg2rad(values)
-    maps[rows, 0, 0], maps[rows, 0, 1] = np.cos(angle), -np.sin(angle)
-    maps[rows, 1, 0], maps[rows, 1, 1] = np.sin(angle), np.cos(angle)
-
-
-WARPS = {
-    "shear_x": _shear_x,
-    "shear_y": _shear_y,
-    "translate_x": _translate_x,
-    "translate_y": _translate_y,
-    "rotate": _rotate,
-}
-
-
-def warp(images: Tensor, maps: np.ndarray[Any, Any]) -> Tensor:
+def warp(images: Tensor, maps: Array) -> Tensor:
     """Nearest-neighbour affine maps, black outside."""
     batch, channels, height, width = images.shape
     matrix = torch.as_tensor(maps, dtype=torch.float32)[..., None]  # (B, 2, 3, 1)
@@ -92,9 +74,8 @@ def warp(images: Tensor, maps: np.ndarray[Any, Any]) -> Tensor:
     column = (matrix[:, 0, 0] * x).add_(matrix[:, 0, 1] * y).add_(matrix[:, 0, 2] + (width - 1) / 2).round_()
     row = (matrix[:, 1, 0] * x).add_(matrix[:, 1, 1] * y).add_(matrix[:, 1, 2] + (height - 1) / 2).round_()
     outside = (column < 0).logical_or_(column > width - 1).logical_or_(row < 0).logical_or_(row > height - 1)
-    offsets = (
-        row.clamp_(0, height - 1).mul_(width).add_(column.clamp_(0, width - 1)).long()
-    )  # (B, H·W), exact below 2²⁴
+    row.clamp_(0, height - 1).mul_(width).add_(column.clamp_(0, width - 1))
+    offsets = row.long()  # (B, H·W), exact below 2²⁴
     pixels = images.flatten(2).gather(2, offsets[:, None].expand(-1, channels, -1))
     return pixels.masked_fill_(outside[:, None], 0).view(batch, channels, height, width)
 

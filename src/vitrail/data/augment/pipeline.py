@@ -2,24 +2,37 @@
 cutmix (Yun et al., 2019), the latter two with soft targets.
 
 The partner of a sample is its neighbour in the epoch's order (0 with 1, 2 with 3, …), whatever the batch size and the
-number of ranks; each of the two has its own share and its own box."""
+number of ranks; each of the two has its own share and its own box.
+"""
 
 import math
-from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import betaincinv
 from torch import Tensor
 
 from vitrail.data.augment.ops import apply_ops, put, take
 from vitrail.data.augment.policies import steps
 from vitrail.data.config import Augment
 from vitrail.data.preprocess import Preprocess
-from vitrail.rng import Draws
+from vitrail.rng import Draws, Floats, Integers
 
-AREA = (0.02, 1 / 3)
-RATIO = (0.3, 1 / 0.3)
+AREA, RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)  # of the boxes that random erasing erases
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def augment_batch(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws) -> None:
+    """Flip, apply the policy, jitter and erase bytes (B, C, H, W) in place."""
+    for stream, rate, axis in (("flip", augment.flip_rate, 3), ("flip-down", augment.vertical_flip_rate, 2)):
+        if rate > 0:
+            rows = np.flatnonzero(draws.one(stream) < rate)
+            put(images, rows, take(images, rows).flip(axis))
+    for ops, values in steps(augment, draws, spec.size):
+        apply_ops(images, ops, values)
+    if augment.erase_rate > 0:
+        erase(images, spec, augment, draws)
 
 
 def erase(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws) -> None:
@@ -37,17 +50,13 @@ def erase(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws) -> N
             box.copy_(torch.as_tensor(noise).view_as(box))
 
 
-def erased_box(height: int, width: int, numbers: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
+def erased_box(height: int, width: int, numbers: Floats) -> tuple[int, int, int, int]:
     """Top, left, height and width of the box, cut to the picture."""
     area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * numbers[1])
     ratio = math.exp(math.log(RATIO[0]) + math.log(RATIO[1] / RATIO[0]) * numbers[2])
     down = min(max(round(math.sqrt(area * ratio)), 1), height)
     across = min(max(round(math.sqrt(area / ratio)), 1), width)
     return int(numbers[3] * (height - down + 1)), int(numbers[4] * (width - across + 1)), down, across
-
-
-_special = cast("Any", import_module("scipy.special"))  # scipy ships no types
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
@@ -69,12 +78,12 @@ def mix(images: Tensor, targets: Tensor, augment: Augment, draws: Draws) -> tupl
     return mixed, targets * weight + targets[partner] * (1 - weight)
 
 
-def neighbours(count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def neighbours(count: int) -> Integers:
     """1, 0, 3, 2, …; the last of an odd number is its own partner."""
     return np.minimum(np.arange(count) ^ 1, count - 1)
 
 
-def _shares(augment: Augment, draws: Draws) -> tuple[Floats, np.ndarray[Any, np.dtype[np.bool_]]]:
+def _shares(augment: Augment, draws: Draws) -> tuple[Floats, Flags]:
     """How much of each sample stays (1 if it is not mixed), and whether the rest is cut or blended."""
     both = augment.mixup > 0 and augment.cutmix > 0
     cut = draws.one("mix-switch") < augment.switch_rate if both else np.full(len(draws), augment.cutmix > 0)
@@ -88,12 +97,10 @@ def _beta(number: Floats, alpha: float) -> Floats:
     """Numbers of [0, 1) as draws from Beta(alpha, alpha)."""
     if alpha <= 0:
         return np.ones_like(number)
-    return number if alpha == 1 else np.asarray(_special.betaincinv(alpha, alpha, number))
+    return number if alpha == 1 else np.asarray(betaincinv(alpha, alpha, number))
 
 
-def _boxes(
-    share: Floats, cut: np.ndarray[Any, np.dtype[np.bool_]], draws: Draws, height: int, width: int
-) -> tuple[Tensor, Floats]:
+def _boxes(share: Floats, cut: Flags, draws: Draws, height: int, width: int) -> tuple[Tensor, Floats]:
     """The boxes that are cut, as masks (B, 1, H, W), and the shares that really remain around them."""
     side = np.sqrt(1 - share)
     center = draws.uniform("mix-center", 2) * (height, width)
@@ -106,15 +113,3 @@ def _boxes(
     inside = down[:, :, None] & across[:, None]
     remains = 1 - inside.mean((1, 2))
     return torch.as_tensor(inside)[:, None], np.where(cut, remains, share)
-
-
-def augment_batch(images: Tensor, spec: Preprocess, augment: Augment, draws: Draws) -> None:
-    """Flip, apply the policy, jitter and erase bytes (B, C, H, W) in place."""
-    for stream, rate, axis in (("flip", augment.flip_rate, 3), ("flip-down", augment.vertical_flip_rate, 2)):
-        if rate > 0:
-            rows = np.flatnonzero(draws.one(stream) < rate)
-            put(images, rows, take(images, rows).flip(axis))
-    for ops, values in steps(augment, draws, spec.size):
-        apply_ops(images, ops, values)
-    if augment.erase_rate > 0:
-        erase(images, spec, augment, draws)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.augment.ops import WARPS
 from vitrail.data.config import Augment
-from vitrail.rng import Draws
+from vitrail.rng import Draws, Floats
 
-Floats = np.ndarray[Any, Any]
 Names = np.ndarray[Any, Any]
 Step = tuple[Names, Floats]  # operation and strength, (B,) each
 LEVELS = 30  # RandAugment's magnitudes are 0 … 30
@@ -34,7 +34,7 @@ class Space:
             return sign * magnitude * (150 / 331 * side if self.translate is None else self.translate)
         if op == "rotate":
             return sign * magnitude * self.rotate
-        if op in ("brightness", "saturation", "contrast", "sharpness"):
+        if op in ENHANCED:
             return 1 + sign * magnitude * self.enhance
         if op == "posterize":
             return np.round(8 - magnitude * self.bits)
@@ -44,22 +44,8 @@ class Space:
 AUTO_SPACE = Space(shear=0.3, rotate=30, enhance=0.9, bits=4)  # AutoAugment's and RandAugment's
 WIDE_SPACE = Space(shear=0.99, rotate=135, enhance=0.99, bits=6, translate=32)  # TrivialAugment's
 
-RAND_OPS = (
-    "",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-    "rotate",
-    "brightness",
-    "saturation",
-    "contrast",
-    "sharpness",
-    "posterize",
-    "solarize",
-    "autocontrast",
-    "equalize",
-)
+ENHANCED = ("brightness", "saturation", "contrast", "sharpness")
+RAND_OPS = ("", *WARPS, *ENHANCED, "posterize", "solarize", "autocontrast", "equalize")
 
 # AutoAugment's 25 sub-policies for CIFAR-10 (Cubuk et al., 2019, Table 7): twice (operation, rate, magnitude of 9).
 AUTO_CIFAR = (

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.config import check_workers
-from vitrail.data.pixels import EXTENSIONS, decode, has_alpha, has_sixteen_bits, open_picture, orientation
+from vitrail.data.pixels import EXTENSIONS, ImageLike, decode, has_alpha, has_sixteen_bits, opened, orientation
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import as_bytes, to_pil
@@ -60,17 +60,12 @@ def examine(source: Source, split: str, index: int) -> PictureFacts:
         picture = source.picture(index)
         if isinstance(picture, np.ndarray | Tensor):
             return _measure(replace(fact, kind="array"), to_pil(as_bytes(picture, _COLOR, fact.key)))
-        if isinstance(picture, Image.Image):
-            return _measure(_read_header(fact, picture), decode(picture, _COLOR, fact.key))
-        with open_picture(picture) as image:
-            fact = replace(_read_header(fact, image), extension=_wrong_extension(picture, image.format or ""))
+        with opened(picture, fact.key) as image:
+            kind, traits = image.format or "picture", tuple(_traits(image))
+            fact = replace(fact, kind=kind, traits=traits, extension=_wrong_extension(picture, kind))
             return _measure(fact, decode(image, _COLOR, fact.key))
     except (InputError, OSError) as error:
         return replace(fact, trouble=reason(error))
-
-
-def _read_header(fact: PictureFacts, image: Image.Image) -> PictureFacts:
-    return replace(fact, kind=image.format or "picture", traits=tuple(_traits(image)))
 
 
 def _traits(image: Image.Image) -> Iterator[str]:
@@ -90,8 +85,8 @@ def _traits(image: Image.Image) -> Iterator[str]:
         yield "rotated by EXIF"
 
 
-def _wrong_extension(picture: str | Path | bytes, kind: str) -> str:
-    if isinstance(picture, bytes):
+def _wrong_extension(picture: ImageLike, kind: str) -> str:
+    if not isinstance(picture, str | Path):
         return ""
     extension = Path(picture).suffix.lower()
     same = EXTENSIONS.get(extension) == ("JPEG" if kind == "MPO" else kind)

@@ -26,12 +26,7 @@ PICKLED = {
     100: {"train": ["train"], "test": ["test"]},
 }
 FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-100-binary", "cifar-100-python")
-ARCHIVES = (
-    "cifar-10-binary.tar.gz",
-    "cifar-10-python.tar.gz",
-    "cifar-100-binary.tar.gz",
-    "cifar-100-python.tar.gz",
-)
+ARCHIVES = tuple(f"cifar-{number}-{kind}.tar.gz" for number in (10, 100) for kind in ("binary", "python"))
 
 MAX_BYTES = 400_000_000  # the whole of CIFAR-10 or CIFAR-100 has 190
 
@@ -42,15 +37,13 @@ def is_cifar(path: Path) -> bool:
     """Whether a path is CIFAR's archive, or a folder that holds its batches."""
     if path.is_file():
         return path.name in ARCHIVES
-    names = {"data_batch_1.bin", "data_batch_1", "fine_label_names.txt"}
-    return any((path / name).is_file() for name in names) or all(
-        (path / name).is_file() for name in ("train", "test", "meta")
-    )
+    groups = (("data_batch_1.bin",), ("data_batch_1",), ("fine_label_names.txt",), ("train", "test", "meta"))
+    return any(all((path / name).is_file() for name in group) for group in groups)
 
 
 def open_cifar(path: Path) -> Dataset:
     """The data set in an archive as downloaded, or in the folder that it unpacks to."""
-    read = _archive_reader(path) if path.is_file() else _folder_reader(path)
+    read = _reader(path)
     for load, layout in ((_load_binary, BINARY), (_load_pickled, PICKLED)):
         for num_classes, files in layout.items():
             if read(files["train"][0]):
@@ -59,12 +52,16 @@ def open_cifar(path: Path) -> Dataset:
     raise DataError(f"{path}: holds no CIFAR batches (data_batch_1.bin, data_batch_1, train.bin or train).")
 
 
-def _folder_reader(folder: Path) -> Read:
-    return lambda name: read_bytes(folder / name, MAX_BYTES) if (folder / name).exists() else b""
+def _reader(path: Path) -> Read:
+    """The content of a file by its name; nothing if there is no such file."""
+    if path.is_file():
+        contents = read_archive(path)
+        return lambda name: contents.get(name, b"")
+    return lambda name: read_bytes(path / name, MAX_BYTES) if (path / name).exists() else b""
 
 
-def _archive_reader(path: Path) -> Read:
-    """The CIFAR files of an archive in memory. Nothing is unpacked to disk, and too large a file is refused."""
+def read_archive(path: Path) -> dict[str, bytes]:
+    """CIFAR's files in an archive, by name, whatever folder it puts them in; too large a content is refused."""
     layouts = [names for layout in (BINARY, PICKLED) for files in layout.values() for names in files.values()]
     known = {"meta", "fine_label_names.txt", *(name for names in layouts for name in names)}
     check_regular(path)
@@ -72,13 +69,12 @@ def _archive_reader(path: Path) -> Read:
     total = 0
     with cast("IO[bytes]", gzip.open(path)) as file, open_tar(file, str(path), 2 * MAX_BYTES, packed=True) as archive:
         for entry in files_of(archive):
-            if Path(entry.name).name not in known:
-                continue
-            total += entry.size
-            if total > MAX_BYTES:
-                raise DataError(f"{path}: unpacks to {total:,} bytes, and CIFAR has at most {MAX_BYTES:,}.")
-            contents[Path(entry.name).name] = read_member(archive, entry)
-    return lambda name: contents.get(name, b"")
+            if Path(entry.name).name in known:
+                total += entry.size
+                if total > MAX_BYTES:
+                    raise DataError(f"{path}: unpacks to {total:,} bytes, and CIFAR has at most {MAX_BYTES:,}.")
+                contents[Path(entry.name).name] = read_member(archive, entry)
+    return contents
 
 
 def _load_binary(read: Read, num_classes: int, names: list[str], split: str) -> ArraySource:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.pixels import EXTENSIONS, is_picture_name
-from vitrail.data.source import Dataset, FileSource, align_labels, name_after
+from vitrail.data.source import Dataset, FileSource, align_labels, name_after, split_source
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError
 from vitrail.wording import counted
@@ -94,9 +94,13 @@ def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
         raise DataError(
             f"{root}: no pictures in its {counted(len(classes), 'folder')}; known extensions: {' '.join(EXTENSIONS)}."
         )
-    splits = {name: source.select(indices) for name, indices in plan.apply(source.names, source.labels).items()}
-    made = plan.file is None
-    return Dataset(name=name_after(root), classes=classes, splits=splits, made_split=made, ignored=tuple(others))
+    return Dataset(
+        name=name_after(root),
+        classes=classes,
+        splits=split_source(source, plan),
+        made_split=plan.file is None,
+        ignored=tuple(others),
+    )
 
 
 def subfolders(root: Path) -> list[Path]:

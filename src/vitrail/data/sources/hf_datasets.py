@@ -1,39 +1,28 @@
 """Hugging Face `datasets`, where that library is installed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from vitrail.data.source import Dataset, Labels, Source, align_labels
+from vitrail.data.source import Dataset, Labels, RowSource, align_labels, split_source
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError, MissingExtraError
 
 
-class HubSource(Source):
+class HubSource(RowSource):
     """The pictures of one `datasets.Dataset`, still encoded."""
 
-    def __init__(self, table: Any, column: str, rows: Labels, labels: Sequence[int] | Labels, name: str) -> None:
-        super().__init__(labels)
+    def __init__(self, table: Any, column: str, labels: Sequence[int] | Labels, name: str) -> None:
+        super().__init__(name, labels)
         self._table = table
         self._column = column
-        self._rows = rows  # ours → the table's, so that a sample keeps its name in a part of the table
-        self._name = name
 
     def picture(self, index: int) -> bytes | Path:
-        value = cast(
-            "Mapping[str, Any]", self._table[int(self._rows[index])][self._column] or {"bytes": b"", "path": ""}
-        )
+        value: Any = self._table[int(self.rows[index])][self._column] or {"bytes": b"", "path": ""}
         return value["bytes"] or (Path(value["path"]) if value["path"] else b"")
-
-    def key(self, index: int) -> str:
-        return f"{self._name}:{self._rows[index]}"
-
-    def select(self, indices: Sequence[int] | Labels) -> "HubSource":
-        chosen = np.asarray(indices)
-        return HubSource(self._table, self._column, self._rows[chosen], self.labels[chosen], self._name)
 
 
 def open_hub(name: str, plan: SplitPlan) -> Dataset:
@@ -67,9 +56,7 @@ def from_hub(loaded: Any, name: str, plan: SplitPlan) -> Dataset:
     if len(sources) > 1 or "train" not in sources:
         plan.refuse_file(name)
         return Dataset(name=name, classes=classes, splits=sources)
-    train = sources["train"]
-    parts = plan.apply([train.key(index) for index in range(len(train))], train.labels)
-    splits = {role: train.select(indices) for role, indices in parts.items()}
+    splits = split_source(sources["train"], plan)
     return Dataset(name=name, classes=classes, splits=splits, made_split=plan.file is None)
 
 
@@ -86,4 +73,4 @@ def _convert(library: Any, rows: Any, name: str) -> tuple[HubSource, list[str]] 
     if values and min(values) < 0:
         raise DataError(f"{name}: row {values.index(min(values))} has no label, and others do; remove such rows.")
     encoded = rows.cast_column(column, library.Image(decode=False))
-    return HubSource(encoded, column, np.arange(len(rows)), values, name), list(rows.features[label].names)
+    return HubSource(encoded, column, values, name), list(rows.features[label].names)

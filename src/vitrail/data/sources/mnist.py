@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
-from vitrail.data.source import ArraySource, Dataset
+from vitrail.data.source import ArraySource, Dataset, split_source
 from vitrail.data.split import SplitPlan
 from vitrail.errors import DataError
 from vitrail.untrusted import check_regular
@@ -30,24 +30,27 @@ FASHION_CLASSES = (
 )
 MAX_BYTES = 1 << 34  # no data set in memory is larger
 MAX_RATIO, SMALL = 100, 1 << 26  # pictures do not shrink a hundredfold; a few blank ones may
-PREFIXES = {"train": "train", "test": "t10k"}
-FILES = {split: (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte") for split, prefix in PREFIXES.items()}
+# Split → its pictures and labels, plain or gzipped.
+IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
 
 
 def is_whole_idx(folder: Path) -> bool:
     """Whether a folder holds all of MNIST's four files."""
-    return all(_find(folder, name) for names in FILES.values() for name in names)
+    return all(_find(folder, name) for names in IDX_FILES.values() for name in names)
 
 
 def is_idx(folder: Path) -> bool:
     """Whether a folder is meant to hold MNIST's four files, judging by their usual names."""
-    return folder.is_dir() and _find(folder, FILES["train"][0]) is not None
+    return folder.is_dir() and _find(folder, IDX_FILES["train"][0]) is not None
 
 
 def open_idx(folder: Path, classes: tuple[str, ...] | None = None) -> Dataset:
     """The data set in a folder of idx files. Without class names, the labels' numbers are their names."""
     arrays: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
-    for split, names in FILES.items():
+    for split, names in IDX_FILES.items():
         files = [_find(folder, name) for name in names]
         if files[0] is None or files[1] is None:
             missing = names[0] if files[0] is None else names[1]
@@ -112,9 +115,7 @@ def open_digits() -> Dataset:
     levels, labels = _read_levels()
     grey = np.round(levels * (255 / LEVELS)).astype(np.uint8)
     source = ArraySource(torch.as_tensor(grey[:, None]), labels, "digits")
-    parts = SplitPlan().apply([source.key(index) for index in range(len(source))], labels)
-    splits = {name: source.select(indices) for name, indices in parts.items()}
-    return Dataset(name="digits", classes=tuple("0123456789"), splits=splits)
+    return Dataset(name="digits", classes=tuple("0123456789"), splits=split_source(source, SplitPlan()))
 
 
 def _read_levels() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -6,11 +6,11 @@ the size of its file is refused: by the number of rows before anything is read, 
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from vitrail.errors import DataError, MissingExtraError, shorten
+from vitrail.errors import DataError, shorten
+from vitrail.files import load_pyarrow
 from vitrail.untrusted import check_regular, parse_json
 
 FREE_ROWS, ROWS_PER_BYTE = 100_000, 8  # a row takes at least a bit
@@ -25,6 +25,7 @@ class ParquetTable:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._size = check_regular(path)
+        self._pa, self._pq = load_pyarrow("A Parquet table")
         self._limit = max(FREE_BYTES, MAX_RATIO * self._size)
         with self._clear_errors():
             file = self._open()
@@ -35,24 +36,20 @@ class ParquetTable:
             raise DataError(f"{path}: {self.num_rows:,} rows cannot be in {self._size:,} bytes: refused.")
 
     def _open(self, **options: Any) -> Any:
-        try:
-            parquet = cast("Any", import_module("pyarrow.parquet"))
-        except ImportError:
-            raise MissingExtraError("A Parquet table", "tables") from None
-        return parquet.ParquetFile(self._path, **options)
+        return self._pq.ParquetFile(self._path, **options)
 
     @contextmanager
     def _clear_errors(self) -> Generator[None]:
         try:
             yield
-        except (DataError, MissingExtraError):
+        except DataError:
             raise
         except Exception as error:  # a hostile file can make pyarrow raise anything
             raise DataError(f"{self._path}: not a readable Parquet table ({str(error)[:300]}).") from None
 
     def values(self, name: str) -> list[Any]:
         """A column of texts or numbers; equal texts are one object."""
-        types = cast("Any", import_module("pyarrow")).types
+        types = self._pa.types
         kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_null, _is_text)
         self._check_type(name, kinds, "texts or numbers")
         with self._clear_errors():
@@ -64,7 +61,7 @@ class ParquetTable:
 
     def pictures(self, name: str) -> Any:
         """A column of encoded pictures, or of structs of bytes and path: an Arrow array, one value per row."""
-        types = cast("Any", import_module("pyarrow")).types
+        types = self._pa.types
         kind = self._check_type(name, (_is_bytes, types.is_struct), "paths or encoded bytes")
         leaves = [name]
         if types.is_struct(kind):
@@ -108,7 +105,7 @@ class ParquetTable:
                 raise DataError(f"{self._path}: unpacks to over {total:,} bytes from {self._size:,}: refused.")
         if rows != self.num_rows:
             raise DataError(f"{self._path}: must have {self.num_rows:,} rows; got {rows:,}.")
-        return cast("Any", import_module("pyarrow")).chunked_array(batches)
+        return self._pa.chunked_array(batches)
 
     def class_names(self, name: str) -> list[str] | None:
         """The class names of a column, as the Hugging Face `datasets` library stores them in a Parquet header."""
@@ -142,8 +139,7 @@ def _value_name(kind: Any) -> str:
     """The name of a type; for a dictionary, that of its values; nothing for a missing field."""
     if kind is None:
         return "null"
-    types = cast("Any", import_module("pyarrow")).types
-    return str(kind.value_type if types.is_dictionary(kind) else kind)
+    return str(kind.value_type if hasattr(kind, "index_type") else kind)
 
 
 def _prefixed(file: Any, leaves: list[str]) -> dict[str, int]:
@@ -168,7 +164,7 @@ def _prefixed(file: Any, leaves: list[str]) -> dict[str, int]:
 
 
 def _chunk_values(chunk: Any) -> list[Any]:
-    if not cast("Any", import_module("pyarrow")).types.is_dictionary(chunk.type):
+    if not hasattr(chunk, "dictionary"):
         return chunk.to_pylist()
     values: list[Any] = chunk.dictionary.to_pylist()
     return [None if index is None else values[index] for index in chunk.indices.to_pylist()]

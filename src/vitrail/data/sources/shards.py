@@ -6,7 +6,6 @@ opened. A remote shard is fetched into the cache when its first sample is needed
 """
 
 import re
-import sys
 import tarfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -17,17 +16,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from filelock import FileLock
 
 from vitrail.data.download import Remote, fetch
 from vitrail.data.pixels import EXTENSIONS
-from vitrail.data.source import Dataset, Labels, Source
+from vitrail.data.source import Dataset, RowSource, Source, split_source
 from vitrail.data.split import SPLIT_NAMES, SPLITS, SplitPlan
 from vitrail.errors import DataError, shorten
 from vitrail.untrusted import check_regular, files_of, open_tar, parse_json, read_bytes, read_member
 
 INDEX = "shards.json"
 BLOCK = 512  # a tar file's
-LABEL_EXTENSIONS = ("cls", "label", "txt")
+LABEL_EXTENSIONS = ("cls", "label", "txt", "json")
 MAX_NAME, MAX_DIGITS = 1000, 18  # characters of a label; digits of a numeric one
 MAX_SHARDS = 100_000  # for which a pattern may stand
 MAX_INDEX = 1 << 29  # bytes of a shards.json: the labels of a hundred million pictures
@@ -60,9 +60,7 @@ class Shard:
     def path(self) -> Path:
         if not self.is_remote:
             return Path(self.location)
-        folder = self._cache / "shards" / re.sub(r"[^\w.-]+", "_", self.location.rsplit("/", 1)[0])
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / f"{self.name}.lock"):  # the ranks of one machine share the cache
+        with _cache_folder(self.location, self._cache) as folder:
             return fetch(Remote(url=self.location), folder)
 
     @property
@@ -118,75 +116,64 @@ def _member(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) 
 
 
 def _label(archive: tarfile.TarFile, key: str, entries: list[tarfile.TarInfo]) -> str:
+    """What the first file beside a picture that holds a label says."""
+    where = f"{archive.name!s}: the label of sample {key}"
     for entry in entries:
         extension = entry.name.rsplit(".", 1)[-1].lower()
-        if extension in LABEL_EXTENSIONS:
-            return _checked(archive, key, _read(archive, key, entry).decode("utf-8", "replace").strip())
-        if extension == "json":
-            label = _json_label(archive, key, _read(archive, key, entry))
-            if isinstance(label, str | int | float):
-                return _checked(archive, key, str(label).strip())
+        if extension not in LABEL_EXTENSIONS:
+            continue
+        if entry.size > MAX_LABEL:
+            raise DataError(f"{where} has {entry.size:,} bytes; at most {MAX_LABEL:,}.")
+        data = read_member(archive, entry)
+        try:
+            label = _json_label(parse_json(data)) if extension == "json" else data.decode("utf-8", "replace")
+        except ValueError as error:
+            raise DataError(f"{where} is JSON that cannot be read ({error}).") from None
+        if label is None:
+            continue
+        if not 0 < len(label.strip()) <= MAX_NAME:
+            raise DataError(f"{where} has {len(label.strip()):,} characters, not 1 to {MAX_NAME}.")
+        return label.strip()
     raise DataError(f"{archive.name!s}: sample {key} has no label (a .cls, .txt or .json beside the picture).")
 
 
-def _checked(archive: tarfile.TarFile, key: str, label: str) -> str:
-    if not 0 < len(label) <= MAX_NAME:
-        size = f"{len(label):,} characters, not 1 to {MAX_NAME}"
-        raise DataError(f"{archive.name!s}: the label of sample {key} has {size}.")
-    return label
-
-
-def _json_label(archive: tarfile.TarFile, key: str, data: bytes) -> Any:
-    try:
-        fields: Any = parse_json(data)
-    except ValueError as error:
-        raise DataError(f"{archive.name!s}: sample {key} has JSON that cannot be read ({error}).") from None
-    if not isinstance(fields, dict):
-        return None
-    values = cast("dict[str, Any]", fields)
-    return next((values[name] for name in ("label", "class", "cls") if name in values), None)
-
-
-def _read(archive: tarfile.TarFile, key: str, entry: tarfile.TarInfo) -> bytes:
-    if entry.size > MAX_LABEL:
-        raise DataError(f"{archive.name!s}: the label of sample {key} has {entry.size:,} bytes; at most {MAX_LABEL:,}.")
-    return read_member(archive, entry)
+def _json_label(fields: Any) -> str | None:
+    values = cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
+    label = next((values[name] for name in ("label", "class", "cls") if name in values), None)
+    return str(label) if isinstance(label, str | int | float) else None
 
 
 @contextmanager
-def _locked(path: Path) -> Generator[None]:
-    with path.open("w") as file:
-        if sys.platform != "win32":
-            import fcntl
+def _cache_folder(url: str, cache: Path) -> Generator[Path]:
+    """Where a remote file is kept, locked: the ranks of one machine share the cache."""
+    start, _, name = url.rpartition("/")
+    folder = cache / "shards" / re.sub(r"[^\w.-]+", "_", start)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{name}.lock"):
+        yield folder
 
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
+class ShardSource(RowSource):
+    """The samples of some shards; a row is (which shard, which sample in it)."""
 
-class ShardSource(Source):
-    """The samples of some shards."""
-
-    def __init__(self, shards: Sequence[Shard], positions: Labels, labels: Sequence[int] | Labels) -> None:
-        super().__init__(labels)
+    def __init__(self, shards: Sequence[Shard], labels: Sequence[Sequence[int]]) -> None:
+        rows = [(shard, position) for shard, some in enumerate(labels) for position in range(len(some))]
+        flat = [label for some in labels for label in some]
+        super().__init__("shards", flat, np.array(rows, dtype=np.int64).reshape(-1, 2))
         self.shards = shards
-        self._positions = positions  # (N, 2): which shard, and which sample in it
 
     def picture(self, index: int) -> bytes:
-        shard, position = (int(number) for number in self._positions[index])
+        shard, position = self.rows[index].tolist()
         return self.shards[shard].read(position)
 
     def key(self, index: int) -> str:
-        shard, position = (int(number) for number in self._positions[index])
+        shard, position = self.rows[index].tolist()
         return f"{self.shards[shard].name}:{position}"
-
-    def select(self, indices: Sequence[int] | Labels) -> "ShardSource":
-        chosen = np.asarray(indices)
-        return ShardSource(self.shards, self._positions[chosen], self.labels[chosen])
 
     @property
     def blocks(self) -> Sequence[int] | None:
-        changes = np.flatnonzero(np.diff(self._positions[:, 0])) + 1
-        return [len(part) for part in np.split(self._positions[:, 0], changes)]
+        changes = np.flatnonzero(np.diff(self.rows[:, 0])) + 1
+        return [len(part) for part in np.split(self.rows[:, 0], changes)]
 
 
 def open_shards(where: str, cache: Path, plan: SplitPlan) -> Dataset:
@@ -204,7 +191,7 @@ def open_shards(where: str, cache: Path, plan: SplitPlan) -> Dataset:
 def _open_indexed(where: str, cache: Path) -> Dataset:
     folder, _, _ = where.rpartition("/")
     try:
-        data = fetch_index(where, cache) if "://" in where else read_bytes(Path(where), MAX_INDEX)
+        data = _fetch_index(where, cache) if "://" in where else read_bytes(Path(where), MAX_INDEX)
         index = _typed(parse_json(data), dict, "the file")
         classes = tuple(_name(name) for name in _typed(index["classes"], list, "classes"))
         splits: dict[str, Source] = {}
@@ -217,7 +204,7 @@ def _open_indexed(where: str, cache: Path) -> Dataset:
             for shard in shards:
                 if not shard.is_remote:
                     shard.check_size()
-            splits[split] = _join(shards, [entry["labels"] for entry in entries])
+            splits[split] = ShardSource(shards, [entry["labels"] for entry in entries])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not a list of shards ({type(error).__name__}: {str(error)[:300]}).") from None
     return Dataset(name=folder.rsplit("/", 1)[-1] or "shards", classes=classes, splits=splits)
@@ -250,20 +237,12 @@ def _name(value: Any) -> str:
     return value
 
 
-def fetch_index(url: str, cache: Path) -> bytes:
+def _fetch_index(url: str, cache: Path) -> bytes:
     """The remote list of shards, fetched each time since it may have grown."""
-    folder = cache / "shards" / re.sub(r"[^\w.-]+", "_", url.rsplit("/", 1)[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / f"{INDEX}.lock"):  # the ranks of one machine share the cache
+    with _cache_folder(url, cache) as folder:
         for name in (INDEX, f"{INDEX}.part"):
             (folder / name).unlink(missing_ok=True)
         return fetch(Remote(url=url), folder).read_bytes()
-
-
-def _join(shards: Sequence[Shard], labels: Sequence[Sequence[int]]) -> ShardSource:
-    positions = [(shard, position) for shard, some in enumerate(labels) for position in range(len(some))]
-    flat = [label for some in labels for label in some]
-    return ShardSource(shards, np.array(positions, dtype=np.int64).reshape(-1, 2), np.array(flat, dtype=np.int64))
 
 
 def _open_foreign(where: str, shards: list[Shard], plan: SplitPlan) -> Dataset:
@@ -275,18 +254,15 @@ def _open_foreign(where: str, shards: list[Shard], plan: SplitPlan) -> Dataset:
         distinct, key=lambda name: (int(name) if name.isdecimal() and len(name) <= MAX_DIGITS else -1, name)
     )
     codes = {name: code for code, name in enumerate(classes)}
-    source = _join(shards, [[codes[name] for name in some] for some in names])
-    keys = [source.key(index) for index in range(len(source))]
+    source = ShardSource(shards, [[codes[name] for name in some] for some in names])
     roles = [SPLIT_NAMES.get(re.split(r"[^a-zA-Z]", shard.name)[0].lower(), "train") for shard in shards]
-    own = len(set(roles)) > 1
-    if own:
-        plan.refuse_file(where)
-        owners = np.repeat(np.array(roles), [len(some) for some in names])
-        parts = {role: np.flatnonzero(owners == role) for role in dict.fromkeys(roles)}
-    else:
-        parts = plan.apply(keys, source.labels)
-    splits = {name: source.select(indices) for name, indices in parts.items()}
-    return Dataset(name=where, classes=tuple(classes), splits=splits, made_split=not own and plan.file is None)
+    if len(set(roles)) == 1:
+        splits = split_source(source, plan)
+        return Dataset(name=where, classes=tuple(classes), splits=splits, made_split=plan.file is None)
+    plan.refuse_file(where)
+    owners = np.repeat(np.array(roles), [len(some) for some in names])
+    splits = {role: source.select(np.flatnonzero(owners == role)) for role in dict.fromkeys(roles)}
+    return Dataset(name=where, classes=tuple(classes), splits=splits)
 
 
 def expand_braces(pattern: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from vitrail.data.config import Columns
-from vitrail.data.source import Dataset, FileSource, Labels, Source, align_labels, name_after
+from vitrail.data.source import Dataset, FileSource, Labels, RowSource, Source, align_labels, name_after
 from vitrail.data.sources.parquet import ParquetTable
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError, list_names, shorten
@@ -23,30 +23,22 @@ COLUMNS = {
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-class BytesSource(Source):
+class BytesSource(RowSource):
     """Pictures in a column of encoded bytes."""
 
-    def __init__(self, pictures: Any, rows: Labels, labels: Sequence[int] | Labels, path: Path) -> None:
-        super().__init__(labels)
+    def __init__(self, pictures: Any, labels: Sequence[int] | Labels, path: Path) -> None:
+        super().__init__(path.name, labels)
         self._pictures = pictures  # an Arrow column, not copied
-        self._rows = rows
-        self._path = path
+        self._folder = path.parent
 
     def picture(self, index: int) -> bytes | Path:
-        value: Any = self._pictures[int(self._rows[index])].as_py()
+        value: Any = self._pictures[int(self.rows[index])].as_py()
         if isinstance(value, dict):  # a struct of bytes and path, as the `datasets` library writes pictures
             fields = cast("dict[str, Any]", value)
             value = fields.get("bytes")
             if not value and isinstance(fields.get("path"), str):
-                return self._path.parent / fields["path"]
+                return self._folder / fields["path"]
         return value or b""
-
-    def key(self, index: int) -> str:
-        return f"{self._path.name}:{self._rows[index]}"
-
-    def select(self, indices: Sequence[int] | Labels) -> "BytesSource":
-        chosen = np.asarray(indices)
-        return BytesSource(self._pictures, self._rows[chosen], self.labels[chosen], self._path)
 
 
 class CsvTable:
@@ -71,9 +63,6 @@ class CsvTable:
         column = self.names.index(name)
         return [row[column] if column < len(row) else None for row in self._rows]
 
-    def holds_texts(self, _name: str) -> bool:
-        return True
-
     def class_names(self, _name: str) -> list[str] | None:
         return None
 
@@ -90,7 +79,7 @@ def open_table(path: Path, plan: SplitPlan, columns: Columns | None = None) -> D
         plan.refuse_file(str(path))
         parts = _own_splits(path, table.values(chosen["split"]))
     else:
-        parts = plan.apply([source.key(index) for index in range(len(source))], labels)
+        parts = plan.apply(source.keys(), labels)
     used = {name: [labels[int(index)] for index in indices] for name, indices in parts.items()}
     classes = align_labels(str(path), used)
     codes = {name: code for code, name in enumerate(classes)}
@@ -131,7 +120,7 @@ def _label_names(path: Path, values: list[Any], class_names: list[str] | None) -
 def _source(path: Path, table: ParquetTable | CsvTable, column: str) -> Source:
     nothing = np.zeros(table.num_rows, dtype=np.int64)
     if isinstance(table, ParquetTable) and not table.holds_texts(column):
-        return BytesSource(table.pictures(column), np.arange(table.num_rows), nothing, path)
+        return BytesSource(table.pictures(column), nothing, path)
     folder = path.parent.resolve()
     return FileSource([Path(value or "").as_posix() for value in table.values(column)], nothing, folder)
 
