@@ -42,7 +42,7 @@ class Decoder:
                     raise EOFError
                 if error := answer.facts.get("error"):
                     raise InputError(f"{name}: damaged or truncated ({error}).")
-                receive_into(connection, memoryview(pixels))
+                receive_into(connection, pixels.data)
             except (EOFError, OSError):
                 self.stop()
                 raise InputError(f"{name}: damaged, or too large to decode.") from None

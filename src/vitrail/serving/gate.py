@@ -82,7 +82,7 @@ class Gate:
     def report(self, exchange: Exchange) -> None:
         """Count and log an exchange that has ended."""
         exchange.status = exchange.status or LEFT
-        self._service.metrics.request(exchange.route, exchange.method, exchange.status, exchange.seconds)
+        self._service.metrics.request(exchange)
         self._log.write(exchange)
 
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes], exchange: Exchange) -> None:

@@ -15,7 +15,7 @@ from vitrail.serving.frames import Frame, attach, pack, receive_frame
 from vitrail.threads import start_workers
 from vitrail.wording import reason
 
-BEAT = 1.0  # seconds between two signs of life, which come while it loads and computes, too
+BEAT = 1.0  # seconds between two heartbeats, which come while it loads and computes, too
 GIVES_WAY = 10  # how nice the threads of large pictures are: with others at work, they get a tenth of a core
 
 
