@@ -46,7 +46,7 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
 
     Thread(target=beat, name="beat", daemon=True).start()
     try:
-        from vitrail.serving.engine import Engine, describe_failure, warm_up
+        from vitrail.serving.engine import Engine, model_failure, warm_up
 
         engine = Engine(order["source"], order["runtime"], order["precision"], order["max_pixels"])
         pools = {
@@ -70,19 +70,14 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
         try:
             answer = engine.run(frame)
         except Exception as error:  # our own mistake, or a runtime's: this batch has no answer, others may
-            _log(f"{type(error).__name__}: {error}")
-            answer = Frame(
-                {"id": frame.facts["id"], "error": {"code": "model_failed", "message": describe_failure(error)}}
-            )
+            text = f"{type(error).__name__}: {error}"
+            print(json.dumps({"worker": os.getpid(), "error": text[:1000]}), file=sys.stderr, flush=True)
+            answer = Frame({"id": frame.facts["id"], **model_failure(error)})
         send(answer)
 
     while (frame := receive_frame(connection)) is not None:
         pools[frame.facts["pool"]].submit(work, frame)
     os._exit(0)  # without waiting for answers that nobody will read
-
-
-def _log(text: str) -> None:
-    print(json.dumps({"worker": os.getpid(), "error": text[:1000]}), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
