@@ -12,10 +12,9 @@ from starlette.routing import Match, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from vitrail.serving.dispatch import Service
-from vitrail.serving.exchange import UNMATCHED, Exchange, Problem, begin
+from vitrail.serving.exchange import UNMATCHED, ClientGoneError, Exchange, Problem, begin
 from vitrail.serving.settings import is_local_name
 from vitrail.serving.telemetry import AccessLog, open_tracing
-from vitrail.serving.uploads import ClientGoneError
 
 LEFT = 499  # in the log: the client left before the answer
 MOST_CLIENTS = 10_000  # whose pace is remembered

@@ -7,6 +7,7 @@ was measured (docs/explain.md), in one forward and one backward pass. Scoring ev
 
 import io
 from base64 import b64encode
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,6 @@ from vitrail.explanation.faithfulness import CANDIDATES
 from vitrail.explanation.heatmap import overlay, scale_map, shrink
 from vitrail.explanation.saliency import (
     METHODS,
-    Explanation,
     Method,
     Subject,
     View,
@@ -57,7 +57,13 @@ def explain_picture(
     """One encoded picture's explanation: its map and the labels, ready for JSON, or the overlay as a PNG."""
     candidates = _candidates(predictor, method, layer, head)
     subject = open_subject(picture, predictor.preprocess)
-    explanation = _explain(predictor, subject, candidates, layer, head, target)
+    layers, heads = (None if number is None else (number,) for number in (layer, head))
+    for candidate in candidates[:-1]:  # the first whose map distinguishes patches
+        with suppress(ExplanationError):
+            explanation = explain_by(predictor, subject, candidate, target, layers, heads)
+            break
+    else:
+        explanation = explain_by(predictor, subject, candidates[-1], target, layers, heads)
     if as_png:
         return _png(subject, explanation.map)
     answer: dict[str, Any] = {"method": explanation.method, "target": None, "labels": []}
@@ -140,24 +146,6 @@ def _check_choice(predictor: Predictor, layer: int | None, head: int | None) -> 
         check_choice(predictor.model, None if layer is None else (layer,), None if head is None else (head,))
     except InputError as error:  # of the request, not of the picture
         raise ConfigError(error.message) from None
-
-
-def _explain(
-    predictor: Predictor,
-    subject: Subject,
-    candidates: tuple[Method, ...],
-    layer: int | None,
-    head: int | None,
-    target: str | None,
-) -> Explanation:
-    """By the first method whose map distinguishes patches."""
-    layers, heads = (None if number is None else (number,) for number in (layer, head))
-    for method in candidates[:-1]:
-        try:
-            return explain_by(predictor, subject, method, target, layers, heads)
-        except ExplanationError:
-            continue
-    return explain_by(predictor, subject, candidates[-1], target, layers, heads)
 
 
 def _geometry(view: View) -> dict[str, Any]:
