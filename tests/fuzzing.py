@@ -4,7 +4,10 @@
 """
 
 import os
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 TIMES = int(os.environ.get("VITRAIL_FUZZ", "1"))
@@ -14,6 +17,11 @@ SEED = int(os.environ.get("VITRAIL_FUZZ_SEED", "0"))
 def cases(count: int) -> int:
     """How many to try where `make test` tries `count`."""
     return count * TIMES
+
+
+def in_fuzz_only(test: Callable[..., Any]) -> Callable[..., Any]:
+    """For a test that goes through every case there is, and takes seconds: `make fuzz` runs it."""
+    return pytest.mark.fuzz(pytest.mark.skipif(TIMES == 1, reason="takes seconds; make fuzz runs it")(test))
 
 
 def set_up_hypothesis() -> None:

@@ -18,11 +18,10 @@ from vitrail.data.split import read_split, write_split
 from vitrail.ranks import Ranks
 from vitrail.schema import to_dict
 from vitrail.training.curves import append_row, draw_curves, keep_rows, read_rows
-from vitrail.training.run_data import keep_own
-from vitrail.training.run_data import read_rows as read_split_rows
+from vitrail.training.run_data import keep_own, read_split_rows
 from vitrail.training.run_folder import read_config
 from vitrail.training.setup import prepare_run, training_loader
-from vitrail.training.snapshots import STATE, Plan, Progress, _checksum, pick_whole, read_state, save
+from vitrail.training.snapshots import STATE, BudgetPlan, RunState, _checksum, pick_whole, read_state, save
 
 from .conftest import part_of_digits, quick_config
 from .test_curves import row
@@ -45,10 +44,10 @@ def test_state(change: Any, tmp_path: Path) -> None:
     config = quick_config()
     setup = prepare_run(config, part_of_digits(config))
     loader = training_loader(setup, Ranks())
-    plan = Plan(epochs=7, curve_steps=70, step=12, position=9.5)
+    plan = BudgetPlan(epochs=7, curve_steps=70, step=12, position=9.5)
     state = {**loader.state_dict(), "broken": {"a/b.png": "cannot be read"}}
-    progress = Progress(step=7, epoch=0, loss_count=7, loss_sum=3.5, best_loss=0.5, plan=plan, loader=state)
-    path = save(tmp_path, tensors(1.0), progress, Ranks())
+    state = RunState(step=7, epoch=0, loss_count=7, loss_sum=3.5, best_loss=0.5, plan=plan, loader=state)
+    path = save(tmp_path, tensors(1.0), state, Ranks())
     old = json.loads((path / STATE).read_text())
     originals = [(path / STATE).read_bytes()]
     if change is mutate:
@@ -57,7 +56,7 @@ def test_state(change: Any, tmp_path: Path) -> None:
     def read(data: bytes) -> None:
         (path / STATE).write_bytes(data)
         pick_whole(tmp_path, set())
-        loader.load_state_dict(read_state(path).progress.loader)
+        loader.load_state_dict(read_state(path).loader)
 
     outcomes = attack(read, originals, CASES, change=change)
     assert outcomes["refused"] > CASES / 2

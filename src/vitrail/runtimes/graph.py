@@ -12,11 +12,10 @@ part of the matrices, so that nothing outside it is computed.
 """
 
 import math
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +28,8 @@ from vitrail.model.block import Block
 from vitrail.model.positions import OFFSETS
 from vitrail.runtimes.manifest import FEATURES, LOGITS, PROBABILITIES
 from vitrail.weights.trust import FLOOR, Trust
+
+FORM = 2  # raised when graphs are written another way: what was kept and measured before is then made anew
 
 
 class GraphAttention(nn.Module):
@@ -266,15 +267,19 @@ class Graph(nn.Module):
             finally:
                 self.mix = None
 
+    def free_sizes(self) -> dict[int, Any]:
+        """Which dimensions of the input are free: the batch, and the picture's sides where that is asked for."""
+        free: dict[int, Any] = {0: torch.export.Dim("batch")}
+        if self.options.with_preprocess:
+            free |= {1: torch.export.Dim("height", min=2), 2: torch.export.Dim("width", min=2)}
+        elif self.options.dynamic_size:
+            strides = zip(self.model.config.stride, ("rows", "columns"), strict=True)
+            free |= {side: stride * torch.export.Dim(name) for side, (stride, name) in enumerate(strides, start=2)}
+        return free
+
     def example(self, count: int = 2) -> Tensor:
         """Pictures of the right kind to trace with; torch keeps the batch free only from two pictures on."""
         config = self.model.config
         if self.options.with_preprocess:
             return torch.randint(0, 256, (count, 67, 61, 3), dtype=torch.uint8)
         return torch.randn(count, config.channels, *config.image_size)
-
-
-def attention_layer(output: str) -> int | None:
-    """The layer of an attention output."""
-    match = re.fullmatch(r"attention_(\d+)", output)
-    return int(match[1]) if match else None

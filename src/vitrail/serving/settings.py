@@ -13,7 +13,7 @@ from typing import Any
 
 from vitrail.data.preprocess import MAX_PIXELS
 from vitrail.errors import ConfigError
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
+from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.schema import validate
 from vitrail.threads import num_cores
 from vitrail.weights.resolve import DEFAULT_MODEL

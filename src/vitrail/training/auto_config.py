@@ -124,7 +124,7 @@ def choose(dataset: Dataset, weights: str | None, suited: str = "") -> TrainConf
     return replace(chosen, start=Start(model="compact-64" if side < 100 else "compact-128"))
 
 
-class Look(NamedTuple):
+class PictureKind(NamedTuple):
     """What most of some pictures look like."""
 
     side: int  # the median of the shorter sides
@@ -135,28 +135,28 @@ class Look(NamedTuple):
         return self.side >= PHOTO_SIDE and not self.grey
 
 
-def look_at(source: Source) -> Look:
+def look_at(source: Source) -> PictureKind:
     """The usual size of a few pictures, and whether most of them are grey."""
     if isinstance(source, ArraySource):
-        return Look(min(source.images.shape[-2:]), source.images.shape[1] == 1)
-    looks: list[Look] = []
+        return PictureKind(min(source.images.shape[-2:]), source.images.shape[1] == 1)
+    looks: list[PictureKind] = []
     for index in np.linspace(0, len(source) - 1, min(PROBES, len(source))).astype(int).tolist():
         try:
             looks.append(_look_of(source.picture(index)))
         except (InputError, OSError):
             continue
     if not looks:
-        return Look(224, False)
-    return Look(round(median(look.side for look in looks)), 2 * sum(look.grey for look in looks) > len(looks))
+        return PictureKind(224, False)
+    return PictureKind(round(median(look.side for look in looks)), 2 * sum(look.grey for look in looks) > len(looks))
 
 
-def _look_of(picture: Any) -> Look:
+def _look_of(picture: Any) -> PictureKind:
     if isinstance(picture, np.ndarray | torch.Tensor):
-        return Look(min(picture.shape[-2:]), picture.ndim == 2 or picture.shape[0] == 1)
+        return PictureKind(min(picture.shape[-2:]), picture.ndim == 2 or picture.shape[0] == 1)
     if isinstance(picture, Image.Image):
-        return Look(min(picture.size), picture.mode in GREY_MODES)
+        return PictureKind(min(picture.size), picture.mode in GREY_MODES)
     with open_picture(picture) as image:
-        return Look(min(image.size), image.mode in GREY_MODES)
+        return PictureKind(min(image.size), image.mode in GREY_MODES)
 
 
 def resolve(

@@ -2,7 +2,8 @@
 
 On a CPU, a small ViT's operations are too short to be shared between threads: threads that work independently, on
 micro-batches that fit in their cache, get more done (`benchmarks/train.py`). `Lanes` does that. Its sums run in the
-order of the micro-batches: with the same micro-batches, the result does not depend on the number of threads."""
+order of the micro-batches: with the same micro-batches, the result does not depend on the number of threads.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,6 +21,13 @@ from vitrail.model.block import Block
 from vitrail.ranks import Ranks
 from vitrail.threads import start_workers
 from vitrail.training.setup import Setup, num_threads
+
+LANE_TOKENS = 4096  # per micro-batch of a lane: fewer, and Python gets in the way; more, and the cache is too small
+SLACK = 0.1  # of a round: somewhat larger micro-batches are better than one more round
+CPU_TOKENS = 4096  # per micro-batch of larger models
+LANE_WIDTH = 256  # wider models keep all cores busy with one operation
+
+Forward = Callable[[Tensor], Tensor]
 
 
 def spread(model: nn.Module, ranks: Ranks, strategy: str) -> nn.Module:
@@ -47,14 +55,6 @@ def whole(tensor: Tensor) -> Tensor:
     """The full tensor of one that may be spread over the ranks; all of them must ask."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
-
-
-LANE_TOKENS = 4096  # per micro-batch of a lane: fewer, and Python gets in the way; more, and the cache is too small
-SLACK = 0.1  # of a round: somewhat larger micro-batches are better than one more round
-CPU_TOKENS = 4096  # per micro-batch of larger models
-LANE_WIDTH = 256  # wider models keep all cores busy with one operation
-
-Forward = Callable[[Tensor], Tensor]
 
 
 class Scores(NamedTuple):

@@ -175,7 +175,7 @@ Say = Callable[[str], None]
 EXAMPLES = 3  # examples of a name
 
 
-class Row(NamedTuple):
+class SplitRow(NamedTuple):
     """One line of split.csv."""
 
     key: str
@@ -187,12 +187,12 @@ def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
     """The data of a begun run; `say` reports what is missing, new or now of another class."""
     if not config.data or not split_file.exists():  # data in memory with splits of their own have none
         return open_training_data(config)
-    rows = read_rows(split_file)
+    rows = read_split_rows(split_file)
     everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None)
     return keep_own(open_data(config.data, everything), rows, say)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_split_rows(path: Path) -> list[SplitRow]:
     """What split.csv says, line by line."""
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -206,15 +206,15 @@ def read_rows(path: Path) -> list[Row]:
         raise DataError(f"{path} is damaged: not a table ({error}).") from None
 
 
-def _parse(path: Path, number: int, line: Mapping[str, str | None]) -> Row:
+def _parse(path: Path, number: int, line: Mapping[str, str | None]) -> SplitRow:
     key, name = line["key"], line["class"]
     split = UNUSED if line["split"] == UNUSED else SPLIT_NAMES.get(str(line["split"]))
     if not key or not name or split is None or "\0" in key:
         raise DataError(f"{path} is damaged at line {number}: it must name a picture, its split and its class.")
-    return Row(key, split, name)
+    return SplitRow(key, split, name)
 
 
-def keep_own(dataset: Dataset, rows: Sequence[Row], say: Say) -> Dataset:
+def keep_own(dataset: Dataset, rows: Sequence[SplitRow], say: Say) -> Dataset:
     """The part of some data with which a run began, split and labelled as it was."""
     used = {row.name for row in rows}
     lost = sorted(used - set(dataset.classes))
@@ -237,7 +237,7 @@ def keep_own(dataset: Dataset, rows: Sequence[Row], say: Say) -> Dataset:
     return replace(dataset, classes=classes, splits=splits, made_split=made)
 
 
-def _find_source(dataset: Dataset, split: str, own: Sequence[Row]) -> Source:
+def _find_source(dataset: Dataset, split: str, own: Sequence[SplitRow]) -> Source:
     """Where a split's pictures are: in the split of that name, or among all, from which it was made."""
     source = dataset.splits.get(split)
     keys = set() if source is None else set(_keys(source))
@@ -245,7 +245,7 @@ def _find_source(dataset: Dataset, split: str, own: Sequence[Row]) -> Source:
 
 
 def _select(
-    dataset: Dataset, split: str, source: Source, own: Sequence[Row], classes: Sequence[str], say: Say
+    dataset: Dataset, split: str, source: Source, own: Sequence[SplitRow], classes: Sequence[str], say: Say
 ) -> Source | None:
     places = {key: index for index, key in enumerate(_keys(source))}
     missing = [row.key for row in own if row.key not in places]

@@ -22,11 +22,12 @@ from vitrail.machine import installed_version, processor_name
 from vitrail.prediction import Predictor, load
 from vitrail.prediction.predictor import torch_runtime_of
 from vitrail.progress import Progress, pick_progress, working
+from vitrail.registry import RUNTIMES
 from vitrail.runtimes.contestants import (
+    PEERS,
     ROUNDS,
     Contestant,
     Entrant,
-    Timing,
     Turn,
     Workshop,
     answer_all,
@@ -43,6 +44,7 @@ from vitrail.runtimes.contestants import (
 from vitrail.runtimes.graph_runtime import ExportedRuntime
 from vitrail.runtimes.runtime import Floats
 from vitrail.threads import num_cores
+from vitrail.timing import Timing
 from vitrail.verbs.comparison import Comparison, Row
 from vitrail.verbs.data import open_data
 from vitrail.verbs.evaluate import default_split
@@ -116,7 +118,6 @@ def _views(photo: Path) -> list[Picture]:
 SECONDS = 2.0
 
 NUMBERS = "whole numbers of at least"
-PACKAGES = ("torch", "onnxruntime", "openvino", "timm", "transformers", "torchvision")
 Key = tuple[Contestant, int, int]  # with the batch size and the number of cores
 
 
@@ -219,8 +220,8 @@ class _Plan:
         for merge in self.merges:
             for runtime in self.runtimes:
                 for precision in self.precisions:
-                    if runtime == "onnx" and precision != "float32":
-                        continue  # a graph of ONNX runs in its own numbers
+                    if precision not in RUNTIMES[runtime].precisions:
+                        continue
                     for way in ways if runtime == "torch" else (False,):
                         yield Contestant(runtime=runtime, precision=precision, merge=merge, compiled=way)
         for peer in peers:
@@ -375,7 +376,8 @@ def _difference(expected: Floats, actual: Floats, *, centred: bool) -> float:
 
 
 def _machine(peaks: dict[int, float]) -> dict[str, Any]:
-    installed = {name: version for name in PACKAGES if (version := installed_version(name))}
+    packages = (*(kind.packages[0] for kind in RUNTIMES.values()), *PEERS)
+    installed = {name: version for name in packages if (version := installed_version(name))}
     return {
         "processor": processor_name(),
         "cores": os.cpu_count() or 1,

@@ -12,6 +12,7 @@ from vitrail.evaluation.measurement import Measurement
 from vitrail.machine import pick_device
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress, silent, working
+from vitrail.registry import EXPORTS
 from vitrail.report.assembly import run_of
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.verbs.call import tell_data
@@ -22,7 +23,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import ClassNames
 from vitrail.weights.native import save_checkpoint
 from vitrail.weights.read import open_checkpoint
-from vitrail.weights.resolve import BUNDLED, EXPORTS, Located, checksums_of, find_files, locate
+from vitrail.weights.resolve import BUNDLED, Located, checksums_of, find_files, locate
 from vitrail.weights.trust import Trust
 
 MADE = (

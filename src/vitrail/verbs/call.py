@@ -26,9 +26,10 @@ from vitrail.prediction.inputs import (
 from vitrail.prediction.predictor import Named, Predictor, load, torch_runtime_of
 from vitrail.prediction.results import is_one
 from vitrail.progress import say_line, working
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice, check_wanted
+from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice
+from vitrail.runtimes.runtime import check_wanted, is_converted
 from vitrail.weights.metadata import ClassNames
-from vitrail.weights.resolve import DEFAULT_MODEL, EXPORTS, is_run, is_run_or_weights, locate, names_model
+from vitrail.weights.resolve import DEFAULT_MODEL, is_run, is_run_or_weights, locate, names_model
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +123,7 @@ class RuntimeRequest:
         opened = partial(load, source, class_names=class_names, merge=self.merge, preprocess=self.preprocess)
         if locate(source, allow_export=True).suffix in EXPORTS:
             return opened(runtime=self.runtime, precision=self.precision, device=device)
-        device = "cpu" if self.runtime in ("onnx", "openvino") else device
+        device = "cpu" if is_converted(self.runtime) else device
         return opened(device=device)
 
     def put(

@@ -22,8 +22,8 @@ from vitrail.files import as_utf8, atomic_path, check_run_folder, load_pyarrow, 
 from vitrail.prediction import Predictor
 from vitrail.prediction.predictor import Named
 from vitrail.progress import Progress, pick_progress, working
+from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.rng import permutation
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Pictures, RuntimeRequest, size_up, stream_pictures
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.settings import DataSettings, Out, changed_settings, read_data_settings

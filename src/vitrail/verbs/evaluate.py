@@ -32,8 +32,8 @@ from vitrail.prediction import Predictor
 from vitrail.prediction.results import Request, require_familiarity
 from vitrail.progress import Progress, pick_progress, silent, working
 from vitrail.ranks import shared_ranks
+from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.report.assembly import REPORT, evaluation_context, run_of
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.schema import to_dict
 from vitrail.training.run_folder import chose_epoch
 from vitrail.verbs.call import RuntimeRequest, tell_data

@@ -11,23 +11,21 @@ from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.merging import with_merging
 from vitrail.prediction import Predictor
 from vitrail.progress import working
+from vitrail.registry import RUNTIMES, GraphPrecision, RuntimeName
 from vitrail.runtimes.auto_cache import remember_int8
 from vitrail.runtimes.exporter import (
-    SUFFIXES,
-    Precision,
-    Target,
     check_exportable,
     choose_target,
     draft_of,
     prepare_export,
     prove,
-    write_export,
 )
 from vitrail.runtimes.graph import GraphOptions
 from vitrail.runtimes.int8 import quantize
 from vitrail.runtimes.int8_trials import AGREEMENT, Goal, Trial, size_of
 from vitrail.runtimes.manifest import Manifest
-from vitrail.runtimes.repository import MODEL, check_repository, choose_name, complete_model, draft_model
+from vitrail.runtimes.repository import MODEL, RUN_BY, check_repository, choose_name, complete_model, draft_model
+from vitrail.runtimes.runtime import backend_of
 from vitrail.verbs.loading import name_of
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.proof import Agreement
@@ -44,7 +42,7 @@ class Export:
     """
 
     path: Path
-    target: Target
+    target: str
     manifest: Manifest
     agreement: Agreement
     megabytes: float
@@ -63,12 +61,12 @@ def export(
     *,
     repository: str | Path | None = None,
     name: str | None = None,
-    to: Target | None = None,
+    to: RuntimeName | None = None,
     with_preprocess: bool = False,
     dynamic_size: bool = False,
     attention: Sequence[int] = (),
     merge: int | Sequence[int] | None = None,
-    precision: Precision = "float32",
+    precision: GraphPrecision = "float32",
     calibrate: Dataset | str | Path | None = None,
     agreement: float | None = None,
     max_loss: float | None = None,
@@ -126,8 +124,8 @@ def export(
             calibration = read_calibration(calibrate, checkpoint, model, goal)
         exported = prepare_export(checkpoint, options)
         with draft_of(target_path, target) as draft:
-            plain = draft if calibration is None else draft.with_name(f"float32{SUFFIXES[target]}")
-            write_export(exported, plain, target)
+            plain = draft if calibration is None else draft.with_name(f"float32{RUNTIMES[target].path_suffix}")
+            backend_of(target).write_export(exported, plain)
             proof = prove(exported, plain, target, [Path(picture) for picture in pictures])
             if calibration is None or goal is None:
                 manifest, trials = exported.manifest, ()
@@ -149,7 +147,7 @@ def export(
 
 def check_precision(
     precision: str,
-    target: Target,
+    target: str,
     options: GraphOptions,
     calibrate: Dataset | str | Path | None,
     agreement: float | None,
@@ -165,10 +163,9 @@ def check_precision(
             goes, all_of = ("goes", "it") if len(names) == 1 else ("go", "them")
             raise ConfigError(f'{" and ".join(names)} {goes} with `precision="int8"`; add that, or omit {all_of}.')
         return None
-    if target == "torch":
-        raise ConfigError(
-            '`precision="int8"` is for `to="onnx"` and `to="openvino"`; programs of torch.export are float32.'
-        )
+    if not RUNTIMES[target].int8:
+        able = " and ".join(f'`to="{kind.key}"`' for kind in RUNTIMES.values() if kind.int8)
+        raise ConfigError(f'`precision="int8"` is for {able}; {RUNTIMES[target].what} is in float32.')
     for name, wanted in (("`with_preprocess=`", options.with_preprocess), ("`dynamic_size=`", options.dynamic_size)):
         if wanted:
             raise ConfigError(f'{name} cannot be used with `precision="int8"`, which is measured on prepared pictures.')
@@ -208,16 +205,16 @@ def export_to_repository(
 ) -> Export:
     """Add a model to a repository; every proof is made before anything in the repository changes."""
     check_repository(place.repository, place.name, overwrite=place.overwrite)
-    for target in ("onnx", "openvino"):
+    for target in RUN_BY:
         check_exportable(target)
     with working(f"exporting {name_of(model)}", speaks=progress):
         checkpoint = checkpoint_of(model, merge)
         exported = prepare_export(checkpoint, GraphOptions(attention=tuple(attention), with_preprocess=True))
         with draft_model(place.repository, place.name) as draft:
             file = draft / MODEL
-            write_export(exported, file, "onnx")
+            backend_of("onnx").write_export(exported, file)
             files = [Path(picture) for picture in pictures]
-            proofs = [prove(exported, file, target, files) for target in ("onnx", "openvino")]
+            proofs = [prove(exported, file, target, files) for target in RUN_BY]
             complete_model(draft, place.name, exported.manifest)
     folder = place.repository / place.name
     return Export(

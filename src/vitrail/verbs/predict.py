@@ -16,7 +16,7 @@ from vitrail.prediction import Prediction, Predictor
 from vitrail.prediction.inputs import STDIN
 from vitrail.prediction.predictor import Named
 from vitrail.prediction.results import LazyPredictions, Request
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
+from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Pictures, RuntimeRequest, gather_pictures, is_single, size_up, stream_pictures
 from vitrail.verbs.loading import check_model, open_model
 from vitrail.verbs.rows import Columns, Compute, FileFormat, choose_file_format, open_file, resumed

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from vitrail.data.config import Columns, DataConfig
 from vitrail.errors import ConfigError
 from vitrail.model.config import Pair
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
+from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.schema import from_dict, parse_size, to_dict
 from vitrail.synonyms import suggest_option
 from vitrail.weights.infer import Hints

@@ -107,10 +107,6 @@ def kind_of(raw: Raw, settings: Settings) -> str:
     kind = settings.get("model_type")
     if kind not in KINDS:
         raise WeightsError(f"{raw.path}: model_type must be vit, dinov2 or dinov2_with_registers; got {kind!r}.")
-    if kind in DINOV2 and "classifier.weight" in raw.tensors:
-        raise WeightsError(
-            f"{raw.path}: DINOv2's classifier reads [cls] and the mean patch side by side; load the backbone."
-        )
     settings.refuse_unknown(FIELDS[kind].keys() | OTHERS[kind] | IRRELEVANT, REQUIRED, f"a {kind} model does not have")
     names = settings.get("architectures") or []
     for name in cast("list[Any]", names) if isinstance(names, list) else [names]:
@@ -152,9 +148,17 @@ def read_config(raw: Raw, values: Mapping[str, Any], prefix: str, hints: Hints) 
         rates=Rates(**parts["rates"]),
     )
     _check_head(raw, settings, config)
-    if kind in DINOV2 and not is_square(config):
-        raise WeightsError(f"{raw.path}: {NOT_SQUARE}, and image_size and patch_size are not those of a square.")
     return config
+
+
+def check_dinov2(raw: Raw, config: ViTConfig) -> None:
+    """Raise for what transformers' DINOv2 computes in its own way."""
+    if is_dinov2(config) and config.num_classes:
+        raise WeightsError(
+            f"{raw.path}: DINOv2's classifier reads [cls] and the mean patch side by side; load the backbone."
+        )
+    if is_dinov2(config) and not is_square(config):
+        raise WeightsError(f"{raw.path}: {NOT_SQUARE}, and image_size and patch_size are not those of a square.")
 
 
 def hidden_width(width: int, ratio: float, gated: bool) -> int:
