@@ -37,18 +37,19 @@ def repeat(
 ) -> list[float]:
     """The seconds of each call: `times` calls or more, until they have taken so many seconds together.
 
-    The first `warm_up` calls do not count. A call that would bring the others beyond `patience` is not made, except for
-    the first; a call ends them all by raising StopIteration.
+    The first `warm_up` calls count only if there are no others. After the first that counts, none is made that would
+    bring them beyond `patience`; a call ends them all by raising StopIteration.
     """
+    warming: list[float] = []
     took: list[float] = []
     try:
-        for _ in range(warm_up):
-            call()
+        while len(warming) < warm_up:
+            warming.append(seconds_of(call))
         while not took or ((len(took) < times or sum(took) < seconds) and sum(took) + min(took) <= patience):
             took.append(seconds_of(call))
     except StopIteration:
         pass
-    return took
+    return took or warming
 
 
 def take_turns(

@@ -15,7 +15,6 @@ from conftest import Clock
 from serving.conftest import encode
 from vitrail.errors import WeightsError
 from vitrail.serving import engine as computing
-from vitrail.serving import engine as measuring
 from vitrail.serving.engine import Engine, checksum, choose_batch, choose_wait, measure
 from vitrail.serving.frames import Frame
 from vitrail.weights.resolve import bundled_path
@@ -202,7 +201,7 @@ def test_choices(seconds: dict[int, float], batch: int, wait: float) -> None:
 
 def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(measuring, "time", clock)
+    monkeypatch.setattr("vitrail.timing.time", clock)
     images = np.zeros((64, 1, 1, 1), dtype=np.float32)
 
     def compute(batch: np.ndarray) -> np.ndarray:

@@ -49,7 +49,7 @@ def test_measuring_changes_nothing(make_setup: Callable[..., Setup]) -> None:
 def test_time_to_compile_is_not_the_time_of_a_step(make_setup: Callable[..., Setup], monkeypatch) -> None:
     calls: list[int] = []
     clock = Clock()
-    monkeypatch.setattr(measuring, "time", clock)
+    monkeypatch.setattr("vitrail.timing.time", clock)
 
     class Compiled(Plain):
         def accumulate(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ def test_slow_pictures_are_timed_a_few_at_a_time(make_setup: Callable[..., Setup
     setup = make_setup()
     engine = Slow(setup.model, setup.model, make_objective(setup), 16, "float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "time", clock)
+        patch.setattr("vitrail.timing.time", clock)
         patch.setattr(measuring, "make_engine", lambda *_: engine)
         patch.setattr(measuring, "PATIENCE", 12.0)
         measured = measure(setup, ALONE)

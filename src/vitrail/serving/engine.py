@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from vitrail.prediction.results import Request
 from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice
 from vitrail.runtimes.runtime import Floats
 from vitrail.serving.frames import Frame
+from vitrail.timing import repeat
 from vitrail.weights.resolve import files_of, locate, stamps_of
 from vitrail.wording import reason
 
@@ -277,17 +279,13 @@ def warm_up(engine: Engine, narrow: Executor, wide: Executor, threads: int, max_
 
 def measure(compute: Callable[[Floats], Floats], images: Floats) -> dict[int, float]:
     """Batch size → seconds, in doubling sizes for as long as there is time."""
-    ends = time.perf_counter() + SECONDS
     seconds: dict[int, float] = {}
-    size = 1
+    size, left = 1, SECONDS
     while size <= len(images):
-        took: list[float] = []
-        while not took or ((len(took) < TIMES or sum(took) < LEAST) and time.perf_counter() + min(took) < ends):
-            began = time.perf_counter()
-            compute(images[:size])
-            took.append(time.perf_counter() - began)
+        took = repeat(partial(compute, images[:size]), times=TIMES, seconds=LEAST, patience=left)
+        left -= sum(took)
         seconds[size] = min(took)
-        if seconds[size] > LONGEST or time.perf_counter() + 2 * seconds[size] > ends:
+        if seconds[size] > LONGEST or 2 * seconds[size] > left:
             break
         size *= 2
     return seconds

@@ -4,9 +4,9 @@ size, torch.compile, bf16."""
 import copy
 import itertools
 import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from vitrail.data import Batch, Loader, LoaderConfig
 from vitrail.errors import ConfigError, OutOfMemoryError
 from vitrail.machine import computes_bf16, main_memory
 from vitrail.ranks import Ranks
+from vitrail.timing import Clock, agreed_gain, best_of, repeat, seconds_of, take_turns
 from vitrail.training.budget import PLANNING
 from vitrail.training.config import TrainConfig
 from vitrail.training.gradients import Lanes, Plain, compiled, make_engine, pick_precision
@@ -149,30 +150,30 @@ def _affordable(
     """How many pictures can be timed at once without losing patience: a few tell, the first of which warm up."""
     if most <= FEWEST:
         return most
-    timed: list[float] = []
-    for batch in itertools.islice(batches(FEWEST), 2):
-        began = time.perf_counter()
-        work(batch.images.to(device), batch.targets.to(device))
-        _finish(device)
-        timed.append(time.perf_counter() - began)
-    fitting = patience / (WARM + TIMED) / (min(timed) / FEWEST)
+    few = itertools.islice(batches(FEWEST), 2)
+    seconds = min(seconds_of(partial(_compute, work, batch, device, FEWEST)) for batch in few)
+    fitting = patience / (WARM + TIMED) / (seconds / FEWEST)
     return int(min(max(fitting // 2 * 2, FEWEST), most, MOST_TIMED))
 
 
 def _time_batches(batches: Iterable[Batch], device: torch.device, work: Work, patience: float) -> tuple[float, int]:
     """Seconds and pictures of the fastest of a few batches after warming up."""
-    timed: list[tuple[float, int]] = []
-    began = time.perf_counter()
-    for batch in itertools.islice(batches, WARM + TIMED):
-        images = min(len(batch.images), MOST_TIMED) if device.type == "cpu" else len(batch.images)
-        work(batch.images[:images].to(device), batch.targets[:images].to(device))
-        _finish(device)
-        now = time.perf_counter()
-        timed.append((now - began, images))
-        began = now
-        if sum(seconds for seconds, _ in timed[WARM:]) > patience:
-            break
-    return min(timed[WARM:] or timed, key=lambda pair: pair[0] / pair[1])
+    loaded, counts = iter(batches), list[int]()
+
+    def step() -> None:
+        batch = next(loaded)
+        counts.append(min(len(batch.images), MOST_TIMED) if device.type == "cpu" else len(batch.images))
+        _compute(work, batch, device, counts[-1])
+
+    seconds = repeat(step, times=TIMED, warm_up=WARM, patience=patience)
+    return min(zip(seconds, counts[-len(seconds) :], strict=True), key=lambda pair: pair[0] / pair[1])
+
+
+def _compute(work: Work, batch: Batch, device: torch.device, count: int) -> None:
+    """Some pictures of a batch, until the device is done with them."""
+    work(batch.images[:count].to(device), batch.targets[:count].to(device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _measure_update(setup: Setup, world_size: int) -> float:
@@ -188,10 +189,7 @@ def _measure_update(setup: Setup, world_size: int) -> float:
     start_state(optimizers)
     for parameter in part.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    began = time.perf_counter()
-    for optimizer in optimizers:
-        optimizer.step()
-    seconds = time.perf_counter() - began
+    seconds = seconds_of(lambda: [optimizer.step() for optimizer in optimizers])
     return seconds * depth / world_size if sharded else seconds
 
 
@@ -199,11 +197,6 @@ def _estimate_saving(setup: Setup) -> float:
     """Seconds that an epoch's checkpoints take: weights, two moments and perhaps an average; and the best weights."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in setup.model.parameters())
     return SAVE_SECONDS + 5 * weights / DISK_SPEED
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
@@ -304,8 +297,6 @@ BF16_PATIENCE = 5.0  # seconds after which no further round is timed
 ROUNDS = 3
 BF16_FEWEST = 2  # pictures that are timed at once, however slow they are
 
-Clock = Callable[[], float]
-
 
 def settle_precision(setup: Setup, ranks: Ranks, say: Callable[[str], None]) -> TrainConfig:
     """Decide what `auto` means on a processor that computes in bf16; elsewhere, the device decides."""
@@ -315,9 +306,7 @@ def settle_precision(setup: Setup, ranks: Ranks, say: Callable[[str], None]) -> 
     if setup.model.config.width <= NARROW:
         return _with_precision(config, "float32")
     engines = [_engine(setup, ranks, name) for name in ("float32", "bf16")]
-    gain = _time_gain(setup, engines)
-    if gain >= BF16_WORTH:  # other work on the machine may have met one of the two: a second look must agree
-        gain = min(gain, _time_gain(setup, engines))
+    gain = agreed_gain(lambda: _time_gain(setup, engines), BF16_WORTH)
     if gain < BF16_WORTH:
         say(f"bf16 gives {gain:.2f}× here; computing in float32")
     else:
@@ -334,31 +323,22 @@ def _with_precision(config: TrainConfig, precision: str) -> TrainConfig:
     return replace(config, machine=replace(config.machine, precision=precision))
 
 
-def time_gradients(setup: Setup, engines: list[Plain | Lanes], clock: Clock = time.perf_counter) -> list[float]:
+def time_gradients(setup: Setup, engines: list[Plain | Lanes], clock: Clock | None = None) -> list[float]:
     """The best time of each engine for the gradient of the same pictures, taken in turns; nothing else changes."""
     setup.model.train()
     states = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
     images, targets = _some_pictures(setup, engines)
-    times: list[list[float]] = [[] for _ in engines]
     try:
-        start = clock()
-        engines[0].accumulate(images[:BF16_FEWEST], targets[:BF16_FEWEST])
-        each = (clock() - start) / BF16_FEWEST
+        few = partial(engines[0].accumulate, images[:BF16_FEWEST], targets[:BF16_FEWEST])
+        each = seconds_of(few, clock) / BF16_FEWEST
         count = max(int(BF16_PATIENCE / len(engines) / max(each, 1e-9)), BF16_FEWEST)  # of slow pictures, a few will do
-        images, targets = images[:count], targets[:count]
-        began = clock()
-        for _ in range(ROUNDS):
-            for engine, own in zip(engines, times, strict=True):
-                start = clock()
-                engine.accumulate(images, targets)
-                own.append(clock() - start)
-            if clock() - began > BF16_PATIENCE:
-                break
+        calls = [partial(engine.accumulate, images[:count], targets[:count]) for engine in engines]
+        laps = take_turns(calls, ROUNDS, patience=BF16_PATIENCE, clock=clock)
     finally:
         setup.model.zero_grad(set_to_none=True)
         for name, buffer in setup.model.named_buffers():
             buffer.copy_(states[name])
-    return [min(own[1:] or own) for own in times]
+    return [best_of(own, warm_up=1).wall for own in laps]
 
 
 def _some_pictures(setup: Setup, engines: list[Plain | Lanes]) -> tuple[Tensor, Tensor]:
