@@ -21,7 +21,6 @@ from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import explain_by
 from vitrail.model import ConvStem, PositionConfig
 from vitrail.report import insights
-from vitrail.report import insights as trust
 from vitrail.report.assembly import report_on_run
 from vitrail.report.commands import as_typed, run_commands
 from vitrail.report.sections import training_section
@@ -69,7 +68,7 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
     assert sum(row[5] == "0" for row in rows) > insights.MISTAKES
     right = {row[1] for row in rows if row[5] == "1"}
     drawings, pairs = 5, insights.MISTAKES + min(len(right), insights.RIGHT)
-    assert len(page.all("img")) == drawings + 2 * pairs + trust.STRANGEST
+    assert len(page.all("img")) == drawings + 2 * pairs + insights.STRANGEST
 
 
 def test_eval_of_a_run_has_its_curves_too(
@@ -147,7 +146,7 @@ def test_a_failed_report_does_not_cost_the_training(
     def fail(*_: object) -> None:
         raise DataError("the [disk]\nis gone")
 
-    monkeypatch.setattr("vitrail.report.assembly.assemble", fail)
+    monkeypatch.setattr("vitrail.report.assembly.data_section", fail)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "digits", "--epochs", "1", "--no-check", "--out", "run"]) == 1
     printed = capsys.readouterr()

@@ -20,6 +20,7 @@ from PIL import Image
 from vitrail.data.preprocess import MAX_PIXELS, Preprocess
 from vitrail.errors import ConfigError, InputError
 from vitrail.untrusted import check_regular
+from vitrail.wording import reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,18 +90,21 @@ def open_picture(
     hint = f"shrink the picture{'' if max_pixels else f', or set {LIMIT_VARIABLE} to a higher number'}"
     name = str(source) if isinstance(source, str | Path) else name
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    start = b""
     try:
         if isinstance(source, str | Path):
             check_regular(source, InputError)
-        image = _open(stream, _refuse_comments(stream, name), formats)
+        start = _refuse_comments(stream, name)
+        image = _open(stream, start, formats)
     except Image.DecompressionBombError as error:
         raise InputError(f"{name}: too many pixels to decode safely ({error}); {hint}.") from None
     except Image.UnidentifiedImageError:
-        raise InputError(f"{name}: {_why_unidentified(source, formats)}") from None
+        what = f"not a picture of a known format ({', '.join(formats)}); it starts with {start!r}"
+        raise InputError(f"{name}: {what if start else 'the file is empty (0 bytes)'}.") from None
     except InputError:
         raise
     except Exception as error:  # decoders may raise anything on hostile bytes
-        raise InputError(f"{name}: cannot be read as a picture ({_describe(error)}).") from error
+        raise InputError(f"{name}: cannot be read as a picture ({reason(error)}).") from error
     if (pixels := image.width * image.height) > limit:
         size = f"{image.width}×{image.height}"
         image.close()
@@ -158,21 +162,6 @@ def _refuse_comments(source: str | Path | IO[bytes], name: str) -> bytes:
     return start[:16]
 
 
-def _why_unidentified(source: str | Path | bytes | IO[bytes], formats: tuple[str, ...]) -> str:
-    if isinstance(source, str | Path):
-        with Path(source).open("rb") as file:
-            start = file.read(16)
-    else:
-        start = source[:16] if isinstance(source, bytes) else b"?"
-    if not start:
-        return "the file is empty (0 bytes)."
-    return f"not a picture of a known format ({', '.join(formats)}); it starts with {start!r}."
-
-
-def _describe(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
 def opened(picture: ImageLike, name: str = "picture") -> AbstractContextManager[Image.Image]:
     """A picture for a `with` block, at whose end it is closed if it was opened here."""
     return nullcontext(picture) if isinstance(picture, Image.Image) else open_picture(picture, name=name)
@@ -208,7 +197,7 @@ def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image
     except InputError:
         raise
     except Exception as error:  # decoders may raise anything on hostile bytes
-        raise InputError(f"{name}: damaged or truncated ({_describe(error)}).") from error
+        raise InputError(f"{name}: damaged or truncated ({reason(error)}).") from error
 
 
 def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") -> Image.Image:

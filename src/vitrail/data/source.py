@@ -191,10 +191,14 @@ class Dataset:
         return replace(self, splits=splits, unused=(*self.unused, *unused), made_split=True)
 
 
-def split_source(source: Source, plan: SplitPlan) -> dict[str, Source]:
-    """The splits of pictures that come without any, as planned."""
+def split_dataset(
+    name: str, classes: Sequence[str], source: Source, plan: SplitPlan, ignored: Sequence[str] = ()
+) -> Dataset:
+    """A data set of pictures that come without splits, split as planned."""
     parts = plan.apply(source.keys(), source.labels)
-    return {name: source.select(indices) for name, indices in parts.items()}
+    splits = {split: source.select(indices) for split, indices in parts.items()}
+    made = plan.file is None
+    return Dataset(name=name, classes=tuple(classes), splits=splits, made_split=made, ignored=tuple(ignored))
 
 
 def refuse_broken(broken: Mapping[str, str], count: int, rate: float | None = None, share: float = 0.0) -> None:

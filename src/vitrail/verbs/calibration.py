@@ -97,7 +97,7 @@ def _prepare(part: Part, checkpoint: Checkpoint, places: list[int] | None) -> By
     maker = ChunkMaker(source, checkpoint.preprocess, None, 0)
     pixels = torch.empty(len(samples), checkpoint.preprocess.channels, *checkpoint.preprocess.size, dtype=torch.uint8)
 
-    def work(start: int) -> tuple[int, Integers, list[tuple[str, str]]]:
+    def work(start: int) -> tuple[int, Integers, dict[str, str]]:
         chosen = samples[start : start + CHUNK]
         chunk = maker.make(chosen, Draws(0, 0, chosen), pixels[start : start + CHUNK], substitute=False)
         return start, chunk.indices, chunk.broken
@@ -108,7 +108,7 @@ def _prepare(part: Part, checkpoint: Checkpoint, places: list[int] | None) -> By
     for start, indices, wrong in map_in_order(work, range(0, len(samples), CHUNK), num_cores()):
         kept.append(indices)
         rows.append(np.arange(start, start + len(indices)))
-        broken |= dict(wrong)
+        broken |= wrong
     refuse_broken(broken, len(samples))
     labels = source.labels[np.concatenate(kept)]
     targets = None if places is None else np.asarray(places, dtype=np.int64)[labels]
