@@ -1,16 +1,14 @@
 """A runtime in one file: ONNX graphs, computed in NumPy by onnx's own reference implementation."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vitrail.data.pixels import Array
 from vitrail.registry import Precision, RuntimeKind, register
 from vitrail.runtimes import onnx_runtime
 from vitrail.runtimes.graph_runtime import ExportedRuntime
 from vitrail.runtimes.manifest import KEY, GraphFile, Manifest, read_manifest, settle
-from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime
+from vitrail.runtimes.runtime import LoadOptions, Run, Runtime
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located
 
@@ -45,19 +43,12 @@ def write_export(exported: "Exported", draft: Path) -> None:
 
 
 def open_draft(draft: Path) -> Run:
-    return partial(_call, _load(draft))
-
-
-def _runtime(path: Path, manifest: Manifest) -> ExportedRuntime[Any]:
-    return ExportedRuntime(KIND.name, manifest, lambda cores: _load(path), _call)
-
-
-def _load(path: Path) -> Any:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    return ReferenceEvaluator(onnx.load_model_from_string(path.read_bytes()))
+    evaluator = ReferenceEvaluator(onnx.load_model_from_string(draft.read_bytes()))
+    return lambda images: evaluator.run(None, {evaluator.input_names[0]: images})  # pyright: ignore
 
 
-def _call(evaluator: Any, images: Array) -> Sequence[Floats]:
-    return evaluator.run(None, {evaluator.input_names[0]: images})
+def _runtime(path: Path, manifest: Manifest) -> ExportedRuntime:
+    return ExportedRuntime(KIND.name, manifest, lambda cores: open_draft(path))
