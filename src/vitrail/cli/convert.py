@@ -14,7 +14,8 @@ from vitrail.weights.resolve import FormatName
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.weights.write import Agreement, Conversion
+    from vitrail.weights.proof import Agreement
+    from vitrail.weights.write import Conversion
 
 
 def convert(

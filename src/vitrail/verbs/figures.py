@@ -27,7 +27,7 @@ from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress, working
 from vitrail.verbs.call import Pictures, gather_pictures
 from vitrail.verbs.loading import open_model
-from vitrail.weights.write import sample_photos
+from vitrail.weights.proof import sample_photos
 from vitrail.wording import counted, reason
 
 MOST_PICTURES = 128  # over which attention distance is averaged, as in the paper
