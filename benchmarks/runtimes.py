@@ -36,14 +36,13 @@ from vitrail.runtimes.contestants import (
     PEERS,
     Contestant,
     Entrant,
-    Timing,
     Workshop,
     answer_all,
     measure_gemm_peak,
     open_exports,
-    sum_up,
     take_turn,
 )
+from vitrail.timing import Timing, sum_up
 from vitrail.verbs.benchmark import photographs
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import fingerprint, read_native

@@ -23,10 +23,12 @@ FOUNDATIONS = {
     "machine",
     "progress",
     "ranks",
+    "registry",
     "rng",
     "schema",
     "synonyms",
     "threads",
+    "timing",
     "untrusted",
     "wording",
 }

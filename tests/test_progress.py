@@ -10,10 +10,12 @@ from processes import wait_for
 from vitrail import progress as pulse
 from vitrail.cli.printing import PlainConsole, progress_bar, working
 from vitrail.progress import EVERY, Pulse
-from vitrail.training.curves import Row
+from vitrail.training.curves import EpochRow
 from vitrail.training.display import Display
 
-ROW = Row(epoch=1, step=9, lr=0.1, train_loss=1.0, val_loss=1.0, val_accuracy=0.5, images_per_second=100.0, seconds=9.0)
+ROW = EpochRow(
+    epoch=1, step=9, lr=0.1, train_loss=1.0, val_loss=1.0, val_accuracy=0.5, images_per_second=100.0, seconds=9.0
+)
 
 
 class FakeClock:

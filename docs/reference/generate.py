@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from docs.reference.sections import command, config, errors, http, python, tensors
+from docs.reference.sections import command, config, errors, files, http, python, tensors
 
 FOLDER = Path(__file__).parent
 SECTIONS: dict[str, Callable[[], str]] = {
@@ -23,6 +23,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "tensors": tensors.tensors,
     "routes": http.routes,
     "shapes": http.shapes,
+    "files": files.files,
     "exceptions": errors.exceptions,
     "exit codes": errors.exit_codes,
     "service codes": errors.service_codes,

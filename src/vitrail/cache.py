@@ -1,11 +1,18 @@
 """The user's cache: what can be made again, kept to save time. A cache that cannot be written is no error."""
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from vitrail.errors import VitrailError
+from vitrail.files import atomic_path
 
 DRAFT_SECONDS = 3600.0  # after which a hidden file is what a process that died has left behind
 
@@ -15,6 +22,53 @@ def cache_folder() -> Path:
     if given := os.environ.get("VITRAIL_CACHE"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """One kind of thing in the cache, in a folder of its own: what was used longest ago makes room for what is new."""
+
+    name: str
+    most_items: int
+    most_bytes: int  # of all of them together
+
+    @property
+    def folder(self) -> Path:
+        return cache_folder() / self.name
+
+    @property
+    def is_empty(self) -> bool:
+        try:
+            return not any(self.folder.iterdir())
+        except OSError:
+            return True
+
+    def make_room(self, size: int) -> None:
+        """For one more item of so many bytes."""
+        make_room(self.folder, self.most_bytes - size, self.most_items - 1)
+
+    def read(self, key: str) -> Any:
+        """What was written for a key, as JSON holds it; None for nothing, or for a file that is not whole."""
+        from vitrail.untrusted import parse_json, read_bytes  # and with it a parser of YAML
+
+        try:
+            return parse_json(read_bytes(self._file(key), self._most_bytes_each))
+        except (VitrailError, OSError, ValueError):
+            return None
+
+    def write(self, key: str, value: Any) -> None:
+        """Keep a small value for a key; a cache that cannot be written keeps nothing."""
+        with contextlib.suppress(OSError):
+            self.make_room(self._most_bytes_each)
+            with atomic_path(self._file(key)) as draft:
+                draft.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
+
+    @property
+    def _most_bytes_each(self) -> int:
+        return self.most_bytes // self.most_items
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def size_on_disk(path: Path) -> int:

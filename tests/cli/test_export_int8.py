@@ -9,7 +9,7 @@ from tests.runtimes.test_int8 import draw, make_checkpoint
 
 from vitrail.cli.main import main
 from vitrail.errors import MissingExtraError
-from vitrail.runtimes import exporter as exporting
+from vitrail.runtimes import exporter
 from vitrail.runtimes.exporter import check_exportable
 from vitrail.weights.native import save_checkpoint
 
@@ -51,7 +51,7 @@ def test_mistakes_come_first(
 
 
 def test_a_missing_nncf_prints_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "nncf" else object())
+    monkeypatch.setattr(exporter, "find_spec", lambda name: None if name == "nncf" else object())
     check_exportable("openvino")
     with pytest.raises(MissingExtraError, match=r'int8 needs .* pip install "vitrail\[export\]"'):
         check_exportable("openvino", "int8")

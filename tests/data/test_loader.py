@@ -365,7 +365,7 @@ def test_resume_refuses_other_pictures(folder: Dataset, arrays: Dataset) -> None
     [
         (lambda: Augment(crop="resize"), "Augment.crop must be one of none, pad, resized"),
         (lambda: Augment(policy="random"), "Augment.policy"),
-        (lambda: Augment(pad=100_000), "pad must be at most"),
+        (lambda: Augment(pad=100_000), "pad must be between"),
         (lambda: LoaderConfig(remainder="fill"), "LoaderConfig.remainder"),
         (lambda: LoaderConfig(on_broken="ignore"), "LoaderConfig.on_broken"),
         (lambda: LoaderConfig(world_size=0), "world_size must be at least 1"),

@@ -27,8 +27,9 @@ from vitrail.data.transform import prepare
 from vitrail.errors import AssumptionWarning, VitrailError, WeightsError
 from vitrail.model import ViTConfig
 from vitrail.weights.huggingface_preprocess import FILE, PROCESSORS, processor_config, read_preprocess
+from vitrail.weights.proof import sample_photos
 from vitrail.weights.read import NONSENSE, read_checkpoint
-from vitrail.weights.write import convert, sample_photos
+from vitrail.weights.write import convert
 
 PHOTOGRAPHS = [Image.fromarray(image) for image in load_sample_images().images]
 PICTURES = [PHOTOGRAPHS[0].crop((3, 5, 138, 202)), PHOTOGRAPHS[1].resize((97, 61)), PHOTOGRAPHS[1].crop((9, 9, 73, 73))]

@@ -11,10 +11,10 @@ from tests.prediction.test_predictor import Upside
 from tests.trusting import with_trust
 
 from vitrail.data import prepare
+from vitrail.data.pixels import prepare_array
 from vitrail.errors import ConfigError
 from vitrail.prediction import Predictor
 from vitrail.prediction import results as predictions
-from vitrail.prediction.predictor import prepare_array
 from vitrail.weights.trust import probabilities
 
 
@@ -90,7 +90,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(name).stem)
         prepare_array(picture, spec, out, name)  # pyright: ignore
 
-    monkeypatch.setattr("vitrail.prediction.predictor.prepare_array", prepare)
+    monkeypatch.setattr("vitrail.data.pixels.prepare_array", prepare)
     return names
 
 

@@ -21,12 +21,11 @@ from vitrail.evaluation.measurement import measure_split
 from vitrail.explanation import explain_by
 from vitrail.model import ConvStem, PositionConfig
 from vitrail.report import insights
-from vitrail.report import insights as trust
 from vitrail.report.assembly import report_on_run
 from vitrail.report.commands import as_typed, run_commands
 from vitrail.report.sections import training_section
-from vitrail.training.curves import Row
-from vitrail.training.recipes import digits
+from vitrail.training.curves import EpochRow
+from vitrail.training.recipes import RECIPES, digits
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
@@ -69,7 +68,7 @@ def test_a_run_ends_with_a_report(run: Path) -> None:
     assert sum(row[5] == "0" for row in rows) > insights.MISTAKES
     right = {row[1] for row in rows if row[5] == "1"}
     drawings, pairs = 5, insights.MISTAKES + min(len(right), insights.RIGHT)
-    assert len(page.all("img")) == drawings + 2 * pairs + trust.STRANGEST
+    assert len(page.all("img")) == drawings + 2 * pairs + insights.STRANGEST
 
 
 def test_eval_of_a_run_has_its_curves_too(
@@ -125,7 +124,7 @@ def test_the_demo_shows_what_to_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = replace(digits(), schedule=replace(digits().schedule, epochs=1))
-    monkeypatch.setattr("vitrail.training.recipes.recipe", lambda _: quick)
+    monkeypatch.setitem(RECIPES, "digits", lambda: quick)
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == 0
     printed = capsys.readouterr().out
@@ -138,6 +137,7 @@ def test_the_demo_shows_what_to_try(
         "vitrail eval runs/demo-1 digits --robustness",
     ):
         assert text in printed, text
+    assert len(Path("runs/demo-1/results.csv").read_text().splitlines()) == 2, "a header and one epoch"
     check_page(read_page(Path("runs/demo-1")))
 
 
@@ -147,7 +147,7 @@ def test_a_failed_report_does_not_cost_the_training(
     def fail(*_: object) -> None:
         raise DataError("the [disk]\nis gone")
 
-    monkeypatch.setattr("vitrail.report.assembly.assemble", fail)
+    monkeypatch.setattr("vitrail.report.assembly.data_section", fail)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "digits", "--epochs", "1", "--no-check", "--out", "run"]) == 1
     printed = capsys.readouterr()
@@ -209,7 +209,7 @@ def test_without_held_out_pictures_it_says_so(run: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("train_loss", "says"), [(0.9, True), (0.1, False)])
 def test_a_training_loss_above_the_validations_is_explained(train_loss: float, says: bool) -> None:
-    row = Row(
+    row = EpochRow(
         epoch=1, step=9, lr=0.1, train_loss=train_loss, val_loss=0.2, val_accuracy=0.9, images_per_second=1, seconds=3
     )
     section = training_section([row], {"AdamW, all weights": 1e-3}, "1 epoch")

@@ -21,21 +21,21 @@ from vitrail.report.blocks import (
     PHOTO_SIDE,
     Curve,
     Drawings,
+    EncodedPicture,
     Fact,
-    Facts,
     Gallery,
+    GalleryTile,
     Listing,
+    Numbers,
     Paragraph,
-    Picture,
     Plot,
     Plots,
     Report,
     Section,
     Table,
-    Tile,
     encode_photo,
 )
-from vitrail.report.render import MOST_BYTES, draw_plot, render, round_steps, thin
+from vitrail.report.render import MOST_BYTES, render, round_steps, thin
 from vitrail.report.sections import check_blocks, data_section, headline, result_section, verdict
 
 HOSTILE = (
@@ -101,7 +101,7 @@ def check_page(text: str) -> Page:
     return page
 
 
-def photo(seed: int = 0, size: tuple[int, int] = (900, 700), alt: str = "noise") -> Picture:
+def photo(seed: int = 0, size: tuple[int, int] = (900, 700), alt: str = "noise") -> EncodedPicture:
     noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     return encode_photo(Image.fromarray(noise), alt)
 
@@ -113,10 +113,10 @@ def everything(name: str) -> Report:
     blocks = [
         Paragraph(text=name),
         Paragraph(text=name, quiet=True),
-        Facts(facts=[fact]),
+        Numbers(facts=[fact]),
         Table(head=(name, name), rows=[(name, name)], note=name, texts=(1,)),
         Drawings(pictures=[picture]),
-        Gallery(tiles=[Tile(pictures=[picture, picture], title=name, note=name)]),
+        Gallery(tiles=[GalleryTile(pictures=[picture, picture], title=name, note=name)]),
         Plots(plots=[Plot(title=name, curves=[Curve(name=name, points=[(1, 2.0), (2, 3.0)])] * 2, across=name)]),
         Listing(text=name),
         Listing(text=name, summary=name),
@@ -142,8 +142,8 @@ def test_an_endless_name_is_cut() -> None:
 def test_the_page_stays_small(count: int) -> None:
     """Noise is the worst that can be compressed."""
     pictures = [photo(seed) for seed in range(min(count, 4))] * (count // 3 + 1)
-    tiles = [Tile(pictures=pictures[place : place + 1], title="noise") for place in range(count)]
-    huge = [Picture(data=b"\x89PNG" + bytes(3_000_000), alt="too large", width=10, height=10)] * 2
+    tiles = [GalleryTile(pictures=pictures[place : place + 1], title="noise") for place in range(count)]
+    huge = [EncodedPicture(data=b"\x89PNG" + bytes(3_000_000), alt="too large", width=10, height=10)] * 2
     blocks = [Drawings(pictures=huge), Gallery(tiles=tiles)]
     text = render(Report(title="large", verdict="", sections=[Section(title="all", blocks=blocks)]))
     page = check_page(text)
@@ -201,7 +201,7 @@ def test_a_thousand_classes(arrays: Dataset) -> None:
 @pytest.mark.draws
 def test_drawings_have_a_dark_form_and_photographs_do_not(predictor: Predictor, arrays: Dataset) -> None:
     found = measure_split(predictor, arrays)
-    gallery = Gallery(tiles=[Tile(pictures=[photo()], title="a photograph")])
+    gallery = Gallery(tiles=[GalleryTile(pictures=[photo()], title="a photograph")])
     sections = [result_section(found), Section(title="photos", blocks=[gallery])]
     page = check_page(render(Report(title="t", verdict="", sections=sections)))
     sources = page.all("source")
@@ -243,6 +243,13 @@ def test_what_the_data_check_found_is_told() -> None:
     for cell in ("the same picture in two splits", "error", "3", "a/<1>.png"):
         assert cell in told
     assert "grey" not in told
+
+
+def draw_plot(plot: Plot) -> str:
+    """The SVG element on the page; an empty text if there is none."""
+    page = render(Report(title="t", verdict="", sections=[Section(title="s", blocks=[Plots(plots=[plot])])]))
+    svg = re.search("<svg.*</svg>", page, re.DOTALL)
+    return svg[0] if svg else ""
 
 
 def test_a_legend_stays_inside_its_plot() -> None:

@@ -17,23 +17,21 @@ import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, MissingExtraError
 from vitrail.prediction import Predictor
-from vitrail.runtimes import auto as choosing
-from vitrail.runtimes import auto as converting
-from vitrail.runtimes import auto as racing
-from vitrail.runtimes import auto_cache as decisions
-from vitrail.runtimes import auto_cache as kept_exports
-from vitrail.runtimes.auto import PLAIN, Choice, Converter, Lap, Way
+from vitrail.runtimes import auto, auto_cache, onnx_runtime, openvino_runtime
+from vitrail.runtimes.auto import PLAIN, Choice, Converter, Way
 from vitrail.runtimes.auto_cache import (
+    DECISIONS,
     Decision,
     Outcome,
-    find_export,
-    make_export,
+    find_graph,
+    make_graph,
     read_decision,
     remember_int8,
     write_decision,
 )
-from vitrail.runtimes.exporter import seal_onnx
 from vitrail.runtimes.graph_runtime import ExportedRuntime
+from vitrail.runtimes.onnx_runtime import seal
+from vitrail.timing import Lap
 from vitrail.verbs.call import RuntimeRequest
 
 MANY = 10**9
@@ -52,7 +50,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITRAIL_CACHE", str(folder))
         converter = converter_of(make_predictor())
-        make_export(converter.checkpoint, converter.sha256)
+        make_graph(converter.checkpoint, converter.sha256)
     return folder
 
 
@@ -64,10 +62,10 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> list[dict[Way, float]]:
 
     def measure(converter: Converter, ways: list[Way], *_: Any) -> tuple[Outcome, ...]:
         measured.append(found)
-        assert converter.export
+        assert converter.graph
         return tuple(Outcome(runtime=way.runtime, precision=way.precision, seconds=found[way]) for way in ways)
 
-    monkeypatch.setattr(choosing, "measure", measure)
+    monkeypatch.setattr(auto, "measure", measure)
     return measured
 
 
@@ -75,16 +73,16 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> list[dict[Way, float]]:
 def int8(predictor: Predictor, kept: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What says that it is an int8 export of the tiny model; whether it really is does not matter here."""
     shutil.copytree(kept, cache)
-    kept_export = find_export(predictor.checkpoint(), converter_of(predictor).sha256)
+    kept_export = find_graph(predictor.checkpoint(), converter_of(predictor).sha256)
     assert kept_export is not None
     path = tmp_path / "model-int8.onnx"
     shutil.copy(kept_export.path, path)
     manifest = replace(kept_export.manifest, precision="int8", agreement=0.994)
-    seal_onnx(path, manifest)
+    seal(path, manifest)
     remember_int8(path, manifest)
-    monkeypatch.setattr(racing, "MOST_ROUNDS", 1)
-    monkeypatch.setattr(decisions, "WORTH_OTHER", 1e-9)
-    monkeypatch.setattr(choosing, "computes_bf16", lambda: False)
+    monkeypatch.setattr(auto, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(auto_cache, "WORTH_OTHER", 1e-9)
+    monkeypatch.setattr(auto, "computes_bf16", lambda: False)
     return path
 
 
@@ -109,9 +107,9 @@ def test_an_int8_export_of_other_weights_is_never_taken(predictor: Predictor, in
         predictor.model.norm.bias += 1  # pyright: ignore[reportAttributeAccessIssue]
     assert converter_of(predictor).int8 is None
     assert converter_of(make_predictor()).int8 is not None
-    manifest = find_export(make_predictor().checkpoint(), converter_of(make_predictor()).sha256)
+    manifest = find_graph(make_predictor().checkpoint(), converter_of(make_predictor()).sha256)
     assert manifest is not None
-    seal_onnx(int8, manifest.manifest)  # float32 now, at the same path
+    seal(int8, manifest.manifest)  # float32 now, at the same path
     assert converter_of(make_predictor()).int8 is None
 
 
@@ -124,20 +122,20 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def test_a_short_job_exports_and_times_nothing(predictor: Predictor, cache: Path, monkeypatch) -> None:
-    monkeypatch.setattr(converting, "make_export", refuse)
-    monkeypatch.setattr(choosing, "time_picture", refuse)
-    monkeypatch.setattr(converting, "fingerprint", refuse)
+    monkeypatch.setattr(auto, "make_graph", refuse)
+    monkeypatch.setattr(auto, "time_picture", refuse)
+    monkeypatch.setattr(auto, "fingerprint", refuse)
     for count in (1, 1000, None):
         assert predictor.on("auto", count=count, say=refuse) is predictor
     assert not cache.exists()
 
 
 def test_a_job_that_only_seems_long_is_timed_and_stays(predictor: Predictor, monkeypatch) -> None:
-    monkeypatch.setattr(converting, "make_export", refuse)
-    monkeypatch.setattr(choosing, "RATE", 1.0)
-    monkeypatch.setattr(choosing, "time_picture", lambda *_: 0.01)
+    monkeypatch.setattr(auto, "make_graph", refuse)
+    monkeypatch.setattr(auto, "RATE", 1.0)
+    monkeypatch.setattr(auto, "time_picture", lambda *_: 0.01)
     assert predictor.on("auto", count=6_000, say=refuse) is predictor
-    monkeypatch.setattr(choosing, "measure", refuse)
+    monkeypatch.setattr(auto, "measure", refuse)
     with pytest.raises(AssertionError, match="must not be done"):
         predictor.on("auto", count=600_000)
 
@@ -149,7 +147,7 @@ def test_a_long_job_is_measured_once_and_a_stream_profits(
     said: list[str] = []
     assert predictor.on("auto", count=None, say=refuse) is predictor, "nothing was decided yet"
     first = predictor.on("auto", count=MANY, say=said.append)
-    monkeypatch.setattr(converting, "make_export", refuse)
+    monkeypatch.setattr(auto, "make_graph", refuse)
     second = predictor.on("auto", count=MANY, say=said.append)
     stream = predictor.on("auto", count=None, say=said.append)
     assert {each.runtime.name for each in (first, second, stream)} == {"OpenVINO"}
@@ -166,36 +164,37 @@ def test_another_model_machine_or_number_of_threads_is_measured_again(
     predictor: Predictor, kept: Path, speeds, monkeypatch
 ) -> None:
     ways = [PLAIN, Way("openvino", "float32")]
-    key = choosing.decision_key(converter_of(predictor), ways)
-    assert key == choosing.decision_key(converter_of(make_predictor()), ways)
+    key = auto.decision_key(converter_of(predictor), ways)
+    assert key == auto.decision_key(converter_of(make_predictor()), ways)
     other = make_predictor()
     with torch.no_grad():
         other.model.norm.bias += 1  # pyright: ignore[reportAttributeAccessIssue]
-    keys = {key, choosing.decision_key(converter_of(other), ways), choosing.decision_key(converter_of(other), ways[:1])}
-    monkeypatch.setattr(choosing, "processor_name", lambda: "another")
-    keys.add(choosing.decision_key(converter_of(predictor), ways))
+    keys = {key, auto.decision_key(converter_of(other), ways), auto.decision_key(converter_of(other), ways[:1])}
+    monkeypatch.setattr(auto, "processor_name", lambda: "another")
+    keys.add(auto.decision_key(converter_of(predictor), ways))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    keys.add(choosing.decision_key(converter_of(predictor), ways))
-    monkeypatch.setattr(choosing, "version", lambda name: "9")
-    keys.add(choosing.decision_key(converter_of(predictor), ways))
+    keys.add(auto.decision_key(converter_of(predictor), ways))
+    monkeypatch.setattr(auto, "installed_version", lambda name: "9")
+    keys.add(auto.decision_key(converter_of(predictor), ways))
     assert len(keys) == 6
 
 
 def test_small_batches_are_measured_as_such(predictor: Predictor, monkeypatch) -> None:
     sizes: list[int] = []
 
-    def run(pool: Any, calls: Any, parts: Any) -> list[Lap]:
+    def take(calls: Any, *_: Any, **__: Any) -> list[list[Lap]]:
+        parts = calls[0].args[2]
         sizes.append(len(parts[0]))
         assert len(parts) * len(parts[0]) == predictor.runtime.threads * 20, "as much work as in one large call of each"
-        return [Lap(1.0, 1.0) for _ in calls]
+        return [[Lap(1.0, 1.0)] for _ in calls]
 
-    monkeypatch.setattr(racing, "race", run)
-    converter, images = converter_of(predictor), racing.prepare_some((), predictor.checkpoint())
+    monkeypatch.setattr(auto, "take_turns", take)
+    converter, images = converter_of(predictor), auto.prepare_some((), predictor.checkpoint())
     for batch in (4, None, 1000):
-        racing.measure(converter, [PLAIN], images, racing.CALL_SECONDS / 20.5, batch)
+        auto.measure(converter, [PLAIN], images, auto.CALL_SECONDS / 20.5, batch)
     assert sizes == [4, 20, 20]
     ways = [PLAIN]
-    assert choosing.decision_key(converter, ways, 4) != choosing.decision_key(converter, ways)
+    assert auto.decision_key(converter, ways, 4) != auto.decision_key(converter, ways)
 
 
 @pytest.mark.parametrize("batch", [0, -3, 2.5, True])
@@ -206,7 +205,7 @@ def test_a_batch_of_no_pictures_is_refused(predictor: Predictor, batch: Any) -> 
 
 def test_really_measured_and_other_answers_are_not_taken(predictor: Predictor, kept: Path, monkeypatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(kept))
-    monkeypatch.setattr(racing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(auto, "MOST_ROUNDS", 1)
     converter = converter_of(predictor)
     real = converter.open
 
@@ -218,9 +217,9 @@ def test_really_measured_and_other_answers_are_not_taken(predictor: Predictor, k
         return runtime
 
     monkeypatch.setattr(converter, "open", open_wrong)
-    images = racing.prepare_some([], converter.checkpoint)
+    images = auto.prepare_some([], converter.checkpoint)
     ways = [PLAIN, Way("onnx", "float32"), Way("openvino", "float32"), Way("torch", "bf16"), Way("openvino", "bf16")]
-    plain, wrong, right, rounded, astray = racing.measure(converter, ways, images, 0.01)
+    plain, wrong, right, rounded, astray = auto.measure(converter, ways, images, 0.01)
     assert plain.seconds > 0
     assert right.seconds > 0
     assert (right.problem, rounded.problem, wrong.seconds) == ("", "", 0)
@@ -235,11 +234,11 @@ def test_a_runtime_that_fails_is_no_obstacle(predictor: Predictor, monkeypatch) 
     def broken(*_: Any) -> Any:
         raise RuntimeError("unsupported operator")
 
-    monkeypatch.setattr(converting, "make_export", broken)
+    monkeypatch.setattr(auto, "make_graph", broken)
     said: list[str] = []
     assert predictor.on("auto", count=MANY, say=said.append) is predictor
     assert "OpenVINO does not run this model (unsupported operator)" in said[0]
-    monkeypatch.setattr(converting, "make_export", refuse)
+    monkeypatch.setattr(auto, "make_graph", refuse)
     assert predictor.on("auto", count=MANY, say=refuse) is predictor, "it is not tried again and again"
 
 
@@ -247,22 +246,22 @@ def test_a_full_disk_is_not_remembered(predictor: Predictor, monkeypatch) -> Non
     def full(*_: Any) -> Any:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(converting, "make_export", full)
+    monkeypatch.setattr(auto, "make_graph", full)
     assert predictor.on("auto", count=MANY, say=refuse) is predictor
-    assert not decisions.has_decisions()
+    assert DECISIONS.is_empty
 
 
 def test_damaged_and_foreign_files_of_the_cache_are_made_again(predictor: Predictor, kept: Path, monkeypatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(kept))
     converter = converter_of(predictor)
-    found = find_export(converter.checkpoint, converter.sha256)
+    found = find_graph(converter.checkpoint, converter.sha256)
     assert found is not None
-    assert find_export(converter.checkpoint, "0" * 64) is None
+    assert find_graph(converter.checkpoint, "0" * 64) is None
     whole = found.path.read_bytes()
     middle = len(whole) // 2
     for damaged in (whole[:-100], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :], b""):
         found.path.write_bytes(damaged)
-        assert find_export(converter.checkpoint, converter.sha256) is None
+        assert find_graph(converter.checkpoint, converter.sha256) is None
     found.path.write_bytes(whole)
 
 
@@ -281,7 +280,7 @@ def test_an_odd_decision_counts_as_none(change) -> None:
     decision = Decision(key="key", outcomes=(Outcome(runtime="torch", precision="float32", seconds=1.0),))
     write_decision(decision)
     assert read_decision("key") == decision
-    (file,) = decisions.decisions_folder().iterdir()
+    (file,) = DECISIONS.folder.iterdir()
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     assert read_decision("key") is None
     file.write_bytes(b"\xff{")
@@ -292,8 +291,8 @@ def test_a_cache_that_cannot_be_written_is_no_error(predictor: Predictor, tmp_pa
     (tmp_path / "file").touch()
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file"))
     written: list[Path] = []
-    monkeypatch.setattr(kept_exports, "write_onnx", lambda exported, path: written.append(path) or path.touch())
-    monkeypatch.setattr(converting.openvino_runtime, "read_model", refuse)
+    monkeypatch.setattr(onnx_runtime, "write_export", lambda exported, path: written.append(path) or path.touch())
+    monkeypatch.setattr(openvino_runtime, "read_model", refuse)
     said: list[str] = []
     assert predictor.on("auto", count=MANY, say=said.append) is predictor
     assert "OpenVINO cannot be used now" in said[0]
@@ -302,17 +301,16 @@ def test_a_cache_that_cannot_be_written_is_no_error(predictor: Predictor, tmp_pa
 
 
 def test_what_is_not_installed_is_not_thought_of(predictor: Predictor, monkeypatch) -> None:
-    monkeypatch.setattr(converting, "find_spec", lambda name: None)
-    monkeypatch.setattr(choosing, "_decide", refuse)
+    monkeypatch.setattr("vitrail.registry.find_spec", lambda name: None)
+    monkeypatch.setattr(auto, "_decide", refuse)
     assert predictor.on("auto", count=MANY, say=refuse) is predictor
-    monkeypatch.setattr("vitrail.runtimes.exporter.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"vitrail\[export\]"):
         vitrail.load("cifar10", runtime="openvino")
 
 
 def test_bf16_is_taken_where_it_gains_and_says_how_it_agrees(predictor: Predictor, monkeypatch) -> None:
-    monkeypatch.setattr(choosing, "computes_bf16", lambda: True)
-    ways = choosing.list_ways(converter_of(predictor), "auto", "auto")
+    monkeypatch.setattr(auto, "computes_bf16", lambda: True)
+    ways = auto.list_ways(converter_of(predictor), "auto", "auto")
     assert ways[0] == PLAIN
     assert Way("openvino", "bf16") in ways
     assert Way("onnx", "bf16") not in ways
@@ -328,43 +326,16 @@ def test_bf16_is_taken_where_it_gains_and_says_how_it_agrees(predictor: Predicto
     assert Decision(key="", outcomes=(plain, slow)).describe() == (
         "staying on torch; here OpenVINO gives 1.01× (measured)"
     )
-    monkeypatch.setattr(choosing, "computes_bf16", lambda: False)
-    assert {way.precision for way in choosing.list_ways(converter_of(predictor), "auto", "auto")} == {"float32"}
+    monkeypatch.setattr(auto, "computes_bf16", lambda: False)
+    assert {way.precision for way in auto.list_ways(converter_of(predictor), "auto", "auto")} == {"float32"}
     assert predictor.on("torch", "bf16").runtime.name == "torch in bf16"
 
 
 def test_ranks_measure_nothing_and_do_as_they_are_told(predictor: Predictor, monkeypatch) -> None:
-    monkeypatch.setattr(choosing, "_decide", refuse)
+    monkeypatch.setattr(auto, "_decide", refuse)
     assert RuntimeRequest(precision="auto").unmeasured().put(predictor, MANY) is predictor
     assert RuntimeRequest(precision="bf16").unmeasured().put(predictor, MANY).runtime.name == "torch in bf16"
     assert RuntimeRequest(runtime="openvino").unmeasured().runtime == "openvino"
-
-
-def test_the_race_is_short_and_in_turns() -> None:
-    now, order = 0.0, list[str]()
-
-    def run(name: str, seconds: float) -> Any:
-        def call(images: Any) -> Any:
-            nonlocal now
-            now += seconds
-            order.append(name)
-            return images
-
-        return call
-
-    with racing.start_workers(1) as pool:
-        images = [np.zeros((1, 1), dtype=np.float32)]
-        times = racing.race(pool, [run("slow", 0.75), run("fast", 0.5)], images, lambda: now, lambda: 2 * now)
-    assert times == [(0.75, 1.5), (0.5, 1.0)]
-    assert order == ["slow", "fast"] * 2
-
-
-def test_on_a_busy_machine_work_counts_and_not_waiting() -> None:
-    quiet, busy = [racing.Lap(1.0, 1.9), racing.Lap(0.8, 1.0)], [racing.Lap(3.0, 1.9), racing.Lap(4.0, 1.5)]
-    assert racing.judge_laps(quiet, 2, True) == [1.0, 0.8]
-    assert racing.judge_laps(busy, 2, True) == [0.95, 0.75]
-    assert racing.judge_laps(busy, 2, False) == [3.0, 4.0]
-    assert racing.judge_laps([], 2, True) == []
 
 
 def test_exports_and_loaded_models_stay_where_they_are(
@@ -394,7 +365,7 @@ def test_the_verbs_answer_alike_on_every_runtime(
     checkpoint_file: Path, photos: list[Path], kept: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(kept))
-    monkeypatch.setattr(kept_exports, "write_onnx", refuse)
+    monkeypatch.setattr(onnx_runtime, "write_export", refuse)
     photos[3].unlink()
     for name in CLASSES:
         (tmp_path / "data" / name).mkdir(parents=True)
@@ -429,7 +400,7 @@ def test_the_verbs_say_how_much_there_is_to_do(checkpoint_file: Path, photos: li
         asked.append((count, len(list(pictures))))
         return Choice(own, "running on something")
 
-    monkeypatch.setattr(choosing, "choose", choose)
+    monkeypatch.setattr(auto, "choose", choose)
     folder, names = str(photos[0].parent), checkpoint_file.parent / "names.txt"
     names.write_text("\n".join(map(str, photos[:2])))
     main(["predict", str(checkpoint_file), folder, str(photos[0])])

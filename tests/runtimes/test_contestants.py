@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from conftest import Clock
-from vitrail.runtimes import contestants as measuring
+from vitrail import timing
+from vitrail.runtimes import contestants
 from vitrail.runtimes.contestants import Turn, cores, measure_gemm_peak, time_in_turns
 
 
 def test_calls_take_turns_on_their_own_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(measuring, "time", clock)
+    monkeypatch.setattr(contestants, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
     order: list[tuple[str, int]] = []
 
     def call(name: str, seconds: float) -> None:

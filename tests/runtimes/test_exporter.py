@@ -15,7 +15,8 @@ from tests.verbs.conftest import inside, photos, save_model  # noqa: F401
 import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.runtimes import exporter as exporting
+from vitrail.runtimes import onnx_runtime
+from vitrail.runtimes.exporter import check_exportable
 
 
 @contextmanager
@@ -68,8 +69,8 @@ def test_a_full_disk_leaves_nothing(
     name = save_model(width=64, depth=1)
     before = sorted(inside.iterdir())
     if to == "openvino":  # which gets its graph from ONNX: let that file be, so that OpenVINO meets the limit
-        write = exporting.write_onnx
-        monkeypatch.setattr(exporting, "write_onnx", lambda *arguments: unlimited(write, *arguments))
+        write = onnx_runtime.write_export
+        monkeypatch.setattr(onnx_runtime, "write_export", lambda *arguments: unlimited(write, *arguments))
     with (
         full_disk(),
         pytest.raises(WeightsError, match=rf"{path} cannot be written: file too large|cannot write|damaged"),
@@ -91,10 +92,10 @@ def test_targets_that_cannot_be_written(inside: Path, save_model: Callable[..., 
     assert main(["export", name, "file/model.onnx"]) == 2
     assert "file/model.onnx cannot be written: " in capsys.readouterr().err
     for path, to, message in (
-        ("model.xyz", None, r"an export ends in \.onnx or \.pt2"),
+        ("model.xyz", None, r"an export ends in \.pt2 or \.onnx"),
         ("model.onnx", "openvino", "writes a folder; got model.onnx"),
         ("folder", "onnx", r"writes a file that ends in \.onnx; got folder"),
-        ("folder", "tensorrt", "to= must be onnx, openvino, torch; got 'tensorrt'"),
+        ("folder", "tensorrt", "to= must be one of torch, onnx, openvino; got 'tensorrt'"),
     ):
         with pytest.raises(ConfigError, match=message):
             vitrail.export(name, path, to=to)  # pyright: ignore
@@ -133,4 +134,4 @@ def test_a_missing_temporary_folder_is_told_before_the_export(monkeypatch: pytes
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/nowhere"])
     with pytest.raises(ConfigError, match="exporting needs a temporary folder; set TMPDIR"):
-        exporting.check_exportable("onnx")
+        check_exportable("onnx")

@@ -19,9 +19,9 @@ from vitrail.errors import ConfigError, InputError
 from vitrail.model import BlockConfig, ConvStem, PositionConfig, ResNetStem, ViT, with_merging
 from vitrail.model.attention import Attention
 from vitrail.model.positions import RESAMPLE, resample_positions
-from vitrail.runtimes.exporter import Exported, prepare_export, write_onnx
+from vitrail.runtimes.exporter import Exported, prepare_export
 from vitrail.runtimes.graph import Graph, GraphAttention, GraphOptions, check_resizable, in_graph_form, prepare_in_graph
-from vitrail.runtimes.onnx_runtime import make_session
+from vitrail.runtimes.onnx_runtime import make_session, write_export
 from vitrail.runtimes.openvino_runtime import Requests, compile_model, read_model
 from vitrail.weights.checkpoint import Checkpoint
 
@@ -104,7 +104,7 @@ def test_every_kind_of_model_in_both_runtimes(kind: str, make_model: Callable[..
     spec = preset("timm", config.image_size, config.channels)
     checkpoint = Checkpoint(config=config, tensors=model.state_dict(), preprocess=spec)
     exported = prepare_export(checkpoint, OPTIONS.get(kind, GraphOptions()))
-    write_onnx(exported, tmp_path / "model.onnx")
+    write_export(exported, tmp_path / "model.onnx")
     for who, run in both_runtimes(tmp_path / "model.onnx").items():
         for batch in (1, 3):
             assert_same(run, exported.graph, torch.randn(batch, config.channels, *config.image_size), who)
@@ -123,7 +123,7 @@ def outputs_of(exported: Exported) -> tuple[str, ...]:
 def test_a_picture_with_too_few_patches_to_merge_is_refused(make_model: Callable[..., ViT], tmp_path: Path) -> None:
     model = make_model(depth=2, merge=(2, 0))
     checkpoint = Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=preset("timm", 32))
-    write_onnx(prepare_export(checkpoint, GraphOptions(dynamic_size=True)), tmp_path / "model.onnx")
+    write_export(prepare_export(checkpoint, GraphOptions(dynamic_size=True)), tmp_path / "model.onnx")
     runtime = vitrail.load(tmp_path / "model.onnx").runtime
     assert runtime.logits(np.zeros((1, 3, 8, 16), np.float32)).shape == (1, 7)
     with pytest.raises(InputError, match="merges patches, and a picture of 8×8 pixels has too few"):
@@ -220,7 +220,7 @@ def graph_file(make_model: Callable[..., ViT], tmp_path: Path) -> tuple[Path, Gr
     spec = preset("timm", model.config.image_size, model.config.channels)
     checkpoint = Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=spec)
     exported = prepare_export(checkpoint, GraphOptions())
-    write_onnx(exported, tmp_path / "model.onnx")
+    write_export(exported, tmp_path / "model.onnx")
     return tmp_path / "model.onnx", exported.graph
 
 

@@ -13,12 +13,20 @@ from conftest import TINY, randomize
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.model import ViT
-from vitrail.runtimes import int8 as quantizing
-from vitrail.runtimes import int8 as quantizing_tools
-from vitrail.runtimes.exporter import Exported, Target, prepare_export, write_export
+from vitrail.runtimes import int8
+from vitrail.runtimes.exporter import Exported, prepare_export
 from vitrail.runtimes.graph import GraphOptions
-from vitrail.runtimes.int8 import PLAIN, Job, Method, accepts, quantize, write_controlled, write_int8
-from vitrail.runtimes.int8_trials import Calibration, Candidate, Goal, Pictures, Trial, check_telling, format_trials
+from vitrail.runtimes.int8 import OPENVINO, PLAIN, Int8Job, Method, accepts, quantize
+from vitrail.runtimes.int8_trials import (
+    ByteImages,
+    CalibrationSet,
+    Candidate,
+    Goal,
+    Trial,
+    check_telling,
+    format_trials,
+)
+from vitrail.runtimes.openvino_runtime import write_export
 from vitrail.weights.checkpoint import Checkpoint
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -34,9 +42,9 @@ def draw(count: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, A
     return np.clip(kinds[targets] + noise, 0, 255).astype(np.uint8), targets
 
 
-def pictures(count: int, seed: int) -> Pictures:
+def pictures(count: int, seed: int) -> ByteImages:
     pixels, targets = draw(count, seed)
-    return Pictures(pixels=pixels, spec=SPEC, targets=targets)
+    return ByteImages(pixels=pixels, spec=SPEC, targets=targets)
 
 
 def make_checkpoint() -> Checkpoint:
@@ -61,7 +69,7 @@ class Plain:
     exported: Exported
     folder: Path
 
-    def path(self, target: Target) -> Path:
+    def path(self, target: str) -> Path:
         return self.folder / ("float32" if target == "openvino" else "graph.onnx")
 
 
@@ -69,26 +77,26 @@ class Plain:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
     folder = tmp_path_factory.mktemp("plain")
     exported = prepare_export(make_checkpoint(), GraphOptions())
-    write_export(exported, folder / "float32", "openvino")  # which leaves its ONNX graph beside it
+    write_export(exported, folder / "float32")  # which leaves its ONNX graph beside it
     return Plain(exported, folder)
 
 
-CALIBRATION = Calibration(ranges=pictures(24, 2), choosing=pictures(40, 3), accepting=pictures(40, 4))
+CALIBRATION = CalibrationSet(ranges=pictures(24, 2), choosing=pictures(40, 3), accepting=pictures(40, 4))
 
 
-def close_calls(seed: int) -> Pictures:
+def close_calls(seed: int) -> ByteImages:
     """Mixtures of two kinds, on which the slightest change of a number changes the answer."""
     pixels = draw(32, seed)[0].astype(float)
     first, second = pixels[0::4], pixels[1::4]
     mixed = [(1 - share) * first + share * second for share in np.linspace(0.3, 0.7, 5)]
-    return Pictures(pixels=np.concatenate(mixed).astype(np.uint8), spec=SPEC)
+    return ByteImages(pixels=np.concatenate(mixed).astype(np.uint8), spec=SPEC)
 
 
-BLACK = Pictures(pixels=np.zeros((8, 3, 32, 32), dtype=np.uint8), spec=SPEC)
+BLACK = ByteImages(pixels=np.zeros((8, 3, 32, 32), dtype=np.uint8), spec=SPEC)
 
 
 @pytest.mark.parametrize(("target", "name"), [("openvino", "q"), ("onnx", "q.onnx")])
-def test_what_is_accepted_loads_and_agrees(plain: Plain, tmp_path: Path, target: Target, name: str) -> None:
+def test_what_is_accepted_loads_and_agrees(plain: Plain, tmp_path: Path, target: str, name: str) -> None:
     draft = tmp_path / name
     result = quantize(plain.exported.manifest, plain.path(target), draft, target, CALIBRATION, Goal())
     assert [trial.part for trial in result.trials] == [
@@ -119,19 +127,19 @@ def test_weights_are_really_in_8_bits(plain: Plain, tmp_path: Path) -> None:
     draft = tmp_path / "q.onnx"
     quantize(plain.exported.manifest, plain.path("onnx"), draft, "onnx", CALIBRATION, Goal())
     weights = onnx.load(str(draft)).graph.initializer
-    int8 = sum(np.prod(tensor.dims) for tensor in weights if tensor.data_type == onnx.TensorProto.INT8)
-    assert int8 >= 2 * (4 * 32 * 32 + 2 * 32 * 64)  # all matrices of both blocks
+    in_int8 = sum(np.prod(tensor.dims) for tensor in weights if tensor.data_type == onnx.TensorProto.INT8)
+    assert in_int8 >= 2 * (4 * 32 * 32 + 2 * 32 * 64)  # all matrices of both blocks
     assert all(tensor.HasField("raw_data") for tensor in weights), "the checksum covers raw bytes only"
 
 
 @pytest.mark.parametrize(("target", "name"), [("openvino", "q"), ("onnx", "q.onnx")])
 def test_what_changes_the_answers_is_refused_with_the_table(
-    plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Target, name: str
+    plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, name: str
 ) -> None:
     methods = (PLAIN, Method(name="int8, SmoothQuant 0.5", smoothing=0.5))[: 2 if target == "openvino" else 1]
-    monkeypatch.setattr(quantizing, "METHODS", {target: methods})
-    monkeypatch.setattr(quantizing, "NEAR", 0.0)  # nothing is put back to float32
-    hard = Calibration(ranges=BLACK, choosing=close_calls(6), accepting=close_calls(7))
+    monkeypatch.setattr(int8, target.upper(), replace(getattr(int8, target.upper()), methods=methods))
+    monkeypatch.setattr(int8, "NEAR", 0.0)  # nothing is put back to float32
+    hard = CalibrationSet(ranges=BLACK, choosing=close_calls(6), accepting=close_calls(7))
     with pytest.raises(WeightsError) as caught:
         quantize(plain.exported.manifest, plain.path(target), tmp_path / name, target, hard, Goal())
     message = str(caught.value)
@@ -152,8 +160,8 @@ def test_layers_that_hurt_go_back_to_float32(plain: Plain, tmp_path: Path) -> No
     """Accuracy control, where 8 bits change the answers."""
     close = close_calls(6)
     few = replace(close, pixels=close.pixels[::4])
-    bad = Calibration(ranges=BLACK, choosing=few, accepting=few)
-    job = Job(
+    bad = CalibrationSet(ranges=BLACK, choosing=few, accepting=few)
+    job = Int8Job(
         plain=plain.path("openvino"),
         folder=tmp_path,
         target="openvino",
@@ -161,9 +169,10 @@ def test_layers_that_hurt_go_back_to_float32(plain: Plain, tmp_path: Path) -> No
         calibration=bad,
         goal=Goal(agreement=1.0),
     )
-    path = write_controlled(job, PLAIN)
+    assert OPENVINO.write_controlled is not None
+    path = job.write(OPENVINO.write_controlled, PLAIN)
     expected = Candidate("float32", job.plain, "openvino", job.manifest).logits(bad.choosing)
-    worse = write_int8(job, PLAIN)
+    worse = job.write(OPENVINO.write, PLAIN)
     before, _ = Candidate("int8", worse, "openvino", job.manifest).try_on(few, "choosing", expected)
     assert before.agreement < 1, "there was nothing to mend"
     trial, _ = Candidate("controlled", path, "openvino", job.manifest).try_on(bad.choosing, "choosing", expected)
@@ -224,13 +233,13 @@ def test_pictures_that_prove_nothing() -> None:
 
 
 def test_too_large_for_onnx(plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantizing, "LARGEST_ONNX", 1000)
-    with pytest.raises(WeightsError, match="up to 2 GB"):
+    monkeypatch.setattr(int8, "ONNX", replace(int8.ONNX, largest=1000))
+    with pytest.raises(WeightsError, match="int8 for ONNX Runtime is for models of up to"):
         quantize(plain.exported.manifest, plain.path("onnx"), tmp_path / "q.onnx", "onnx", CALIBRATION, Goal())
 
 
 def test_smoothing_is_off_then_swept() -> None:
-    for methods in quantizing_tools.METHODS.values():
-        swept = [method.smoothing for method in methods]
+    for quantizer in (int8.ONNX, OPENVINO):
+        swept = [method.smoothing for method in quantizer.methods]
         assert swept[0] is None
         assert {0.05, 0.15, 0.3, 0.5, 0.8, 0.95} <= set(swept)

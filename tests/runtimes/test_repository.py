@@ -24,9 +24,9 @@ from tests.prediction.conftest import CLASSES, write_tiny
 import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.runtimes import exporter as proving
-from vitrail.runtimes import repository
+from vitrail.runtimes import openvino_runtime, repository
 from vitrail.runtimes.repository import choose_name
+from vitrail.runtimes.runtime import Run
 
 TRITON_TYPES = {"TYPE_UINT8": "tensor(uint8)", "TYPE_FP32": "tensor(float)"}
 # What OpenVINO Model Server's schema of config.json prescribes for the keys that we write; it forbids all others.
@@ -74,7 +74,7 @@ def models(kept: Path, tmp_path: Path) -> Path:
 def quick(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracing the graph takes seconds: copy what was written for the same weights; all the rest happens as usual."""
     written = kept / "models" / "animals" / "1" / "model.onnx"
-    monkeypatch.setattr("vitrail.verbs.export.write_export", lambda _, draft, __: shutil.copy(written, draft))
+    monkeypatch.setattr("vitrail.runtimes.onnx_runtime.write_export", lambda _, draft: shutil.copy(written, draft))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -183,13 +183,13 @@ def test_a_failed_proof_changes_nothing(
     """OpenVINO's proof comes last, when everything else is there already."""
     target = models if existing else models.parent / "new"
     before = sorted(path.name for path in models.parent.iterdir()), content(models)
-    right = proving.open_draft
+    right = openvino_runtime.open_draft
 
-    def wrong(draft: Path, kind: Any) -> proving.Run:
-        run = right(draft, kind)
-        return run if kind == "onnx" else lambda batch: [output + 1 for output in run(batch)]
+    def wrong(draft: Path) -> Run:
+        run = right(draft)
+        return lambda batch: [output + 1 for output in run(batch)]
 
-    monkeypatch.setattr(proving, "open_draft", wrong)
+    monkeypatch.setattr(openvino_runtime, "open_draft", wrong)
     with pytest.raises(WeightsError, match="run by openvino, gives different probabilities"):
         vitrail.export(kept / "tiny.safetensors", repository=target, name="more")
     assert (sorted(path.name for path in models.parent.iterdir()), content(models)) == before

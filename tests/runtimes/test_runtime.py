@@ -5,25 +5,20 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tests.prediction.conftest import CLASSES
-from tests.prediction.test_predictor import Upside
 
 import vitrail
 from vitrail.errors import WeightsError
 from vitrail.runtimes import runtime as dividing
-from vitrail.runtimes import runtime as opening
 from vitrail.runtimes.contestants import cores
 from vitrail.runtimes.runtime import (
     TOKENS_PER_SHARE,
     Floats,
     LoadOptions,
-    Runtime,
-    RuntimeKind,
     compute_divided,
     open_runtime,
 )
@@ -40,28 +35,12 @@ def test_torch_runs_checkpoints(checkpoint_file: Path) -> None:
     assert vitrail.load(checkpoint_file).facts() == facts.facts()
 
 
-def test_a_new_runtime_is_one_entry(
-    checkpoint_file: Path, photos: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    _, facts = open_runtime(locate(checkpoint_file), LoadOptions())
-
-    def open_upside(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
-        return Upside(), Metadata(preprocess=facts.preprocess, classes=("r", "g", "b"))
-
-    (tmp_path / "a.upside").touch()
+def test_what_no_runtime_opens(tmp_path: Path) -> None:
     located = Located(name="a.upside", path=tmp_path / "a.upside")
     with pytest.raises(
-        WeightsError,
-        match=r"a.upside ends in .upside, which no runtime of this version opens \(torch, ONNX Runtime, OpenVINO\)",
+        WeightsError, match=r"ends in .upside, which none of the runtimes opens \(torch, ONNX Runtime, OpenVINO\)"
     ):
         open_runtime(located, LoadOptions())
-    kind = RuntimeKind(key="upside", name="upside", suffixes=frozenset({".upside"}), module="upside")
-    monkeypatch.setitem(sys.modules, "upside", SimpleNamespace(open_source=open_upside))
-    monkeypatch.setattr(opening, "RUNTIMES", (*opening.RUNTIMES, kind))
-    monkeypatch.setattr("vitrail.prediction.predictor.locate", lambda source, allow_export: located)
-    loaded = vitrail.load("a.upside")
-    assert loaded.num_classes == 3
-    assert loaded.predict(photos[0]).label in ("r", "g", "b")
 
 
 Seen = list[tuple[int, int, int]]  # pictures, cores and thread of each call

@@ -16,7 +16,7 @@ from vitrail.model import ViT, variants
 from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
 from vitrail.training import TrainConfig, recipe
-from vitrail.training.auto_config import Backbone, Look, choose, look_at, resolve
+from vitrail.training.auto_config import Backbone, PictureKind, choose, look_at, resolve
 from vitrail.training.config import apply_changes, field_homes, flatten
 from vitrail.training.recipes import RECIPES
 from vitrail.weights.checkpoint import Checkpoint
@@ -111,10 +111,10 @@ def folder_of(tmp_path: Path, size: tuple[int, int], mode: str = "RGB") -> Path:
 
 
 def test_photographs_are_large_and_have_colours(tmp_path: Path) -> None:
-    assert look_at(open_data(folder_of(tmp_path / "photos", (96, 80))).split("train")) == Look(80, False)
-    assert look_at(open_data(folder_of(tmp_path / "scans", (96, 80), "L")).split("train")) == Look(80, True)
-    assert not Look(80, True).is_photograph
-    assert not Look(32, False).is_photograph
+    assert look_at(open_data(folder_of(tmp_path / "photos", (96, 80))).split("train")) == PictureKind(80, False)
+    assert look_at(open_data(folder_of(tmp_path / "scans", (96, 80), "L")).split("train")) == PictureKind(80, True)
+    assert not PictureKind(80, True).is_photograph
+    assert not PictureKind(32, False).is_photograph
     assert look_at(arrays(4, 3, 96).split("train")).is_photograph
 
 

@@ -15,11 +15,11 @@ from vitrail.errors import ConfigError
 from vitrail.training import Listener, Schedule, loop
 from vitrail.training.budget import Pace, curve_position, first_plan, fitting_epochs, revise
 from vitrail.training.config import describe_config
-from vitrail.training.curves import Row, read_rows
+from vitrail.training.curves import EpochRow, read_rows
 from vitrail.training.loop import Trainer
 from vitrail.training.optim import lr_factor
 from vitrail.training.run_folder import refuse_conflicts
-from vitrail.training.snapshots import list_snapshots, read_progress
+from vitrail.training.snapshots import list_snapshots, read_state
 
 from .conftest import quick_config
 
@@ -44,10 +44,10 @@ class Watch(Listener):
         step = trainer.step
 
         def slow(*arguments):
-            clock.now += seconds_of(trainer.progress.epoch)
+            clock.now += seconds_of(trainer.state.epoch)
             result = step(*arguments)
             self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-            if trainer.progress.step == stop_at:
+            if trainer.state.step == stop_at:
                 raise KeyboardInterrupt
             return result
 
@@ -119,14 +119,14 @@ def test_without_room_for_another_epoch_the_run_ends_well_and_says_so(
     assert (trainer.folder / "weights" / "best.safetensors").is_file()
     rows = read_rows(trainer.folder / "results.csv")
     assert [row.epoch for row in rows] == [1, 2]
-    assert isinstance(rows[-1], Row)
+    assert isinstance(rows[-1], EpochRow)
 
 
 def test_an_epoch_that_takes_too_long_ends_early(make_trainer: Callable[..., Trainer], clock: Clock) -> None:
     """Planned with 50 s for each; then its four steps would take 20 minutes."""
     trainer = make(make_trainer)
     Watch(trainer, clock, lambda epoch: 250.0)
-    trainer._judging_pace = 0.0
+    trainer._evaluation_pace = 0.0
     progress = trainer.run()
     assert (progress.epoch, progress.step) == (1, 3)
     assert progress.seconds == pytest.approx(750.0), "after the step that went over it"
@@ -145,16 +145,16 @@ def test_a_resumed_run_goes_on_with_its_plan(make_trainer: Callable[..., Trainer
     two = Watch(stopped, clock, lambda epoch: speeds.get(epoch, 25.0), stop_at=13)  # in the fourth epoch
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
-    saved = read_progress(list_snapshots(stopped.last)[-1])
+    saved = read_state(list_snapshots(stopped.last)[-1])
     assert saved.step == 12
     assert saved.plan is not None
-    assert saved.plan.epochs == whole.progress.epoch
+    assert saved.plan.epochs == whole.state.epoch
     clock.now += 1e6  # a long pause, which is not the run's
     again = make(make_trainer, "parts")
     three = Watch(again, clock, lambda epoch: speeds.get(epoch, 25.0))
     again.resume()
     again.run()
-    assert again.progress.epoch == whole.progress.epoch
+    assert again.state.epoch == whole.state.epoch
     assert three.rates == one.rates[12:]
     assert two.rates[:12] == one.rates[:12]
 

@@ -12,12 +12,12 @@ from vitrail.model import ViT, variant
 from vitrail.report.blocks import Paragraph, Plots
 from vitrail.report.sections import training_section
 from vitrail.training.config import Optim, Start, TrainConfig
-from vitrail.training.curves import Row, append_row, best_row, draw_curves, keep_rows, learning_rates, read_rows
+from vitrail.training.curves import EpochRow, append_row, best_row, draw_curves, keep_rows, learning_rates, read_rows
 from vitrail.training.optim import group_parameters
 
 
-def row(epoch: int, *, judged: bool = True) -> Row:
-    return Row(
+def row(epoch: int, *, judged: bool = True) -> EpochRow:
+    return EpochRow(
         epoch=epoch,
         step=10 * epoch,
         lr=0.1 / epoch,

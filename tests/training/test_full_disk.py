@@ -69,7 +69,7 @@ def test_whichever_call_fails_the_older_checkpoint_stays(make_trainer: Callable[
     old = contents(last)
     number = 0
     for turn in count(2):
-        number, trainer.progress.step = divmod(turn, 2)  # the same step again, and the next
+        number, trainer.state.step = divmod(turn, 2)  # the same step again, and the next
         with failing(Disk(last, number)) as disk, suppress(OSError):
             trainer.save()
         assert set(old) <= set(contents(last)), disk.failed
@@ -77,6 +77,6 @@ def test_whichever_call_fails_the_older_checkpoint_stays(make_trainer: Callable[
         for path in list_snapshots(last):
             snapshots.verify(path)
         shutil.rmtree(last / "step-000000001", ignore_errors=True)
-        if not disk.failed and trainer.progress.step:
+        if not disk.failed and trainer.state.step:
             break
     assert number > 4

@@ -19,9 +19,9 @@ from processes import run
 from vitrail.errors import VitrailError
 from vitrail.ranks import Ranks
 from vitrail.training import Listener, snapshots, train
-from vitrail.training.curves import Row, best_row
+from vitrail.training.curves import EpochRow, best_row
 from vitrail.training.loop import Trainer
-from vitrail.training.objectives import Judgement
+from vitrail.training.objectives import SplitScore
 from vitrail.training.signals import Signals
 from vitrail.training.snapshots import list_snapshots
 from vitrail.weights.read import open_checkpoint
@@ -80,7 +80,7 @@ def test_killed_while_writing_a_checkpoint(make_trainer: Callable[..., Trainer],
         raise KeyboardInterrupt
 
     monkeypatch.setattr(snapshots, "_finish", interrupt)
-    trainer.progress.step = 9
+    trainer.state.step = 9
     with pytest.raises(KeyboardInterrupt):
         trainer.save()
     monkeypatch.undo()
@@ -111,11 +111,11 @@ def test_average_is_what_it_says(make_trainer: Callable[..., Trainer]) -> None:
     trainer.listener = Watch()
     trainer.run()
     assert seen == [1, 2, 3, 4]
-    assert trainer.average is not None
-    for name, tensor in trainer.average.tensors.items():
+    assert trainer.ema is not None
+    for name, tensor in trainer.ema.tensors.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
     kept = open_checkpoint(trainer.folder).tensors
-    assert all(torch.equal(kept[name], tensor) for name, tensor in trainer.average.tensors.items())
+    assert all(torch.equal(kept[name], tensor) for name, tensor in trainer.ema.tensors.items())
 
 
 def test_early_stopping(make_trainer: Callable[..., Trainer]) -> None:
@@ -128,11 +128,11 @@ def test_of_equally_good_epochs_the_last_is_kept_and_patience_still_ends(make_tr
     trainer = make_trainer(epochs=50, patience=3, ema=None)
     answers = iter([(0.5, 1.0), (0.8, 0.6), (0.8, 0.5), (0.7, 0.4), (0.8, 0.7), (0.6, 0.5), (0.8, 0.404), (0.9, 0.1)])
 
-    def judge(_: object) -> Judgement:
+    def evaluate(_: object) -> SplitScore:
         accuracy, loss = next(answers)
-        return Judgement(loss=loss, accuracy=accuracy, count=10)
+        return SplitScore(loss=loss, accuracy=accuracy, count=10)
 
-    vars(trainer)["judge"] = judge
+    vars(trainer)["evaluate"] = evaluate
     trainer.listener = notes = Notes()
     progress = trainer.run()
     assert (progress.best_epoch, progress.best_accuracy, progress.best_loss) == (7, 0.8, 0.404)
@@ -145,25 +145,25 @@ def test_of_equally_good_epochs_the_last_is_kept_and_patience_still_ends(make_tr
 class Notes(Listener):
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.rows: list[Row] = []
+        self.rows: list[EpochRow] = []
 
     def said(self, message: str) -> None:
         self.notes.append(message)
 
-    def finished_epoch(self, row: Row, is_best: bool) -> None:
+    def finished_epoch(self, row: EpochRow, is_best: bool) -> None:
         self.rows.append(row)
 
 
 def test_a_rescue_after_validation_brings_the_weights_back(make_trainer: Callable[..., Trainer]) -> None:
     """Validation is of the averaged weights; what is restored must outlast them."""
     trainer = make_trainer(epochs=3, ema=0.9)
-    plain_judge, plain_restore = trainer.judge, trainer._restore
+    plain_evaluate, plain_restore = trainer.evaluate, trainer._restore
     restored: dict[str, torch.Tensor] = {}
     seen: list[bool] = []
 
-    def judge(loader: object) -> Judgement:
-        found = plain_judge(loader)
-        return replace(found, loss=math.nan) if trainer.progress.epoch == 1 and not restored else found
+    def evaluate(loader: object) -> SplitScore:
+        found = plain_evaluate(loader)
+        return replace(found, loss=math.nan) if trainer.state.epoch == 1 and not restored else found
 
     def restore(path: Path) -> bool:
         finite = plain_restore(path)
@@ -177,7 +177,7 @@ def test_a_rescue_after_validation_brings_the_weights_back(make_trainer: Callabl
             seen.append(all(torch.equal(restored[name], now) for name, now in trainer.model.state_dict().items()))
         plain_epoch(signals)
 
-    trainer.judge, trainer._restore, trainer._train_epoch = judge, restore, train_epoch
+    trainer.evaluate, trainer._restore, trainer._train_epoch = evaluate, restore, train_epoch
     trainer.run()
     assert seen == [True]
 

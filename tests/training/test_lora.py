@@ -103,7 +103,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(make_trainer: Callable[..., 
         broken.run()
     again = make_trainer("broken", **LORA, weights=base, save_minutes=1e-6)
     again.resume()
-    assert again.progress.step > 0
+    assert again.state.step > 0
     again.run()
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name]), name

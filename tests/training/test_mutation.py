@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 import yaml
 
-from fuzzing import cases
-from mutation import attack, mutate, mutate_json
+from fuzzing import attack, cases, damaged, mutate, twist
 from vitrail.data import Dataset
 from vitrail.data.source import FileSource
 from vitrail.data.split import read_split, write_split
 from vitrail.ranks import Ranks
 from vitrail.schema import to_dict
 from vitrail.training.curves import append_row, draw_curves, keep_rows, read_rows
-from vitrail.training.run_data import keep_own
-from vitrail.training.run_data import read_rows as read_split_rows
+from vitrail.training.run_data import keep_own, read_split_rows
 from vitrail.training.run_folder import read_config
 from vitrail.training.setup import prepare_run, training_loader
-from vitrail.training.snapshots import STATE, Plan, Progress, _checksum, pick_whole, read_state, save
+from vitrail.training.snapshots import STATE, BudgetPlan, RunState, _checksum, pick_whole, read_state, save
 
 from .conftest import part_of_digits, quick_config
 from .test_curves import row
@@ -35,8 +33,10 @@ CASES = cases(100)
 
 def resign(data: bytes, draw: random.Random) -> bytes:
     """A state that was changed by somebody who knows how to sum it up."""
-    facts: Any = mutate_json(json.loads(data), draw)
-    facts.pop("crc32", None)
+    facts: Any = twist(json.loads(data), draw)
+    if not isinstance(facts, dict):
+        return json.dumps(facts).encode()
+    facts = {name: value for name, value in facts.items() if name != "crc32"}
     return json.dumps({**facts, "crc32": _checksum(facts)}).encode()
 
 
@@ -45,10 +45,10 @@ def test_state(change: Any, tmp_path: Path) -> None:
     config = quick_config()
     setup = prepare_run(config, part_of_digits(config))
     loader = training_loader(setup, Ranks())
-    plan = Plan(epochs=7, curve_steps=70, step=12, position=9.5)
+    plan = BudgetPlan(epochs=7, curve_steps=70, step=12, position=9.5)
     state = {**loader.state_dict(), "broken": {"a/b.png": "cannot be read"}}
-    progress = Progress(step=7, epoch=0, loss_count=7, loss_sum=3.5, best_loss=0.5, plan=plan, loader=state)
-    path = save(tmp_path, tensors(1.0), progress, Ranks())
+    state = RunState(step=7, epoch=0, loss_count=7, loss_sum=3.5, best_loss=0.5, plan=plan, loader=state)
+    path = save(tmp_path, tensors(1.0), state, Ranks())
     old = json.loads((path / STATE).read_text())
     originals = [(path / STATE).read_bytes()]
     if change is mutate:
@@ -57,9 +57,9 @@ def test_state(change: Any, tmp_path: Path) -> None:
     def read(data: bytes) -> None:
         (path / STATE).write_bytes(data)
         pick_whole(tmp_path, set())
-        loader.load_state_dict(read_state(path).progress.loader)
+        loader.load_state_dict(read_state(path).loader)
 
-    outcomes = attack(read, originals, CASES, change=change)
+    outcomes = attack(read, damaged(originals, change), CASES)
     assert outcomes["refused"] > CASES / 2
 
 
@@ -80,7 +80,7 @@ def test_results(tmp_path: Path) -> None:
             drawn += 1
         keep_rows(path, 3)
 
-    outcomes = attack(read, [original], CASES)
+    outcomes = attack(read, damaged([original]), CASES)
     assert outcomes["refused"] > CASES / 4
 
 
@@ -103,8 +103,8 @@ def test_split(tmp_path: Path) -> None:
         path.write_bytes(data)
         read_split(path, keys)
 
-    assert attack(read, [original], CASES)["refused"] > CASES / 4
-    assert attack(read_strictly, [original], CASES // 4)["refused"] > CASES / 16
+    assert attack(read, damaged([original]), CASES)["refused"] > CASES / 4
+    assert attack(read_strictly, damaged([original]), CASES // 4)["refused"] > CASES / 16
 
 
 def test_config(tmp_path: Path) -> None:
@@ -117,4 +117,4 @@ def test_config(tmp_path: Path) -> None:
 
     bomb = b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\nd: [*c,*c]\n"
     dates = b"start: 2001-99-99\nseed: !!int " + b"9" * 5000
-    assert attack(read, [original, bomb, dates], CASES // 4)["refused"] > CASES / 20
+    assert attack(read, damaged([original, bomb, dates]), CASES // 4)["refused"] > CASES / 20

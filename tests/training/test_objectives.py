@@ -16,9 +16,9 @@ from vitrail.training import loop
 from vitrail.training.config import TRAININGS, Start
 from vitrail.training.gradients import Scores
 from vitrail.training.loop import Trainer
-from vitrail.training.objectives import OBJECTIVES, Classification, Judgement, make_objective
+from vitrail.training.objectives import OBJECTIVES, Objective, SplitScore, make_objective
 from vitrail.training.setup import Setup
-from vitrail.training.snapshots import Progress
+from vitrail.training.snapshots import RunState
 
 LOGITS = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 3, 9, 2, 2, 7])
@@ -26,7 +26,7 @@ LABELS = torch.tensor([0, 3, 9, 2, 2, 7])
 
 def test_labels_and_shares_of_classes_have_one_loss(make_setup: Callable[..., Setup]) -> None:
     objective = make_objective(make_setup(label_smoothing=0.1))
-    assert type(objective) is Classification
+    assert type(objective) is Objective
     shares = F.one_hot(LABELS, 10).float()
     torch.testing.assert_close(objective.loss(LOGITS, LABELS), objective.loss(LOGITS, shares))
     torch.testing.assert_close(
@@ -49,15 +49,15 @@ def test_a_loss_runs_away_above_chance_only(
 
 def test_patience_waits_for_a_lower_loss_too_but_accuracy_decides(make_setup: Callable[..., Setup]) -> None:
     objective = make_objective(make_setup())
-    progress = Progress(best_accuracy=0.5, lowest_val_loss=1.0)
-    assert objective.improves(Judgement(loss=0.9, accuracy=0.4, count=10), progress)
-    assert not objective.is_better(Judgement(loss=0.9, accuracy=0.4, count=10), progress)
-    assert objective.is_better(Judgement(loss=1.04, accuracy=0.5, count=10), progress)
-    assert not objective.is_better(Judgement(loss=1.2, accuracy=0.5, count=10), progress), "overfitted"
+    state = RunState(best_accuracy=0.5, lowest_val_loss=1.0)
+    assert objective.improves(SplitScore(loss=0.9, accuracy=0.4, count=10), state)
+    assert not objective.is_better(SplitScore(loss=0.9, accuracy=0.4, count=10), state)
+    assert objective.is_better(SplitScore(loss=1.04, accuracy=0.5, count=10), state)
+    assert not objective.is_better(SplitScore(loss=1.2, accuracy=0.5, count=10), state), "overfitted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regression(Classification):
+class Regression(Objective):
     """Another objective: the logits themselves shall be the label."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -78,10 +78,10 @@ def test_the_loop_learns_what_another_objective_asks_for(
     setup = make_setup(epochs=2, mixup=0.0, ema=None)
     trainer = Trainer(setup, Ranks(), tmp_path)
     assert trainer.val_loader is not None
-    before = trainer.judge(trainer.val_loader)
-    progress = trainer.run()
+    before = trainer.evaluate(trainer.val_loader)
+    state = trainer.run()
     assert before.loss > 20, "labels are 0 to 9, and first outputs near 0"
-    assert progress.lowest_val_loss < 0.8 * before.loss
+    assert state.lowest_val_loss < 0.8 * before.loss
 
 
 def test_no_branch_of_the_loop_names_a_recipe() -> None:

@@ -50,7 +50,7 @@ def test_a_flipped_bit_is_named_and_the_older_checkpoint_used(
     again.resume()
     assert "step-000000008" in notes.notes[0]
     assert "checksum" in notes.notes[0]
-    assert again.progress.step == 4
+    assert again.state.step == 4
     assert (again.last / "damaged-step-000000008").is_dir()
     assert again.run().epoch == 2
     assert list_snapshots(again.last)[-1].name == "step-000000008"
@@ -70,7 +70,7 @@ def test_other_damage(damage: str, begun: Trainer, make_trainer: Callable[..., T
         (newest / "more.safetensors").write_bytes(b"")
     again = make_trainer(epochs=2)
     again.resume()
-    assert again.progress.step == 4
+    assert again.state.step == 4
 
 
 def test_without_a_whole_checkpoint_there_is_an_error(begun: Trainer, make_trainer: Callable[..., Trainer]) -> None:
@@ -94,7 +94,7 @@ def spoil(path: Path, part: str) -> None:
         metadata = file.metadata()
     save_file(tensors, shard(path), metadata)
     (path / STATE).unlink()
-    snapshots.write_state(path, state.progress, facts["world_size"])
+    snapshots.write_state(path, state, facts["world_size"])
 
 
 @pytest.mark.parametrize("part", ["model.", "optimizer."])
@@ -105,7 +105,7 @@ def test_a_checkpoint_with_nan_is_not_tried_three_times(
     again = make_trainer(epochs=3)
     again.listener = notes = Notes()
     again.resume()
-    assert again.progress.step == 4
+    assert again.state.step == 4
     assert ["not finite" in note for note in notes.notes] == [True]
     assert again.run().epoch == 3
     assert len(notes.notes) == 1, "no rescue was needed"

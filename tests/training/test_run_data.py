@@ -19,7 +19,7 @@ from vitrail.training import Listener, TrainConfig, train
 from vitrail.training import run_data as contents
 from vitrail.training.config import apply_changes
 from vitrail.training.recipes import recipe
-from vitrail.training.run_data import contents_key, read_rows, reopen_data, report_replaced, write_contents
+from vitrail.training.run_data import contents_key, read_split_rows, reopen_data, report_replaced, write_contents
 from vitrail.weights.read import open_checkpoint
 
 
@@ -220,7 +220,7 @@ def test_of_many_training_pictures_a_few_may_be_missing(tmp_path: Path) -> None:
         draw(data / "blue" / f"{index}.png", (0, index, 200))
     config = config_for(data)
     train(apply_changes(config, {"epochs": 1}), tmp_path / "run")
-    rows = read_rows(tmp_path / "run" / "split.csv")
+    rows = read_split_rows(tmp_path / "run" / "split.csv")
     gone = next(row.key for row in rows if row.split == "train")
     (data / gone).unlink()
     notes: list[str] = []
@@ -260,4 +260,4 @@ def test_a_table_keeps_the_labels_that_the_run_began_with(tmp_path: Path) -> Non
 def test_a_damaged_file_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "split.csv").write_text(text)
     with pytest.raises(DataError, match="damaged"):
-        read_rows(tmp_path / "split.csv")
+        read_split_rows(tmp_path / "split.csv")

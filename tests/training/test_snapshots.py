@@ -10,7 +10,7 @@ from vitrail.errors import WeightsError
 from vitrail.ranks import Ranks
 from vitrail.training import snapshots
 from vitrail.training.loop import Trainer
-from vitrail.training.snapshots import Progress
+from vitrail.training.snapshots import RunState
 
 ALONE = Ranks()
 
@@ -25,59 +25,59 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     loader = {"epoch": 2, "batch": 3, "broken": {"a": "b"}}
-    progress = Progress(step=7, epoch=2, loss_sum=0.1 + 0.2, best_loss=0.5, loader=loader)
-    path = snapshots.save(tmp_path, tensors(5.0), progress, ALONE)
+    state = RunState(step=7, epoch=2, loss_sum=0.1 + 0.2, best_loss=0.5, loader=loader)
+    path = snapshots.save(tmp_path, tensors(5.0), state, ALONE)
     into = tensors(0.0)
-    assert snapshots.restore(path, into, ALONE) == progress
+    assert snapshots.restore(path, into, ALONE) == state
     assert all(torch.equal(into[name], tensor) for name, tensor in tensors(5.0).items())
     assert not list(path.glob("*.pt")), "no pickles"
 
 
 def test_infinity_survives(tmp_path: Path) -> None:
-    path = snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
-    assert snapshots.read_progress(path) == Progress(step=1)
+    path = snapshots.save(tmp_path, tensors(1.0), RunState(step=1), ALONE)
+    assert snapshots.read_state(path) == RunState(step=1)
 
 
 def test_two_are_kept_and_drafts_are_swept(tmp_path: Path) -> None:
     (tmp_path / ".step-000000001.draft").mkdir()
     (tmp_path / "step-000000000").mkdir()  # without its state: not complete
     for step in range(1, 5):
-        snapshots.save(tmp_path, tensors(step), Progress(step=step), ALONE)
+        snapshots.save(tmp_path, tensors(step), RunState(step=step), ALONE)
     assert [path.name for path in snapshots.list_snapshots(tmp_path)] == ["step-000000003", "step-000000004"]
     assert not list(tmp_path.glob(".*"))
 
 
 def test_the_last_epochs_end_is_kept_too(tmp_path: Path) -> None:
     for step in range(1, 6):
-        progress = Progress(step=step, loss_count=0 if step == 2 else 1)
-        snapshots.save(tmp_path, tensors(step), progress, ALONE)
+        state = RunState(step=step, loss_count=0 if step == 2 else 1)
+        snapshots.save(tmp_path, tensors(step), state, ALONE)
     names = [path.name[-1] for path in snapshots.list_snapshots(tmp_path)]
     assert names == ["2", "4", "5"]
-    assert str(snapshots.pick(tmp_path, set(), whole_epochs=True)).endswith("2")
-    assert str(snapshots.pick(tmp_path, {"step-000000005"}, whole_epochs=False)).endswith("4")
-    assert snapshots.pick(tmp_path / "nothing", set(), whole_epochs=False) is None
+    assert str(snapshots.pick_whole(tmp_path, whole_epochs=True, verified=False)[0]).endswith("2")
+    assert str(snapshots.pick_whole(tmp_path, {"step-000000005"}, verified=False)[0]).endswith("4")
+    assert snapshots.pick_whole(tmp_path / "nothing") == (None, {})
 
 
 def test_the_same_step_again_replaces_it_without_a_gap(tmp_path: Path, monkeypatch) -> None:
     """Killed between the two renames, the run still has what it needs under one of the names."""
-    snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
-    snapshots.save(tmp_path, tensors(2.0), Progress(step=1, epoch=1), ALONE)
-    assert snapshots.read_progress(tmp_path / "step-000000001").epoch == 1
+    snapshots.save(tmp_path, tensors(1.0), RunState(step=1), ALONE)
+    snapshots.save(tmp_path, tensors(2.0), RunState(step=1, epoch=1), ALONE)
+    assert snapshots.read_state(tmp_path / "step-000000001").epoch == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
 
 
 def test_what_was_half_removed_does_not_count_and_is_swept(tmp_path: Path) -> None:
-    path = snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
+    path = snapshots.save(tmp_path, tensors(1.0), RunState(step=1), ALONE)
     (path / "state.json").unlink()
     assert snapshots.list_snapshots(tmp_path) == []
-    snapshots.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
+    snapshots.save(tmp_path, tensors(2.0), RunState(step=2), ALONE)
     assert [each.name for each in tmp_path.iterdir()] == ["step-000000002"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "version"])
 def test_damage_is_said(damage: str, tmp_path: Path) -> None:
-    snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
-    path = snapshots.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
+    snapshots.save(tmp_path, tensors(1.0), RunState(step=1), ALONE)
+    path = snapshots.save(tmp_path, tensors(2.0), RunState(step=2), ALONE)
     shard = next(path.glob("*.safetensors"))
     if damage == "cut":
         shard.write_bytes(shard.read_bytes()[:-9])
@@ -104,7 +104,7 @@ def test_every_tensor_of_a_run_is_in_it(make_trainer: Callable[..., Trainer]) ->
 def test_a_second_signal_ends_a_save_and_not_what_was_saved(
     signal: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = snapshots.save(tmp_path, tensors(1.0), Progress(step=1), ALONE)
+    before = snapshots.save(tmp_path, tensors(1.0), RunState(step=1), ALONE)
 
     def fail(*_: object) -> None:
         raise signal
@@ -112,8 +112,8 @@ def test_a_second_signal_ends_a_save_and_not_what_was_saved(
     with monkeypatch.context() as patch:  # where torch waits for its writers, and wraps whatever it catches
         patch.setattr(snapshots.HuggingFaceStorageWriter, "write_data", fail)
         with pytest.raises(type(signal)) as raised:
-            snapshots.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
+            snapshots.save(tmp_path, tensors(2.0), RunState(step=2), ALONE)
     assert raised.value is signal
     assert snapshots.list_snapshots(tmp_path) == [before]
-    snapshots.save(tmp_path, tensors(2.0), Progress(step=2), ALONE)
+    snapshots.save(tmp_path, tensors(2.0), RunState(step=2), ALONE)
     assert not list(tmp_path.glob(".*")), "the draft is swept"

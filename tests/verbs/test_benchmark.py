@@ -170,7 +170,10 @@ def test_what_does_not_fit_together(
     with pytest.raises(WeightsError, match="torchvision cannot hold this model"):
         vitrail.benchmark(swiglu, **QUICK, compare=["torchvision"])
     real = contestants.find_spec
-    monkeypatch.setattr(contestants, "find_spec", lambda name: None if name in ("openvino", "timm") else real(name))
+    for module in ("registry", "runtimes.contestants"):
+        monkeypatch.setattr(
+            f"vitrail.{module}.find_spec", lambda name: None if name in ("openvino", "timm") else real(name)
+        )
     with pytest.raises(ConfigError, match=r'openvino: not installed; run: pip install "vitrail\[export\]"'):
         vitrail.benchmark(odd, **QUICK, runtimes=["openvino"])
     with pytest.raises(ConfigError, match=r'timm is not installed; run: pip install "vitrail\[peers\]"'):

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tests.data.conftest import make_folder  # noqa: F401 - a fixture
 
 import vitrail
 from faults import check_every_failure
+from fuzzing import in_fuzz_only
 from vitrail.canvas import save_figure
 from vitrail.cli.main import main
 from vitrail.explanation.paper_figures import save_paper_figure
@@ -90,3 +93,36 @@ def test_data_show_exits_with_2(
             assert re.fullmatch(r"error: .*/runs/\d+(/augmented\.png)?\b.*(No space|Permission|Input/output).*\n", said)
 
     check_every_failure(act, tmp_path / "runs", old_files("augmented.png"))
+
+
+@pytest.mark.parametrize("target", ["new.safetensors", "folder"])
+def test_convert(target: str, save_model: Callable[..., str], tmp_path: Path) -> None:
+    model = save_model(depth=1)
+    options: dict[str, Any] = {"format": "hf" if target == "folder" else "vitrail", "overwrite": True}
+    begin = old_files(target) if "." in target else lambda _: None
+    check_every_failure(lambda folder: vitrail.convert(model, folder / target, **options), tmp_path / "runs", begin)
+
+
+@in_fuzz_only
+def test_export(save_model: Callable[..., str], tmp_path: Path) -> None:
+    model = save_model(depth=1)
+    check_every_failure(
+        lambda folder: vitrail.export(model, folder / "m.onnx", overwrite=True), tmp_path / "runs", old_files("m.onnx")
+    )
+
+
+@in_fuzz_only
+@pytest.mark.usefixtures("no_report")
+def test_evaluate(
+    save_model: Callable[..., str],
+    make_folder: Callable[..., Path],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = count()
+    data = make_folder(*(f"class {index}" for index in range(3)), count=4)
+    model = vitrail.load(save_model(depth=1, num_classes=3))
+    monkeypatch.setattr("time.perf_counter", lambda: next(ticks) / 8)  # the files say how long it took
+    check_every_failure(
+        lambda folder: vitrail.evaluate(model, data, out=folder), tmp_path / "runs", old_files("metrics.json")
+    )

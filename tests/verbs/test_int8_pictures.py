@@ -13,7 +13,7 @@ from vitrail.data.preprocess import preset
 from vitrail.data.source import ArraySource, Dataset
 from vitrail.errors import DataError, WeightsError
 from vitrail.model import ViT
-from vitrail.runtimes.int8_trials import Goal, Pictures
+from vitrail.runtimes.int8_trials import ByteImages, Goal
 from vitrail.verbs import int8_pictures
 from vitrail.verbs.int8_pictures import is_unlabelled, read_calibration
 from vitrail.weights.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ def make_data(**counts: int) -> Dataset:
     return Dataset(name="greys", classes=CLASSES, splits=splits)
 
 
-def greys(pictures: Pictures) -> set[int]:
+def greys(pictures: ByteImages) -> set[int]:
     return set(pictures.pixels[:, 0, 0, 0].tolist())
 
 

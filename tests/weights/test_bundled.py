@@ -11,8 +11,8 @@ from vitrail.data import open_data
 from vitrail.data.config import DataConfig
 from vitrail.evaluation.measurement import measure_split
 from vitrail.weights.native import read_native
+from vitrail.weights.proof import sample_photos
 from vitrail.weights.resolve import BUNDLED, bundled_path
-from vitrail.weights.write import sample_photos
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -17,9 +17,10 @@ from vitrail.weights import write as module
 from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
+from vitrail.weights.proof import compare
 from vitrail.weights.read import FORMATS, read_checkpoint
 from vitrail.weights.resolve import FormatName
-from vitrail.weights.write import compare, convert, write_checkpoint
+from vitrail.weights.write import convert, write_checkpoint
 from weights_fixtures import FITTING
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,10 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Source
 from vitrail.data.transform import fit, fit_tensor, normalize
 from vitrail.errors import DataError, InputError
-from vitrail.rng import Draws, Integers
+from vitrail.rng import Draws, Floats, Integers
 from vitrail.wording import reason
+
+SUBSTITUTES = 20  # tries to find a readable picture in place of a broken one
 
 
 class Buffers:
@@ -59,17 +61,17 @@ class Buffers:
         return torch.as_tensor(array)
 
 
-SUBSTITUTES = 20  # tries to find a readable picture in place of a broken one
-
-
-@dataclass
+@dataclass(frozen=True)
 class Chunk:
     """Finished samples."""
 
     indices: Integers  # of the samples that the pictures show
     targets: Tensor  # (B,) labels, or (B, classes) shares
-    num_images: int
-    broken: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # (key, why)
+    broken: dict[str, str]  # key → why it cannot be read
+
+    @property
+    def num_images(self) -> int:
+        return len(self.indices)
 
 
 class ChunkMaker:
@@ -86,58 +88,48 @@ class ChunkMaker:
 
     def make(self, samples: Integers, draws: Draws, out: Tensor, *, substitute: bool) -> Chunk:
         """Fill `out` (B, C, H, W), floats or bytes, from its start; a broken picture is replaced or left out."""
-        chunk = Chunk(samples.copy(), torch.empty(0), len(samples))
-        images = self._crops(chunk, draws, substitute)
-        labels = torch.as_tensor(self.source.labels[chunk.indices])
-        chunk.targets = labels
-        chunk.num_images = len(images)
+        images, indices, broken = self._crops(samples, draws, substitute)
+        targets = torch.as_tensor(self.source.labels[indices])
         if self.augment:
             augment_batch(images, self._train_spec, self.augment, draws)
         if out.dtype == torch.uint8:
             out[: len(images)].copy_(images.round() if images.is_floating_point() else images)
-            return chunk
-        floats = normalize(images, self.spec, out[: len(images)])
-        if self.augment and self.augment.mixes:
-            mixed, chunk.targets = mix(floats, one_hot(labels, self.num_classes), self.augment, draws)
-            floats.copy_(mixed)
-        return chunk
+        else:
+            floats = normalize(images, self.spec, out[: len(images)])
+            if self.augment and self.augment.mixes:
+                mixed, targets = mix(floats, one_hot(targets, self.num_classes), self.augment, draws)
+                floats.copy_(mixed)
+        return Chunk(indices, targets, broken)
 
-    def _crops(self, chunk: Chunk, draws: Draws, substitute: bool) -> Tensor:
+    def _crops(self, samples: Integers, draws: Draws, substitute: bool) -> tuple[Tensor, Integers, dict[str, str]]:
+        """The crops of all samples that can be read, or of substitutes; which they are, and which cannot be read."""
+        broken: dict[str, str] = {}
         if isinstance(self.source, ArraySource):
-            return self._crop_arrays(self.source, chunk.indices, draws)
+            return self._crop_arrays(self.source, samples, draws), samples, broken
         numbers = resized_crop_numbers(draws)
-        images: list[Tensor] = []
-        kept: list[int] = []
-        for row in range(len(chunk.indices)):
-            image = self._whole_picture(chunk, row, draws[row : row + 1], numbers[row], substitute)
-            if image is not None:
-                images.append(image)
-                kept.append(row)
-        chunk.indices = chunk.indices[kept]
-        return torch.stack(images) if images else torch.empty(0, self.spec.channels, *self.spec.size)
+        images: dict[int, Tensor] = {}  # row → its picture
+        indices = samples.copy()
+        for row in range(len(samples)):
+            own = draws[row : row + 1]
+            for index in self._candidates(int(samples[row]), own, substitute):
+                try:
+                    images[row] = self._crop(index, own, numbers[row])
+                    indices[row] = index
+                    break
+                except (InputError, OSError) as error:
+                    broken[self.source.key(index)] = reason(error)
+            if substitute and row not in images:
+                last = list(broken.values())[-1]
+                raise DataError(f"{SUBSTITUTES} pictures in a row cannot be read; the last: {last}")
+        empty = torch.empty(0, self.spec.channels, *self.spec.size)
+        return torch.stack(list(images.values())) if images else empty, indices[list(images)], broken
 
-    def _whole_picture(
-        self, chunk: Chunk, row: int, draws: Draws, numbers: np.ndarray[Any, Any], substitute: bool
-    ) -> Tensor | None:
-        """The crop of the sample, or of the first readable one among its substitutes, or nothing."""
-        for index in self._candidates(int(chunk.indices[row]), draws):
-            try:
-                image = self._crop(index, draws, numbers)
-            except (InputError, OSError) as error:
-                chunk.broken.append((self.source.key(index), reason(error)))
-                if not substitute:
-                    return None
-            else:
-                chunk.indices[row] = index
-                return image
-        raise DataError(f"{SUBSTITUTES} pictures in a row cannot be read; the last: {chunk.broken[-1][1]}")
-
-    def _candidates(self, index: int, draws: Draws) -> Iterator[int]:
+    def _candidates(self, index: int, draws: Draws, substitute: bool) -> Iterator[int]:
         yield index
-        for number in draws.uniform("substitute", SUBSTITUTES)[0]:
-            yield int(number * len(self.source))
+        if substitute:
+            yield from (int(number * len(self.source)) for number in draws.uniform("substitute", SUBSTITUTES)[0])
 
-    def _crop(self, index: int, draws: Draws, numbers: np.ndarray[Any, Any]) -> Tensor:
+    def _crop(self, index: int, draws: Draws, numbers: Floats) -> Tensor:
         picture, name = self.source.picture(index), self.source.key(index)
         if not self.augment:
             return fit(picture, self.spec, name)

@@ -1,5 +1,6 @@
 """How data are found, split, batched and augmented: configs that the command reads without torch or NumPy."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,8 +98,15 @@ class LoaderConfig:
         check_broken_rate(self.max_broken_rate)
 
 
-MAX_PAD = 1024
-MAX_OPS = 100  # each takes milliseconds, and no signal ends a run in the middle of a picture
+# The numbers that options of an `Augment` may have.
+AUGMENT_LIMITS = {
+    **dict.fromkeys(("flip_rate", "vertical_flip_rate", "erase_rate", "mix_rate", "switch_rate"), (0, 1)),
+    **dict.fromkeys(("mixup", "cutmix", "magnitude_std"), (0, math.inf)),
+    "pad": (0, 1024),  # pixels
+    "num_ops": (1, 100),  # each takes milliseconds, and no signal ends a run in the middle of a picture
+    "magnitude": (0, 30),
+    "repeats": (1, math.inf),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +146,7 @@ class Augment:
     cutmix: float = 0.0
     """Alpha of cutmix's Beta distribution; 0 turns it off."""
     mix_rate: float = 1.0
-    """Share of pictures that are mixed at all."""
+    """Share of pictures that are mixed."""
     switch_rate: float = 0.5
     """Share of these that are mixed by cutmix, if both are on."""
     repeats: int = 1
@@ -146,26 +154,10 @@ class Augment:
 
     def __post_init__(self) -> None:
         validate(self)
-        rates = ("flip_rate", "vertical_flip_rate", "erase_rate", "mix_rate", "switch_rate")
-        for name in rates:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must be between 0 and 1; got {getattr(self, name)}.")
-        for name, low in (
-            ("pad", 0),
-            ("num_ops", 1),
-            ("repeats", 1),
-            ("mixup", 0),
-            ("cutmix", 0),
-            ("magnitude_std", 0),
-        ):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}; got {getattr(self, name)}.")
-        if self.pad > MAX_PAD:
-            raise ConfigError(f"pad must be at most {MAX_PAD} pixels; got {self.pad}.")
-        if self.num_ops > MAX_OPS:
-            raise ConfigError(f"num_ops must be at most {MAX_OPS}; got {self.num_ops}.")
-        if not 0 <= self.magnitude <= 30:
-            raise ConfigError(f"magnitude must be between 0 and 30; got {self.magnitude}.")
+        for name, (low, high) in AUGMENT_LIMITS.items():
+            if not low <= getattr(self, name) <= high:
+                limits = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+                raise ConfigError(f"{name} must be {limits}; got {getattr(self, name)}.")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ConfigError(f"scale must be (low, high) with 0 < low ≤ high ≤ 1; got {self.scale}.")
         if not 0 < self.ratio[0] <= self.ratio[1]:

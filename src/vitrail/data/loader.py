@@ -26,7 +26,6 @@ from vitrail.rng import Draws, Integers, permutation
 from vitrail.threads import start_workers
 from vitrail.wording import counted
 
-_Integers = np.ndarray[Any, np.dtype[np.int64]]
 WINDOW = 8  # shards whose samples are shuffled together
 
 
@@ -34,14 +33,14 @@ WINDOW = 8  # shards whose samples are shuffled together
 class Order:
     """One epoch: the sample at each position, and which repetition of it that is."""
 
-    samples: _Integers
-    repeats: _Integers
+    samples: Integers
+    repeats: Integers
     batch_size: int  # over all ranks
 
     def __len__(self) -> int:
         return -(-len(self.samples) // self.batch_size)
 
-    def positions(self, batch: int, rank: int, world_size: int) -> _Integers:
+    def positions(self, batch: int, rank: int, world_size: int) -> Integers:
         """This rank's part of a batch. Ranks get parts of equal length; of a last, shorter batch, almost equal."""
         start = batch * self.batch_size
         count = min(self.batch_size, len(self.samples) - start)
@@ -54,7 +53,7 @@ def evaluation_order(num_samples: int, batch_size: int) -> Order:
     return Order(samples, np.zeros_like(samples), batch_size)
 
 
-def training_order(shuffled: _Integers, batch_size: int, *, remainder: str = "drop", repeats: int = 1) -> Order:
+def training_order(shuffled: Integers, batch_size: int, *, remainder: str = "drop", repeats: int = 1) -> Order:
     """Whole batches of shuffled samples. With repeats, a batch holds each of its samples that many times."""
     batches = len(shuffled) // batch_size if remainder == "drop" else -(-len(shuffled) // batch_size)
     distinct = batch_size // repeats
@@ -64,13 +63,13 @@ def training_order(shuffled: _Integers, batch_size: int, *, remainder: str = "dr
     return Order(np.broadcast_to(samples, shape).ravel(), np.broadcast_to(copies, shape).ravel(), batch_size)
 
 
-def shuffle(num_samples: int, seed: int, epoch: int, blocks: Sequence[int] | None = None) -> _Integers:
+def shuffle(num_samples: int, seed: int, epoch: int, blocks: Sequence[int] | None = None) -> Integers:
     """All samples in this epoch's order. Blocks (shards) are shuffled whole, and then in windows of a few of them."""
     if blocks is None:
         return permutation(seed, epoch, num_samples)
     starts = [0, *(int(end) for end in np.cumsum(blocks))]
     order = permutation(seed, epoch, len(blocks), "blocks")
-    result: list[_Integers] = []
+    result: list[Integers] = []
     for first in range(0, len(order), WINDOW):
         window = [int(block) for block in order[first : first + WINDOW]]
         samples = np.concatenate([np.arange(starts[block], starts[block + 1]) for block in window])
@@ -165,7 +164,7 @@ class Loader:
         start, self._start = self._start, 0
         broken: dict[str, str] = {}
         for batch, chunks, images in self._batches(self._order, start):
-            broken_here = {key: why for chunk in chunks for key, why in chunk.broken}
+            broken_here = {key: why for chunk in chunks for key, why in chunk.broken.items()}
             broken |= broken_here
             self.broken |= broken_here
             if broken_here:
@@ -186,6 +185,11 @@ class Loader:
         """(number, chunks, memory) of this rank's batches from the given one on, some prepared in advance."""
         workers = self.num_workers
         waiting: deque[tuple[int, list[Future[Chunk]], Tensor]] = deque()
+
+        def finish() -> tuple[int, list[Chunk], Tensor]:
+            batch, futures, images = waiting.popleft()
+            return batch, [future.result() for future in futures], images
+
         try:
             for batch in range(start, len(order)):
                 positions = order.positions(batch, self.config.rank, self.config.world_size)
@@ -198,9 +202,9 @@ class Loader:
                 waiting.append((batch, self._submit(order, positions, images), images))
                 del images  # or the memory of the batch would stay in use
                 if len(waiting) > self._ahead:
-                    yield _finished(waiting.popleft())
+                    yield finish()
             while waiting:
-                yield _finished(waiting.popleft())
+                yield finish()
         finally:
             for _, futures, _ in waiting:
                 for future in futures:
@@ -259,11 +263,6 @@ def _check_batch_size(config: LoaderConfig, augment: Augment | None, num_samples
             f"`batch_size={size}` is more than the {counted(num_samples, 'picture')}; lower it, or fill the batch up "
             "with `remainder='pad'`."
         )
-
-
-def _finished(item: tuple[int, list[Future[Chunk]], Tensor]) -> tuple[int, list[Chunk], Tensor]:
-    batch, futures, images = item
-    return batch, [future.result() for future in futures], images
 
 
 def _join(chunks: list[Chunk], images: Tensor) -> Batch:

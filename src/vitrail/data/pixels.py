@@ -9,9 +9,10 @@ import math
 import os
 import re
 import struct
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Union
+from typing import IO, TYPE_CHECKING, Any, TypeVar, Union
 
 import numpy as np
 from PIL import Image
@@ -19,6 +20,7 @@ from PIL import Image
 from vitrail.data.preprocess import MAX_PIXELS, Preprocess
 from vitrail.errors import ConfigError, InputError
 from vitrail.untrusted import check_regular
+from vitrail.wording import reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 # Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
 ImageLike = str | Path | bytes | Image.Image
 Picture = Union[ImageLike, np.ndarray[Any, Any], "Tensor"]
+Item = TypeVar("Item")
 Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -87,18 +90,21 @@ def open_picture(
     hint = f"shrink the picture{'' if max_pixels else f', or set {LIMIT_VARIABLE} to a higher number'}"
     name = str(source) if isinstance(source, str | Path) else name
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
+    start = b""
     try:
         if isinstance(source, str | Path):
             check_regular(source, InputError)
-        image = _open(stream, _refuse_comments(stream, name), formats)
+        start = _refuse_comments(stream, name)
+        image = _open(stream, start, formats)
     except Image.DecompressionBombError as error:
         raise InputError(f"{name}: too many pixels to decode safely ({error}); {hint}.") from None
     except Image.UnidentifiedImageError:
-        raise InputError(f"{name}: {_why_unidentified(source, formats)}") from None
+        what = f"not a picture of a known format ({', '.join(formats)}); it starts with {start!r}"
+        raise InputError(f"{name}: {what if start else 'the file is empty (0 bytes)'}.") from None
     except InputError:
         raise
     except Exception as error:  # decoders may raise anything on hostile bytes
-        raise InputError(f"{name}: cannot be read as a picture ({_describe(error)}).") from error
+        raise InputError(f"{name}: cannot be read as a picture ({reason(error)}).") from error
     if (pixels := image.width * image.height) > limit:
         size = f"{image.width}×{image.height}"
         image.close()
@@ -156,21 +162,6 @@ def _refuse_comments(source: str | Path | IO[bytes], name: str) -> bytes:
     return start[:16]
 
 
-def _why_unidentified(source: str | Path | bytes | IO[bytes], formats: tuple[str, ...]) -> str:
-    if isinstance(source, str | Path):
-        with Path(source).open("rb") as file:
-            start = file.read(16)
-    else:
-        start = source[:16] if isinstance(source, bytes) else b"?"
-    if not start:
-        return "the file is empty (0 bytes)."
-    return f"not a picture of a known format ({', '.join(formats)}); it starts with {start!r}."
-
-
-def _describe(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
 def opened(picture: ImageLike, name: str = "picture") -> AbstractContextManager[Image.Image]:
     """A picture for a `with` block, at whose end it is closed if it was opened here."""
     return nullcontext(picture) if isinstance(picture, Image.Image) else open_picture(picture, name=name)
@@ -206,7 +197,7 @@ def decode(image: Image.Image, spec: Preprocess, name: str = "picture") -> Image
     except InputError:
         raise
     except Exception as error:  # decoders may raise anything on hostile bytes
-        raise InputError(f"{name}: damaged or truncated ({_describe(error)}).") from error
+        raise InputError(f"{name}: damaged or truncated ({reason(error)}).") from error
 
 
 def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") -> Image.Image:
@@ -253,6 +244,31 @@ def sixteen_to_eight(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def prepare_array(picture: Picture, spec: Preprocess, out: Floats, name: str = "picture") -> None:
     """Write what the model sees of one picture into `out` (C, H, W), normalised."""
     normalize_array(fit_array(picture, spec, name), spec, out)
+
+
+def prepare_arrays(
+    items: Sequence[Item],
+    spec: Preprocess,
+    prepare: Callable[[Item, Floats], None],
+    caught: tuple[type[Exception], ...] = (InputError, OSError),
+) -> tuple[Floats, dict[int, Exception]]:
+    """What the model sees of the items that can be read, without gaps (B, C, H, W); and why the others cannot be.
+
+    `prepare` writes one item's (C, H, W); what it raises of the caught kinds is told by the place of the item.
+    """
+    images = np.empty((len(items), spec.channels, *spec.size), dtype=np.float32)
+    broken: dict[int, Exception] = {}
+    for index, item in enumerate(items):
+        try:
+            prepare(item, images[index - len(broken)])
+        except caught as error:
+            broken[index] = error
+    return images[: len(items) - len(broken)], broken
+
+
+def prepare_named(pictures: Sequence[tuple[str, Picture]], spec: Preprocess) -> tuple[Floats, dict[int, Exception]]:
+    """The same for pictures with their names."""
+    return prepare_arrays(pictures, spec, lambda named, out: prepare_array(named[1], spec, out, named[0]))
 
 
 def fit_array(picture: Picture, spec: Preprocess, name: str = "picture") -> Array:

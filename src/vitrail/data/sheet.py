@@ -27,9 +27,12 @@ TITLE = 30
 HEADING = 22  # pixels of each further line of the heading
 MARGIN = 16
 PAPER, INK, FAINT, EMPTY = "#ffffff", "#1b1b1f", "#6b6b76", "#ececf1"
+COLUMNS = 8  # tiles of a row
+MAX_CLASSES, MAX_PAIRS = 24, 12  # that are shown
+_COLOR = Preprocess()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tile:
     """One picture with a line or two below it; without a picture, an empty space."""
 
@@ -37,7 +40,7 @@ class Tile:
     caption: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SheetRow:
     """Tiles under one title."""
 
@@ -89,7 +92,9 @@ def _draw_row(
         if tile.image is None:
             pen.rectangle((left, top, left + side - 1, top + height - 1), EMPTY)
         else:
-            small = _shrink(tile.image, smooth, side)
+            pixelated = max(tile.image.size) < side and not smooth
+            kernel = Image.Resampling.NEAREST if pixelated else Image.Resampling.BICUBIC
+            small = tile.image.convert("RGB").resize(_size(tile.image, side), kernel)
             sheet.paste(small, (left + (side - small.width) // 2, top + (height - small.height) // 2))
         large = side >= 2 * TILE
         small_print = font_of(13 if large else 11)
@@ -97,12 +102,6 @@ def _draw_row(
             corner = (left, top + height + 1 + line * (CAPTION - 2))
             ink = INK if large and line == 0 else FAINT
             pen.text(corner, _shorten(text, side, small_print), ink, font=small_print)
-
-
-def _shrink(image: Image.Image, smooth: bool, side: int) -> Image.Image:
-    enlarged = max(image.size) < side and not smooth
-    kernel = Image.Resampling.NEAREST if enlarged else Image.Resampling.BICUBIC
-    return image.convert("RGB").resize(_size(image, side), kernel)
 
 
 def _size(image: Image.Image, side: int) -> tuple[int, int]:
@@ -143,31 +142,16 @@ def _shorten(text: str, width: float, font: ImageFont.FreeTypeFont) -> str:
     return text + "…"
 
 
-COLUMNS = 8
-MAX_CLASSES = 24
-MAX_PAIRS = 12
-_COLOR = Preprocess()
-
-
 def contact_sheet(report: Report) -> Image.Image:
     """Some pictures of every class, and duplicates side by side."""
     dataset, counts = report.dataset, report.counts()
-    rows = [
-        SheetRow(
-            title=name,
-            note="  ".join(f"{split} {count:,}" for split, count in counts[name].items()),
-            tiles=list(_class_tiles(dataset, label)),
-        )
-        for label, name in enumerate(dataset.classes[:MAX_CLASSES])
-    ]
-    rows += _duplicate_rows(report)
-    total = dataset.num_pictures
+    rows: list[SheetRow] = []
+    for label, name in enumerate(dataset.classes[:MAX_CLASSES]):
+        note = "  ".join(f"{split} {count:,}" for split, count in counts[name].items())
+        rows.append(SheetRow(name, list(_class_tiles(dataset, label)), note))
     shown = "" if len(dataset.classes) <= MAX_CLASSES else f", the first {MAX_CLASSES} shown"
-    return draw_sheet(
-        f"{dataset.name}: {counted(total, 'picture')}, {counted(len(dataset.classes), 'class')}{shown}",
-        rows,
-        smooth=False,
-    )
+    size = f"{counted(dataset.num_pictures, 'picture')}, {counted(len(dataset.classes), 'class')}"
+    return draw_sheet(f"{dataset.name}: {size}{shown}", rows + _duplicate_rows(report), smooth=False)
 
 
 def _class_tiles(dataset: Dataset, label: int) -> Iterator[Tile]:
@@ -178,7 +162,7 @@ def _class_tiles(dataset: Dataset, label: int) -> Iterator[Tile]:
         members = np.flatnonzero(source.labels == label)
         chosen = members[permutation(0, 0, len(members))[:share]]
         for index in chosen.tolist():
-            yield Tile(image=load_picture(source, index), caption=split)
+            yield Tile(load_picture(source, index), split)
 
 
 def _duplicate_rows(report: Report) -> list[SheetRow]:
@@ -187,7 +171,7 @@ def _duplicate_rows(report: Report) -> list[SheetRow]:
     pairs: list[Tile] = []
     for fact in (fact for pair in serious for fact in pair):
         image = load_picture(report.dataset.splits[fact.split], fact.index)
-        pairs.append(Tile(image=image, caption=f"{fact.split} {report.dataset.classes[fact.label]}"))
+        pairs.append(Tile(image, f"{fact.split} {report.dataset.classes[fact.label]}"))
     return wrap_tiles("the same picture, or nearly, in two splits or classes", pairs)
 
 
@@ -221,11 +205,10 @@ def augmentation_sheet(
         draws = Draws(seed, epoch, samples, repeat)
         chunk = maker.make(samples, draws, images, substitute=True)
         shown = denormalize(images, preprocess)
+        when = epoch if column else None
         columns.append(
             [
-                Tile(
-                    image=to_pil(_visible(image)), caption=_caption(target, dataset.classes, epoch if column else None)
-                )
+                Tile(to_pil(image if len(image) in (1, 3) else image[:1]), _caption(target, dataset.classes, when))
                 for image, target in zip(shown, chunk.targets, strict=True)
             ]
         )
@@ -233,10 +216,6 @@ def augmentation_sheet(
     height, width = preprocess.size
     heading = f"{dataset.name} at {width}×{height}: in evaluation (left), then in training, epoch after epoch"
     return draw_sheet(heading, rows, smooth=False)
-
-
-def _visible(image: Tensor) -> Tensor:
-    return image if len(image) in (1, 3) else image[:1]
 
 
 def _caption(target: Tensor, classes: Sequence[str], epoch: int | None) -> str:

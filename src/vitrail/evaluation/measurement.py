@@ -292,7 +292,7 @@ def run(
         if change is not None and len(images):
             images = change(images, chunk.indices)
         numbers = compute(images.numpy()) if len(images) else np.zeros((0, 0), dtype=np.float32)
-        return chunk.indices, numbers, dict(chunk.broken)
+        return chunk.indices, numbers, chunk.broken
 
     parts: list[_Part] = []
     for part in map_in_order(work, share.part(math.ceil(len(samples) / size)), predictor.runtime.threads):

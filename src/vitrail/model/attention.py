@@ -123,7 +123,7 @@ def probabilities(
 def attention_mask(mask: Tensor | None, like: Tensor) -> Tensor | None:
     """What attention takes for a mask over the tokens: (B, N) → (B, 1, 1, N), for all heads and queries.
 
-    Nobody looks at padding (False). Where the mask is the tokens' sizes, a token of size s counts s times, because
+    Padding (False) is never attended to. Where the mask is the tokens' sizes, a token of size s counts s times, because
     s · exp(score) = exp(score + log s).
     """
     if mask is None:

@@ -189,16 +189,15 @@ class ViTConfig:
             if side > LARGEST_SIDE:
                 raise ConfigError(f"each side of image_size and patch_size must be at most {LARGEST_SIDE}; got {side}.")
         for name, limit in LIMITS.items():
-            if (getattr(self, name) or 0) > limit:
-                raise ConfigError(f"{name} must be at most {limit}; got {getattr(self, name)}.")
-        for name in ("channels", "width", "depth", "heads"):
-            _require_positive(name, getattr(self, name))
-        for name in ("mlp_width", "representation"):
-            if getattr(self, name) is not None:
-                _require_positive(name, getattr(self, name))
-        for name in ("num_classes", "registers"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be 0 or more; got {getattr(self, name)}.")
+            number = getattr(self, name)
+            if number is None:
+                continue
+            if name not in ("num_classes", "registers"):
+                _require_positive(name, number)
+            elif number < 0:
+                raise ConfigError(f"{name} must be 0 or more; got {number}.")
+            if number > limit:
+                raise ConfigError(f"{name} must be at most {limit}; got {number}.")
         if self.width % self.heads:
             fitting = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
             near = sorted(fitting, key=lambda heads: abs(heads - self.heads))[:2]
@@ -238,7 +237,7 @@ class ViTConfig:
         object.__setattr__(self, "positions", replace(self.positions, covers=covers))
         if self.pooling == "cls":  # the norm works token by token: before and after are the same
             object.__setattr__(self, "pool_norm", "before")
-            object.__setattr__(self, "merge", (*self.merge[:-1], 0))  # nobody reads what the last block would merge
+            object.__setattr__(self, "merge", (*self.merge[:-1], 0))  # what the last block would merge is never read
         if not any(self.merge):
             object.__setattr__(self, "merge", ())
 

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from vitrail.model.config import Pair, ViTConfig
 
+Added = tuple[Tensor | None, Tensor | None]  # to the prefix tokens (1, covered, D) and to the patches (1, h·w, D)
+
 # Kernel → the arguments of F.interpolate that its origin uses to bring positions to another grid.
 RESAMPLE = {
     "google": {"mode": "bilinear", "align_corners": True},  # scipy.ndimage.zoom of order 1
@@ -30,13 +32,8 @@ class Positions:
         """The shape of what is learned; None if nothing is."""
         return None
 
-    def at(
-        self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Positions of the prefix tokens (1, covered, D) and of the patches (1, h·w, D) on any grid.
-
-        `like` gives the device and type of what is computed.
-        """
+    def at(self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor) -> Added:
+        """The positions on any grid; `like` gives the device and type of what is computed."""
         return None, None
 
     def resize(self, learned: Tensor, old: ViTConfig, new: ViTConfig) -> Tensor:
@@ -52,9 +49,7 @@ class Learned(Positions):
     def shape(self, config: ViTConfig) -> tuple[int, ...]:
         return 1, config.positioned_prefix + config.grid[0] * config.grid[1], config.width
 
-    def at(
-        self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def at(self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor) -> Added:
         assert learned is not None
         covered = config.positioned_prefix
         patches = resample_positions(learned[:, covered:], config.grid, grid, config.positions.resample)
@@ -74,9 +69,7 @@ class Axes(Positions):
     def shape(self, config: ViTConfig) -> tuple[int, ...]:
         return 1, sum(config.grid), config.width // 2
 
-    def at(
-        self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def at(self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor) -> Added:
         assert learned is not None
         rows, columns = self._resize(learned, config.grid, grid)
         whole = [rows[:, :, None].expand(-1, -1, grid[1], -1), columns[:, None].expand(-1, grid[0], -1, -1)]
@@ -102,9 +95,7 @@ class SinCos(Positions):
 
     description = "fixed sin-cos positions"
 
-    def at(
-        self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def at(self, config: ViTConfig, learned: Tensor | None, grid: Pair, like: Tensor) -> Added:
         return None, sincos_positions(grid, config.width, like)
 
 

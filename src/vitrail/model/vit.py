@@ -160,7 +160,7 @@ class ViT(nn.Module):
                 "a model that merges tokens needs pictures of one size, as one tensor and without a mask; run them "
                 "size by size, or with merging off."
             )
-        run = _run_again_in_backward if self.gradient_checkpointing and torch.is_grad_enabled() else _run
+        again = self.gradient_checkpointing and torch.is_grad_enabled()  # compute it again in the backward pass
         groups = own_groups(tokens, config.prefix) if config.merge and watch is not None else None
         keys = attention_mask(mask, tokens)
         for index, block in enumerate(self.blocks):
@@ -168,7 +168,9 @@ class ViT(nn.Module):
             # A picture smaller than the config's may have too few patches.
             if config.merge and (count := min(config.merge[index], (tokens.shape[1] - config.prefix) // 2)):
                 attend = merging = Merging(attend, count, config.prefix, mask)
-            tokens = run(block, tokens, keys, keep if index == config.depth - 1 else None, attend, merging)
+            run = partial(checkpoint, block, use_reentrant=False) if again else block
+            kept = keep if index == config.depth - 1 else None
+            tokens = cast("Tensor", run(tokens, keys, kept, attend, merging and merging.merge))
             if merging is not None:
                 mask = merging.sizes
                 keys = attention_mask(mask, tokens)
@@ -203,16 +205,13 @@ class ViT(nn.Module):
             raise InputError(f"layer must be between {-self.config.depth} and {self.config.depth - 1}; got {layer}.")
         return layer % self.config.depth
 
-    def _layers_of(self, query: AttentionQuery) -> set[int]:
-        layers = range(self.config.depth) if query.layers is None else query.layers
-        return {self.layer_index(layer) for layer in layers}
-
     def _look(self, request: AttentionQuery, maps: dict[int, Tensor]) -> LayerMix:
         """The fused kernel, which also stores the requested probabilities in `maps`."""
         if request.queries == "class" and not self.config.class_token:
             raise InputError("this model has no [cls] token to attend from; ask for query rows by number, or for all.")
         rows = (0,) if request.queries == "class" else request.queries
-        layers = self._layers_of(request)
+        asked = range(self.config.depth) if request.layers is None else request.layers
+        layers = {self.layer_index(layer) for layer in asked}
 
         def mix(
             layer: int,
@@ -230,18 +229,6 @@ class ViT(nn.Module):
             return fused(query, key, value, mask, dropout, scale=scale)
 
         return mix
-
-
-def _run(
-    block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None, mix: Mix, merging: Merging | None
-) -> Tensor:
-    return block(tokens, keys, keep, mix, merging and merging.merge)
-
-
-def _run_again_in_backward(
-    block: nn.Module, tokens: Tensor, keys: Tensor | None, keep: int | None, mix: Mix, merging: Merging | None
-) -> Tensor:
-    return cast("Tensor", checkpoint(_run, block, tokens, keys, keep, mix, merging, use_reentrant=False))
 
 
 def at_layer(mix: LayerMix | None, layer: int) -> Mix:

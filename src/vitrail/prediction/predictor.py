@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack, cast, overload
 
 import numpy as np
 
-from vitrail.data.pixels import Picture, prepare_array
+from vitrail.data.pixels import Picture, prepare_named
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.prediction.results import (
@@ -25,19 +25,11 @@ from vitrail.prediction.results import (
     name_pictures,
     numbers_of,
 )
-from vitrail.runtimes.runtime import (
-    RUNTIMES,
-    Floats,
-    LoadOptions,
-    PrecisionChoice,
-    Runtime,
-    RuntimeChoice,
-    check_wanted,
-    open_runtime,
-)
+from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice, key_of
+from vitrail.runtimes.runtime import Floats, LoadOptions, Runtime, check_wanted, is_converted, open_runtime
 from vitrail.threads import in_chunks, map_in_order
 from vitrail.weights.metadata import ClassNames, Metadata
-from vitrail.weights.resolve import DEFAULT_MODEL, EXPORTS, FormatName, Located, locate
+from vitrail.weights.resolve import DEFAULT_MODEL, FormatName, Located, locate
 from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
@@ -122,15 +114,14 @@ class Predictor(Metadata):
 
         Args:
             precision: "bf16" or "auto" too; see docs/fast.md for what is the same then.
-            count: how many pictures there are to do; if nobody knows, only what was measured before counts.
+            count: how many pictures there are to do; if that is unknown, only what was measured before counts.
             pictures: some of them, to measure and compare with.
             batch: how many come together; by default as many as suit the model.
             say: is told in one line what was chosen, if there was a choice.
         """
         own = torch_runtime_of(self.runtime)
         if own is None:
-            key = next((kind.key for kind in RUNTIMES if kind.name == self.runtime.name), "")
-            if runtime not in ("auto", key) or precision != "float32":
+            if runtime not in ("auto", key_of(self.runtime.name)) or precision != "float32":
                 raise ConfigError(f"this model is on {self.runtime.name} already; load its checkpoint for another.")
             return self
         if not own.in_float32:
@@ -284,21 +275,12 @@ class Predictor(Metadata):
 
     def _compute(self, chunk: list[Named], compute: Callable[[Floats], Floats]) -> list[Output]:
         """One chunk from the files to its numbers, in one thread."""
-        spec = self.preprocess
-        images = np.empty((len(chunk), spec.channels, *spec.size), dtype=np.float32)
-        errors: dict[int, str] = {}
-        whole = 0
-        for index, (name, picture) in enumerate(chunk):
-            try:
-                prepare_array(picture, spec, images[whole], name)
-                whole += 1
-            except (InputError, OSError) as error:
-                errors[index] = reason(error)
-        rows = iter(compute(images[:whole]) if whole else ())
-        outputs: list[Output] = [
-            (name, errors[index] if index in errors else next(rows)) for index, (name, _) in enumerate(chunk)
+        images, broken = prepare_named(chunk, self.preprocess)
+        rows = iter(compute(images) if len(images) else ())
+        return [
+            (name, reason(broken[index]) if index in broken else _finite(next(rows)))
+            for index, (name, _) in enumerate(chunk)
         ]
-        return [(name, value if isinstance(value, str) else _finite(value)) for name, value in outputs]
 
     def _one(self, picture: Picture, compute: Callable[[Floats], Floats]) -> tuple[str, Floats]:
         name = str(picture) if isinstance(picture, str | Path) else "picture"
@@ -344,7 +326,7 @@ def load(
     for a checkpoint without names. Pickles are refused: convert them once. `verify=False` skips the checksums of a file
     that you trust, and with them the reading of weights before they are used.
 
-    A checkpoint runs on torch, and an export on its own runtime. With `runtime` "onnx" or "openvino" a checkpoint is
+    A checkpoint runs on torch, and an export on its own runtime. For another `runtime`, such as "openvino", it is
     converted, which takes seconds the first time and is kept in the user's cache; "auto" measures which is fastest.
     Only a model on torch has `.model`. `precision` "bf16" computes faster on some processors, "auto" where it is.
 
@@ -369,7 +351,7 @@ def load(
         class_names=class_names,
         preprocess=preprocess,
         precision="bf16" if is_open and precision == "bf16" else "float32",
-        device="cpu" if runtime in ("onnx", "openvino") else device,
+        device="cpu" if is_converted(runtime) else device,
         verify=verify,
     )
     opened, facts = open_runtime(located, options)

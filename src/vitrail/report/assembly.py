@@ -11,7 +11,6 @@ import yaml
 
 from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
-from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split, pick_split
 from vitrail.evaluation.ood import OodScores
 from vitrail.evaluation.output import facts, write_evaluation, write_facts
@@ -19,24 +18,14 @@ from vitrail.evaluation.robustness import Robustness
 from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
-from vitrail.report.blocks import (
-    Block,
-    Drawings,
-    Fact,
-    Listing,
-    Paragraph,
-    Picture,
-    Report,
-    Section,
-    Table,
-    encode_figure,
-)
+from vitrail.report.blocks import Block, Drawings, Fact, Listing, Paragraph, Report, Section, Table
 from vitrail.report.commands import data_arguments, eval_commands, run_commands
 from vitrail.report.insights import attention_section, picture_sections, trust_sections
 from vitrail.report.render import render_template, write_report
 from vitrail.report.sections import (
     calibration_text,
     check_blocks,
+    confusion_drawing,
     data_section,
     headline,
     rate_text,
@@ -47,7 +36,7 @@ from vitrail.report.sections import (
 from vitrail.schema import to_dict
 from vitrail.training.curves import learning_rates, read_rows
 from vitrail.training.run_folder import chose_epoch, data_check, read_config, trained_on
-from vitrail.wording import counted, word_arguments
+from vitrail.wording import counted, duration, word_arguments
 
 REPORT = "report.html"
 
@@ -74,44 +63,30 @@ def write_page(
     robustness: Robustness | None = None,
     unfamiliar: OodScores | None = None,
 ) -> Path:
-    """Write the page with everything that is known."""
-    with _in_main_memory(predictor):
-        write_report(assemble(context, predictor, dataset, measurement, robustness, unfamiliar), path)
-    return path
-
-
-def assemble(
-    context: ReportContext,
-    predictor: Predictor,
-    dataset: Dataset,
-    measurement: Measurement | None,
-    robustness: Robustness | None = None,
-    unfamiliar: OodScores | None = None,
-) -> Report:
-    """The page, section by section."""
+    """Write the page with everything that is known, section by section."""
     facts = [*(headline(measurement) if measurement is not None else ()), _model_fact(predictor)]
     sections = [data_section(dataset, context.split_from, context.check)]
     rows = read_rows(context.run / "results.csv") if context.run is not None else []
     if context.run is not None and rows:
-        epochs, took = counted(rows[-1].epoch, "epoch"), _duration(rows[-1].seconds)
-        chosen = word_arguments(read_config(context.run).chosen)
-        summary = f"{epochs} in {took}{f'. Chosen: {chosen}' if chosen else ''}"
-        sections.append(training_section(rows, _rates(predictor, context.run), summary))
-        facts.append(Fact(name="training", value=took, note=epochs))
+        config = read_config(context.run)
+        epochs, took = counted(rows[-1].epoch, "epoch"), duration(rows[-1].seconds)
+        summary = f"{epochs} in {took}" + (f". Chosen: {word_arguments(config.chosen)}" if config.chosen else "")
+        rates = learning_rates(predictor.model, config, predictor.model.config.depth)
+        sections.append(training_section(rows, rates, summary))
+        facts.append(Fact("training", took, epochs))
+    with _in_main_memory(predictor):
+        if measurement is not None:
+            sections.append(result_section(measurement, robustness))
+            sections += trust_sections(predictor, dataset, measurement, unfamiliar)
+            sections += picture_sections(predictor, dataset, measurement)
+        if predictor.in_torch:
+            sections.append(attention_section(predictor, dataset, measurement))
+    result = f"No pictures of {dataset.name} were held out, so the accuracy of this model is unknown."
     if measurement is not None:
-        sections.append(result_section(measurement, robustness))
-        sections += trust_sections(predictor, dataset, measurement, unfamiliar)
-        sections += picture_sections(predictor, dataset, measurement)
-    if predictor.in_torch:
-        sections.append(attention_section(predictor, dataset, measurement))
+        result = verdict(context.model, measurement)
     sections += _last_sections(context)
-    unknown = f"No pictures of {dataset.name} were held out, so the accuracy of this model is unknown."
-    return Report(
-        title=f"{context.model} on {dataset.name}",
-        verdict=verdict(context.model, measurement) if measurement is not None else unknown,
-        facts=facts,
-        sections=sections,
-    )
+    write_report(Report(f"{context.model} on {dataset.name}", result, sections, facts), path)
+    return path
 
 
 @contextmanager
@@ -131,45 +106,25 @@ def _in_main_memory(predictor: Predictor) -> Generator[None]:
 def _model_fact(predictor: Predictor) -> Fact:
     height, width = predictor.preprocess.size
     if not predictor.in_torch:
-        return Fact(name="model", value=predictor.runtime.name, note=f"an export, pictures of {width}×{height}")
-    parameters = sum(parameter.numel() for parameter in predictor.model.parameters())
-    return Fact(name="model", value=_short_count(parameters), note=f"parameters, pictures of {width}×{height}")
-
-
-def _rates(predictor: Predictor, run: Path) -> dict[str, float]:
-    return learning_rates(predictor.model, read_config(run), predictor.model.config.depth)
+        return Fact("model", predictor.runtime.name, f"an export, pictures of {width}×{height}")
+    count = sum(parameter.numel() for parameter in predictor.model.parameters())
+    short = f"{count:,}" if count < 1_000_000 else f"{count / 1e6:.1f} M"
+    return Fact("model", short, f"parameters, pictures of {width}×{height}")
 
 
 def _last_sections(context: ReportContext) -> list[Section]:
     commands: list[Block] = []
     for what, command in context.commands.items():
-        commands += [Paragraph(text=what[0].upper() + what[1:] + ":"), Listing(text=command)]
-    settings = yaml.safe_dump(context.settings, sort_keys=False, allow_unicode=True)
-    environment = yaml.safe_dump(context.environment, sort_keys=False, allow_unicode=True)
+        commands += [Paragraph(what[0].upper() + what[1:] + ":"), Listing(command)]
+    settings, environment = (
+        yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        for values in (context.settings, context.environment)
+    )
     packages: dict[str, str] = context.environment.get("packages", {})
     versions = f"vitrail {context.environment.get('vitrail', '?')}, Python {context.environment.get('python', '?')}, "
-    versions += ", ".join(f"{name} {number}" for name, number in packages.items())
-    return [
-        Section(title="Commands", blocks=commands),
-        Section(
-            title="Config and environment",
-            blocks=[
-                Paragraph(text=versions + "."),
-                Listing(text=settings, summary="The whole config"),
-                Listing(text=environment, summary="The environment"),
-            ],
-        ),
-    ]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _short_count(count: int) -> str:
-    return f"{count:,}" if count < 1_000_000 else f"{count / 1e6:.1f} M"
+    versions += ", ".join(f"{name} {number}" for name, number in packages.items()) + "."
+    listings = [Listing(settings, "The whole config"), Listing(environment, "The environment")]
+    return [Section("Commands", commands), Section("Config and environment", [Paragraph(versions), *listings])]
 
 
 def evaluation_context(
@@ -247,39 +202,20 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def show_evaluation(title: str, measurement: Measurement | None, facts: dict[str, Any]) -> str:
-    """A piece of HTML; only the probes if there are no predictions."""
-    rows = [*(_answer_rows(measurement) if measurement is not None else ()), *_probe_rows(facts)]
-    table = Table(head=("measure", "value"), rows=rows, texts=(1,))
-    drawn = Drawings(pictures=[_confusion(measurement)] if measurement is not None else [])
-    return render_template("evaluation.html.j2", title=title, table=table, drawn=drawn)
-
-
-def _answer_rows(measurement: Measurement) -> list[tuple[str, str]]:
-    metrics = measurement.metrics
-    rows = [("pictures", f"{metrics.top1.total:,}"), ("top-1 accuracy", rate_text(metrics.top1))]
-    rows += [("top-5 accuracy", rate_text(metrics.top5))] if metrics.top5 else []
-    return [
-        *rows,
-        ("macro F1", f"{metrics.macro_f1:.3f}"),
-        ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
-        ("calibration error", calibration_text(measurement)),
-    ]
-
-
-def _probe_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """An evaluation in a notebook: its numbers and the confusion matrix; only probes if there are no predictions."""
+    rows: list[tuple[str, str]] = []
+    if measurement is not None:
+        metrics = measurement.metrics
+        rows += [("pictures", f"{metrics.top1.total:,}"), ("top-1 accuracy", rate_text(metrics.top1))]
+        rows += [("top-5 accuracy", rate_text(metrics.top5))] if metrics.top5 else []
+        rows += [("macro F1", f"{metrics.macro_f1:.3f}"), ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}")]
+        rows += [("calibration error", calibration_text(measurement))]
     probes: dict[str, Any] = facts.get("probes", {})
-    rows = [(f"{name} probe", f"{probes[name]['top1']['value']:.2%}") for name in ("knn", "linear") if name in probes]
-    if "shots" in probes:
-        few = probes["shots"]
+    rows += [(f"{name} probe", f"{probes[name]['top1']['value']:.2%}") for name in ("knn", "linear") if name in probes]
+    if few := probes.get("shots"):
         rows.append((f"{few['shots']}-shot probe", f"{few['mean']:.2%} ± {few['std']:.2%}"))
     if "robustness" in facts:
         rows.append(("under corruptions", f"{facts['robustness']['mean']:.2%}"))
-    return rows
-
-
-def _confusion(measurement: Measurement) -> Picture:
-    confusion = measurement.metrics.confusion
-    alt = f"Which of {len(measurement.classes):,} classes are taken for which"
-    return encode_figure(
-        lambda theme: plots.confusion_figure(confusion, measurement.classes, "confusion matrix", theme), alt
-    )
+    drawn = Drawings([] if measurement is None else [replace(confusion_drawing(measurement), caption="")])
+    table = Table(("measure", "value"), rows, texts=(1,))
+    return render_template("evaluation.html.j2", title=title, table=table, drawn=drawn)

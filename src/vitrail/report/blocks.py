@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from PIL import Image
@@ -10,12 +11,15 @@ from PIL import Image
 from vitrail.canvas import DARK, LIGHT, Theme, figure_bytes
 
 TINY = 64  # pictures up to this side are stored without loss
+PHOTO_SIDE, FIGURE_SIDE = 320, 1400  # pixels, at most
+FIGURE_BYTES = 400_000  # a larger drawing becomes a JPEG
+DPI = 140
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class EncodedPicture:
     """An encoded picture with its alternative text."""
 
     data: bytes
@@ -35,16 +39,14 @@ class Picture:
         return max(self.width, self.height) <= TINY
 
 
-@dataclass(frozen=True, kw_only=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """A few sentences."""
 
     text: str
     quiet: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fact:
+class Fact(NamedTuple):
     """One number that matters, and a line about it."""
 
     name: str
@@ -52,15 +54,13 @@ class Fact:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Numbers(NamedTuple):
     """Numbers side by side."""
 
     facts: Sequence[Fact]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(NamedTuple):
     """Rows of texts; the first column holds names, the others numbers, except those in `texts`."""
 
     head: Sequence[str]
@@ -69,32 +69,28 @@ class Table:
     texts: Sequence[int] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawings:
+class Drawings(NamedTuple):
     """Figures beside one another where there is room."""
 
-    pictures: Sequence[Picture]
+    pictures: Sequence[EncodedPicture]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile:
+class GalleryTile(NamedTuple):
     """A picture and its explanation, with the model's prediction."""
 
-    pictures: Sequence[Picture]
+    pictures: Sequence[EncodedPicture]
     title: str
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gallery:
+class Gallery(NamedTuple):
     """Photographs with their explanations; `scale` shows what the colours mean."""
 
-    tiles: Sequence[Tile]
+    tiles: Sequence[GalleryTile]
     scale: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
+class Curve(NamedTuple):
     """One line of a plot."""
 
     name: str
@@ -103,8 +99,7 @@ class Curve:
     mark: Point | None = None  # a point to mark, such as the best one
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plot:
+class Plot(NamedTuple):
     """A few curves over one axis."""
 
     title: str
@@ -114,34 +109,30 @@ class Plot:
     named: bool = False  # show a legend even for a single curve
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plots:
+class Plots(NamedTuple):
     """Curves drawn on the page itself."""
 
     plots: Sequence[Plot]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listing:
+class Listing(NamedTuple):
     """A verbatim text, such as a command; with a summary, folded until opened."""
 
     text: str
     summary: str = ""
 
 
-Block = Paragraph | Facts | Table | Drawings | Gallery | Plots | Listing
+Block = Paragraph | Numbers | Table | Drawings | Gallery | Plots | Listing
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
+class Section(NamedTuple):
     """A heading and the blocks below it."""
 
     title: str
     blocks: Sequence[Block]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(NamedTuple):
     """A whole page."""
 
     title: str
@@ -150,37 +141,30 @@ class Report:
     facts: Sequence[Fact] = ()
 
 
-PHOTO_SIDE, FIGURE_SIDE = 320, 1400  # pixels, at most
-FIGURE_BYTES = 400_000  # a larger drawing becomes a JPEG
-DPI = 140
-
-
-def encode_photo(image: Image.Image, alt: str, caption: str = "") -> Picture:
+def encode_photo(image: Image.Image, alt: str) -> EncodedPicture:
     """A photograph, no longer than `PHOTO_SIDE`, as a JPEG; a tiny one without loss."""
     small = image.convert("RGB")
     small.thumbnail((PHOTO_SIDE, PHOTO_SIDE), Image.Resampling.LANCZOS)
-    buffer = BytesIO()
-    if max(small.size) <= TINY:
-        small.save(buffer, "PNG", optimize=True)
-    else:
-        small.save(buffer, "JPEG", quality=82, optimize=True)
-    return Picture(data=buffer.getvalue(), alt=alt, width=small.width, height=small.height, caption=caption)
+    options: dict[str, Any] = {"format": "PNG"} if max(small.size) <= TINY else {"format": "JPEG", "quality": 82}
+    return EncodedPicture(data=_save(small, **options), alt=alt, width=small.width, height=small.height)
 
 
-def encode_figure(draw: Callable[[Theme], Figure], alt: str, caption: str = "") -> Picture:
+def encode_figure(draw: Callable[[Theme], Figure], alt: str, caption: str = "") -> EncodedPicture:
     """A drawing for light and for dark pages, each as a PNG of few colours, or as a JPEG if that is still large."""
-    light, size = _encode(draw(LIGHT))
+    light, (width, height) = _encode(draw(LIGHT))
     dark, _ = _encode(draw(DARK))
-    return Picture(data=light, dark=dark, alt=alt, width=size[0], height=size[1], caption=caption)
+    return EncodedPicture(data=light, dark=dark, alt=alt, width=width, height=height, caption=caption)
 
 
 def _encode(figure: Figure) -> tuple[bytes, tuple[int, int]]:
     drawn = figure_bytes(figure, dpi=DPI, bbox_inches="tight", pad_inches=0.05)
     image = Image.open(BytesIO(drawn)).convert("RGB")
     image.thumbnail((FIGURE_SIDE, FIGURE_SIDE), Image.Resampling.LANCZOS)
+    data = _save(image.quantize(256, dither=Image.Dither.NONE), format="PNG")
+    return data if len(data) <= FIGURE_BYTES else _save(image, format="JPEG", quality=80), image.size
+
+
+def _save(image: Image.Image, **options: Any) -> bytes:
     buffer = BytesIO()
-    image.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
-    if buffer.tell() > FIGURE_BYTES:
-        buffer = BytesIO()
-        image.save(buffer, "JPEG", quality=80, optimize=True)
-    return buffer.getvalue(), image.size
+    image.save(buffer, optimize=True, **options)
+    return buffer.getvalue()

@@ -1,6 +1,4 @@
-"""The sections of a report about single predictions: what they rest on, how far to trust them, and the model's
-attention.
-"""
+"""The sections of a report about single predictions: what they rest on, how far to trust them; and about attention."""
 
 import numpy as np
 import torch
@@ -29,90 +27,83 @@ from vitrail.report.blocks import (
     Block,
     Curve,
     Drawings,
+    EncodedPicture,
     Fact,
-    Facts,
     Gallery,
+    GalleryTile,
+    Numbers,
     Paragraph,
-    Picture,
     Plot,
     Plots,
     Section,
     Table,
-    Tile,
     encode_figure,
     encode_photo,
 )
-from vitrail.report.sections import interval_text, rate_text
+from vitrail.report.sections import MOST_CLASSES, interval_text, rate_text
 from vitrail.rng import permutation
-from vitrail.weights.trust import Trust, probabilities
+from vitrail.weights.trust import Trust
 from vitrail.wording import counted
 
 MISTAKES, RIGHT = 12, 6  # pictures that are explained
+STRANGEST = 12  # unfamiliar pictures that are shown
 LOOKED_AT = 6  # pictures over which attention distance is averaged
 
 
 def picture_sections(predictor: Predictor, dataset: Dataset, measurement: Measurement) -> list[Section]:
     """The worst mistakes and some correct predictions, each beside what it rests on."""
-    is_right = measurement.answers.predicted == measurement.targets
-    wrong, right = int((~is_right).sum()), np.flatnonzero(is_right)
-    worst = top_losses(measurement, MISTAKES)
+    correct = measurement.answers.correct
+    wrong, right = int((~correct).sum()), np.flatnonzero(correct)
     _, first = np.unique(measurement.targets[right], return_index=True)  # one of each class
+    some = right[first[:: max(1, len(first) // RIGHT)][:RIGHT]]
+    which = "; these have the highest loss" if wrong > MISTAKES else ""
+    mistakes = "One picture is misclassified." if wrong == 1 else f"{wrong:,} pictures are misclassified{which}."
     sections: list[Section] = []
-    beside = "The colours beside each picture show which parts the prediction rests on"
-    for title, indices, text in (
-        ("Worst mistakes", worst, _count_wrong(wrong)),
-        (
-            "Correct predictions",
-            right[first[:: max(1, len(first) // RIGHT)][:RIGHT]],
-            "One picture each of some classes.",
-        ),
+    for title, indices, text, none in (
+        ("Worst mistakes", top_losses(measurement, MISTAKES), mistakes, "No picture is misclassified."),
+        ("Correct predictions", some, "One picture each of some classes.", "No picture is classified correctly."),
     ):
         if not len(indices):
-            none = "No picture is misclassified." if indices is worst else "No picture is classified correctly."
-            sections.append(Section(title=title, blocks=[Paragraph(text=none)]))
+            sections.append(Section(title, [Paragraph(none)]))
             continue
         tiles, methods, failure = explain_tiles(predictor, dataset, measurement, indices)
-        how = f" {beside} ({', '.join(methods)})." if methods else ""
-        blocks: list[Block] = [Paragraph(text=text + how), Gallery(tiles=tiles, scale=bool(methods))]
+        if methods:
+            text += " The colours beside each picture show which parts the prediction rests on "
+            text += f"({', '.join(methods)})."
+        blocks: list[Block] = [Paragraph(text), Gallery(tiles, scale=bool(methods))]
         if failure:
-            blocks.append(Paragraph(text=f"Not every picture could be explained: {failure}", quiet=True))
-        sections.append(Section(title=title, blocks=blocks))
+            blocks.append(Paragraph(f"Not every picture could be explained: {failure}", quiet=True))
+        sections.append(Section(title, blocks))
     return sections
 
 
-def _count_wrong(wrong: int) -> str:
-    if wrong == 1:
-        return "One picture is misclassified."
-    return f"{wrong:,} pictures are misclassified{'; these have the highest loss' if wrong > MISTAKES else ''}."
-
-
 def explain_tiles(
-    predictor: Predictor, dataset: Dataset, measurement: Measurement, indices: Integers
-) -> tuple[list[Tile], list[str], str]:
+    predictor: Predictor, dataset: Dataset, measurement: Measurement, indices: Integers, *, explained: bool = True
+) -> tuple[list[GalleryTile], list[str], str]:
     """The pictures with their explanations, the methods that gave them, and why one could not be explained."""
-    source = pick_split(dataset, measurement.split)
-    order = align_classes(predictor, measurement.classes, by_position=predictor.classes is None)
-    shares = probabilities(measurement.logits[indices], measurement.trust)
-    tiles: list[Tile] = []
+    source, names, answers = pick_split(dataset, measurement.split), measurement.classes, measurement.answers
+    order = align_classes(predictor, names, by_position=predictor.classes is None)
+    tiles: list[GalleryTile] = []
     methods: dict[str, None] = {}
     failure = ""
-    for index, row in zip(indices, shares, strict=True):
-        key, predicted = measurement.keys[index], int(row.argmax())
-        truth, answer = measurement.classes[measurement.targets[index]], measurement.classes[predicted]
-        title = f"predicted {answer} ({row[predicted]:.0%})" + (
-            "" if truth == answer else f", true class {truth} ({row[measurement.targets[index]]:.0%})"
-        )
-        pictures: list[Picture] = []
+    for index in indices:
+        key, target, predicted = measurement.keys[index], measurement.targets[index], answers.predicted[index]
+        title = f"predicted {names[predicted]} ({answers.confidence[index]:.0%})"
+        if predicted != target:
+            share = f" ({np.exp(-answers.losses[index]):.0%})" if explained else ""
+            title += f", true class {names[target]}{share}"
+        pictures: list[EncodedPicture] = []
         try:
             subject = open_subject(source.picture(int(measurement.samples[index])), predictor.preprocess, key)
             seen = enlarge(seen_part(subject))
-            pictures.append(encode_photo(picture_of(seen), f"{key}: {truth}"))
-            cells, method = _map_of(predictor, subject, order[predicted])
-            methods[method] = None
-            pictures.append(encode_photo(overlay(seen, cells), f"What counted for {answer}, by {method}"))
+            pictures.append(encode_photo(picture_of(seen), f"{key}: {names[target]}"))
+            if explained:
+                cells, method = _map_of(predictor, subject, order[predicted])
+                methods[method] = None
+                pictures.append(encode_photo(overlay(seen, cells), f"What counted for {names[predicted]}, by {method}"))
         except (VitrailError, OSError) as error:
             failure = str(error)
-        tiles.append(Tile(pictures=pictures, title=title, note=key))
+        tiles.append(GalleryTile(pictures, title, key))
     return tiles, list(methods), failure
 
 
@@ -132,45 +123,30 @@ def _map_of(predictor: Predictor, subject: Subject, target: int) -> tuple[Tensor
 def attention_section(predictor: Predictor, dataset: Dataset, measurement: Measurement | None) -> Section:
     """The inner workings of the checkpoint: filters, positions, and how far its heads look."""
     model = predictor.model
-    filters = patch_filters(model)
-    drawn = [
-        encode_figure(
-            lambda theme: plot_filters(filters, theme),
-            f"{filters.what}, as small pictures",
-            "What the first layer looks for.",
-        )
-    ]
-    similarity = position_similarity(model)
+    filters, similarity = patch_filters(model), position_similarity(model)
+    alt = f"{filters.what}, as small pictures"
+    drawn = [encode_figure(lambda theme: plot_filters(filters, theme), alt, "What the first layer looks for.")]
     if similarity is not None:
         kind = "learned" if model.config.positions.kind == "learned" else "fixed sines and cosines"
         about = "Each tile: how similar one patch's position is to all others."
         alt = "Similarity of the position embeddings"
         drawn.append(encode_figure(lambda theme: plot_positions(similarity, kind, theme), alt, about))
     source = pick_split(dataset, measurement.split if measurement is not None else "train")
-    looks: list[Tensor] = []
+    distances: list[Tensor] = []
     for index in permutation(0, 0, len(source))[:LOOKED_AT].tolist():
         try:
             image = open_subject(source.picture(index), predictor.preprocess).image
         except (VitrailError, OSError):
             continue  # unreadable pictures have been counted already
-        looks.append(attention_distance(model, image[None]))
-    if looks:
-        distance, longest = torch.stack(looks).mean(dim=0), longest_distance(model.config.image_size)
+        distances.append(attention_distance(model, image[None]))
+    if distances:
+        distance, longest = torch.stack(distances).mean(dim=0), longest_distance(model.config.image_size)
         ends = f"{distance[0].mean():.1f} pixels in the first layer, {distance[-1].mean():.1f} in the last"
-        drawn.append(
-            encode_figure(
-                lambda theme: plot_distance(distance, len(looks), longest, theme),
-                f"Mean attention distance: {ends}",
-                f"A head looks {ends}, on average.",
-            )
-        )
-    text = "The figures of the ViT paper, for this checkpoint."
-    blocks: list[Block] = [Paragraph(text=text, quiet=True), Drawings(pictures=drawn)]
-    return Section(title="Attention", blocks=blocks)
-
-
-STRANGEST = 12  # pictures that are shown
-MOST_CLASSES = 40  # rows of a table
+        alt, about = f"Mean attention distance: {ends}", f"A head looks {ends}, on average."
+        count = len(distances)
+        drawn.append(encode_figure(lambda theme: plot_distance(distance, count, longest, theme), alt, about))
+    about = "The figures of the ViT paper, for this checkpoint."
+    return Section("Attention", [Paragraph(about, quiet=True), Drawings(drawn)])
 
 
 def trust_sections(
@@ -180,12 +156,15 @@ def trust_sections(
     trust = measurement.trust
     if trust is None:
         return []
-    blocks: list[Block] = [Paragraph(text=_origin(trust, measurement)), Facts(facts=_numbers(measurement, unfamiliar))]
+    blocks: list[Block] = [Paragraph(_origin(trust, measurement)), Numbers(_numbers(measurement, unfamiliar))]
     if measurement.label_sets is not None:
         blocks += _set_blocks(measurement)
     if measurement.familiarity is not None:
-        blocks += _strange_blocks(predictor, dataset, measurement)
-    return [Section(title="How far to trust it", blocks=blocks)]
+        strangest = np.argsort(measurement.familiarity, kind="stable")[:STRANGEST]
+        tiles, _, _ = explain_tiles(predictor, dataset, measurement, strangest, explained=False)
+        text = "The most unfamiliar pictures: their features are farthest from those of the training pictures."
+        blocks += [Paragraph(text), Gallery(tiles, scale=False)]
+    return [Section("How far to trust it", blocks)]
 
 
 def _origin(trust: Trust, measurement: Measurement) -> str:
@@ -198,45 +177,34 @@ def _origin(trust: Trust, measurement: Measurement) -> str:
 
 def _numbers(measurement: Measurement, unfamiliar: OodScores | None) -> list[Fact]:
     error, before = (each.calibration.error for each in (measurement.metrics, measurement.uncalibrated))
-    facts = [Fact(name="calibration error", value=f"{error:.2%}", note=f"{before:.2%} without the calibration")]
-    sets, familiar = measurement.label_sets, measurement.familiar
+    facts = [Fact("calibration error", f"{error:.2%}", f"{before:.2%} without the calibration")]
+    sets, familiar, correct = measurement.label_sets, measurement.familiar, measurement.answers.correct
     if sets is not None:
         note = f"{100 * sets.requested:.4g} % requested; {interval_text(sets.coverage)}"
-        facts.append(Fact(name="label sets that hold the truth", value=f"{sets.coverage.value:.2%}", note=note))
-        facts.append(Fact(name="labels in a set", value=f"{sets.mean_size:.2f}", note="on average"))
+        facts.append(Fact("label sets that hold the truth", f"{sets.coverage.value:.2%}", note))
+        facts.append(Fact("labels in a set", f"{sets.mean_size:.2f}", "on average"))
     if familiar is not None:
-        right = measurement.answers.predicted == measurement.targets
-        note = f"top-1 accuracy {_share(right[familiar])} of familiar pictures, {_share(right[~familiar])} of these"
-        facts.append(Fact(name="unfamiliar pictures", value=f"{1 - familiar.mean():.1%}", note=note))
+        note = f"top-1 accuracy {_share(correct[familiar])} of familiar pictures, {_share(correct[~familiar])} of these"
+        facts.append(Fact("unfamiliar pictures", f"{1 - familiar.mean():.1%}", note))
     if unfamiliar is not None:
         note = f"AUROC; {unfamiliar.marked.value:.1%} of {counted(unfamiliar.pictures, 'picture')} marked as unfamiliar"
-        facts.append(Fact(name=f"told from {unfamiliar.data}", value=f"{unfamiliar.auroc:.3f}", note=note))
+        facts.append(Fact(f"told from {unfamiliar.data}", f"{unfamiliar.auroc:.3f}", note))
     return facts
 
 
 def _set_blocks(measurement: Measurement) -> list[Block]:
     """The coverage curve, and the classes."""
-    curve = measurement.coverage_curve()
-    held = [(each.requested, each.coverage.value) for each in curve]
+    curve, across = measurement.coverage_curve(), "requested coverage"
+    measured = Curve("measured", [(sets.requested, sets.coverage.value) for sets in curve])
+    requested = Curve("requested", [(sets.requested, sets.requested) for sets in curve], style="second")
+    sizes = Curve("measured", [(sets.requested, sets.mean_size) for sets in curve])
     plots = [
-        Plot(
-            title="Sets that hold the truth",
-            curves=[
-                Curve(name="measured", points=held),
-                Curve(name="requested", points=[(x, x) for x, _ in held], style="second"),
-            ],
-            across="requested coverage",
-            percent=True,
-        ),
-        Plot(
-            title="Labels in a set, on average",
-            curves=[Curve(name="measured", points=[(each.requested, each.mean_size) for each in curve])],
-            across="requested coverage",
-        ),
+        Plot("Sets that hold the truth", [measured, requested], across, percent=True),
+        Plot("Labels in a set, on average", [sizes], across),
     ]
     text = "A label set holds as many of the most likely labels as it takes to hold the truth as often as requested, "
     text += "over all pictures. It always holds one, so a coverage below the accuracy is exceeded."
-    return [Paragraph(text=text), Plots(plots=plots), _class_table(measurement)]
+    return [Paragraph(text), Plots(plots), _class_table(measurement)]
 
 
 def _class_table(measurement: Measurement) -> Table:
@@ -249,37 +217,12 @@ def _class_table(measurement: Measurement) -> Table:
         indices = worst_first([class_sets(measurement, index).coverage for index in indices])[:MOST_CLASSES]
         note += f" The {MOST_CLASSES} worst of {len(measurement.classes):,} classes; classes.csv has all of them."
     rows = [
-        (
-            measurement.classes[index],
-            "–" if (held := sets.classes[index]) is None else rate_text(held),
-            "–" if held is None else f"{sets.class_sizes[index]:.2f}",
-        )
-        for index in indices
+        (measurement.classes[index], *(("–", "–") if held is None else (rate_text(held), f"{size:.2f}")))
+        for index, held, size in ((index, sets.classes[index], sets.class_sizes[index]) for index in indices)
     ]
     head = ("class", f"label sets that hold the truth, {100 * sets.requested:.4g} % requested", "labels in a set")
-    return Table(head=head, rows=rows, note=note)
+    return Table(head, rows, note)
 
 
-def _strange_blocks(predictor: Predictor, dataset: Dataset, measurement: Measurement) -> list[Block]:
-    """The pictures that are most unlike anything seen in training, the strangest first."""
-    assert measurement.familiarity is not None
-    assert measurement.familiar_shares is not None
-    source = pick_split(dataset, measurement.split)
-    tiles: list[Tile] = []
-    for index in np.argsort(measurement.familiarity, kind="stable")[:STRANGEST]:
-        key, truth = measurement.keys[index], measurement.classes[measurement.targets[index]]
-        predicted = measurement.classes[measurement.answers.predicted[index]]
-        title = f"predicted {predicted} ({measurement.answers.confidence[index]:.0%})"
-        title += "" if predicted == truth else f", true class {truth}"
-        try:
-            subject = open_subject(source.picture(int(measurement.samples[index])), predictor.preprocess, key)
-            pictures = [encode_photo(picture_of(enlarge(seen_part(subject))), f"{key}: {truth}")]
-        except (VitrailError, OSError):
-            pictures = []
-        tiles.append(Tile(pictures=pictures, title=title, note=key))
-    text = "The most unfamiliar pictures: their features are farthest from those of the training pictures."
-    return [Paragraph(text=text), Gallery(tiles=tiles, scale=False)]
-
-
-def _share(right: Booleans) -> str:
-    return f"{right.mean():.1%}" if len(right) else "–"
+def _share(correct: Booleans) -> str:
+    return f"{correct.mean():.1%}" if len(correct) else "–"

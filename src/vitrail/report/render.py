@@ -1,21 +1,21 @@
 """A report as HTML, by the Jinja2 templates beside this file. Whatever the texts hold, it is shown as text.
 
-Every value that a template shows is escaped, shortened and stripped of control codes, unless it is `Markup` already."""
+Every value that a template shows is escaped, shortened and stripped of control codes, unless it is `Markup` already.
+"""
 
 import base64
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from vitrail import __version__
 from vitrail.files import atomic_path
-from vitrail.report.blocks import Block, Drawings, Gallery, Picture, Plot, Point, Report
+from vitrail.report.blocks import Block, Curve, Drawings, EncodedPicture, Gallery, Plot, Point, Report
 
 WIDTH, HEIGHT = 340, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 46, 30  # margins around the curves
@@ -25,8 +25,7 @@ MOST_POINTS = 400
 TICKS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Label:
+class Label(NamedTuple):
     """A short text; `anchor` is the end of it that is at (x, y)."""
 
     x: float
@@ -36,23 +35,13 @@ class Label:
     anchor: str = "start"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A curve: its points, or its only point, and a point to mark."""
-
-    points: Sequence[Point]
-    style: str
-    mark: Point | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(NamedTuple):
     """A plot ready to be drawn."""
 
     spoken: str  # for screen readers
     grid: Sequence[float]  # y coordinates of its lines
     labels: Sequence[Label]
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
     legend: Sequence[Label]
     size: tuple[int, int] = (WIDTH, HEIGHT)
     left: int = LEFT
@@ -77,14 +66,10 @@ def lay_out(plot: Plot) -> Layout | None:
         up = (point[1] - low) / (high - low)
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - top - BOTTOM)
 
-    lines = [
-        Line(
-            points=[position(point) for point in points],
-            style=curve.style,
-            mark=position(curve.mark) if curve.mark is not None and _is_real(curve.mark) else None,
-        )
-        for curve, points in curves
-    ]
+    def placed(curve: Curve, points: Sequence[Point]) -> Curve:
+        mark = position(curve.mark) if curve.mark is not None and _is_real(curve.mark) else None
+        return curve._replace(points=[position(point) for point in points], mark=mark)
+
     legend = [
         Label(x=x, y=34 + y, text=f"— {curve.name}", style=curve.style)
         for curve, (x, y) in zip(plot.curves, starts, strict=False)
@@ -93,7 +78,7 @@ def lay_out(plot: Plot) -> Layout | None:
         spoken=f"{plot.title}; from {_number(ys[0], plot.percent)} to {_number(ys[-1], plot.percent)}",
         grid=[position((left, step))[1] for step in steps],
         labels=[Label(x=0, y=14, text=plot.title, style="heading"), *_axes(plot, steps, left, right, position)],
-        lines=lines,
+        lines=[placed(curve, points) for curve, points in curves],
         legend=legend,
     )
 
@@ -164,16 +149,16 @@ def write_report(report: Report, path: Path) -> None:
 
 def render(report: Report) -> str:
     """The page as HTML, below `MOST_BYTES`: if necessary, the largest pictures are replaced by their descriptions."""
+
+    def page(limit: int) -> str:
+        """With pictures of at most so many bytes."""
+        return render_template("page.html.j2", report=report, limit=limit)
+
     largest = sorted((picture.size for picture in _all_pictures(report)), reverse=True)
-    room = MOST_BYTES - len(_render_page(report, limit=-1).encode())
+    room = MOST_BYTES - len(page(-1).encode())
     while largest and sum(_grown(size) for size in largest) > room:
         largest = [size for size in largest if size < largest[0]]
-    return _render_page(report, limit=largest[0] if largest else -1)
-
-
-def draw_plot(plot: Plot) -> str:
-    """The plot as an SVG element; an empty text if no point is a number."""
-    return render_template("plot.html.j2", plot=plot).strip()
+    return page(largest[0] if largest else -1)
 
 
 def render_template(name: str, **values: Any) -> Markup:
@@ -198,7 +183,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"harmless": harmless, "kind": _kind, "data_url": _data_url, "lay_out": lay_out, "px": _px}
+    made.filters |= {
+        "harmless": harmless,
+        "kind": _kind,
+        "data_url": _data_url,
+        "lay_out": lay_out,
+        "px": "{:.1f}".format,
+    }
     made.globals |= {"sharp": SHARP, "policy": POLICY, "version": __version__}
     return made
 
@@ -212,18 +203,9 @@ def _kind(block: Block) -> str:
     return type(block).__name__.lower()
 
 
-def _px(value: float) -> str:
-    return f"{value:.1f}"
-
-
 def _data_url(data: bytes) -> Markup:
     kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
     return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")  # noqa: S704 - letters and digits
-
-
-def _render_page(report: Report, limit: int) -> str:
-    """The whole page, with pictures of at most `limit` bytes."""
-    return render_template("page.html.j2", report=report, limit=limit)
 
 
 def _grown(size: int) -> int:
@@ -231,11 +213,9 @@ def _grown(size: int) -> int:
     return -(-size // 3) * 4 + 600
 
 
-def _all_pictures(report: Report) -> list[Picture]:
-    pictures: list[Picture] = []
+def _all_pictures(report: Report) -> Iterator[EncodedPicture]:
     for block in (block for section in report.sections for block in section.blocks):
         if isinstance(block, Drawings):
-            pictures += block.pictures
+            yield from block.pictures
         elif isinstance(block, Gallery):
-            pictures += [picture for tile in block.tiles for picture in tile.pictures]
-    return pictures
+            yield from (picture for tile in block.tiles for picture in tile.pictures)

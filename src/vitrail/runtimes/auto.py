@@ -1,55 +1,48 @@
 """What a job runs on: the fastest runtime whose answers are torch's, measured where that pays, and remembered.
 
 Converting and measuring take seconds, so that they must save more. A job too short for that stays on torch, and nothing
-is added to it: what it will take is first estimated from the size of the model, then from one short call."""
+is added to it: what it will take is first estimated from the size of the model, then from one short call.
+"""
 
-import copy
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property
-from importlib.util import find_spec
-from typing import NamedTuple, get_args
+from functools import cached_property, partial
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from vitrail import __version__
-from vitrail.data.pixels import Picture, prepare_array
-from vitrail.errors import ConfigError, InputError
+from vitrail.data.pixels import Picture, prepare_named
+from vitrail.errors import ConfigError
 from vitrail.machine import computes_bf16, installed_version, processor_name
-from vitrail.runtimes import onnx_runtime, openvino_runtime
+from vitrail.registry import RUNTIMES, NumberFormat, Precision, PrecisionChoice, key_of, label_of
 from vitrail.runtimes.auto_cache import (
-    MOST_BYTES,
+    DECISIONS,
+    GRAPHS,
+    INT8_PATHS,
     Decision,
     Int8Export,
-    KeptExport,
     Outcome,
-    find_export,
+    find_graph,
     find_int8,
-    has_decisions,
-    has_int8,
-    make_export,
+    make_graph,
     read_decision,
     write_decision,
 )
-from vitrail.runtimes.exporter import GRAPH_FORM, NEEDS, fit_to_pictures
-from vitrail.runtimes.runtime import (
-    Floats,
-    Numbers,
-    Precision,
-    PrecisionChoice,
-    Runtime,
-    RuntimeChoice,
-    RuntimeName,
-    label_of,
-)
+from vitrail.runtimes.exporter import fit_to_pictures
+from vitrail.runtimes.graph import FORM
+from vitrail.runtimes.manifest import GraphFile
+from vitrail.runtimes.runtime import Floats, Runtime, answers_of, backend_of
 from vitrail.runtimes.torch_runtime import TorchRuntime
 from vitrail.schema import to_dict
 from vitrail.threads import start_workers
+from vitrail.timing import best_of, seconds_of, take_turns, undisturbed
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import fingerprint
 from vitrail.weights.proof import Agreement, compare, sample_images
@@ -59,8 +52,8 @@ from vitrail.wording import reason
 class Way(NamedTuple):
     """One way to compute."""
 
-    runtime: RuntimeName
-    precision: Numbers
+    runtime: str
+    precision: NumberFormat
 
 
 PLAIN = Way("torch", "float32")
@@ -82,86 +75,64 @@ class Converter:
         return fingerprint(self.loaded.tensors)
 
     @cached_property
-    def kept(self) -> KeptExport | None:
-        """The export that is in the cache already."""
-        return find_export(self.checkpoint, self.sha256)
+    def kept(self) -> GraphFile | None:
+        """The ONNX file that is in the cache already."""
+        return find_graph(self.checkpoint, self.sha256)
 
     @cached_property
     def int8(self) -> Int8Export | None:
         """The int8 export that was made of this checkpoint, if it can still be run."""
-        if not has_int8():
+        if INT8_PATHS.is_empty:  # a short job must not pay for the hash of its weights
             return None
         return find_int8(self.sha256, json.dumps(to_dict(self.checkpoint.config)))
 
     @cached_property
-    def export(self) -> KeptExport:
-        return self.kept or make_export(self.checkpoint, self.sha256)
+    def graph(self) -> GraphFile:
+        return self.kept or make_graph(self.checkpoint, self.sha256)
 
     @property
     def num_bytes(self) -> int:
         """Of the weights in float32."""
         return sum(4 * tensor.numel() for tensor in self.loaded.tensors.values())
 
-    def can_convert(self, runtime: RuntimeName) -> bool:
+    def can_convert(self, runtime: str) -> bool:
         """Whether it is worth thinking of this runtime: what it needs is installed, and the model suits it."""
         if runtime == "torch":
             return True
-        installed = all(find_spec(name) is not None for name in NEEDS[runtime])
-        return installed and self.own.device.type == "cpu" and self.num_bytes <= MOST_BYTES
+        suits = self.own.device.type == "cpu" and self.num_bytes <= GRAPHS.most_bytes
+        return suits and RUNTIMES[runtime].is_installed
 
     def open(self, way: Way) -> Runtime:
-        """The model on a runtime, in the numbers of that way."""
-        if way == PLAIN:
-            return self.own
+        """The model on a runtime, in a number format."""
         if way.precision == "int8":
             assert self.int8 is not None
             return self.int8.runtime
-        if way.runtime == "torch":
-            return TorchRuntime(copy.deepcopy(self.own.model).to(torch.bfloat16), self.own.extras)
-        path, manifest = self.export.path, self.export.manifest
-        if way.runtime == "onnx":
-            return onnx_runtime.make_runtime(path, manifest)
-        model = openvino_runtime.read_model(path)
-        for port, name in zip(model.outputs, manifest.outputs, strict=True):
-            port.get_tensor().set_names({name})
-        return openvino_runtime.make_runtime(model, manifest, way.precision, str(path))
+        return backend_of(way.runtime).convert(self.own, lambda: self.graph, way.precision)
 
 
 # Of the largest number, within which answers are the same; in bf16, as far as its rounding can bring them.
-TOLERANCES: dict[Numbers, float] = {"float32": 1e-4, "bf16": 0.1}
+TOLERANCES: dict[NumberFormat, float] = {"float32": 1e-4, "bf16": 0.1}
 SAMPLE = 16  # pictures to measure and compare with
 CALL_SECONDS = 0.15  # of one call that is measured: enough to tell, and short enough for several
 RACE_SECONDS, MOST_ROUNDS = 2.0, 8
-QUIET = 0.8  # of the time that its cores have, which a process gets where nobody else computes
 AGREE_SECONDS = 1.0  # for comparing classes in bf16
-
-Call = Callable[[Floats], Floats]
-Clock = Callable[[], float]
 
 
 def prepare_some(pictures: Iterable[Picture], checkpoint: Checkpoint) -> Floats:
     """The first pictures of a job as the model sees them; without any, two photographs and their mirrors."""
-    spec, images = checkpoint.preprocess, list[Floats]()
-    for picture, _ in zip(pictures, range(2 * SAMPLE), strict=False):
-        image = np.empty((spec.channels, *spec.size), dtype=np.float32)
-        try:
-            prepare_array(picture, spec, image)
-        except (InputError, OSError):  # the job itself will tell
-            continue
-        images.append(image)
-        if len(images) == SAMPLE:
-            break
+    named, images = (("picture", picture) for picture in pictures), list[Floats]()
+    for _ in range(2):  # in place of those that cannot be read, which the job itself will tell, a few more
+        images.extend(prepare_named(list(islice(named, SAMPLE - len(images))), checkpoint.preprocess)[0])
     return np.stack(images) if images else sample_images(checkpoint).numpy()
 
 
-def time_picture(runtime: Runtime, images: Floats, clock: Clock = time.perf_counter) -> float:
+def time_picture(runtime: Runtime, images: Floats, clock: Callable[[], float] | None = None) -> float:
     """Seconds that one core takes for a picture, roughly."""
-    call, count = _call(runtime), 1
+    call, count = answers_of(runtime), 1
     with start_workers(1) as pool:
         while True:
-            part, began = _part(images, 0, count), clock()
-            pool.submit(call, part).result()
-            seconds = clock() - began
+            part = _part(images, 0, count)
+            seconds = seconds_of(lambda part=part: pool.submit(call, part).result(), clock)
             more = min(runtime.batch_size, int(CALL_SECONDS / max(seconds / count, 1e-6)))
             if more < 4 * count:
                 return seconds / count
@@ -178,7 +149,7 @@ def measure(
     calls = own.threads * (most // count)  # as much work as with the largest calls
     parts = [_part(images, place * count, count) for place in range(calls)]
     with start_workers(own.threads) as pool:
-        expected = _run_all(pool, _call(own), parts)
+        expected = _run_all(pool, answers_of(own), parts)
         features = pool.submit(own.features, parts[0][:1]).result()
         runtimes: dict[Way, Runtime] = {}
         outcomes: dict[Way, Outcome] = {}
@@ -186,7 +157,7 @@ def measure(
             outcome = Outcome(runtime=way.runtime, precision=way.precision)
             try:
                 runtimes[way] = converter.open(way)
-                answers = _run_all(pool, _call(runtimes[way]), parts)
+                answers = _run_all(pool, answers_of(runtimes[way]), parts)
                 found = pool.submit(runtimes[way].features, parts[0][:1]).result()
                 outcomes[way] = _judge(outcome, [_agree(expected, answers), _agree(features, found)])
             except (OSError, MemoryError):  # of this moment, not of the model
@@ -194,8 +165,12 @@ def measure(
             except Exception as error:  # a runtime may fail in any way, and torch is there
                 outcomes[way] = replace(outcome, problem=f"does not run this model ({reason(error)[:200]})")
         usable = [way for way in ways if not outcomes[way].problem]
-        laps = race(pool, [_call(runtimes[way]) for way in usable], parts)
-        for way, seconds in zip(usable, judge_laps(laps, own.threads, own.device.type == "cpu"), strict=True):
+        calls = [partial(_run_all, pool, answers_of(runtimes[way]), parts) for way in usable]
+        taken = take_turns(calls, MOST_ROUNDS, patience=RACE_SECONDS, work_clock=time.process_time)
+        laps = [best_of(each) for each in taken]
+        on_processor = own.device.type == "cpu"
+        comparable = undisturbed(laps, own.threads) if on_processor else [lap.wall for lap in laps]
+        for way, seconds in zip(usable, comparable, strict=True):
             outcomes[way] = replace(outcomes[way], seconds=seconds / (count * len(parts)))
             if way.precision == "int8" and converter.int8 is not None:
                 agreement = converter.int8.runtime.manifest.agreement
@@ -207,48 +182,8 @@ def measure(
     return tuple(outcomes[way] for way in ways)
 
 
-class Lap(NamedTuple):
-    """What one call in every thread at once took."""
-
-    wall: float  # seconds on the clock
-    work: float  # seconds of this process on all cores
-
-
-def race(
-    pool: ThreadPoolExecutor,
-    calls: Sequence[Call],
-    parts: Sequence[Floats],
-    clock: Clock = time.perf_counter,
-    work_clock: Clock = time.process_time,
-) -> list[Lap]:
-    """The best of each, on the clock and in work, taken in turns until the time is over."""
-    laps: list[list[Lap]] = [[] for _ in calls]
-    began = clock()
-    for _ in range(MOST_ROUNDS):
-        for call, own in zip(calls, laps, strict=True):
-            start, worked = clock(), work_clock()
-            _run_all(pool, call, parts)
-            own.append(Lap(clock() - start, work_clock() - worked))
-        if clock() - began > RACE_SECONDS:
-            break
-    return [Lap(min(lap.wall for lap in own), min(lap.work for lap in own)) for own in laps]
-
-
-def judge_laps(laps: Sequence[Lap], cores: int, on_processor: bool) -> list[float]:
-    """Seconds to compare by: on the clock, or, if others keep the machine busy, what the work takes on free cores.
-
-    The first one is torch, or another that keeps all its cores busy: what it waited for was other processes.
-    """
-    busy = on_processor and bool(laps) and laps[0].work < QUIET * cores * laps[0].wall
-    return [lap.work / cores if busy else lap.wall for lap in laps]
-
-
-def _run_all(pool: ThreadPoolExecutor, call: Call, parts: Sequence[Floats]) -> Floats:
+def _run_all(pool: ThreadPoolExecutor, call: Callable[[Floats], Floats], parts: Sequence[Floats]) -> Floats:
     return np.concatenate(list(pool.map(call, parts)))
-
-
-def _call(runtime: Runtime) -> Call:
-    return runtime.logits if runtime.num_classes else runtime.features
 
 
 def _part(images: Floats, start: int, count: int) -> Floats:
@@ -284,13 +219,13 @@ class Choice(NamedTuple):
 def choose(
     own: TorchRuntime,
     checkpoint: Checkpoint,
-    runtime: RuntimeChoice,
+    runtime: str,
     precision: PrecisionChoice,
     count: int | None,
     pictures: Iterable[Picture] = (),
     batch: int | None = None,
 ) -> Choice:
-    """The runtime for a job of `count` pictures, of which `pictures` are some; None: nobody knows how many.
+    """The runtime for a job of `count` pictures, of which `pictures` are some; None: their number is unknown.
 
     `batch` of them come together; by default as many as suit the model.
 
@@ -317,18 +252,15 @@ def choose(
         return Choice(converter.open(ways[0]), f"{best.label} cannot be used now ({reason(error)[:200]})")
 
 
-def list_ways(converter: Converter, runtime: RuntimeChoice, precision: PrecisionChoice) -> list[Way]:
+def list_ways(converter: Converter, runtime: str, precision: PrecisionChoice) -> list[Way]:
     """The ways to compute among which to choose; the first is what runs if nothing is measured."""
-    runtimes: Sequence[RuntimeName] = get_args(RuntimeName) if runtime == "auto" else (runtime,)
-    if runtime == "auto":
-        runtimes = [name for name in runtimes if converter.can_convert(name)]
+    runtimes = [name for name in RUNTIMES if converter.can_convert(name)] if runtime == "auto" else [runtime]
     precisions: tuple[Precision, ...] = ("float32",) if precision == "auto" else (precision,)
     if precision == "auto" and _has_bf16(converter.own.device):
         precisions = ("float32", "bf16")
-    ways = [Way(name, number) for number in precisions for name in runtimes if (name, number) != ("onnx", "bf16")]
-    if precision == "auto" and converter.own.device.type == "cpu":
-        int8 = converter.int8
-        ways += [Way(int8.runtime_name, "int8")] if int8 is not None and int8.runtime_name in runtimes else []
+    ways = [Way(name, each) for each in precisions for name in runtimes if each in RUNTIMES[name].precisions]
+    if precision == "auto" and converter.own.device.type == "cpu" and converter.int8 is not None:
+        ways += [Way(name, "int8") for name in runtimes if name == key_of(converter.int8.runtime.name)]
     return ways
 
 
@@ -336,7 +268,7 @@ def _decide(
     converter: Converter, ways: Sequence[Way], count: int | None, pictures: Iterable[Picture], batch: int | None
 ) -> tuple[Decision | None, bool]:
     """What was measured before, or is measured now; None for a job that is too short. And whether it is new."""
-    if count is None and not has_decisions():
+    if count is None and DECISIONS.is_empty:
         return None, False
     rough = float("inf") if count is None else count * _rough_seconds(converter)
     if GAIN * rough < _opening_seconds(converter, ways):
@@ -366,17 +298,17 @@ def decision_key(converter: Converter, ways: Sequence[Way], batch: int | None = 
     """Everything that a decision depends on."""
     own = converter.own
     device = torch.cuda.get_device_name(own.device) if own.device.type == "cuda" else processor_name()
+    packages = {kind.packages[0] for kind in RUNTIMES.values() if kind.packages}
     facts = {
         "weights": converter.sha256,
         "config": to_dict(converter.checkpoint.config),
-        "form": GRAPH_FORM,
+        "form": FORM,
         "batch": batch or own.batch_size,
         "ways": [label_of(*way) for way in ways],
         "int8": _int8_graph(converter, ways),
         "device": [own.device.type, device],
         "cores": [os.cpu_count(), own.threads],
-        "versions": {name: installed_version(name) or "" for name in ("torch", "onnxruntime", "openvino")}
-        | {"vitrail": __version__},
+        "versions": {"vitrail": __version__} | {name: installed_version(name) or "" for name in sorted(packages)},
     }
     return json.dumps(facts, sort_keys=True)
 

@@ -3,11 +3,13 @@ it is measured.
 """
 
 import json
+import sys
 import time
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -21,25 +23,19 @@ from vitrail.errors import ConfigError, WeightsError, suggest
 from vitrail.machine import computes_bf16, processor_name
 from vitrail.model import ViTConfig, summarize
 from vitrail.model.merging import with_merging
-from vitrail.runtimes import onnx_runtime, openvino_runtime
-from vitrail.runtimes.exporter import Exported, prepare_export, write_onnx
+from vitrail.registry import RUNTIMES, Precision, key_of
+from vitrail.runtimes import onnx_runtime
+from vitrail.runtimes.exporter import fit_to_pictures, prepare_export
 from vitrail.runtimes.graph import GraphOptions
 from vitrail.runtimes.graph_runtime import ExportedRuntime
-from vitrail.runtimes.runtime import (
-    RUNTIMES,
-    Floats,
-    LoadOptions,
-    Precision,
-    Runtime,
-    RuntimeName,
-    label_of,
-    open_runtime,
-)
-from vitrail.runtimes.torch_runtime import TorchRuntime
+from vitrail.runtimes.int8_trials import size_of
+from vitrail.runtimes.manifest import GraphFile
+from vitrail.runtimes.runtime import Floats, LoadOptions, answers_of, backend_of, open_runtime, run_in_pieces
+from vitrail.runtimes.torch_runtime import DTYPES, TorchRuntime
 from vitrail.schema import from_dict
 from vitrail.threads import num_cores, start_workers
+from vitrail.timing import Timing, best_of, repeat, seconds_of, sum_up, take_turns
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.native import fingerprint
 from vitrail.weights.peers import build_peer
 from vitrail.weights.resolve import FormatName, locate
 from vitrail.weights.write import check_writable, write_checkpoint
@@ -60,55 +56,28 @@ class Turn:
     cores: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Seconds of a call (half of them, and 95 %, in the quieter half of the turns), and calls in a second at best."""
-
-    p50: float
-    p95: float
-    rate: float
-
-
 def time_in_turns(
     turns: Mapping[Key, Turn], seconds: float, advance: Callable[[int], None] = lambda _: None, rounds: int = ROUNDS
 ) -> dict[Key, Timing]:
-    """Each call for about so many seconds in all, in turns, so that what disturbs the machine disturbs all alike."""
-    keys, taken = list(turns), {key: list[list[float]]() for key in turns}
-    for number in range(rounds):
-        for place in range(len(keys)):
-            key = keys[(number + place) % len(keys)]
-            spent = sum(map(sum, taken[key]))
-            if number < 2 or spent < seconds:  # a call that takes longer than its time has two turns all the same
-                time.sleep(REST)
-                with cores(turns[key].cores):
-                    taken[key].append(take_turn(turns[key].call, seconds / rounds))
-            advance(1)
-    return {key: sum_up(taken[key]) for key in keys}
+    """Each call for about so many seconds in all, in turns."""
+    taken = {key: list[list[float]]() for key in turns}
+
+    def take(key: Key) -> None:
+        spent = sum(map(sum, taken[key]))
+        if len(taken[key]) < 2 or spent < seconds:  # a call that takes longer than its time has two turns all the same
+            time.sleep(REST)
+            with cores(turns[key].cores):
+                taken[key].append(take_turn(turns[key].call, seconds / rounds))
+        advance(1)
+
+    take_turns([partial(take, key) for key in turns], rounds, rotate=True)
+    return {key: sum_up(taken[key]) for key in turns}
 
 
 def take_turn(call: Callable[[], object], seconds: float) -> list[float]:
     """The seconds of each call; the first one wakes the threads and counts only if it takes the whole turn."""
-    first = _seconds(call)
-    if first >= seconds:
-        return [first]
-    took: list[float] = []
-    while sum(took) < seconds:
-        took.append(_seconds(call))
-    return took
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def sum_up(turns: list[list[float]]) -> Timing:
-    """What the seconds of all calls, turn by turn, come to."""
-    ordered = sorted(turns, key=lambda turn: float(np.median(turn)))
-    quiet = np.concatenate(ordered[: (len(ordered) + 1) // 2])
-    rate = max(len(turn) / sum(turn) for turn in turns)
-    return Timing(p50=float(np.quantile(quiet, 0.5)), p95=float(np.quantile(quiet, 0.95)), rate=rate)
+    first = seconds_of(call)
+    return [first] if first >= seconds else repeat(call, seconds=seconds)
 
 
 @contextmanager
@@ -129,15 +98,11 @@ def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
     itself, which no core has to wait for.
     """
     with_numpy = count == num_cores()  # NumPy always takes them all
-    best = 0.0
     with cores(count), start_workers(count) as workers:
         runs = [run for sizes in PRODUCTS for run in _products(*sizes, with_numpy)]
         runs += [_products_apart(*sizes, workers, count) for sizes in PRODUCTS if count > 1]
-        end = time.perf_counter() + seconds
-        while best == 0.0 or time.perf_counter() < end:
-            for operations, multiply in runs:
-                best = max(best, operations / _seconds(multiply))
-    return best
+        laps = take_turns([multiply for _, multiply in runs], sys.maxsize, patience=seconds)
+    return max(operations / best_of(own).wall for (operations, _), own in zip(runs, laps, strict=True))
 
 
 Product = tuple[int, Callable[[], object]]  # its operations, and what does it
@@ -163,8 +128,6 @@ def _products_apart(rows: int, inner: int, columns: int, workers: ThreadPoolExec
     return 2 * rows * inner * columns * count, lambda: list(workers.map(multiply, own))
 
 
-# Runtime of ours → the packages that it takes to make a graph for it and to run that.
-PACKAGES = {"torch": (), "onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 # Library → the format that it reads, and the suffix of that.
 PEERS: dict[str, tuple[FormatName, str]] = {
@@ -172,7 +135,6 @@ PEERS: dict[str, tuple[FormatName, str]] = {
     "transformers": ("hf", ""),
     "torchvision": ("torchvision", ".pth"),
 }
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 Compute = Callable[[Floats], Floats]  # prepared pictures → logits, or features where there is no head
 
 
@@ -204,17 +166,17 @@ class Entrant:
     contestant: Contestant
     compute: Compute
     megabytes: float
-    macs: int  # that it really computes for one picture; 0 where nobody knows
+    macs: int  # that it really computes for one picture; 0 where that is unknown
 
 
 def check_runtimes(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """The runtimes to measure: those named, or all that are installed; and the names of the others."""
     for name in names or ():
-        if name not in PACKAGES:
-            raise ConfigError(f"unknown runtime {name!r}; {suggest(name, PACKAGES)}")
-    missing = [name for name, needs in PACKAGES.items() if any(find_spec(package) is None for package in needs)]
+        if name not in RUNTIMES:
+            raise ConfigError(f"unknown runtime {name!r}; {suggest(name, RUNTIMES)}")
+    missing = [kind.key for kind in RUNTIMES.values() if not kind.is_installed]
     if names is None:
-        return [name for name in PACKAGES if name not in missing], missing
+        return [name for name in RUNTIMES if name not in missing], missing
     if absent := [name for name in names if name in missing]:
         raise ConfigError(f'{", ".join(absent)}: not installed; run: pip install "vitrail[export]"')
     return list(dict.fromkeys(names)), []
@@ -265,35 +227,33 @@ class Workshop:
 
     def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
         self.checkpoint, self.folder = checkpoint, folder
-        self._graphs: dict[int, tuple[Exported, Path]] = {}
+        self._models: dict[int, TorchRuntime] = {}
+        self._graphs: dict[int, GraphFile] = {}
 
     def build(self, contestant: Contestant) -> Entrant:
         """A contestant, ready to compute; compiling by torch happens at the first call."""
         if contestant.is_peer:
             return self._build_peer(contestant)
-        if contestant.runtime == "torch":
-            checkpoint = merged(self.checkpoint, contestant.merge)
-            model = checkpoint.build(DTYPES[contestant.precision])
-            compute = _forward(contestant, model) if contestant.compiled else answers_of(TorchRuntime(model))
-            return _torch_entrant(contestant, model, summarize(checkpoint.config).forward_macs, compute)
-        exported, path = self._graph(contestant.merge)
-        macs = summarize(exported.graph.model.config).forward_macs
-        megabytes = path.stat().st_size / 1e6
-        if contestant.runtime == "onnx":
-            runtime = onnx_runtime.make_runtime(path, exported.manifest)
-        else:
-            precision = cast("Precision", contestant.precision)
-            runtime = openvino_runtime.make_runtime(
-                openvino_runtime.read_model(path), exported.manifest, precision, "the model"
-            )
+        checkpoint = merged(self.checkpoint, contestant.merge)
+        if contestant.merge not in self._models:
+            self._models[contestant.merge] = TorchRuntime(checkpoint.build())
+        own = self._models[contestant.merge]
+        runtime = backend_of(contestant.runtime).convert(
+            own, lambda: self._graph(contestant.merge), cast("Precision", contestant.precision)
+        )
+        if isinstance(runtime, TorchRuntime):
+            compute = _forward(contestant, runtime.model) if contestant.compiled else answers_of(runtime)
+            return _torch_entrant(contestant, runtime.model, summarize(checkpoint.config).forward_macs, compute)
+        megabytes = self._graph(contestant.merge).path.stat().st_size / 1e6
+        macs = summarize(fit_to_pictures(checkpoint).config).forward_macs
         return Entrant(contestant=contestant, compute=answers_of(runtime), megabytes=megabytes, macs=macs)
 
-    def _graph(self, merge: int) -> tuple[Exported, Path]:
+    def _graph(self, merge: int) -> GraphFile:
         if merge not in self._graphs:
             path = self.folder / f"merge-{merge}.onnx"
             exported = prepare_export(merged(self.checkpoint, merge), GraphOptions())
-            write_onnx(exported, path)
-            self._graphs[merge] = exported, path
+            onnx_runtime.write_export(exported, path)
+            self._graphs[merge] = GraphFile(path=path, manifest=exported.manifest)
         return self._graphs[merge]
 
     def _build_peer(self, contestant: Contestant) -> Entrant:
@@ -323,11 +283,6 @@ def _forward(contestant: Contestant, model: nn.Module) -> Compute:
     return compute
 
 
-def answers_of(runtime: Runtime) -> Compute:
-    """Logits, or features where there is no head."""
-    return runtime.logits if runtime.num_classes else runtime.features
-
-
 def open_exports(paths: Sequence[str | Path], weights_sha256: str) -> list[Entrant]:
     """Exports that were made before, each of which must be of the same weights."""
     entrants: list[Entrant] = []
@@ -337,24 +292,21 @@ def open_exports(paths: Sequence[str | Path], weights_sha256: str) -> list[Entra
             raise WeightsError(
                 f"takes what `vitrail export` wrote, to run beside the model; {path} is none.", field="exports"
             )
-        export = cast("ExportedRuntime[Any]", runtime)
-        if export.manifest.weights_sha256 != weights_sha256:
+        if runtime.manifest.weights_sha256 != weights_sha256:
             raise WeightsError(f"{path} is not an export of this model: it was made from other weights.")
-        entrants.append(export_entrant(export, path))
+        entrants.append(export_entrant(runtime, path))
     return entrants
 
 
-def export_entrant(runtime: ExportedRuntime[Any], path: str | Path) -> Entrant:
+def export_entrant(runtime: ExportedRuntime, path: str | Path) -> Entrant:
     """An export as it was loaded."""
     manifest = runtime.manifest
     merge, macs = _of_config(manifest.config)
-    kind: RuntimeName = next(kind.key for kind in RUNTIMES if runtime.name.startswith(kind.name))
-    precision = manifest.precision if runtime.name != label_of(kind, "bf16") else "bf16"
-    contestant = Contestant(runtime=kind, precision=precision, merge=merge, export=str(path))
-    source = Path(path)
-    files = list(source.iterdir()) if source.is_dir() else [source, source.with_suffix(".bin")]  # of OpenVINO
-    size = sum(file.stat().st_size for file in files if file.is_file())
-    return Entrant(contestant=contestant, compute=answers_of(runtime), megabytes=size / 1e6, macs=macs)
+    bf16 = runtime.name.endswith(" in bf16")
+    contestant = Contestant(
+        runtime=key_of(runtime.name), precision="bf16" if bf16 else manifest.precision, merge=merge, export=str(path)
+    )
+    return Entrant(contestant=contestant, compute=answers_of(runtime), megabytes=size_of(Path(path)) / 1e6, macs=macs)
 
 
 def _of_config(text: str) -> tuple[int, int]:
@@ -366,16 +318,6 @@ def _of_config(text: str) -> tuple[int, int]:
     return max(config.merge, default=0), summarize(config).forward_macs
 
 
-def weights_of(checkpoint: Checkpoint) -> str:
-    """What exports of this checkpoint say about their weights."""
-    return fingerprint(checkpoint.tensors)
-
-
 def answer_all(compute: Compute, images: Floats, batch: int) -> Floats:
     """The answers to all pictures, in batches of one size, for torch.compile compiles for each size anew."""
-    rows: list[Floats] = []
-    for start in range(0, len(images), batch):
-        piece = images[start : start + batch]
-        filled = np.resize(piece, (batch, *piece.shape[1:])) if len(piece) < batch else piece
-        rows.append(compute(np.ascontiguousarray(filled))[: len(piece)])
-    return np.concatenate(rows)
+    return run_in_pieces(lambda part: [compute(np.ascontiguousarray(part))], images, batch)[0]

@@ -12,11 +12,10 @@ part of the matrices, so that nothing outside it is computed.
 """
 
 import math
-import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +29,8 @@ from vitrail.model.positions import OFFSETS
 from vitrail.runtimes.manifest import FEATURES, LOGITS, PROBABILITIES
 from vitrail.weights.trust import FLOOR, Trust
 
+FORM = 2  # raised when graphs are written another way: what was kept and measured before is then made anew
+
 
 class GraphAttention(nn.Module):
     """What `Attention` computes in eval mode."""
@@ -38,10 +39,9 @@ class GraphAttention(nn.Module):
         super().__init__()
         self.heads, self.proj = attention.heads, attention.proj
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
-        self.query, self.key, self.value = _three(attention.qkv)
-        self.scale = attention.scale
-        if self.query_norm is None:  # a norm of the queries would undo it
-            self.query, self.scale = _scaled(self.query, attention.scale), 1.0
+        own_scale = 1.0 if self.query_norm is not None else attention.scale  # a norm of the queries would undo it
+        self.query, self.key, self.value = _thirds(attention.qkv, own_scale)
+        self.scale = attention.scale / own_scale
 
     def forward(
         self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None, mix: Mix = fused
@@ -77,28 +77,18 @@ def in_graph_form(model: ViT) -> Generator[None]:
             block.attention = attention
 
 
-def _three(qkv: nn.Linear) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    """The thirds of the one product; they share its memory."""
-    weights = qkv.weight.detach().chunk(3)
+def _thirds(qkv: nn.Linear, scale: float) -> Iterator[nn.Linear]:
+    """Products for the queries, scaled, and for the keys and values, which share the memory of the one product."""
     bias = cast("Tensor | None", qkv.bias)
     biases = (None, None, None) if bias is None else bias.detach().chunk(3)
-    query, key, value = map(_linear, weights, biases)
-    return query, key, value
-
-
-def _scaled(linear: nn.Linear, factor: float) -> nn.Linear:
-    bias = cast("Tensor | None", linear.bias)
-    return _linear(linear.weight.detach() * factor, None if bias is None else bias.detach() * factor)
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    rows, columns = weight.shape
-    with torch.device("meta"):
-        linear = nn.Linear(columns, rows, bias=bias is not None)
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
+    for weight, own, factor in zip(qkv.weight.detach().chunk(3), biases, (scale, 1.0, 1.0), strict=True):
+        rows, columns = weight.shape
+        with torch.device("meta"):
+            linear = nn.Linear(columns, rows, bias=own is not None)
+        linear.weight = nn.Parameter(weight if factor == 1 else weight * factor, requires_grad=False)
+        if own is not None:
+            linear.bias = nn.Parameter(own if factor == 1 else own * factor, requires_grad=False)
+        yield linear
 
 
 # Interpolation → how far its filter reaches, in pixels of the smaller picture.
@@ -266,15 +256,19 @@ class Graph(nn.Module):
             finally:
                 self.mix = None
 
+    def free_sizes(self) -> dict[int, Any]:
+        """Which dimensions of the input are free: the batch, and the picture's sides where that is asked for."""
+        free: dict[int, Any] = {0: torch.export.Dim("batch")}
+        if self.options.with_preprocess:
+            free |= {1: torch.export.Dim("height", min=2), 2: torch.export.Dim("width", min=2)}
+        elif self.options.dynamic_size:
+            strides = zip(self.model.config.stride, ("rows", "columns"), strict=True)
+            free |= {side: stride * torch.export.Dim(name) for side, (stride, name) in enumerate(strides, start=2)}
+        return free
+
     def example(self, count: int = 2) -> Tensor:
         """Pictures of the right kind to trace with; torch keeps the batch free only from two pictures on."""
         config = self.model.config
         if self.options.with_preprocess:
             return torch.randint(0, 256, (count, 67, 61, 3), dtype=torch.uint8)
         return torch.randn(count, config.channels, *config.image_size)
-
-
-def attention_layer(output: str) -> int | None:
-    """The layer of an attention output."""
-    match = re.fullmatch(r"attention_(\d+)", output)
-    return int(match[1]) if match else None

@@ -1,21 +1,21 @@
 """What is measured of an 8-bit candidate, and the table of all that was tried."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitrail.data.pixels import normalize_array
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, DataError
-from vitrail.runtimes.exporter import Target, open_draft
 from vitrail.runtimes.manifest import Manifest
-from vitrail.runtimes.runtime import Floats, batch_for
+from vitrail.runtimes.runtime import Floats, backend_of, batch_for
+from vitrail.timing import repeat
+from vitrail.weights.resolve import files_of
 from vitrail.wording import counted
 
 AGREEMENT = 0.99
@@ -49,7 +49,7 @@ class Goal:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pictures:
+class ByteImages:
     """Pictures as bytes (N, C, H, W), a quarter of what floats would take, which are normalised when they are used."""
 
     pixels: Bytes
@@ -74,12 +74,12 @@ class Pictures:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Calibration:
+class CalibrationSet:
     """Pictures for ranges, others to choose among the candidates, and others again to accept the chosen one."""
 
-    ranges: Pictures
-    choosing: Pictures
-    accepting: Pictures
+    ranges: ByteImages
+    choosing: ByteImages
+    accepting: ByteImages
 
     def describe(self) -> str:
         return (
@@ -127,17 +127,17 @@ def format_trials(trials: Sequence[Trial]) -> str:
 class Candidate:
     """A written graph in its own runtime, measured on pictures."""
 
-    def __init__(self, method: str, path: Path, target: Target, manifest: Manifest) -> None:
+    def __init__(self, method: str, path: Path, target: str, manifest: Manifest) -> None:
         self.method, self.path = method, path
-        self._run = open_draft(path, target)
+        self._run = backend_of(target).open_draft(path)
         self._scores = manifest.outputs.index(manifest.scores)
         self._batch = batch_for(manifest.tokens)
         self._milliseconds: float | None = None
 
-    def logits(self, pictures: Pictures) -> Floats:
+    def logits(self, pictures: ByteImages) -> Floats:
         return np.concatenate([self._compute(images) for images in pictures.batches(self._batch)])
 
-    def try_on(self, pictures: Pictures, part: str, expected: Floats) -> tuple[Trial, Floats]:
+    def try_on(self, pictures: ByteImages, part: str, expected: Floats) -> tuple[Trial, Floats]:
         """The figures beside the logits of float32, and its own logits."""
         logits = self.logits(pictures)
         answers = logits.argmax(axis=1)
@@ -153,22 +153,17 @@ class Candidate:
         return trial, logits
 
     def _compute(self, images: Floats) -> Floats:
-        return self._run(torch.from_numpy(images))[self._scores].numpy()
+        return self._run(images)[self._scores]
 
-    def _time(self, pictures: Pictures) -> float:
+    def _time(self, pictures: ByteImages) -> float:
         """Milliseconds for one picture: the median of some calls, taken once."""
         if self._milliseconds is None:
-            image = pictures.one(0)
-            times: list[float] = []
-            for _ in range(WARM_UP + TIMED):
-                start = time.perf_counter()
-                self._compute(image)
-                times.append(time.perf_counter() - start)
-            self._milliseconds = 1000 * float(np.median(times[WARM_UP:]))
+            times = repeat(partial(self._compute, pictures.one(0)), times=TIMED, warm_up=WARM_UP)
+            self._milliseconds = 1000 * float(np.median(times))
         return self._milliseconds
 
 
-def check_telling(pictures: Pictures, expected: Floats, goal: Goal) -> None:
+def check_telling(pictures: ByteImages, expected: Floats, goal: Goal) -> None:
     """Raise where agreement would prove nothing: the pictures are noise, or one answer would do for all of them."""
     if _relation(pictures.pixels) < NOISE:
         raise DataError(
@@ -205,6 +200,6 @@ def _relation(pixels: Bytes) -> float:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, with what lies beside an ONNX file that is too large for one, or of a folder."""
-    files = path.iterdir() if path.is_dir() else path.parent.glob(f"{path.name}*")
+    """Bytes of an export: of its files, and of what lies beside an ONNX file that is too large for one."""
+    files = list(path.iterdir()) if path.is_dir() else {*files_of(path), *path.parent.glob(f"{path.name}*")}
     return sum(file.stat().st_size for file in files)

@@ -1,12 +1,14 @@
 """What travels inside an export beside its graph, so that it needs no file beside it and nobody's memory. No torch."""
 
 import json
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from vitrail.data.preprocess import Preprocess, preset
+from vitrail.data.preprocess import preset
 from vitrail.errors import VitrailError, WeightsError
+from vitrail.registry import GraphPrecision
 from vitrail.runtimes.runtime import LoadOptions
 from vitrail.schema import from_dict, to_dict
 from vitrail.weights.metadata import Metadata, name_classes, read_class_names
@@ -25,7 +27,7 @@ class Manifest:
     num_classes: int  # 0: the graph gives features only
     tokens: int  # of one picture, which decides how many suit one call
     outputs: tuple[str, ...]  # in the order of the graph: logits or probabilities, features, attention_0 …
-    precision: Literal["float32", "int8"] = "float32"  # of the numbers in the graph
+    precision: GraphPrecision = "float32"  # of the numbers in the graph
     preprocesses: bool = False  # the graph takes bytes (B, H, W, 3) of any size and does the preprocessing itself
     config: str = "{}"  # the model's config, as JSON
     weights_sha256: str = ""  # of the weights that were exported
@@ -40,6 +42,23 @@ class Manifest:
     def scores(self) -> str:
         """The output that says which class it is."""
         return PROBABILITIES if PROBABILITIES in self.outputs else LOGITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphFile:
+    """An ONNX file of ours, and what it says about itself."""
+
+    path: Path
+    manifest: Manifest
+
+
+def crc_of_file(path: Path, start: int = 0) -> int:
+    """The checksum of a file, or of what came before it and the file."""
+    value = start
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            value = zlib.crc32(piece, value)
+    return value
 
 
 def read_manifest(text: str, path: Path) -> Manifest:
@@ -100,8 +119,3 @@ def settle(manifest: Manifest, options: LoadOptions, path: Path) -> Manifest:
     names = read_class_names(options.class_names)
     where = str(options.class_names) if isinstance(options.class_names, str | Path) else "class_names"
     return replace(manifest, facts=name_classes(manifest.facts, manifest.num_classes, names, where))
-
-
-def check_size(images: Any, spec: Preprocess) -> None:
-    """Our own invariant: what is computed was prepared for this model."""
-    assert images.shape[1:] == (spec.channels, *spec.size), f"{images.shape} is not {spec.channels, *spec.size}"

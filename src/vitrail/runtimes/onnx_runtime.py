@@ -4,19 +4,36 @@ A file that we do not trust is judged first, from its protobuf: weights that lie
 folder, and the numbers of our own exports must have the checksum that their manifest says."""
 
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.data.pixels import Array
 from vitrail.errors import ConfigError, MissingExtraError, WeightsError
+from vitrail.registry import RUNTIMES, Precision
 from vitrail.runtimes.graph_runtime import ExportedRuntime, check_graph
-from vitrail.runtimes.manifest import KEY, Manifest, foreign_manifest, read_manifest, settle
-from vitrail.runtimes.runtime import Floats, LoadOptions, Runtime, check_for_export
+from vitrail.runtimes.manifest import (
+    IMAGES,
+    KEY,
+    GraphFile,
+    Manifest,
+    crc_of_file,
+    foreign_manifest,
+    read_manifest,
+    settle,
+)
+from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime, check_for_export, quietly
+from vitrail.threads import num_cores
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located
+
+if TYPE_CHECKING:
+    from vitrail.runtimes.exporter import Exported
+    from vitrail.runtimes.int8 import Quantizer
+    from vitrail.runtimes.torch_runtime import TorchRuntime
 
 # Numbers of the fields that we follow, from onnx.proto3.
 GRAPH, METADATA = 7, 14  # of ModelProto
@@ -57,7 +74,7 @@ def read_onnx_facts(path: Path) -> OnnxFacts:
         raise WeightsError(f"{path} is damaged, or not an ONNX model ({error}).") from error
     for name in sorted(facts.external):
         _check_external(path, name)
-        facts.crc32 = _crc_of_file(path.parent / name, facts.crc32)
+        facts.crc32 = crc_of_file(path.parent / name, facts.crc32)
     return facts
 
 
@@ -134,14 +151,9 @@ def _check_external(path: Path, name: str) -> None:
         raise WeightsError(f"{path} keeps its weights in {name}, which must lie beside it as a plain file.")
 
 
-def _crc_of_file(path: Path, start: int) -> int:
-    value = start
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            value = zlib.crc32(piece, value)
-    return value
-
-
+NAME = RUNTIMES["onnx"].name
+OPSET = 20  # the first with Gelu as one operation; later ones run slower or not at all in today's runtimes
+LARGEST_FILE = 2_000_000_000  # bytes, which protobuf limits to 2 GiB
 QUIET = 3  # ONNX Runtime's level for errors: its warnings are about its own work
 
 
@@ -166,18 +178,24 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metada
     return runtime, runtime.manifest.facts
 
 
-def make_runtime(path: Path, manifest: Manifest, content: bytes | None = None) -> ExportedRuntime[Any]:
+def make_runtime(path: Path, manifest: Manifest, content: bytes | None = None) -> ExportedRuntime:
     """One of our exports; its graph is judged when the first session is made."""
 
-    def compile_for(cores: int) -> Any:
+    def compile_for(cores: int) -> Run:
         session = make_session(path, cores, content)
         check_graph(str(path), _names(session.get_inputs()), _names(session.get_outputs()), manifest)
-        return session
+        return partial(_call, session)
 
-    return ExportedRuntime("ONNX Runtime", manifest, compile_for, _call)
+    return ExportedRuntime(NAME, manifest, compile_for)
 
 
-def make_foreign_runtime(path: Path, options: LoadOptions, content: bytes | None) -> ExportedRuntime[Any]:
+def convert(own: "TorchRuntime", graph: Callable[[], GraphFile], precision: Precision) -> Runtime:
+    """A model in torch, as the ONNX file of it runs."""
+    made = graph()
+    return make_runtime(made.path, made.manifest)
+
+
+def make_foreign_runtime(path: Path, options: LoadOptions, content: bytes | None) -> ExportedRuntime:
     """Somebody else's graph with one picture input and one row of logits as output."""
     session = make_session(path, 1, content)
     inputs, outputs = session.get_inputs(), session.get_outputs()
@@ -196,9 +214,11 @@ def make_foreign_runtime(path: Path, options: LoadOptions, content: bytes | None
         raise WeightsError(f"{path} must have a fixed picture size and number of classes; got {sides} and {classes}.")
     manifest = foreign_manifest(path, (sides[1], sides[2]), sides[0], classes, options)
     fixed = batch if isinstance(batch, int) else None
-    return ExportedRuntime(
-        "ONNX Runtime", settle(manifest, options, path), lambda cores: make_session(path, cores, content), _call, fixed
-    )
+
+    def compile_for(cores: int) -> Run:
+        return partial(_call, make_session(path, cores, content))
+
+    return ExportedRuntime(NAME, settle(manifest, options, path), compile_for, fixed)
 
 
 def make_session(path: Path, cores: int, content: bytes | None = None) -> Any:
@@ -217,6 +237,52 @@ def make_session(path: Path, cores: int, content: bytes | None = None) -> Any:
     except Exception as error:  # its classes are not public, and a damaged file raises any of them
         reason = " ".join(str(error).split())
         raise WeightsError(f"{path} cannot be run by ONNX Runtime: {reason[:300]}") from error
+
+
+def open_draft(draft: Path) -> Run:
+    """An ONNX file of ours, on all cores."""
+    return partial(_call, make_session(draft, num_cores()))
+
+
+def write_export(exported: "Exported", draft: Path) -> None:
+    """An ONNX file; one that would be too large keeps its weights in a file beside it."""
+    import torch
+
+    graph = exported.graph
+    with quietly("torch.onnx"), graph.written_out():  # its advice is about packages that are not needed here
+        program: Any = torch.onnx.export(
+            graph,
+            (graph.example(),),
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=(graph.free_sizes(),),
+            input_names=[IMAGES],
+            output_names=list(graph.outputs),
+            verbose=False,
+        )
+    size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
+    program.save(str(draft), external_data=size > LARGEST_FILE)
+    seal(draft, exported.manifest)
+
+
+def seal(path: Path, manifest: Manifest) -> None:
+    """Put the manifest into an ONNX file, with the checksum of its weights, all of which are stored as raw bytes."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    for tensor in model.graph.initializer:
+        if not tensor.HasField("raw_data") and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
+    path.write_bytes(model.SerializeToString())
+    sealed = replace(manifest, graph_crc32=read_onnx_facts(path).crc32)
+    onnx.helper.set_model_props(model, {KEY: sealed.to_json()})
+    path.write_bytes(model.SerializeToString())
+
+
+def quantizer() -> "Quantizer":
+    from vitrail.runtimes.int8 import ONNX
+
+    return ONNX
 
 
 def _call(session: Any, images: Array) -> Sequence[Floats]:

@@ -2,23 +2,32 @@
 
 import os
 import re
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitrail.data.pixels import Array
 from vitrail.errors import ConfigError, MissingExtraError, WeightsError
+from vitrail.registry import RUNTIMES, Precision, label_of
+from vitrail.runtimes import onnx_runtime
 from vitrail.runtimes.graph_runtime import ExportedRuntime, check_graph
-from vitrail.runtimes.manifest import KEY, Manifest, read_manifest, settle
-from vitrail.runtimes.runtime import Floats, LoadOptions, Precision, Runtime, check_for_export, label_of
+from vitrail.runtimes.manifest import KEY, GraphFile, Manifest, crc_of_file, read_manifest, settle
+from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime, check_for_export
+from vitrail.threads import num_cores
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located
 
+if TYPE_CHECKING:
+    from vitrail.runtimes.exporter import Exported
+    from vitrail.runtimes.int8 import Quantizer
+    from vitrail.runtimes.torch_runtime import TorchRuntime
+
+GRAPH = RUNTIMES["openvino"].folder[0]  # the file of an export beside which the weights are
 _FIRST_USE = Lock()
 _PLACES = re.compile(r"Exception from \S+:\d+:|Check '.*?' failed at \S+:\d+:")
 NAMES = {"float32": "f32", "bf16": "bf16"}  # OpenVINO's names for the numbers to compute in
@@ -37,20 +46,28 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metada
     if not model.has_rt_info([KEY]):
         raise WeightsError(f"{path} is not an export of vitrail, or its metadata was stripped; export it again.")
     manifest = read_manifest(model.get_rt_info([KEY]).astype(str), path)
-    if options.verify and manifest.graph_crc32 != crc_of(weights):
+    if options.verify and manifest.graph_crc32 != crc_of_file(weights):
         raise WeightsError(f"{path} is damaged: the checksum of its weights does not match; get a fresh copy.")
     runtime = make_runtime(model, settle(manifest, options, path), options.precision, str(path))
     return runtime, runtime.manifest.facts
 
 
-def make_runtime(model: Any, manifest: Manifest, precision: Precision, name: str) -> ExportedRuntime[Any]:
+def make_runtime(model: Any, manifest: Manifest, precision: Precision, name: str) -> ExportedRuntime:
     """A graph in memory; `name` is for messages."""
     check_graph(name, [_name(port) for port in model.inputs], [_name(port) for port in model.outputs], manifest)
 
-    def compile_for(cores: int) -> Any:
-        return Requests(compile_model(model, cores, precision, name))
+    def compile_for(cores: int) -> Run:
+        return Requests(compile_model(model, cores, precision, name)).call
 
-    return ExportedRuntime(label_of("openvino", precision), manifest, compile_for, Requests.call)
+    return ExportedRuntime(label_of("openvino", precision), manifest, compile_for)
+
+
+def convert(own: "TorchRuntime", graph: Callable[[], GraphFile], precision: Precision) -> Runtime:
+    """A model in torch, as OpenVINO runs the ONNX file of it."""
+    made = graph()
+    model = read_model(made.path)
+    name_outputs(model, made.manifest)
+    return make_runtime(model, made.manifest, precision, str(made.path))
 
 
 class Requests:
@@ -149,13 +166,42 @@ def _reason(error: Exception) -> str:
     return (_PLACES.sub("", text).strip() or text)[:300]
 
 
-def crc_of(path: Path) -> int:
-    """The checksum of a file."""
-    value = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            value = zlib.crc32(piece, value)
-    return value
+def open_draft(draft: Path) -> Run:
+    """A folder of ours, or an ONNX file, which OpenVINO reads too, on all cores."""
+    model = read_model(draft / GRAPH if draft.is_dir() else draft)
+    return Requests(compile_model(model, num_cores(), "float32", str(draft))).call
+
+
+def write_export(exported: "Exported", draft: Path) -> None:
+    """A folder with the two files of an OpenVINO model, made from an ONNX file."""
+    workshop = draft.with_name("graph.onnx")
+    onnx_runtime.write_export(exported, workshop)
+    write_model(read_model(workshop), exported.manifest, draft)
+
+
+def write_model(model: Any, manifest: Manifest, folder: Path) -> None:
+    """A graph in memory as the two files of an OpenVINO model."""
+    openvino = load_openvino()
+    folder.mkdir()
+    target = folder / GRAPH
+    name_outputs(model, manifest)
+    try:
+        openvino.save_model(model, str(target), compress_to_fp16=False)
+        model.set_rt_info(replace(manifest, graph_crc32=crc_of_file(target.with_suffix(".bin"))).to_json(), [KEY])
+        openvino.save_model(model, str(target), compress_to_fp16=False)
+    except RuntimeError as error:  # whatever goes wrong
+        raise WeightsError(f"OpenVINO cannot write its files ({error}); is the disk full?") from error
+
+
+def name_outputs(model: Any, manifest: Manifest) -> None:
+    for port, name in zip(model.outputs, manifest.outputs, strict=True):
+        port.get_tensor().set_names({name})
+
+
+def quantizer() -> "Quantizer":
+    from vitrail.runtimes.int8 import OPENVINO
+
+    return OPENVINO
 
 
 def _name(port: Any) -> str:

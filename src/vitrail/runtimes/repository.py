@@ -27,6 +27,7 @@ from vitrail.weights.sidecars import read_json
 
 LISTING, CONFIG, LABELS, MODEL = "config.json", "config.pbtxt", "labels.txt", "1/model.onnx"
 MODELS = "model_config_list"  # the key of LISTING under which the models are
+RUN_BY = ("onnx", "openvino")  # what Triton and OpenVINO Model Server run graphs with
 MAX_BATCH = 8  # pictures; on a processor a larger batch gains nothing and lets everyone wait
 MAX_DELAY = 2000  # microseconds that a picture waits for others
 MAX_QUEUE = 128  # requests; beyond them Triton refuses at once instead of answering late

@@ -1,33 +1,43 @@
 """What computes: prepared pictures in, logits or features out, as arrays; and what opens a source. Needs no torch."""
 
+import io
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 import numpy as np
 
+from vitrail.data.pixels import Array, Floats
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, WeightsError
+from vitrail.registry import EXPORTS, RUNTIMES, Precision, PrecisionChoice
 from vitrail.threads import cores_of_this_thread, start_workers
 from vitrail.weights.metadata import Metadata
-from vitrail.weights.resolve import CHECKPOINT_SUFFIXES, EXPORTS, Located
+from vitrail.weights.resolve import CHECKPOINT_SUFFIXES, Located
 
 if TYPE_CHECKING:
     import torch
 
     from vitrail.model.config import Pair
+    from vitrail.runtimes.exporter import Exported
+    from vitrail.runtimes.int8 import Quantizer
+    from vitrail.runtimes.manifest import GraphFile
+    from vitrail.runtimes.torch_runtime import TorchRuntime
     from vitrail.weights.adapt import Kernel
     from vitrail.weights.infer import Hints
     from vitrail.weights.metadata import ClassNames
 
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+Run = Callable[[Array], Sequence[Floats]]  # one batch, as a graph takes it → its outputs in their order
 
 # Tokens per call: enough rows for a matrix product to run at full speed on one core, and few enough that even some
 # dozens of pictures keep all cores busy and that every thread's activations stay small.
@@ -80,6 +90,11 @@ class Runtime(Protocol):
         ...
 
 
+def answers_of(runtime: Runtime) -> Callable[[Floats], Floats]:
+    """Logits, or features where there is no head."""
+    return runtime.logits if runtime.num_classes else runtime.features
+
+
 def batch_for(tokens: int) -> int:
     """How many pictures of so many tokens suit one call on one core."""
     return max(1, min(LARGEST_BATCH, TOKENS_PER_CALL // max(tokens, 1)))
@@ -89,13 +104,27 @@ TOKENS_PER_SHARE = 512  # at least: with fewer, waking the threads costs more th
 
 
 def compute_divided(compute: Callable[[Floats], Sequence[Floats]], images: Floats, tokens: int) -> Sequence[Floats]:
-    """The outputs of `compute` for pictures of so many tokens, (B, …) each."""
+    """The outputs of `compute` for pictures of so many tokens, (B, …) each: every core computes its own share.
+
+    That is faster than all cores working on every product together, which wait for each other after each step, as long
+    as the shares are large enough to fill a core by themselves.
+    """
     count = cores_of_this_thread()
     if count < 2 or len(images) < count or len(images) * tokens < count * TOKENS_PER_SHARE:
         return compute(images)
     workers = _workers(count, "torch" in sys.modules, os.getpid())
     shares = list(workers.map(compute, np.array_split(images, count)))
     return [np.concatenate(rows) for rows in zip(*shares, strict=True)]
+
+
+def run_in_pieces(run: Run, images: Floats, size: int) -> Sequence[Floats]:
+    """Batches of one size only; the last is filled up with its own first pictures."""
+    pieces: list[Sequence[Floats]] = []
+    for start in range(0, len(images), size):
+        piece = images[start : start + size]
+        filled = np.resize(piece, (size, *piece.shape[1:])) if len(piece) < size else piece
+        pieces.append([rows[: len(piece)] for rows in run(filled)])
+    return [np.concatenate(rows) for rows in zip(*pieces, strict=True)]
 
 
 @cache
@@ -108,11 +137,19 @@ def _workers(count: int, with_torch: bool, process: int) -> ThreadPoolExecutor:
     return start_workers(count)
 
 
-Precision = Literal["float32", "bf16"]
-Numbers = Literal["float32", "bf16", "int8"]  # in which a runtime computes; int8 is made by an export
-PrecisionChoice = Literal["float32", "bf16", "auto"]
-RuntimeName = Literal["torch", "onnx", "openvino"]
-RuntimeChoice = Literal["auto", "torch", "onnx", "openvino"]
+@contextmanager
+def quietly(*loggers: str) -> Generator[None]:
+    """Without the warnings, bars and advice of other people's tools: standard output belongs to our results."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, loggers)}
+    try:
+        for logger in levels:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,62 +176,61 @@ class LoadOptions:
         return {name: value for name, value in vars(self).items() if value != getattr(plain, name)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuntimeKind:
-    """One way to compute: the sources that it runs, and what opens one: a function `open_source` in its module."""
+class Backend(Protocol):
+    """What the module of a runtime offers, beside its value in the registry."""
 
-    key: RuntimeName  # as users ask for it
-    name: str
-    suffixes: frozenset[str]  # of files; "" is a folder or an address
-    module: str
+    def open_source(self, located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
+        """What runs a located checkpoint or export, and the facts that belong to the model."""
+        ...
 
-    @property
-    def open(self) -> Callable[[Located, LoadOptions], tuple[Runtime, Metadata]]:
-        return import_module(self.module).open_source
+    def convert(self, own: "TorchRuntime", graph: "Callable[[], GraphFile]", precision: Precision) -> Runtime:
+        """A model in torch on this runtime; `graph` makes the ONNX file of it, where that is needed."""
+        ...
+
+    def write_export(self, exported: "Exported", draft: Path) -> None:
+        """Write an export to a place that nobody reads yet."""
+        ...
+
+    def open_draft(self, draft: Path) -> Run:
+        """What was just written, or an ONNX file of ours, as it is: to be proven, or measured."""
+        ...
+
+    def quantizer(self) -> "Quantizer":
+        """What makes its exports in 8 bits, if the registry says that they can be."""
+        ...
 
 
-RUNTIMES = (
-    RuntimeKind(
-        key="torch", name="torch", suffixes=CHECKPOINT_SUFFIXES | {""}, module="vitrail.runtimes.torch_runtime"
-    ),
-    RuntimeKind(key="onnx", name="ONNX Runtime", suffixes=frozenset({".onnx"}), module="vitrail.runtimes.onnx_runtime"),
-    RuntimeKind(
-        key="openvino", name="OpenVINO", suffixes=frozenset({".xml"}), module="vitrail.runtimes.openvino_runtime"
-    ),
-)
-
-
-def label_of(runtime: RuntimeName, precision: Numbers) -> str:
-    """What people call one way to compute."""
-    name = next(kind.name for kind in RUNTIMES if kind.key == runtime)
-    return name if precision == "float32" else f"{name} in {precision}"
+def backend_of(runtime: str) -> Backend:
+    """The module of a registered runtime."""
+    return cast("Backend", import_module(RUNTIMES[runtime].module))
 
 
 def open_runtime(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """The runtime for a located source, and the facts that belong to the model."""
-    if located.suffix == ".pt2":
+    if located.suffix in CHECKPOINT_SUFFIXES or not located.suffix:
+        return backend_of("torch").open_source(located, options)
+    kind = EXPORTS.get(located.suffix)
+    if kind is None:
+        names = ", ".join(kind.name for kind in RUNTIMES.values())
+        raise WeightsError(f"{located.name} ends in {located.suffix}, which none of the runtimes opens ({names}).")
+    if not kind.opens:
         raise WeightsError(
-            f"{located.name} is a program of torch.export, and reading one can run code that is hidden in it, so we "
-            "never load it; if you trust it: torch.export.load(path).module(). Or load the checkpoint itself."
+            f"{located.name} is {kind.what}, and reading one can run code that is hidden in it, so we never load it; "
+            "if you trust it: torch.export.load(path).module(). Or load the checkpoint itself."
         )
-    for kind in RUNTIMES:
-        if located.suffix in kind.suffixes:
-            return kind.open(located, options)
-    names = ", ".join(kind.name for kind in RUNTIMES)
-    raise WeightsError(f"{located.name} ends in {located.suffix}, which no runtime of this version opens ({names}).")
+    return backend_of(kind.key).open_source(located, options)
 
 
 def check_wanted(located: Located, runtime: str | None, precision: str, device: object = "auto") -> None:
     """Refuse a runtime or a precision that a located source cannot have, before it is opened."""
     for name, value, known in (
-        ("runtime", runtime, (None, *get_args(RuntimeChoice))),
+        ("runtime", runtime, (None, "auto", *RUNTIMES)),
         ("precision", precision, get_args(PrecisionChoice)),
     ):
         if value not in known:
             raise ConfigError(f"must be one of {', '.join(filter(None, known))}; got {value!r}.", field=name)
-    if located.suffix in EXPORTS:
-        kind = next((kind for kind in RUNTIMES if located.suffix in kind.suffixes), None)
-        if kind is not None and runtime not in (None, "auto", kind.key):
+    if (kind := EXPORTS.get(located.suffix)) is not None:
+        if kind.opens and runtime not in (None, "auto", kind.key):
             raise ConfigError(
                 f"{located.name} is an export for {kind.name} and runs there: `runtime=` must be {kind.key} or auto; "
                 f"got {runtime!r}. For another runtime, name the checkpoint."
@@ -202,10 +238,16 @@ def check_wanted(located: Located, runtime: str | None, precision: str, device: 
         if precision == "auto":
             raise ConfigError(f'{located.name} is an export: `precision="auto"` is for checkpoints.')
         return
-    if runtime not in ("onnx", "openvino"):
+    if not is_converted(runtime):
         return
-    if runtime == "onnx" and precision == "bf16":
-        raise ConfigError('ONNX Runtime computes in float32: `precision="bf16"` goes with torch and openvino.')
+    assert runtime is not None
+    kind = RUNTIMES[runtime]
+    if precision not in ("auto", *kind.precisions):
+        others = [each.key for each in RUNTIMES.values() if precision in each.precisions]
+        raise ConfigError(
+            f"{kind.name} computes in {' or '.join(kind.precisions)}: `precision={precision!r}` goes with "
+            f"{' and '.join(others)}."
+        )
     if str(device) not in ("auto", "cpu"):
         raise ConfigError(
             f'`runtime={runtime!r}` runs on the processor: `device=` must be auto or cpu; got "{device}".'
@@ -213,6 +255,11 @@ def check_wanted(located: Located, runtime: str | None, precision: str, device: 
     from vitrail.runtimes.exporter import check_exportable
 
     check_exportable(runtime)
+
+
+def is_converted(runtime: str | None) -> bool:
+    """Whether a checkpoint is converted for this runtime, which then runs on the processor."""
+    return runtime not in (None, "auto", "torch")
 
 
 # What an export can still be told when it is loaded; everything else is settled inside it.

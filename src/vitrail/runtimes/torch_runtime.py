@@ -1,17 +1,24 @@
 """A checkpoint of any format, adapted and built in torch, on the device where its weights are."""
 
+import copy
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from vitrail.data.pixels import Array
 from vitrail.errors import ConfigError
 from vitrail.machine import pick_device
 from vitrail.model import ViT
 from vitrail.model.config import Pair
 from vitrail.model.merging import with_merging
-from vitrail.runtimes.runtime import Floats, LoadOptions, Runtime, batch_for, compute_divided, label_of
+from vitrail.registry import Precision, label_of
+from vitrail.runtimes.manifest import KEY, GraphFile
+from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime, batch_for, compute_divided, quietly
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import Metadata
@@ -19,6 +26,10 @@ from vitrail.weights.read import open_checkpoint
 from vitrail.weights.resolve import Located
 from vitrail.weights.sanity import check_numbers
 
+if TYPE_CHECKING:
+    from vitrail.runtimes.exporter import Exported
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 DEVICE_BATCH = 64  # on an accelerator, which needs more work per call
 
 
@@ -91,9 +102,6 @@ class TorchRuntime:
         return compute([image.to(weight.device, weight.dtype) for image in images]).float().cpu()
 
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
-
-
 def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
     """What runs a checkpoint in torch, and what belongs to it."""
     device = pick_device(options.device)
@@ -102,6 +110,34 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metada
         check_numbers(checkpoint, located.name)
     model = checkpoint.build(DTYPES[options.precision]).to(device)
     return TorchRuntime(model, checkpoint.extras), Metadata(**checkpoint.facts())
+
+
+def convert(own: TorchRuntime, graph: Callable[[], GraphFile], precision: Precision) -> Runtime:
+    """The model itself, or a copy of it in another number format."""
+    if precision == "float32":
+        return own
+    return TorchRuntime(copy.deepcopy(own.model).to(DTYPES[precision]), own.extras)
+
+
+def write_export(exported: "Exported", draft: Path) -> None:
+    """A program of torch.export, for torch's own tools."""
+    graph = exported.graph
+    with quietly("torch.onnx"):
+        program = torch.export.export(graph, (graph.example(),), dynamic_shapes=(graph.free_sizes(),), strict=False)
+        content = io.BytesIO()  # given a path, torch's own writer ends the whole process when the disk is full
+        torch.export.save(program, content, extra_files={f"{KEY}.json": exported.manifest.to_json()})
+    draft.write_bytes(content.getbuffer())
+
+
+def open_draft(draft: Path) -> Run:
+    """A program that we wrote a moment ago: reading anybody else's could run code."""
+    module = torch.export.load(draft).module()
+
+    def run(batch: Array) -> list[Floats]:
+        with torch.inference_mode():
+            return [output.numpy() for output in module(torch.from_numpy(batch))]
+
+    return run
 
 
 def adapted(located: Located, options: LoadOptions) -> Checkpoint:

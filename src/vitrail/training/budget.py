@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass, replace
 
 from vitrail.evaluation.ood import TRAINING_PICTURES
-from vitrail.training.snapshots import Plan
+from vitrail.training.snapshots import BudgetPlan
 
 SHARE = 0.95  # of the minutes, which are planned for
 PLANNING = 0.04  # of the minutes, for measuring
 REPORT_PICTURES = 150  # whose forward pass takes as long as a report's explanations and figures
-TOLD = 1.25  # a plan that has become this much longer or shorter is worth a line
+NOTABLE = 1.25  # a plan that has become this much longer or shorter is worth a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class Pace:
     ending: float  # for the final evaluation and the report
 
 
-def first_plan(epochs: int, steps_per_epoch: int) -> Plan:
+def first_plan(epochs: int, steps_per_epoch: int) -> BudgetPlan:
     """The plan that a run begins with."""
-    return Plan(epochs=epochs, curve_steps=epochs * steps_per_epoch)
+    return BudgetPlan(epochs=epochs, curve_steps=epochs * steps_per_epoch)
 
 
-def curve_position(plan: Plan, step: int, total_steps: int) -> float:
+def curve_position(plan: BudgetPlan, step: int, total_steps: int) -> float:
     """How far along the curve a step is; the last step of the plan is near the curve's end."""
     left = max(total_steps - plan.step, 1)
     return plan.position + (step - plan.step) * (plan.curve_steps - plan.position) / left
@@ -51,7 +51,7 @@ def seconds_left(minutes: float, so_far: float) -> float:
     return 60 * minutes * SHARE - so_far
 
 
-def revise(plan: Plan, minutes: float, pace: Pace, *, epoch: int, steps_per_epoch: int, step: int) -> Plan:
+def revise(plan: BudgetPlan, minutes: float, pace: Pace, *, epoch: int, steps_per_epoch: int, step: int) -> BudgetPlan:
     """The plan after `epoch` whole epochs; one that is complete stays so, since its curve has come to its end."""
     if epoch >= plan.epochs:
         return plan
@@ -60,14 +60,14 @@ def revise(plan: Plan, minutes: float, pace: Pace, *, epoch: int, steps_per_epoc
     return replace(plan, epochs=epochs, step=step, position=min(position, float(plan.curve_steps)))
 
 
-def describe(after: Plan, minutes: float, pace: Pace, *, epoch: int, told: int) -> str | None:
-    """What to report of a revision, if anything; `told` is the number of epochs that was reported last."""
-    if after.epochs == epoch and epoch < told:
+def describe(after: BudgetPlan, minutes: float, pace: Pace, *, epoch: int, reported: int) -> str | None:
+    """What to report of a revision, if anything; `reported` is the number of epochs that was reported last."""
+    if after.epochs == epoch and epoch < reported:
         return (
             f"{minutes:g} minutes leave no time for another epoch, which now takes {pace.epoch:.1f} s: "
-            f"ending after epoch {epoch} of {told}"
+            f"ending after epoch {epoch} of {reported}"
         )
-    if max(after.epochs, told) < TOLD * min(after.epochs, told):
+    if max(after.epochs, reported) < NOTABLE * min(after.epochs, reported):
         return None
     return f"an epoch now takes {pace.epoch:.1f} s: {after.epochs} epochs fit into {minutes:g} minutes"
 

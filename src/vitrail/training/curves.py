@@ -23,7 +23,7 @@ LARGEST_NUMBER = 1e15  # of any column
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class EpochRow:
     """One epoch."""
 
     epoch: int
@@ -36,7 +36,7 @@ class Row:
     seconds: float  # since the run began, without pauses
 
 
-def append_row(path: Path, row: Row) -> None:
+def append_row(path: Path, row: EpochRow) -> None:
     """Add one epoch to the file, which begins with a header; a row that cannot be written leaves nothing behind."""
     size = path.stat().st_size if path.exists() else 0
     try:
@@ -48,18 +48,18 @@ def append_row(path: Path, row: Row) -> None:
         raise
 
 
-def _write_rows(file: IO[str], rows: Iterable[Row], *, head: bool) -> None:
+def _write_rows(file: IO[str], rows: Iterable[EpochRow], *, head: bool) -> None:
     writer = csv.writer(file)
     if head:
-        writer.writerow(field.name for field in fields(Row))
-    writer.writerows([_text(getattr(row, field.name)) for field in fields(Row)] for row in rows)
+        writer.writerow(field.name for field in fields(EpochRow))
+    writer.writerows([_text(getattr(row, field.name)) for field in fields(EpochRow)] for row in rows)
 
 
 def _text(value: float | None) -> str:
     return "" if value is None else repr(value) if isinstance(value, int) else f"{value:.8g}"
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[EpochRow]:
     """All whole rows; the last one may have been cut off by a crash."""
     if not path.exists():
         return []
@@ -76,8 +76,8 @@ def read_rows(path: Path) -> list[Row]:
         ) from error
 
 
-def _parse(lines: Iterable[dict[str, str]]) -> list[Row]:
-    rows: list[Row] = []
+def _parse(lines: Iterable[dict[str, str]]) -> list[EpochRow]:
+    rows: list[EpochRow] = []
     for line in lines:
         row = _row(line)
         if row.epoch <= (rows[-1].epoch if rows else -1):  # 0 is the head alone, before fine-tuning
@@ -86,9 +86,9 @@ def _parse(lines: Iterable[dict[str, str]]) -> list[Row]:
     return rows
 
 
-def _row(line: dict[str, str]) -> Row:
+def _row(line: dict[str, str]) -> EpochRow:
     values: dict[str, Any] = {}
-    for field in fields(Row):
+    for field in fields(EpochRow):
         text = line[field.name]
         if text == "" and field.name in ("val_loss", "val_accuracy"):
             values[field.name] = None
@@ -97,10 +97,10 @@ def _row(line: dict[str, str]) -> Row:
         if not 0 <= value <= LARGEST_NUMBER:
             raise ValueError(f"{field.name} is {text[:40]}")
         values[field.name] = value
-    return Row(**values)
+    return EpochRow(**values)
 
 
-def keep_rows(path: Path, epochs: int) -> list[Row]:
+def keep_rows(path: Path, epochs: int) -> list[EpochRow]:
     """Remove what came after the checkpoint from which a run continues."""
     kept = [row for row in read_rows(path) if row.epoch <= epochs]
     if not kept:
@@ -125,7 +125,7 @@ def is_better(accuracy: float, loss: float, best_accuracy: float, lowest_loss: f
     return accuracy > best_accuracy or (accuracy == best_accuracy and loss <= OVERFITTED * lowest_loss)
 
 
-def best_row(judged: Sequence[Row]) -> Row:
+def best_row(judged: Sequence[EpochRow]) -> EpochRow:
     """The epoch whose weights are kept, of those with a validation."""
     best, lowest = judged[0], float("inf")
     for row in judged:
@@ -158,7 +158,7 @@ def learning_rates(model: nn.Module, config: TrainConfig, depth: int) -> dict[st
     return rates
 
 
-def draw_curves(rows: Sequence[Row], path: Path, title: str, rates: dict[str, float] | None = None) -> None:
+def draw_curves(rows: Sequence[EpochRow], path: Path, title: str, rates: dict[str, float] | None = None) -> None:
     """Loss, accuracy and learning rates over the epochs; `rates` are the highest of each group of weights."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     loss, accuracy, rate = figure.subplots(1, 3)

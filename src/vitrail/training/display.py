@@ -4,14 +4,15 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from vitrail.data.check.findings import DataFinding
 from vitrail.progress import Pulse
-from vitrail.training.curves import Row
+from vitrail.training.curves import EpochRow
 from vitrail.training.listener import Listener, Plan
 from vitrail.wording import word_arguments
 
@@ -57,23 +58,11 @@ class Display(Listener):
     def prepared(self, what: str, done: int, total: int) -> None:
         if self.silent:
             return
-        if not self.console.is_terminal:
-            self._state = f"{what}: {done:,} of {total:,}"
-            self._beat()
-            if done == total:
-                self.ended()
-            return
-        if self._bar is None:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                console=self.console,
-                transient=True,
-            )
-            self._bar.add_task(what, total=total)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], description=what, completed=done, total=total)
+        if self.console.is_terminal:
+            bar = self._bar or self._start_bar(what, total)
+            bar.update(bar.task_ids[0], description=what, completed=done, total=total)
+        else:
+            self._beat(f"{what}: {done:,} of {total:,}")
         if done == total:
             self.ended()
 
@@ -81,21 +70,18 @@ class Display(Listener):
         self._epochs, self._steps = epochs, total_steps
         if self.silent:
             return
-        if not self.console.is_terminal:
-            self._state = f"training: step {done_steps:,} of {total_steps:,}"
-            self._beat()
-            return
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-        )
-        self._bar.add_task("training", total=total_steps, completed=done_steps, speed="")
+        if self.console.is_terminal:
+            columns = TextColumn("{task.fields[speed]}"), TimeRemainingColumn()
+            self._start_bar("training", total_steps, *columns, completed=done_steps, speed="")
+        else:
+            self._beat(f"training: step {done_steps:,} of {total_steps:,}")
+
+    def _start_bar(self, what: str, total: int, *columns: ProgressColumn, **fields: Any) -> Progress:
+        usual = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        self._bar = Progress(*usual, *columns, console=self.console, transient=True)
+        self._bar.add_task(what, total=total, **fields)
         self._bar.start()
+        return self._bar
 
     def planned(self, total_steps: int, epochs: int) -> None:
         self._epochs = epochs
@@ -113,7 +99,7 @@ class Display(Listener):
         speed = f"{images_per_second:,.0f} images/s"
         self._bar.update(self._bar.task_ids[0], completed=step, description=f"loss {loss:.3f}", speed=speed)
 
-    def finished_epoch(self, row: Row, is_best: bool) -> None:
+    def finished_epoch(self, row: EpochRow, is_best: bool) -> None:
         if self.silent:
             return
         parts = [f"epoch {row.epoch}/{self._epochs}", f"loss {row.train_loss:.4f}"]
@@ -124,12 +110,8 @@ class Display(Listener):
         self._heard()
 
     def said(self, message: str) -> None:
-        if not self.silent:
-            self.console.print(f"[yellow]note:[/] {escape(message)}", soft_wrap=True)
-            self._heard()
-
-    def saved(self, path: Path) -> None:
-        pass
+        self._print(f"[yellow]note:[/] {escape(message)}")
+        self._heard()
 
     def ended(self) -> None:
         if self._bar is not None:
@@ -139,7 +121,8 @@ class Display(Listener):
         self._beating.close()
         self._pulse = None
 
-    def _beat(self) -> None:
+    def _beat(self, state: str) -> None:
+        self._state = state
         if self._pulse is None:
             self._pulse = Pulse(self.console, lambda: self._state)
             self._beating.enter_context(self._pulse.beating())

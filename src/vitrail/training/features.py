@@ -3,8 +3,9 @@
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,25 +30,26 @@ from vitrail.wording import counted
 TOLERANCE = 1e-3  # of the summary of the features, which may be computed in other parts
 
 
+@dataclass(kw_only=True)
 class FeatureLoader:
     """Batches of (features, target), shuffled for training as `Loader` shuffles pictures."""
 
-    def __init__(
-        self, features: Tensor, targets: Tensor, batch_size: int, seed: int, ranks: Ranks, *, shuffled: bool, data: str
-    ) -> None:
-        if shuffled:
-            check_batch_size(batch_size, len(features), ranks.world_size)
-        self.features = features
-        self.data = data  # identifies these pictures
+    stored: Features
+    targets: Tensor
+    batch_size: int
+    seed: int
+    ranks: Ranks
+    shuffled: bool
+    data: str  # identifies these pictures
+    _epoch: int = field(default=0, init=False)
+    _batch: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.features = features = self.stored.features
+        if self.shuffled:
+            check_batch_size(self.batch_size, len(features), self.ranks.world_size)
         # numbers that differ for other weights, but not for another number of ranks
         self.summary = [float(features.abs().mean()), float(features.std()), float(features[0].abs().max())]
-        self.targets = targets
-        self.batch_size = batch_size
-        self.seed = seed
-        self.ranks = ranks
-        self.shuffled = shuffled
-        self._epoch = 0
-        self._batch = 0
 
     def __len__(self) -> int:
         count = len(self.features)
@@ -109,7 +111,7 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     kept = store.read_whole()
     if ranks.any(kept is None):
         deadline = _Deadline(setup) if minutes is not None and split == "train" else None
-        kept, broken = _compute(store, source, backbone, ranks, listener, deadline)
+        kept, broken = _Computation(store, source, backbone, ranks, listener, deadline).run()
         refuse_broken(broken, len(source), setup.dataset.max_broken_rate)
         ranks.wait()
         ranks.from_first(lambda: store.join(kept))
@@ -120,8 +122,15 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     training = split == "train"
     batch = machine.batch_size if training else EVAL_BATCH * ranks.world_size
     data = plain_loader(setup, split, ranks).state_dict()["data"]
-    targets = torch.as_tensor(source.labels)[kept.indices]
-    return FeatureLoader(kept.features, targets, batch, machine.seed, ranks, shuffled=training, data=data)
+    return FeatureLoader(
+        stored=kept,
+        targets=torch.as_tensor(source.labels)[kept.indices],
+        batch_size=batch,
+        seed=machine.seed,
+        ranks=ranks,
+        shuffled=training,
+        data=data,
+    )
 
 
 class _Deadline:
@@ -135,7 +144,7 @@ class _Deadline:
         self._first: tuple[float, int] | None = None  # when the first part was done, and its pictures: it warms up
 
     def has_passed(self, done: int) -> bool:
-        """Whether it is time to stop, after so many pictures."""
+        """Whether it is time to stop, given how many pictures are done."""
         now = time.monotonic()
         if self._first is None:
             self._first = now, done
@@ -143,86 +152,77 @@ class _Deadline:
         return now + self._after * (now - began) / max(done - warm, 1) > self._end
 
 
-def _compute(
-    store: FeatureStore,
-    source: Source,
-    backbone: Checkpoint,
-    ranks: Ranks,
-    listener: Listener,
-    deadline: _Deadline | None,
-) -> tuple[Features, dict[str, str]]:
-    """All features, of which those that are missing are computed and kept, by each rank some parts; and the pictures
-    that could not be read, now or before.
+class _Computation(NamedTuple):
+    """The features of a split that are not in the run folder yet: computed and stored, by each rank some parts."""
 
-    If the deadline passes, the parts that are left are done without.
-    """
-    missing = ranks.from_first(store.missing)
-    count = sum(len(store.pictures(part)) for part in missing)
-    some = f"{count:,} of " if count < store.count else ""
-    listener.said(f"computing the features of {some}{counted(store.count, f'{store.split} picture')}, once")
-    own = missing[ranks.rank :: ranks.world_size]
-    broken: dict[str, str] = {}
-    done = 0
-    if own:
-        predictor = _predictor(backbone, source, own, store, ranks, listener)
-        broken, done = _stream(predictor, own, source, store, listener, ranks.world_size, deadline)
-    ranks.wait()
-    left = {part for parts in ranks.gather(own[done:]) for part in parts}
-    kept = store.read([part for part in store.parts if part not in left])
-    if left:
-        listener.ended()
-        listener.said(
-            f"no time is left for more features: training on {counted(len(kept.indices), 'picture')} of "
-            f"{store.count:,}, of all classes"
-        )
-    reasons = {name: why for own_broken in ranks.gather(broken) for name, why in own_broken.items()}
-    wanted = {index for part in store.parts if part not in left for index in store.pictures(part)}
-    lost = [source.key(index) for index in sorted(wanted - set(kept.indices.tolist()))]
-    return kept, {name: reasons.get(name, "cannot be read") for name in lost}
+    store: FeatureStore
+    source: Source
+    backbone: Checkpoint
+    ranks: Ranks
+    listener: Listener
+    deadline: _Deadline | None
 
+    def run(self) -> tuple[Features, dict[str, str]]:
+        """All features, of which those that are missing are computed; and the pictures that could not be read, now or
+        before.
 
-def _predictor(
-    backbone: Checkpoint, source: Source, parts: list[int], store: FeatureStore, ranks: Ranks, listener: Listener
-) -> Predictor:
-    """The fastest that is exact enough; of several ranks, each computes on its own device."""
-    runtime = TorchRuntime(backbone.build().to(ranks.device))
-    predictor = Predictor(runtime=runtime, **backbone.facts())
-    if ranks.world_size > 1:
-        return predictor
-    pictures = (source.picture(index) for part in parts for index in store.pictures(part))
-    count = sum(len(store.pictures(part)) for part in parts)
-    return predictor.on("auto", count=count, pictures=pictures, say=listener.said)
+        If the deadline passes, the remaining parts are left out.
+        """
+        store, ranks = self.store, self.ranks
+        missing = ranks.from_first(store.missing)
+        count = self._count(missing)
+        some = f"{count:,} of " if count < store.count else ""
+        self.listener.said(f"computing the features of {some}{counted(store.count, f'{store.split} picture')}, once")
+        own = missing[ranks.rank :: ranks.world_size]
+        broken, done = self._compute(own) if own else ({}, 0)
+        ranks.wait()
+        left = {part for parts in ranks.gather(own[done:]) for part in parts}
+        kept = store.read([part for part in store.parts if part not in left])
+        if left:
+            self.listener.ended()
+            self.listener.said(
+                f"no time is left for more features: training on {counted(len(kept.indices), 'picture')} of "
+                f"{store.count:,}, of all classes"
+            )
+        reasons = {name: why for own_broken in ranks.gather(broken) for name, why in own_broken.items()}
+        wanted = {index for part in store.parts if part not in left for index in store.pictures(part)}
+        lost = [self.source.key(index) for index in sorted(wanted - set(kept.indices.tolist()))]
+        return kept, {name: reasons.get(name, "cannot be read") for name in lost}
 
+    def _count(self, parts: list[int]) -> int:
+        return sum(len(self.store.pictures(part)) for part in parts)
 
-def _stream(
-    predictor: Predictor,
-    parts: list[int],
-    source: Source,
-    store: FeatureStore,
-    listener: Listener,
-    world_size: int,
-    deadline: _Deadline | None,
-) -> tuple[dict[str, str], int]:
-    """The features of all pictures of these parts, written part by part, until the deadline.
+    def _predictor(self, parts: list[int]) -> Predictor:
+        """The fastest that is exact enough; of several ranks, each computes on its own device."""
+        runtime = TorchRuntime(self.backbone.build().to(self.ranks.device))
+        predictor = Predictor(runtime=runtime, **self.backbone.facts())
+        if self.ranks.world_size > 1:
+            return predictor
+        pictures = (self.source.picture(index) for part in parts for index in self.store.pictures(part))
+        return predictor.on("auto", count=self._count(parts), pictures=pictures, say=self.listener.said)
 
-    The pictures that cannot be read, and why; and how many parts there was time for.
-    """
-    broken: dict[str, str] = {}
-    total, done = sum(len(store.pictures(part)) for part in parts), 0
-    named = ((source.key(index), source.picture(index)) for part in parts for index in store.pictures(part))
-    outputs = predictor.features(named, largest_call(predictor.runtime.batch_size))
-    for number, part in enumerate(parts, start=1):
-        pictures = store.pictures(part)
-        rows: dict[int, Floats] = {}
-        for index, (name, value) in zip(pictures, outputs, strict=False):
-            if isinstance(value, str):
-                broken[name] = value
-            else:
-                rows[index] = value
-        features = torch.from_numpy(np.array(list(rows.values()), dtype=np.float32)).view(len(rows), -1 if rows else 0)
-        store.write(part, Features(features, torch.tensor(list(rows), dtype=torch.long)))
-        done += len(pictures)
-        listener.prepared(f"{store.split} features", min(done * world_size, total * world_size), total * world_size)
-        if deadline is not None and deadline.has_passed(done):
-            return broken, number
-    return broken, len(parts)
+    def _compute(self, parts: list[int]) -> tuple[dict[str, str], int]:
+        """The features of all pictures of these parts, written part by part, until the deadline.
+
+        The pictures that cannot be read, and why; and how many parts there was time for.
+        """
+        store, source = self.store, self.source
+        predictor = self._predictor(parts)
+        broken: dict[str, str] = {}
+        total, done = self._count(parts) * self.ranks.world_size, 0
+        named = ((source.key(index), source.picture(index)) for part in parts for index in store.pictures(part))
+        outputs = predictor.features(named, largest_call(predictor.runtime.batch_size))
+        for number, part in enumerate(parts, start=1):
+            rows: dict[int, Floats] = {}
+            for index, (name, value) in zip(store.pictures(part), outputs, strict=False):
+                if isinstance(value, str):
+                    broken[name] = value
+                else:
+                    rows[index] = value
+            features = np.array(list(rows.values()), dtype=np.float32).reshape(len(rows), -1 if rows else 0)
+            store.write(part, Features(torch.from_numpy(features), torch.tensor(list(rows), dtype=torch.long)))
+            done += len(store.pictures(part))
+            self.listener.prepared(f"{store.split} features", min(done * self.ranks.world_size, total), total)
+            if self.deadline is not None and self.deadline.has_passed(done):
+                return broken, number
+        return broken, len(parts)

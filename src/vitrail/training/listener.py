@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ import yaml
 from vitrail.data.check.findings import DataFinding
 from vitrail.errors import MissingExtraError
 from vitrail.training.config import TRAININGS, Training
-from vitrail.training.curves import Row
+from vitrail.training.curves import EpochRow
 from vitrail.wording import counted, duration, word_arguments
 
 
@@ -33,7 +34,7 @@ class Plan:
     memory_mb: int
     config: dict[str, Any]  # all of it, as config.yaml has it
     trained: int = 0  # of the parameters
-    chosen: str = ""  # what was chosen because nobody said otherwise, and why
+    chosen: str = ""  # what was chosen by default, and why
 
     @property
     def training(self) -> Training:
@@ -96,7 +97,7 @@ class Listener:
     def stepped(self, step: int, loss: float, images_per_second: float) -> None:
         """One step is done."""
 
-    def finished_epoch(self, row: Row, is_best: bool) -> None:
+    def finished_epoch(self, row: EpochRow, is_best: bool) -> None:
         """One epoch is done, evaluated and recorded."""
 
     def said(self, message: str) -> None:
@@ -110,54 +111,16 @@ class Listener:
 
 
 class Listeners(Listener):
-    """Several listeners as one."""
+    """Several listeners as one: each hears every event."""
 
     def __init__(self, members: Iterable[Listener]) -> None:
         self.members = list(members)
+        for event in (name for name in vars(Listener) if not name.startswith("_")):
+            setattr(self, event, partial(self._tell, event))
 
-    def checked(self, findings: Sequence[tuple[DataFinding, int]], data: str) -> None:
+    def _tell(self, event: str, *values: object, **named: object) -> None:
         for member in self.members:
-            member.checked(findings, data)
-
-    def decided(self, plan: Plan) -> None:
-        for member in self.members:
-            member.decided(plan)
-
-    def opened(self, folder: Path, *, resume: bool) -> None:
-        for member in self.members:
-            member.opened(folder, resume=resume)
-
-    def prepared(self, what: str, done: int, total: int) -> None:
-        for member in self.members:
-            member.prepared(what, done, total)
-
-    def began(self, total_steps: int, done_steps: int, epochs: int) -> None:
-        for member in self.members:
-            member.began(total_steps, done_steps, epochs)
-
-    def planned(self, total_steps: int, epochs: int) -> None:
-        for member in self.members:
-            member.planned(total_steps, epochs)
-
-    def stepped(self, step: int, loss: float, images_per_second: float) -> None:
-        for member in self.members:
-            member.stepped(step, loss, images_per_second)
-
-    def finished_epoch(self, row: Row, is_best: bool) -> None:
-        for member in self.members:
-            member.finished_epoch(row, is_best)
-
-    def said(self, message: str) -> None:
-        for member in self.members:
-            member.said(message)
-
-    def saved(self, path: Path) -> None:
-        for member in self.members:
-            member.saved(path)
-
-    def ended(self) -> None:
-        for member in self.members:
-            member.ended()
+            getattr(member, event)(*values, **named)
 
 
 def require_tensorboard() -> Any:
@@ -182,7 +145,7 @@ class TensorBoard(Listener):
     def stepped(self, step: int, loss: float, images_per_second: float) -> None:
         self._writer.add_scalar("train/loss", loss, step)
 
-    def finished_epoch(self, row: Row, is_best: bool) -> None:
+    def finished_epoch(self, row: EpochRow, is_best: bool) -> None:
         for name in ("lr", "val_loss", "val_accuracy", "images_per_second"):
             value = getattr(row, name)
             if value is not None:

@@ -20,14 +20,14 @@ from vitrail.errors import VitrailError, WeightsError
 from vitrail.ranks import Ranks
 from vitrail.training import budget, snapshots
 from vitrail.training.best_weights import BestWeights
-from vitrail.training.curves import RESULTS, Row, append_row, keep_rows
+from vitrail.training.curves import RESULTS, EpochRow, append_row, keep_rows
 from vitrail.training.gradients import Lanes, Plain, make_engine, pick_precision, spread, whole
 from vitrail.training.listener import Listener
-from vitrail.training.objectives import Batches, Judgement, judge, make_objective
-from vitrail.training.optim import Average, build_optimizers, lr_factor, set_learning_rate, start_state
+from vitrail.training.objectives import Batches, SplitScore, evaluate, make_objective
+from vitrail.training.optim import EMA, build_optimizers, local_part, lr_factor, set_learning_rate, start_state
 from vitrail.training.setup import Setup, check_strategy
 from vitrail.training.signals import InterruptedRunError, Signals
-from vitrail.training.snapshots import LAST, Progress, Recovery
+from vitrail.training.snapshots import LAST, Recovery, RunState
 from vitrail.wording import counted
 
 MAX_RESCUES = 3
@@ -52,20 +52,20 @@ class Trainer:
         self._peak_lr = max(group["peak_lr"] for optimizer in self.optimizers for group in optimizer.param_groups)
         self.precision = pick_precision(config.machine.precision, ranks.device)
         self.engine = make_engine(setup, self.module, self.objective, ranks)
-        self.loader = self.objective.training_batches(ranks, self.listener, folder)
+        self.loader = self.objective.batches("train", ranks, self.listener, folder)
         self.val_loader = None
         if setup.has_validation:
-            self.val_loader = self.objective.validation_batches(ranks, self.listener, folder)
+            self.val_loader = self.objective.batches("val", ranks, self.listener, folder)
         self._validation = "" if self.val_loader is None else str(self.val_loader.state_dict()["data"])
-        self.average = None if config.optim.ema is None else Average(self.model, config.optim.ema)
+        self.ema = None if config.optim.ema is None else EMA(self.model, config.optim.ema)
         start_state(self.optimizers)
-        self.progress = Progress()
+        self.state = RunState()
         if config.schedule.minutes is not None and self.objective.fits_epochs:
-            self.progress.plan = budget.first_plan(config.schedule.epochs, len(self.loader))
-        self._told_epochs = config.schedule.epochs  # that were reported last
+            self.state.plan = budget.first_plan(config.schedule.epochs, len(self.loader))
+        self._reported_epochs = config.schedule.epochs  # that were reported last
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
-        self._judging_pace: float | None = None  # seconds per picture, once there was a validation
+        self._evaluation_pace: float | None = None  # seconds per picture, once there was a validation
         self._best = BestWeights(setup, self.objective, ranks, folder, self.listener)
         self._recovery = Recovery(ranks, lambda message: self.listener.said(message))
 
@@ -76,8 +76,8 @@ class Trainer:
 
     @property
     def epochs(self) -> int:
-        """How many the run will have, as planned."""
-        plan = self.progress.plan
+        """How many epochs the run will have, as planned."""
+        plan = self.state.plan
         return self.setup.config.schedule.epochs if plan is None else plan.epochs
 
     @property
@@ -86,21 +86,21 @@ class Trainer:
 
     # The run ------------------------------------------------------------------------------------------------------
 
-    def run(self) -> Progress:
+    def run(self) -> RunState:
         """From wherever the run is to its end; raises `InterruptedRunError` after saving if a signal requests that."""
-        if self.progress.step == 0 and not snapshots.list_snapshots(self.last):
-            if self.progress.plan is not None:
-                before = max(time.monotonic() - self.setup.began - self.progress.seconds, 0.0)
-                self.progress.plan = replace(self.progress.plan, before=before)
+        if self.state.step == 0 and not snapshots.list_snapshots(self.last):
+            if self.state.plan is not None:
+                before = max(time.monotonic() - self.setup.began - self.state.seconds, 0.0)
+                self.state.plan = replace(self.state.plan, before=before)
             self.save()
-        self.listener.began(self.total_steps, self.progress.step, self.epochs)
+        self.listener.began(self.total_steps, self.state.step, self.epochs)
         try:
             with Signals() as signals, self.one_thread():
-                while self.progress.epoch < self.epochs and not self.progress.stopped_early:
+                while self.state.epoch < self.epochs and not self.state.stopped_early:
                     self._train_epoch(signals)
         finally:
             self.listener.ended()
-        return self.progress
+        return self.state
 
     @contextmanager
     def one_thread(self) -> Generator[None]:
@@ -121,8 +121,8 @@ class Trainer:
         if self.ranks.from_first(lambda: bool(snapshots.list_snapshots(self.last))):
             if not self._recovery.go_back(self.last, self._restore):
                 raise WeightsError(f"none of the checkpoints in {self.last} is whole; start a new run.")
-            self._told_epochs = self.epochs
-        epochs = self.progress.epoch
+            self._reported_epochs = self.epochs
+        epochs = self.state.epoch
         kept = self.ranks.from_first(lambda: keep_rows(self.folder / RESULTS, epochs))
         if lost := epochs - sum(row.epoch > 0 for row in kept):
             self.listener.said(
@@ -130,36 +130,36 @@ class Trainer:
                 "the curves and the report go without"
             )
 
-    def start_from(self, head: Row) -> None:
+    def start_from(self, head: EpochRow) -> None:
         """Begin with a head that is trained already: row 0, and what epochs must improve on."""
-        progress = self.progress
-        progress.seconds = progress.epoch_began = head.seconds
+        state = self.state
+        state.seconds = state.epoch_began = head.seconds
         if head.val_loss is None or head.val_accuracy is None:
             return
-        progress.best_accuracy, progress.best_loss = head.val_accuracy, head.val_loss
-        progress.lowest_val_loss = head.val_loss
+        state.best_accuracy, state.best_loss = head.val_accuracy, head.val_loss
+        state.lowest_val_loss = head.val_loss
         path = self.folder / RESULTS
         self.ranks.from_first(lambda: keep_rows(path, -1))  # of a run that was killed here
         self.ranks.from_first(lambda: append_row(path, head))
 
     def _restore(self, path: Path) -> bool:
         """Continue from a checkpoint; whether its numbers are finite."""
-        progress = snapshots.restore(path, self._tensors(), self.ranks)
+        state = snapshots.restore(path, self._tensors(), self.ranks)
         steps = len(self.loader)
-        if progress.step > (progress.epoch + 1) * steps or progress.loader.get("batch", 0) > steps:
+        if state.step > (state.epoch + 1) * steps or state.loader.get("batch", 0) > steps:
             raise WeightsError(f"{path} does not fit this run, whose epochs have {steps} steps.")
-        if progress.loader:
-            self.loader.load_state_dict(progress.loader)
-        if progress.validation not in ("", self._validation):
+        if state.loader:
+            self.loader.load_state_dict(state.loader)
+        if state.validation not in ("", self._validation):
             self.listener.said("the validation pictures have changed; do not compare accuracies from before and after")
-        self.progress = progress
+        self.state = state
         return all(_is_finite(tensor) for tensor in self._tensors().values())
 
     def _train_epoch(self, signals: Signals) -> None:
         """The rest of the current epoch."""
-        self.loader.set_epoch(self.progress.epoch)
+        self.loader.set_epoch(self.state.epoch)
         self.module.train()
-        progress = self.progress
+        state = self.state
         self._clock = began = time.monotonic()
         for batch in self.loader:
             loss, norm = self.step(batch.images, batch.targets)
@@ -167,9 +167,9 @@ class Trainer:
                 self._rescue("the gradient is not finite")
                 return
             self._recovery.stepped()
-            progress.images += len(batch.images) * self.ranks.world_size
-            progress.images_seconds += time.monotonic() - began
-            self.listener.stepped(progress.step, loss, self._images_per_second())
+            state.images += len(batch.images) * self.ranks.world_size
+            state.images_seconds += time.monotonic() - began
+            self.listener.stepped(state.step, loss, self._images_per_second())
             if self._agree(signals):
                 break
             began = time.monotonic()
@@ -177,21 +177,21 @@ class Trainer:
         self._agree(signals)
 
     def _images_per_second(self) -> float:
-        return self.progress.images / max(self.progress.images_seconds, 1e-9)
+        return self.state.images / max(self.state.images_seconds, 1e-9)
 
     def _lr_share(self, step: int) -> float:
         """The learning rate of a step as a share of its highest."""
-        progress, schedule = self.progress, self.setup.config.schedule
-        if progress.plan is None:
-            return lr_factor(schedule, step, self.total_steps) * progress.lr_scale
-        position = budget.curve_position(progress.plan, step, self.total_steps)
-        return lr_factor(schedule, position, progress.plan.curve_steps) * progress.lr_scale
+        state, schedule = self.state, self.setup.config.schedule
+        if state.plan is None:
+            return lr_factor(schedule, step, self.total_steps) * state.lr_scale
+        position = budget.curve_position(state.plan, step, self.total_steps)
+        return lr_factor(schedule, position, state.plan.curve_steps) * state.lr_scale
 
     def step(self, images: Tensor, targets: Tensor) -> tuple[float, float]:
         """One change of the weights: its loss (of this rank) and the norm of the gradient (of all)."""
-        config, progress = self.setup.config, self.progress
-        torch.manual_seed(_mix(config.machine.seed, progress.step, self.ranks.rank))
-        set_learning_rate(self.optimizers, self._lr_share(progress.step))
+        config, state = self.setup.config, self.state
+        torch.manual_seed(_mix(config.machine.seed, state.step, self.ranks.rank))
+        set_learning_rate(self.optimizers, self._lr_share(state.step))
         images = images.to(self.ranks.device, non_blocking=True)
         targets = targets.to(self.ranks.device, non_blocking=True)
         loss = float(self.engine.accumulate(images, targets))
@@ -199,13 +199,13 @@ class Trainer:
         if math.isfinite(norm):  # otherwise the weights stay as they were
             for optimizer in self.optimizers:
                 optimizer.step()
-            if self.average is not None:
-                self.average.update(progress.step)
+            if self.ema is not None:
+                self.ema.update(state.step)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        progress.step += 1
-        progress.loss_sum += loss
-        progress.loss_count += 1
+        state.step += 1
+        state.loss_sum += loss
+        state.loss_count += 1
         return loss, norm
 
     def _clip(self, limit: float | None) -> float:
@@ -215,7 +215,7 @@ class Trainer:
 
     def _agree(self, signals: Signals) -> bool:
         """All ranks stop, save, or end the epoch because the time is up, at the same step; whether it is up."""
-        if self.ranks.world_size > 1 and self.progress.step % AGREE_EVERY.get(self.ranks.device.type, 16):
+        if self.ranks.world_size > 1 and self.state.step % AGREE_EVERY.get(self.ranks.device.type, 16):
             return False
         late = time.monotonic() - self._saved_at > 60 * self.setup.config.machine.save_minutes
         wishes = [signals.received > 0, late and self.ranks.is_first, self._is_over() and self.ranks.is_first]
@@ -228,90 +228,90 @@ class Trainer:
 
     def _is_over(self) -> bool:
         """Whether a time budget has room only for what comes after this epoch."""
-        plan, minutes = self.progress.plan, self.setup.config.schedule.minutes
+        plan, minutes = self.state.plan, self.setup.config.schedule.minutes
         if plan is None or minutes is None:
             return False
-        spent = plan.before + self.progress.seconds + time.monotonic() - self._clock
+        spent = plan.before + self.state.seconds + time.monotonic() - self._clock
         return spent + self._ending() > 60 * minutes
 
     def _ending(self) -> float:
         """Seconds for what comes after the last epoch, at the pace of the last validation, or a third of a step's."""
-        progress = self.progress
-        each = self._judging_pace
+        state = self.state
+        each = self._evaluation_pace
         if each is None:
-            each = progress.images_seconds / max(progress.images, 1) / 3
+            each = state.images_seconds / max(state.images, 1) / 3
         return each * budget.pictures_at_the_end(self.setup.dataset.splits)
 
     def _end_epoch(self) -> None:
-        progress, config = self.progress, self.setup.config
-        loss_sum, count = self.ranks.sum([progress.loss_sum, progress.loss_count])
+        state, config = self.state, self.setup.config
+        loss_sum, count = self.ranks.sum([state.loss_sum, state.loss_count])
         train_loss = loss_sum / count
-        if self.objective.has_diverged(train_loss, progress.lowest_train_loss):
+        if self.objective.has_diverged(train_loss, state.lowest_train_loss):
             self._rescue(f"the training loss has risen to {train_loss:.3g}", whole_epochs=True)
             return
         began = time.monotonic()
         with self.best_weights():
-            judged = self.judge(self.val_loader) if self.val_loader is not None else None
-        if judged is not None and not math.isfinite(judged.loss):
+            score = self.evaluate(self.val_loader) if self.val_loader is not None else None
+        if score is not None and not math.isfinite(score.loss):
             self._rescue("the validation loss is not finite", whole_epochs=True)
             return
-        if judged is not None:
-            self._judging_pace = (time.monotonic() - began) / max(judged.count, 1)
-        progress.lowest_train_loss = min(progress.lowest_train_loss, train_loss)
-        progress.epoch += 1
-        progress.loss_sum, progress.loss_count, progress.rescues = 0.0, 0, 0
-        is_best = self._is_best(judged)
+        if score is not None:
+            self._evaluation_pace = (time.monotonic() - began) / max(score.count, 1)
+        state.lowest_train_loss = min(state.lowest_train_loss, train_loss)
+        state.epoch += 1
+        state.loss_sum, state.loss_count, state.rescues = 0.0, 0, 0
+        is_best = self._is_best(score)
         if is_best:
             with self.best_weights():
                 self._best.save()
         self._count_seconds()
-        row = Row(
-            epoch=progress.epoch,
-            step=progress.step,
-            lr=self._lr_share(progress.step - 1) * self._peak_lr,
+        row = EpochRow(
+            epoch=state.epoch,
+            step=state.step,
+            lr=self._lr_share(state.step - 1) * self._peak_lr,
             train_loss=train_loss,
-            val_loss=None if judged is None else judged.loss,
-            val_accuracy=None if judged is None else judged.accuracy,
+            val_loss=None if score is None else score.loss,
+            val_accuracy=None if score is None else score.accuracy,
             images_per_second=self._images_per_second(),
-            seconds=progress.seconds,
+            seconds=state.seconds,
         )
         self.ranks.from_first(lambda: append_row(self.folder / RESULTS, row))
         patience = config.schedule.patience
-        progress.stopped_early = patience is not None and progress.epoch - progress.improved_epoch >= patience
+        state.stopped_early = patience is not None and state.epoch - state.improved_epoch >= patience
         self.listener.finished_epoch(row, is_best)
         self._replan()
-        progress.images, progress.images_seconds = 0, 0.0
+        state.images, state.images_seconds = 0, 0.0
         self.save()
-        if progress.stopped_early:
+        if state.stopped_early:
             self.listener.said(f"no improvement for {counted(patience or 0, 'epoch')}: stopping early")
 
     def _replan(self) -> None:
         """With a time budget: as many more epochs as the last one's pace allows."""
-        progress, minutes = self.progress, self.setup.config.schedule.minutes
-        epoch_seconds, progress.epoch_began = progress.seconds - progress.epoch_began, progress.seconds
-        if progress.plan is None or minutes is None or progress.stopped_early:
+        state, minutes = self.state, self.setup.config.schedule.minutes
+        epoch_seconds, state.epoch_began = state.seconds - state.epoch_began, state.seconds
+        if state.plan is None or minutes is None or state.stopped_early:
             return
-        plan = progress.plan
-        pace = budget.Pace(so_far=plan.before + progress.seconds, epoch=epoch_seconds, ending=self._ending())
-        where = {"epoch": progress.epoch, "steps_per_epoch": len(self.loader), "step": progress.step}
-        progress.plan = self.ranks.from_first(lambda: budget.revise(plan, minutes, pace, **where))
-        note = budget.describe(progress.plan, minutes, pace, epoch=progress.epoch, told=self._told_epochs)
+        plan = state.plan
+        pace = budget.Pace(so_far=plan.before + state.seconds, epoch=epoch_seconds, ending=self._ending())
+        where = {"epoch": state.epoch, "steps_per_epoch": len(self.loader), "step": state.step}
+        state.plan = self.ranks.from_first(lambda: budget.revise(plan, minutes, pace, **where))
+        note = budget.describe(state.plan, minutes, pace, epoch=state.epoch, reported=self._reported_epochs)
         if note is not None:
-            self._told_epochs = progress.plan.epochs
+            self._reported_epochs = state.plan.epochs
             self.listener.said(note)
         self.listener.planned(self.total_steps, self.epochs)
 
-    def _is_best(self, judged: Judgement | None) -> bool:
+    def _is_best(self, score: SplitScore | None) -> bool:
         """Whether these weights are the ones to keep."""
-        progress = self.progress
-        if judged is None or self.objective.improves(judged, progress):
-            progress.improved_epoch = progress.epoch
-        if judged is not None:
-            progress.lowest_val_loss = min(progress.lowest_val_loss, judged.loss)
-            if not self.objective.is_better(judged, progress):
+        state = self.state
+        if score is None or self.objective.improves(score, state):
+            state.improved_epoch = state.epoch
+        if score is not None:
+            state.lowest_val_loss = min(state.lowest_val_loss, score.loss)
+            if not self.objective.is_better(score, state):
                 return False
-            progress.best_accuracy, progress.best_loss = judged.accuracy, judged.loss
-        progress.best_epoch = progress.epoch
+            state.best_accuracy, state.best_loss = score.accuracy, score.loss
+        state.best_epoch = state.epoch
         return True
 
     def _rescue(self, reason: str, *, whole_epochs: bool = False) -> None:
@@ -320,7 +320,7 @@ class Trainer:
         A loss may have started to diverge before the newest checkpoint was written, so `whole_epochs` goes back
         to the end of an epoch, which was evaluated. A checkpoint whose first step fails is not tried again.
         """
-        before, rescues = self.progress, self.progress.rescues + 1
+        before, rescues = self.state, self.state.rescues + 1
         if rescues > MAX_RESCUES or not self._recovery.go_back(self.last, self._restore, whole_epochs=whole_epochs):
             tried = f"even with the learning rate at {before.lr_scale:g} of the requested one"
             raise VitrailError(
@@ -328,7 +328,7 @@ class Trainer:
                 f"{tried if rescues > MAX_RESCUES else 'and there is no other whole checkpoint to go back to'}; "
                 f"lower `lr=`, raise `warmup=`, or check the data. The checkpoints are in {self.last}."
             )
-        now = self.progress
+        now = self.state
         now.rescues, now.lr_scale = rescues, before.lr_scale / 2
         now.epoch_began += before.seconds - now.seconds  # the time was spent, even if in vain
         now.seconds = before.seconds
@@ -339,53 +339,48 @@ class Trainer:
 
     # Weights ------------------------------------------------------------------------------------------------------
 
-    def judge(self, loader: Batches) -> Judgement:
+    def evaluate(self, loader: Batches) -> SplitScore:
         """The model as it is now on a loader's pictures."""
         self.module.eval()
         if self.sharded:  # whole batches: every rank must gather the weights equally often
             plain = Plain(self.module, self.module, self.objective, None, self.precision)
             blank = self.objective.blank(self.ranks.device)
-            judged = judge(plain.score, loader, self.ranks, lambda: _ignore(plain.score(*blank)))
-        elif isinstance(self.engine, Plain):  # not through DDP, whose forward pass communicates with the other ranks
-            forward, micro = self.objective.forward, self.engine.micro_batch
-            plain = Plain(self.module, forward, self.objective, micro, self.precision)
-            judged = judge(plain.score, loader, self.ranks)
-        else:
-            judged = judge(self.engine.score, loader, self.ranks)
+            score = evaluate(plain.score, loader, self.ranks, lambda: plain.score(*blank))
+        elif isinstance(self.engine, Lanes):
+            score = evaluate(self.engine.score, loader, self.ranks)
+        else:  # not through DDP, whose forward pass communicates with the other ranks
+            micro = self.engine.micro_batch
+            plain = Plain(self.module, self.objective.forward, self.objective, micro, self.precision)
+            score = evaluate(plain.score, loader, self.ranks)
         self.module.train()
-        return judged
+        return score
 
     def best_weights(self) -> AbstractContextManager[None]:
         """With the averaged weights in the model, if there are any."""
-        return nullcontext() if self.average is None else self.average.in_place()
+        return nullcontext() if self.ema is None else self.ema.in_place()
 
     def _tensors(self) -> dict[str, Tensor]:
-        average = None if self.average is None else self.average.tensors
+        average = None if self.ema is None else self.ema.tensors
         only_trained = self.objective.keeps_only_trained
         return snapshots.named_tensors(self.model, self.optimizers, average, only_trained=only_trained)
 
     def save(self) -> None:
         """Write a resumable checkpoint."""
         self._count_seconds()
-        self.progress.loss_sum = self.ranks.sum([self.progress.loss_sum])[0] / self.ranks.world_size
-        self.progress.loader, self.progress.validation = self.loader.state_dict(), self._validation
-        path = snapshots.save(self.last, self._tensors(), self.progress, self.ranks)
+        self.state.loss_sum = self.ranks.sum([self.state.loss_sum])[0] / self.ranks.world_size
+        self.state.loader, self.state.validation = self.loader.state_dict(), self._validation
+        path = snapshots.save(self.last, self._tensors(), self.state, self.ranks)
         self._saved_at = time.monotonic()
         self.listener.saved(path)
 
     def _count_seconds(self) -> None:
         now = time.monotonic()
-        self.progress.seconds += now - self._clock
+        self.state.seconds += now - self._clock
         self._clock = now
 
 
-def _ignore(_: object) -> None:
-    pass
-
-
 def _is_finite(tensor: Tensor) -> bool:
-    local = getattr(tensor, "to_local", None)
-    return bool((tensor if local is None else local()).isfinite().all())
+    return bool(local_part(tensor).isfinite().all())
 
 
 def _mix(seed: int, step: int, rank: int) -> int:

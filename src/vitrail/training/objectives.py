@@ -1,10 +1,10 @@
 """The goal of a run. The loop asks an `Objective` for its batches, the loss and the score of a batch, what counts as
 better and what as diverged, and knows nothing else about it.
 
-A new kind of training is a class here with its line in `OBJECTIVES`, and one in `TRAININGS` of `training/config.py`."""
+A new kind of training is a class here with its line in `OBJECTIVES`, and one in `TRAININGS` of `training/config.py`.
+"""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from vitrail.training.gradients import Forward, Scores
 from vitrail.training.listener import Listener
 from vitrail.training.lora import adapted_layers, merged, write_adapter
 from vitrail.training.setup import Setup, plain_loader, training_loader
-from vitrail.training.snapshots import Progress
+from vitrail.training.snapshots import RunState
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.peft import libraries
 from vitrail.weights.proof import Agreement, compare, outputs, sample_images
@@ -44,7 +44,7 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class SplitScore:
     """A model on a split."""
 
     loss: float
@@ -52,13 +52,16 @@ class Judgement:
     count: int
 
 
-def judge(
+def evaluate(
     score: Callable[[Tensor, Tensor], Scores],
     loader: Batches,
     ranks: Ranks,
-    take_part: Callable[[], None] = lambda: None,
-) -> Judgement:
-    """Mean loss and accuracy; `take_part` is called for each batch in which this rank has no pictures."""
+    take_part: Callable[[], object] = lambda: None,
+) -> SplitScore:
+    """Mean loss and accuracy over a split, every picture counted once, whatever the number of ranks.
+
+    `take_part` is called for each batch in which this rank has no pictures.
+    """
     loss = 0.0
     correct = count = batches = 0
     for batch in loader:
@@ -70,7 +73,7 @@ def judge(
     total_loss, total_correct, total = ranks.sum([loss, correct, count])
     if not total:
         raise DataError("no picture of the split could be read; run vitrail data check.")
-    return Judgement(loss=total_loss / total, accuracy=total_correct / total, count=round(total))
+    return SplitScore(loss=total_loss / total, accuracy=total_correct / total, count=round(total))
 
 
 RISEN = 2.0  # times the lowest training loss so far: above it, the loss diverges,
@@ -78,22 +81,24 @@ ABOVE_CHANCE = 1.5  # unless it is still below this many times the loss of guess
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective(ABC):
-    """What is learned, from what, and how that is scored."""
+class Objective:
+    """What is learned, from what, and how that is scored; by default all weights, from pictures and their classes:
+    labels, or shares of the classes where pictures are mixed.
+    """
 
     setup: Setup
     keeps_only_trained: bool = False  # resumable checkpoints hold only the weights that are trained
     fits_epochs: bool = True  # a time budget decides how many there are
 
     @property
-    @abstractmethod
     def module(self) -> nn.Module:
         """What is trained."""
+        return self.setup.model
 
     @property
-    @abstractmethod
     def forward(self) -> Forward:
         """Inputs of a batch → outputs, for evaluation."""
+        return self.setup.model
 
     def trained(self) -> Iterable[nn.Parameter]:
         """The weights that change."""
@@ -107,84 +112,46 @@ class Objective(ABC):
         """How far a plain model is from the trained one, if they are not the same; all ranks must ask."""
         return None
 
-    def write_beside(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+    def write_beside(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write what else there is to keep of the best weights, given all tensors of the trained model."""
 
-    @abstractmethod
-    def training_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
-        """Shuffled batches of this rank; what is made for them once is kept in the run folder."""
+    def batches(self, split: str, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
+        """This rank's part: of "train", shuffled batches; of another split, every sample once.
 
-    @abstractmethod
-    def validation_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
-        """Every sample of the validation split once; this rank's part."""
+        What is made for them once is kept in the run folder.
+        """
+        return training_loader(self.setup, ranks) if split == "train" else plain_loader(self.setup, split, ranks)
 
-    @abstractmethod
     def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """An input and a target of the right shapes, for a rank without pictures that must take part."""
-
-    @abstractmethod
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of some outputs, which training minimises."""
-
-    @abstractmethod
-    def score(self, outputs: Tensor, targets: Tensor) -> Scores:
-        """What evaluation adds up over a split."""
-
-    @abstractmethod
-    def has_diverged(self, loss: float, lowest: float) -> bool:
-        """Whether an epoch's training loss has diverged, `lowest` being the lowest before."""
-
-    @abstractmethod
-    def improves(self, judged: Judgement, progress: Progress) -> bool:
-        """Whether the run still improves: what patience waits for."""
-
-    @abstractmethod
-    def is_better(self, judged: Judgement, progress: Progress) -> bool:
-        """Whether these weights replace the best so far."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Classification(Objective):
-    """Pictures and their classes: labels, or shares of the classes where pictures are mixed."""
-
-    @property
-    def module(self) -> nn.Module:
-        return self.setup.model
-
-    @property
-    def forward(self) -> Forward:
-        return self.setup.model
-
-    def training_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
-        return training_loader(self.setup, ranks)
-
-    def validation_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
-        return plain_loader(self.setup, "val", ranks)
-
-    def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
         config = self.setup.model.config
         images = torch.zeros((1, config.channels, *config.image_size), device=device)
         return images, torch.zeros(1, dtype=torch.long, device=device)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of some outputs, which training minimises."""
         return F.cross_entropy(outputs, targets, label_smoothing=self.setup.config.optim.label_smoothing)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Scores:
+        """What evaluation adds up over a split."""
         return count(outputs, targets)
 
     def has_diverged(self, loss: float, lowest: float) -> bool:
+        """Whether an epoch's training loss has diverged, `lowest` being the lowest before."""
         chance = math.log(len(self.setup.dataset.classes))
         return not loss <= max(RISEN * lowest, ABOVE_CHANCE * chance)  # so that NaN counts too
 
-    def improves(self, judged: Judgement, progress: Progress) -> bool:
-        return judged.accuracy > progress.best_accuracy or judged.loss < progress.lowest_val_loss
+    def improves(self, score: SplitScore, state: RunState) -> bool:
+        """Whether the run still improves: what patience waits for."""
+        return score.accuracy > state.best_accuracy or score.loss < state.lowest_val_loss
 
-    def is_better(self, judged: Judgement, progress: Progress) -> bool:
-        return is_better(judged.accuracy, judged.loss, progress.best_accuracy, progress.lowest_val_loss)
+    def is_better(self, score: SplitScore, state: RunState) -> bool:
+        """Whether these weights replace the best so far."""
+        return is_better(score.accuracy, score.loss, state.best_accuracy, state.lowest_val_loss)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadOnFeatures(Classification):
+class HeadOnFeatures(Objective):
     """Only the head, on features of unchanged pictures that are computed once."""
 
     keeps_only_trained: bool = True
@@ -199,19 +166,12 @@ class HeadOnFeatures(Classification):
     def forward(self) -> Forward:
         return self.setup.model.classify
 
-    def training_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
-        return feature_loader(self.setup, "train", ranks, listener, folder)
-
-    def validation_batches(self, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
-        return feature_loader(self.setup, "val", ranks, listener, folder)
-
-    def blank(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        features = torch.zeros((1, self.setup.model.config.width), device=device)
-        return features, torch.zeros(1, dtype=torch.long, device=device)
+    def batches(self, split: str, ranks: Ranks, listener: Listener, folder: Path) -> Batches:
+        return feature_loader(self.setup, split, ranks, listener, folder)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowRank(Classification):
+class LowRank(Objective):
     """The head, and LoRA's pairs beside weights that stay as they are."""
 
     def trained(self) -> Iterable[nn.Parameter]:
@@ -237,7 +197,7 @@ class LowRank(Classification):
 
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    "all": Classification,
+    "all": Objective,
     "head": HeadOnFeatures,
     "lora": LowRank,
 }  # by `train`

@@ -119,14 +119,14 @@ def lr_factor(config: Schedule, step: float, total_steps: int) -> float:
     return config.final_lr + (1 - config.final_lr) * shape
 
 
-class Average:
+class EMA:
     """Exponential moving average of all floating-point tensors of a model, shard by shard where it is spread."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self._current = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
         self.tensors = {name: tensor.detach().clone() for name, tensor in self._current.items()}
-        self._pairs = [(_local(mean), _local(self._current[name])) for name, mean in self.tensors.items()]
+        self._pairs = [(local_part(mean), local_part(self._current[name])) for name, mean in self.tensors.items()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -151,7 +151,7 @@ class Average:
             self._current[name].copy_(tensor)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()

@@ -23,11 +23,12 @@ from vitrail.training import snapshots
 from vitrail.training.auto_config import resolve
 from vitrail.training.best_weights import BEST, calibrate, measure_test
 from vitrail.training.config import TrainConfig
-from vitrail.training.curves import RESULTS, Row, draw_curves, learning_rates, read_rows
+from vitrail.training.curves import RESULTS, EpochRow, draw_curves, learning_rates, read_rows
+from vitrail.training.features import FeatureLoader
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.lora import merged
-from vitrail.training.objectives import Judgement
+from vitrail.training.objectives import SplitScore
 from vitrail.training.plan import settle
 from vitrail.training.recipes import ask_for, probe_config
 from vitrail.training.run_data import reopen_data, report_replaced
@@ -44,7 +45,7 @@ from vitrail.training.run_folder import (
 )
 from vitrail.training.setup import Setup, fit_batch_size, prepare_run
 from vitrail.training.signals import InterruptedRunError
-from vitrail.training.snapshots import LAST, Progress
+from vitrail.training.snapshots import LAST, RunState
 from vitrail.weights.native import read_native
 
 PROBE = "probe"  # the folder of the head's own run
@@ -87,20 +88,22 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
         trainer.resume()
     if head is not None:
         trainer.start_from(head)
-    progress = trainer.run()
+    state = trainer.run()
     rows = read_rows(folder / RESULTS)
     if ranks.is_first:
         rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
         draw_curves(rows, folder / "results.png", f"{setup.dataset.name}, {setup.config.recipe}", rates)
     ranks.wait()
-    predictor, on_val = calibrate(load(folder, device=ranks.device), setup, ranks, folder, listener)
+    loaders = {"train": trainer.loader, "val": trainer.val_loader}
+    features = {split: loader.stored for split, loader in loaders.items() if isinstance(loader, FeatureLoader)}
+    predictor, on_val = calibrate(load(folder, device=ranks.device), setup, ranks, folder, listener, features)
     on_test = measure_test(predictor, setup, listener)
     run = Run(
         folder=folder,
-        epochs=progress.epoch,
-        best_epoch=progress.best_epoch,
-        seconds=progress.seconds,
-        val=_scores_of(setup, progress),
+        epochs=state.epoch,
+        best_epoch=state.best_epoch,
+        seconds=state.seconds,
+        val=_scores_of(setup, state),
         test=None if on_test is None else _as_judgement(on_test),
         measurement=on_test or on_val,
     )
@@ -111,17 +114,17 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
     return run, predictor
 
 
-def _scores_of(setup: Setup, progress: Progress) -> Judgement | None:
+def _scores_of(setup: Setup, state: RunState) -> SplitScore | None:
     """The best weights on the validation pictures, if there are any."""
     if not setup.has_validation:
         return None
     count = len(setup.dataset.split("val"))
-    return Judgement(loss=progress.best_loss, accuracy=progress.best_accuracy, count=count)
+    return SplitScore(loss=state.best_loss, accuracy=state.best_accuracy, count=count)
 
 
-def _as_judgement(measurement: Measurement) -> Judgement:
+def _as_judgement(measurement: Measurement) -> SplitScore:
     metrics = measurement.metrics
-    return Judgement(loss=measurement.uncalibrated.nll, accuracy=metrics.top1.value, count=metrics.top1.total)
+    return SplitScore(loss=measurement.uncalibrated.nll, accuracy=metrics.top1.value, count=metrics.top1.total)
 
 
 class _Quiet(Listener):
@@ -131,7 +134,7 @@ class _Quiet(Listener):
         self.prepared, self.said = listener.prepared, listener.said
 
 
-def probe(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Row | None:
+def probe(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> EpochRow | None:
     """Train the head and put it into the model and the run folder; None if the run has gone beyond that."""
     if ranks.from_first(lambda: bool(snapshots.list_snapshots(folder / LAST))):
         return None
@@ -142,7 +145,7 @@ def probe(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Row |
     trainer = Trainer(replace(setup, config=config, model=plain), ranks, folder / PROBE, _Quiet(listener))
     try:
         trainer.resume()
-        progress = trainer.run()
+        state = trainer.run()
     except InterruptedRunError as error:
         raise InterruptedRunError(error.exit_code - 128, folder) from None
     best = folder / PROBE / BEST
@@ -152,14 +155,14 @@ def probe(setup: Setup, ranks: Ranks, folder: Path, listener: Listener) -> Row |
         setup.model.head.weight.copy_(tensors["head.weight"])
         setup.model.head.bias.copy_(tensors["head.bias"])
     ranks.from_first(lambda: _copy(best, folder / BEST))  # the best so far
-    val = _scores_of(setup, progress)
+    val = _scores_of(setup, state)
     if val is not None:
         listener.said(f"the head alone reaches {val.accuracy:.2%} of val; fine-tuning starts from it")
-    return Row(
+    return EpochRow(
         epoch=0,
         step=0,
         lr=0.0,
-        train_loss=progress.lowest_train_loss,
+        train_loss=state.lowest_train_loss,
         val_loss=None if val is None else val.loss,
         val_accuracy=None if val is None else val.accuracy,
         images_per_second=0.0,

@@ -34,7 +34,7 @@ from vitrail.training.best_weights import BEST
 from vitrail.training.config import TrainConfig, apply_changes, describe_config, read_field
 from vitrail.training.curves import RESULTS, read_rows
 from vitrail.training.feature_store import FOLDER
-from vitrail.training.objectives import Judgement
+from vitrail.training.objectives import SplitScore
 from vitrail.training.run_data import write_contents
 from vitrail.training.setup import Setup
 from vitrail.training.snapshots import LAST
@@ -62,8 +62,8 @@ class Run:
     epochs: int
     best_epoch: int
     seconds: float
-    val: Judgement | None
-    test: Judgement | None
+    val: SplitScore | None
+    test: SplitScore | None
     measurement: Measurement | None = field(default=None, repr=False)  # of the best weights on test, or else on val
     report: Path | None = None
     written: tuple[Path, ...] = ()  # what users will want to open, the report first
@@ -130,7 +130,7 @@ class Run:
 class RunLock:
     """The right to write into a run folder, which ends with the process, however that ends; the file says who has it.
 
-    Its first byte stays blank: Windows lets nobody else read what is locked.
+    Its first byte stays blank: on Windows, no other process can read what is locked.
     """
 
     def __init__(self) -> None:
@@ -229,13 +229,13 @@ def describe_end(folder: Path, config: TrainConfig) -> str:
     saved = snapshots.list_snapshots(folder / LAST)
     if not saved or not (folder / METRICS).is_file() or not (folder / REPORT).is_file():
         return ""
-    progress = snapshots.read_progress(saved[-1])
-    epochs = config.schedule.epochs if progress.plan is None else progress.plan.epochs
-    if progress.epoch < epochs and not progress.stopped_early:
+    state = snapshots.read_state(saved[-1])
+    epochs = config.schedule.epochs if state.plan is None else state.plan.epochs
+    if state.epoch < epochs and not state.stopped_early:
         return ""
-    early = ", where it stopped early" if progress.stopped_early else ""
-    best = f"the best of them {progress.best_epoch}" if progress.best_epoch else "none better than the head alone"
-    return f"{folder} is finished: {counted(progress.epoch, 'epoch')}{early}, {best}; there is nothing left to train."
+    early = ", where it stopped early" if state.stopped_early else ""
+    best = f"the best of them {state.best_epoch}" if state.best_epoch else "none better than the head alone"
+    return f"{folder} is finished: {counted(state.epoch, 'epoch')}{early}, {best}; there is nothing left to train."
 
 
 def refuse_conflicts(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
@@ -360,7 +360,8 @@ def read_run(folder: Path) -> Run:
     try:
         facts = parse_json(read_bytes(folder / METRICS, LARGEST))
         counts = {name: facts[name] for name in ("epochs", "best_epoch", "seconds")}
-        val, test = (None if facts.get(name) is None else from_dict(Judgement, facts[name]) for name in ("val", "test"))
+        scores = [facts.get(name) for name in ("val", "test")]
+        val, test = (None if score is None else from_dict(SplitScore, score) for score in scores)
     except (ConfigError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{folder / METRICS} is damaged: {_first_line(error)}") from error
     report = folder / REPORT if (folder / REPORT).is_file() else None

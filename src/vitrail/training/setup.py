@@ -13,10 +13,9 @@ from vitrail.data.source import ArraySource, default_preprocess
 from vitrail.errors import ConfigError
 from vitrail.model import Rates, ViT, ViTConfig, variant
 from vitrail.ranks import Ranks
-from vitrail.training.config import TrainConfig
+from vitrail.training.config import TrainConfig, apply_changes
 from vitrail.training.lora import add_adapters
 from vitrail.weights.adapt import adapt
-from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.read import check_source, open_checkpoint
 from vitrail.weights.sanity import check_numbers
 from vitrail.wording import counted
@@ -94,51 +93,31 @@ def add_validation(dataset: Dataset, config: TrainConfig) -> Dataset:
 def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
     """The model with its first weights; everything random follows from the seed."""
     torch.manual_seed(config.machine.seed)
-    start = config.start
-    if start.weights is not None:
-        return _from_weights(config, dataset)
-    require_weights(config, model=True)
-    assert start.model is not None
-    source = dataset.split("train")
-    channels = source.images.shape[1] if isinstance(source, ArraySource) else 3
-    model_config = variant(start.model, num_classes=len(dataset.classes), channels=channels)
-    if start.image_size is not None:
-        model_config = replace(model_config, image_size=start.image_size)
-    model = ViT(_with_rates(model_config, config))
-    preprocess = default_preprocess(dataset, model_config.image_size)
-    return Setup(config=config, dataset=dataset, model=model, preprocess=preprocess)
-
-
-def _from_weights(config: TrainConfig, dataset: Dataset) -> Setup:
-    assert config.start.weights is not None
+    start, train = config.start, dataset.split("train")
+    channels = train.images.shape[1] if isinstance(train, ArraySource) else 3
+    rates = Rates(dropout=start.dropout, path=start.drop_path)
+    if start.weights is None:
+        require_weights(config, model=True)
+        assert start.model is not None
+        new = variant(start.model, num_classes=len(dataset.classes), channels=channels, rates=rates)
+        if start.image_size is not None:
+            new = replace(new, image_size=start.image_size)
+        preprocess = default_preprocess(dataset, new.image_size)
+        return Setup(config=config, dataset=dataset, model=ViT(new), preprocess=preprocess)
     checkpoint = adapt(
-        open_checkpoint(config.start.weights, class_names=config.start.classes),
+        open_checkpoint(start.weights, class_names=start.classes),
         classes=dataset.classes,
-        image_size=config.start.image_size,
+        image_size=start.image_size,
         drop_representation=True,
     )
-    check_numbers(checkpoint, config.start.weights)
-    checkpoint = _for_channels(checkpoint, dataset)
-    model = checkpoint.build()
-    fresh = ViT(_with_rates(model.config, config))
-    fresh.load_state_dict(model.state_dict())
-    start = config.start
+    check_numbers(checkpoint, start.weights)
+    if channels > 3:  # which need filters; models of RGB get grey pictures as RGB
+        checkpoint = adapt(checkpoint, channels=channels)
+    model = ViT(replace(checkpoint.config, rates=rates))
+    model.load_state_dict(checkpoint.tensors)
     if start.training.with_adapters:
-        add_adapters(fresh, rank=start.lora_rank, alpha=start.lora_alpha, targets=start.adapted)
-    return Setup(
-        config=config, dataset=dataset, model=fresh, preprocess=checkpoint.preprocess, source=config.start.weights
-    )
-
-
-def _for_channels(checkpoint: Checkpoint, dataset: Dataset) -> Checkpoint:
-    """Pictures of more than three channels need filters for them; RGB models get grey ones as RGB."""
-    source = dataset.split("train")
-    channels = source.images.shape[1] if isinstance(source, ArraySource) else 3
-    return adapt(checkpoint, channels=channels) if channels > 3 else checkpoint
-
-
-def _with_rates(config: ViTConfig, run: TrainConfig) -> ViTConfig:
-    return replace(config, rates=Rates(dropout=run.start.dropout, path=run.start.drop_path))
+        add_adapters(model, rank=start.lora_rank, alpha=start.lora_alpha, targets=start.adapted)
+    return Setup(config=config, dataset=dataset, model=model, preprocess=checkpoint.preprocess, source=start.weights)
 
 
 def check_strategy(config: TrainConfig, world_size: int) -> None:
@@ -158,29 +137,26 @@ def training_loader(setup: Setup, ranks: Ranks) -> Loader:
     """Shuffled and augmented batches of this rank."""
     machine = setup.config.machine
     assert isinstance(machine.batch_size, int)
-    options = LoaderConfig(
-        batch_size=machine.batch_size,
-        seed=machine.seed,
-        workers=machine.workers,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        pin_memory=ranks.device.type == "cuda",
-        max_broken_rate=setup.dataset.max_broken_rate,
-    )
+    pinned = ranks.device.type == "cuda"
+    options = replace(_loader_options(setup, machine.batch_size, ranks), seed=machine.seed, pin_memory=pinned)
     return Loader(setup.dataset, "train", setup.preprocess, options, setup.config.augment)
 
 
-def plain_loader(setup: Setup, split: str, ranks: Ranks) -> Loader:
+def plain_loader(setup: Setup, split: str, ranks: Ranks, batch_size: int = EVAL_BATCH) -> Loader:
     """Every picture of a split once, as evaluation sees it; this rank's part."""
-    size = EVAL_BATCH * ranks.world_size
-    options = LoaderConfig(
-        batch_size=size,
+    options = _loader_options(setup, batch_size * ranks.world_size, ranks)
+    return Loader(setup.dataset, split, setup.preprocess, options)
+
+
+def _loader_options(setup: Setup, batch_size: int, ranks: Ranks) -> LoaderConfig:
+    """What all loaders of a run have in common; `batch_size` counts all ranks."""
+    return LoaderConfig(
+        batch_size=batch_size,
         workers=setup.config.machine.workers,
         rank=ranks.rank,
         world_size=ranks.world_size,
         max_broken_rate=setup.dataset.max_broken_rate,
     )
-    return Loader(setup.dataset, split, setup.preprocess, options)
 
 
 def fit_batch_size(config: TrainConfig, dataset: Dataset, world_size: int) -> TrainConfig:
@@ -197,7 +173,7 @@ def fit_batch_size(config: TrainConfig, dataset: Dataset, world_size: int) -> Tr
         )
     while size > largest and size // 2 >= least:
         size //= 2
-    return replace(config, machine=replace(config.machine, batch_size=max(size // least, 1) * least))
+    return apply_changes(config, {"batch_size": max(size // least, 1) * least})
 
 
 def num_threads() -> int:

@@ -3,17 +3,19 @@
 The last two and the last epoch's are kept.
 
 Tensors (weights, averages, the optimisers' memory) are safetensors written by `torch.distributed.checkpoint`, every
-rank its part, so that a run may continue on another number of ranks; everything else is in `state.json`, with the
-checksums of all files, which are compared before a run continues from them. No pickle."""
+rank its part, so that a run may continue on another number of ranks; everything else, the `RunState`, is in
+`state.json`, with the checksums of all files, which are compared before a run continues from them. No pickle.
+"""
 
 import json
 import logging
 import math
 import os
 import shutil
+import sys
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -37,11 +39,17 @@ VERSION = 2
 UNCHECKED = 1  # the version of vitrail 0.1, without checksums
 LARGEST = 64 * 2**20  # bytes of a state that we read: the names of thousands of broken pictures fit
 MOST = 2**53  # of any count
+LIMITS = {  # of the numbers of a state, both included
+    **dict.fromkeys(("step", "epoch", "loss_count", "images", "best_epoch", "improved_epoch", "rescues"), (0, MOST)),
+    **dict.fromkeys(("seconds", "epoch_began", "images_seconds"), (0, sys.float_info.max)),
+    "lr_scale": (math.ulp(0.0), 1),
+    "best_accuracy": (-1, 1),
+}
 _PARSER_ERRORS = (OSError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BudgetPlan:
     """How a time budget is spent, revised after each epoch: `training/budget.py`."""
 
     epochs: int  # that the run will have
@@ -57,7 +65,7 @@ class Plan:
 
 
 @dataclass(kw_only=True)
-class Progress:
+class RunState:
     """Where a run is, beside its tensors."""
 
     step: int = 0
@@ -77,7 +85,7 @@ class Progress:
     seconds: float = 0.0  # of training so far
     epoch_began: float = 0.0  # `seconds` when the current epoch began
     stopped_early: bool = False
-    plan: Plan | None = None  # of a time budget
+    plan: BudgetPlan | None = None  # of a time budget
     loader: dict[str, Any] = field(default_factory=dict[str, Any])
     validation: str = ""  # identifies the validation pictures
 
@@ -90,25 +98,13 @@ class FileSum:
     crc32: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """What `state.json` says."""
-
-    progress: Progress
-    files: Mapping[str, FileSum] | None  # None: written by a version without checksums
-
-
-def write_state(folder: Path, progress: Progress, world_size: int) -> None:
+def write_state(folder: Path, state: RunState, world_size: int) -> None:
     """Compute the checksums of all files of a checkpoint, and write the state beside them."""
     sums = {path.name: to_dict(sum_up(path)) for path in sorted(folder.iterdir())}
-    facts = {"version": VERSION, "world_size": world_size, "progress": _to_json(progress), "files": sums}
+    unset = {each.name for each in fields(state) if each.default == math.inf == getattr(state, each.name)}
+    values = to_dict(state) | dict.fromkeys(unset)  # JSON has no infinity
+    facts = {"version": VERSION, "world_size": world_size, "progress": values, "files": sums}
     (folder / STATE).write_text(json.dumps({**facts, "crc32": _checksum(facts)}, indent=1), encoding="utf-8")
-
-
-def _to_json(progress: Progress) -> dict[str, Any]:
-    infinite = {each.name for each in fields(progress) if each.default == math.inf}
-    values = to_dict(progress)
-    return {name: None if name in infinite and value == math.inf else value for name, value in values.items()}
 
 
 def _checksum(facts: Mapping[str, Any]) -> int:
@@ -124,8 +120,13 @@ def sum_up(path: Path) -> FileSum:
     return FileSum(bytes=size, crc32=total)
 
 
-def read_state(path: Path) -> State:
-    """Where the run was when this checkpoint was written, and its files."""
+def read_state(path: Path) -> RunState:
+    """Where the run was when this checkpoint was written."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[RunState, dict[str, FileSum] | None]:
+    """What `state.json` says: where the run was, and its files, if it was written by a version with checksums."""
     try:
         if (path / STATE).stat().st_size > LARGEST:
             raise ValueError(f"larger than {LARGEST / 2**20:.0f} MB")
@@ -136,39 +137,28 @@ def read_state(path: Path) -> State:
         if version == VERSION and facts.pop("crc32") != _checksum(facts):
             raise ValueError("its checksum does not match")
         values = {name: value for name, value in facts["progress"].items() if value is not None}
-        progress = from_dict(Progress, values)
-        check_progress(progress)
-        files = from_dict(_Files, {"files": facts["files"]}).files if version == VERSION else None
+        state = from_dict(RunState, values)
+        check_state(state)
+        if version == UNCHECKED:
+            return state, None
+        return state, {str(name): from_dict(FileSum, sums) for name, sums in facts["files"].items()}
     except WeightsError:
         raise
     except (ConfigError, *_PARSER_ERRORS) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise WeightsError(f"{path} is damaged: its {STATE} cannot be used ({reason[:300]}).") from error
-    return State(progress=progress, files=files)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Files:
-    files: dict[str, FileSum]
-
-
-def check_progress(progress: Progress) -> None:
+def check_state(state: RunState) -> None:
     """Refuse numbers that no run can have."""
-    for name in ("step", "epoch", "loss_count", "images", "best_epoch", "improved_epoch", "rescues"):
-        if not 0 <= getattr(progress, name) <= MOST:
-            raise ValueError(f"{name} is {getattr(progress, name)}")
-    for name in ("seconds", "epoch_began", "images_seconds"):
-        if not 0 <= getattr(progress, name) < math.inf:
-            raise ValueError(f"{name} is {getattr(progress, name)}")
-    if not 0 < progress.lr_scale <= 1:
-        raise ValueError(f"lr_scale is {progress.lr_scale}")
-    if not -1 <= progress.best_accuracy <= 1:
-        raise ValueError(f"best_accuracy is {progress.best_accuracy}")
-    if any(math.isnan(number) for number in (progress.best_loss, progress.lowest_val_loss, progress.lowest_train_loss)):
+    for name, (low, high) in LIMITS.items():
+        if not low <= getattr(state, name) <= high:
+            raise ValueError(f"{name} is {getattr(state, name)}")
+    if any(math.isnan(number) for number in (state.best_loss, state.lowest_val_loss, state.lowest_train_loss)):
         raise ValueError("a lowest loss is not a number")
-    if max(progress.best_epoch, progress.improved_epoch) > progress.epoch or progress.loss_count > progress.step:
+    if max(state.best_epoch, state.improved_epoch) > state.epoch or state.loss_count > state.step:
         raise ValueError("its epochs and steps contradict each other")
-    _check_loader(progress.loader, progress.epoch)
+    _check_loader(state.loader, state.epoch)
 
 
 def _check_loader(state: Mapping[str, Any], epoch: int) -> None:
@@ -209,12 +199,12 @@ def named_tensors(
     return tensors
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], progress: Progress, ranks: Ranks) -> Path:
+def save(folder: Path, tensors: Mapping[str, Tensor], state: RunState, ranks: Ranks) -> Path:
     """Write a checkpoint beside the older ones, and only then remove the oldest. All ranks must call it."""
-    target = folder / f"step-{progress.step:09d}"
+    target = folder / f"step-{state.step:09d}"
     draft = folder / f".{target.name}.draft"
     ranks.from_first(lambda: _prepare(draft))
-    flat = {name: tensor.reshape(1) if tensor.ndim == 0 else tensor for name, tensor in tensors.items()}
+    flat = _flat(tensors)
     trouble: OSError | None = None
     try:
         with _quiet():
@@ -228,7 +218,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], progress: Progress, ranks:
     if ranks.any(trouble is not None):
         ranks.from_first(lambda: shutil.rmtree(draft, ignore_errors=True))
         raise trouble or OSError(f"cannot write the checkpoint {target}: another rank could not write its part")
-    ranks.from_first(lambda: _finish(draft, target, progress, ranks.world_size))
+    ranks.from_first(lambda: _finish(draft, target, state, ranks.world_size))
     return target
 
 
@@ -246,10 +236,10 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _finish(draft: Path, target: Path, progress: Progress, world_size: int) -> None:
+def _finish(draft: Path, target: Path, state: RunState, world_size: int) -> None:
     before = target.with_name(f".{target.name}.old.draft")
     try:
-        write_state(draft, progress, world_size)
+        write_state(draft, state, world_size)
         for path in (*draft.iterdir(), draft):
             _flush(path)
         if target.exists():  # the same step again: after a signal at the end of an epoch
@@ -263,7 +253,7 @@ def _finish(draft: Path, target: Path, progress: Progress, world_size: int) -> N
             shutil.rmtree(path, ignore_errors=True)
         raise
     found = list_snapshots(target.parent)
-    last_epoch = pick(target.parent, set(), whole_epochs=True)
+    last_epoch, _ = pick_whole(target.parent, whole_epochs=True, verified=False)
     for old in (*target.parent.glob(DRAFTS), *(path for path in found[:-KEPT] if path != last_epoch)):
         (old / STATE).unlink(missing_ok=True)  # first, so that it never looks complete while it is removed
         shutil.rmtree(old, ignore_errors=True)
@@ -299,27 +289,21 @@ def list_snapshots(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / STATE).is_file())
 
 
-def pick(folder: Path, bad: set[str], *, whole_epochs: bool) -> Path | None:
-    """The newest checkpoint that is not known to be bad, if requested at an epoch's end; checksums are not compared."""
-    for path in reversed(list_snapshots(folder)):
-        try:
-            if path.name not in bad and not (whole_epochs and read_progress(path).loss_count):
-                return path
-        except WeightsError:  # a damaged state is of no use
-            continue
-    return None
-
-
-def pick_whole(folder: Path, bad: set[str], *, whole_epochs: bool = False) -> tuple[Path | None, dict[str, str]]:
-    """The newest such checkpoint whose files match their checksums; and the newer, damaged ones, with why."""
+def pick_whole(
+    folder: Path, bad: Collection[str] = (), *, whole_epochs: bool = False, verified: bool = True
+) -> tuple[Path | None, dict[str, str]]:
+    """The newest checkpoint, if requested at an epoch's end, whose files match their checksums, unless it is bad; and
+    the newer, damaged ones, with why.
+    """
     damaged: dict[str, str] = {}
     for path in reversed(list_snapshots(folder)):
         if path.name in bad:
             continue
         try:
-            if whole_epochs and read_progress(path).loss_count:
+            if whole_epochs and read_state(path).loss_count:
                 continue
-            verify(path)
+            if verified:
+                verify(path)
         except WeightsError as error:
             damaged[path.name] = str(error)
         else:
@@ -329,7 +313,7 @@ def pick_whole(folder: Path, bad: set[str], *, whole_epochs: bool = False) -> tu
 
 def verify(path: Path) -> None:
     """Refuse a checkpoint of which a file is missing, changed or not its own."""
-    files = read_state(path).files
+    _, files = _read(path)
     if files is None:
         return
     own = {each.name for each in path.iterdir()} - {STATE}
@@ -352,15 +336,10 @@ def set_aside(folder: Path, names: Iterable[str]) -> None:
         (folder / name).rename(target)
 
 
-def read_progress(path: Path) -> Progress:
-    """Where the run was when this checkpoint was written."""
-    return read_state(path).progress
-
-
-def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress:
+def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> RunState:
     """Read a checkpoint into the given tensors, in place; all ranks must call it."""
-    progress = read_progress(path)
-    flat = {name: tensor.reshape(1) if tensor.ndim == 0 else tensor for name, tensor in tensors.items()}
+    state = read_state(path)
+    flat = _flat(tensors)
     try:
         with _quiet():
             load_sharded(flat, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=ranks.world_size == 1)
@@ -374,7 +353,12 @@ def restore(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> Progress
     for name, tensor in tensors.items():
         if tensor.ndim == 0:
             tensor.copy_(flat[name][0])
-    return progress
+    return state
+
+
+def _flat(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as torch can write them: single numbers as vectors."""
+    return {name: tensor.reshape(1) if tensor.ndim == 0 else tensor for name, tensor in tensors.items()}
 
 
 def _root_cause(error: BaseException) -> str:

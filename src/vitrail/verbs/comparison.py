@@ -30,11 +30,12 @@ from vitrail.machine import installed_version, processor_name
 from vitrail.prediction import Predictor
 from vitrail.prediction.predictor import torch_runtime_of
 from vitrail.progress import Progress, ending, pick_progress, table, working
+from vitrail.registry import RUNTIMES
 from vitrail.runtimes.contestants import (
+    PEERS,
     ROUNDS,
     Contestant,
     Entrant,
-    Timing,
     Turn,
     Workshop,
     answer_all,
@@ -46,19 +47,19 @@ from vitrail.runtimes.contestants import (
     measure_gemm_peak,
     open_exports,
     time_in_turns,
-    weights_of,
 )
 from vitrail.runtimes.graph_runtime import ExportedRuntime
 from vitrail.runtimes.runtime import Floats
+from vitrail.timing import Timing
 from vitrail.verbs.benchmark import BenchmarkPlan
 from vitrail.verbs.call import ModelArgument
 from vitrail.verbs.data import open_data
 from vitrail.verbs.scores import default_split
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.native import fingerprint
 from vitrail.weights.proof import sample_photos
 from vitrail.wording import counted
 
-PACKAGES = ("torch", "onnxruntime", "openvino", "timm", "transformers", "torchvision")
 Key = tuple[Contestant, int, int]  # with the batch size and the number of cores
 NAMES = ("benchmark.json", "benchmark.md", "benchmark.png")
 
@@ -370,8 +371,8 @@ def _contestants(
     for merge in plan.merges:
         for runtime in runtimes:
             for precision in precisions:
-                if runtime == "onnx" and precision != "float32":
-                    continue  # a graph of ONNX runs in its own numbers
+                if precision not in RUNTIMES[runtime].precisions:
+                    continue
                 for way in ways if runtime == "torch" else (False,):
                     yield Contestant(runtime=runtime, precision=precision, merge=merge, compiled=way)
     for peer in peers:
@@ -393,14 +394,14 @@ def _enter(predictor: Predictor, plan: BenchmarkPlan, runtimes: list[str], preci
     if torch_runtime_of(predictor.runtime) is not None:
         checkpoint = predictor.checkpoint()
         contestants = list(_contestants(plan, runtimes, precisions, check_peers(plan.compare, checkpoint)))
-        ready = open_exports(plan.exports, weights_of(checkpoint)) if plan.exports else []
+        ready = open_exports(plan.exports, fingerprint(checkpoint.tensors)) if plan.exports else []
         return _Entered(checkpoint=checkpoint, contestants=contestants, ready=ready)
     if plan.runtimes or plan.precisions or plan.compiled or plan.compare or plan.merges != [0]:
         raise ConfigError(
             "an export runs in its own runtime, precision and number of tokens: `runtimes=`, `precision=`, `merge=`, "
             "`compare=` and `compiled=` need the checkpoint that it was made from."
         )
-    runtime = cast("ExportedRuntime[Any]", predictor.runtime)
+    runtime = cast("ExportedRuntime", predictor.runtime)
     own = export_entrant(runtime, predictor.source)
     others = open_exports(plan.exports, runtime.manifest.weights_sha256)
     return _Entered(checkpoint=None, contestants=[], ready=[own, *others])
@@ -492,7 +493,8 @@ def _difference(expected: Floats, actual: Floats, *, centred: bool) -> float:
 
 
 def _machine(peaks: dict[int, float]) -> dict[str, Any]:
-    installed = {name: version for name in PACKAGES if (version := installed_version(name))}
+    packages = (*(kind.packages[0] for kind in RUNTIMES.values()), *PEERS)
+    installed = {name: version for name in packages if (version := installed_version(name))}
     return {
         "processor": processor_name(),
         "cores": os.cpu_count() or 1,

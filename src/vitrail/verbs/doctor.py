@@ -90,7 +90,7 @@ def _cell(text: str) -> str:
 
 
 def _guarded(title: str, name: str, examine: Callable[[str], DiagnosisSection]) -> DiagnosisSection:
-    """What can be found out about something that may be missing or broken."""
+    """A section about something that may be missing or broken: then its error is the problem."""
     try:
         return examine(name)
     except (VitrailError, OSError) as error:
@@ -180,9 +180,9 @@ def _cache(folder: Path) -> str:
 def _checkpoint(name: str) -> DiagnosisSection:
     """What a checkpoint is, likely problems with it, and whether it can process a photograph."""
     from vitrail.prediction import load
+    from vitrail.weights.proof import sample_photos
     from vitrail.weights.read import open_checkpoint
     from vitrail.weights.sanity import diagnose
-    from vitrail.weights.write import sample_photos
 
     checkpoint = open_checkpoint(name, allow_pickle=True)
     config = checkpoint.config

@@ -19,8 +19,8 @@ from vitrail.files import as_utf8, atomic_path, load_pyarrow
 from vitrail.prediction import Predictor
 from vitrail.prediction.predictor import Named
 from vitrail.progress import Progress, ending, pick_progress, working
+from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.rng import permutation
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Out, Pictures, RuntimeRequest, check_out, make_out, resolve_model, resolve_pictures
 from vitrail.verbs.settings import DataSettings, changed_settings, read_data_settings
 from vitrail.wording import counted, plain

@@ -10,7 +10,7 @@ from vitrail.errors import ConfigError
 from vitrail.evaluation import ProbeName, ViewName
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
+from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Out, RuntimeRequest, check_out, resolve_data
 from vitrail.verbs.settings import DataSettings, changed_settings, read_data_settings, renamed
 from vitrail.weights.metadata import ClassNames

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import RenderableType
 
@@ -12,11 +12,11 @@ from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.prediction import Predictor
 from vitrail.progress import ending, table, working
+from vitrail.registry import RUNTIMES, GraphPrecision, RuntimeName
 from vitrail.verbs.call import ModelArgument, resolve_model
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
-    from vitrail.runtimes.exporter import Target
     from vitrail.runtimes.graph import GraphOptions
     from vitrail.runtimes.int8_trials import Goal, Trial
     from vitrail.runtimes.manifest import Manifest
@@ -33,7 +33,7 @@ class Export:
     """
 
     path: Path
-    target: "Target"
+    target: str
     manifest: "Manifest"
     agreement: "Agreement"
     megabytes: float
@@ -94,12 +94,12 @@ def export(
     *,
     repository: str | Path | None = None,
     name: str | None = None,
-    to: Literal["onnx", "openvino", "torch"] | None = None,
+    to: RuntimeName | None = None,
     with_preprocess: bool = False,
     dynamic_size: bool = False,
     attention: Sequence[int] = (),
     merge: int | Sequence[int] | None = None,
-    precision: Literal["float32", "int8"] = "float32",
+    precision: GraphPrecision = "float32",
     calibrate: Dataset | str | Path | None = None,
     agreement: float | None = None,
     max_loss: float | None = None,
@@ -140,17 +140,16 @@ def export(
     """
     source = resolve_model(model, allow_export=False)
     from vitrail.runtimes.exporter import (
-        SUFFIXES,
         check_exportable,
         choose_target,
         draft_of,
         prepare_export,
         prove,
-        write_export,
     )
     from vitrail.runtimes.graph import GraphOptions
     from vitrail.runtimes.int8_trials import size_of
     from vitrail.runtimes.repository import choose_name
+    from vitrail.runtimes.runtime import backend_of
 
     if repository is not None:
         unfit = {"`to=`": to, "`dynamic_size=`": dynamic_size, "`calibrate=`": calibrate, "`agreement=`": agreement}
@@ -175,8 +174,8 @@ def export(
             calibration = read_calibration(calibrate, checkpoint, source.source, goal)
         exported = prepare_export(checkpoint, options)
         with draft_of(target_path, target) as draft:
-            plain = draft if calibration is None else draft.with_name(f"float32{SUFFIXES[target]}")
-            write_export(exported, plain, target)
+            plain = draft if calibration is None else draft.with_name(f"float32{RUNTIMES[target].path_suffix}")
+            backend_of(target).write_export(exported, plain)
             proof = prove(exported, plain, target, [Path(picture) for picture in pictures])
             if calibration is None or goal is None:
                 manifest, trials = exported.manifest, ()
@@ -203,7 +202,7 @@ def export(
 
 def check_precision(
     precision: str,
-    target: "Target",
+    target: str,
     options: "GraphOptions",
     calibrate: Dataset | str | Path | None,
     agreement: float | None,
@@ -222,10 +221,9 @@ def check_precision(
             goes, all_of = ("goes", "it") if len(names) == 1 else ("go", "them")
             raise ConfigError(f'{" and ".join(names)} {goes} with `precision="int8"`; add that, or omit {all_of}.')
         return None
-    if target == "torch":
-        raise ConfigError(
-            '`precision="int8"` is for `to="onnx"` and `to="openvino"`; programs of torch.export are float32.'
-        )
+    if not RUNTIMES[target].int8:
+        able = " and ".join(f'`to="{kind.key}"`' for kind in RUNTIMES.values() if kind.int8)
+        raise ConfigError(f'`precision="int8"` is for {able}; {RUNTIMES[target].what} is in float32.')
     for name, wanted in (("`with_preprocess=`", options.with_preprocess), ("`dynamic_size=`", options.dynamic_size)):
         if wanted:
             raise ConfigError(f'{name} cannot be used with `precision="int8"`, which is measured on prepared pictures.')
@@ -264,22 +262,23 @@ def export_to_repository(
     progress: bool,
 ) -> Export:
     """Add a model to a repository; every proof is made before anything in the repository changes."""
-    from vitrail.runtimes.exporter import check_exportable, prepare_export, prove, write_export
+    from vitrail.runtimes.exporter import check_exportable, prepare_export, prove
     from vitrail.runtimes.graph import GraphOptions
     from vitrail.runtimes.int8_trials import size_of
-    from vitrail.runtimes.repository import MODEL, check_repository, complete_model, draft_model
+    from vitrail.runtimes.repository import MODEL, RUN_BY, check_repository, complete_model, draft_model
+    from vitrail.runtimes.runtime import backend_of
 
     check_repository(place.repository, place.name, overwrite=place.overwrite)
-    for target in ("onnx", "openvino"):
+    for target in RUN_BY:
         check_exportable(target)
     with working(f"exporting {source.name}", speaks=progress):
         checkpoint = checkpoint_of(source, merge)
         exported = prepare_export(checkpoint, GraphOptions(attention=tuple(attention), with_preprocess=True))
         with draft_model(place.repository, place.name) as draft:
             file = draft / MODEL
-            write_export(exported, file, "onnx")
+            backend_of("onnx").write_export(exported, file)
             files = [Path(picture) for picture in pictures]
-            proofs = [prove(exported, file, target, files) for target in ("onnx", "openvino")]
+            proofs = [prove(exported, file, target, files) for target in RUN_BY]
             complete_model(draft, place.name, exported.manifest)
     folder = place.repository / place.name
     return Export(

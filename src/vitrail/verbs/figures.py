@@ -25,7 +25,7 @@ from vitrail.model.positions import POSITIONS
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress, working
 from vitrail.verbs.explain import Figures
-from vitrail.weights.write import sample_photos
+from vitrail.weights.proof import sample_photos
 from vitrail.wording import counted, reason
 
 MOST_PICTURES = 128  # over which attention distance is averaged, as in the paper

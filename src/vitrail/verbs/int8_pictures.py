@@ -14,7 +14,7 @@ from vitrail.evaluation.measurement import choose
 from vitrail.evaluation.ood import is_unlabelled, open_unlabelled
 from vitrail.report.assembly import run_of
 from vitrail.rng import Draws, Integers
-from vitrail.runtimes.int8_trials import Calibration, Goal, Pictures
+from vitrail.runtimes.int8_trials import ByteImages, CalibrationSet, Goal
 from vitrail.threads import map_in_order, num_cores
 from vitrail.verbs.scores import open_with_splits
 from vitrail.weights.checkpoint import Checkpoint
@@ -26,7 +26,9 @@ CHUNK = 32
 Part = tuple[Source, Integers]
 
 
-def read_calibration(calibrate: Dataset | str | Path, checkpoint: Checkpoint, source: str, goal: Goal) -> Calibration:
+def read_calibration(
+    calibrate: Dataset | str | Path, checkpoint: Checkpoint, source: str, goal: Goal
+) -> CalibrationSet:
     """The pictures, prepared as the checkpoint wants them; those of a run keep the splits of that run."""
     if not checkpoint.config.num_classes:
         raise WeightsError("int8 is accepted by the classes that pictures get, and this checkpoint has no classes.")
@@ -48,7 +50,7 @@ def read_calibration(calibrate: Dataset | str | Path, checkpoint: Checkpoint, so
         )
     places = None if classes is None else [(checkpoint.classes or ()).index(name) for name in classes]
     ranges, choosing, accepting = (_prepare(part, checkpoint, places) for part in parts)
-    return Calibration(ranges=ranges, choosing=choosing, accepting=accepting)
+    return CalibrationSet(ranges=ranges, choosing=choosing, accepting=accepting)
 
 
 def _parts_of_files(folder: Path) -> Iterator[Part]:
@@ -88,13 +90,13 @@ def _halves(source: Source, samples: Integers) -> Iterator[Part]:
     yield source, some[1::2]
 
 
-def _prepare(part: Part, checkpoint: Checkpoint, places: list[int] | None) -> Pictures:
+def _prepare(part: Part, checkpoint: Checkpoint, places: list[int] | None) -> ByteImages:
     """Decode and resize on all cores; what cannot be read is left out, if it is little."""
     source, samples = part
     maker = ChunkMaker(source, checkpoint.preprocess, None, 0)
     pixels = torch.empty(len(samples), checkpoint.preprocess.channels, *checkpoint.preprocess.size, dtype=torch.uint8)
 
-    def work(start: int) -> tuple[int, Integers, list[tuple[str, str]]]:
+    def work(start: int) -> tuple[int, Integers, dict[str, str]]:
         chosen = samples[start : start + CHUNK]
         chunk = maker.make(chosen, Draws(0, 0, chosen), pixels[start : start + CHUNK], substitute=False)
         return start, chunk.indices, chunk.broken
@@ -105,8 +107,8 @@ def _prepare(part: Part, checkpoint: Checkpoint, places: list[int] | None) -> Pi
     for start, indices, wrong in map_in_order(work, range(0, len(samples), CHUNK), num_cores()):
         kept.append(indices)
         rows.append(np.arange(start, start + len(indices)))
-        broken |= dict(wrong)
+        broken |= wrong
     refuse_broken(broken, len(samples))
     labels = source.labels[np.concatenate(kept)]
     targets = None if places is None else np.asarray(places, dtype=np.int64)[labels]
-    return Pictures(pixels=pixels.numpy()[np.concatenate(rows)], spec=checkpoint.preprocess, targets=targets)
+    return ByteImages(pixels=pixels.numpy()[np.concatenate(rows)], spec=checkpoint.preprocess, targets=targets)

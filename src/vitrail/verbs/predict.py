@@ -15,7 +15,7 @@ from vitrail.files import sha256_of
 from vitrail.prediction import Prediction, Predictor
 from vitrail.prediction.results import TOP_K, LazyPredictions, Named, Request
 from vitrail.progress import Progress, SteadyConsole, ending, pick_progress, progress_bar
-from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
+from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Pictures, RuntimeRequest, resolve_model, resolve_pictures
 from vitrail.verbs.rows import (
     UNFAMILIAR,

@@ -19,7 +19,7 @@ from vitrail.weights.hints import Hints
 
 if TYPE_CHECKING:
     from vitrail.model.config import Pair
-    from vitrail.runtimes.runtime import PrecisionChoice, RuntimeChoice
+    from vitrail.registry import PrecisionChoice, RuntimeChoice
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -8,15 +8,18 @@ from torch import Tensor
 
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViTConfig
+from vitrail.weights import infer, keys, timm
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, anything, computes, only, positions
-from vitrail.weights.infer import Hints, Raw, assumed_heads, infer_image_size, infer_sizes
-from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
+from vitrail.weights.infer import Hints, Raw, assumed_heads
+from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_pickle
-from vitrail.weights.timm import BLOCK, block_rules, infer_block
+from vitrail.weights.timm import BLOCK
 
-GATED = ("w12", "w12", "w3")  # ViT-g's MLPs: gate and up in one matrix, and down
+# Our modules → DINOv2's: timm's names, but for the registers and ViT-g's MLPs, whose gate and up are one matrix.
+_GATED = {"mlp.gate": "mlp.w12", "mlp.up": "mlp.w12", "mlp.down": "mlp.w3"}
+NAMES: Names = {**timm.NAMES, **under("blocks.{}", "blocks.{}", _GATED), "embed.registers": "register_tokens"}
 DINOV2_HEADS = "every DINOv2, with 64 features each"
 
 
@@ -26,17 +29,7 @@ def recognises(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def key_table(config: ViTConfig) -> list[Rule]:
-    rules = [
-        rule("embed.class_token", "cls_token"),
-        rule("embed.positions", "pos_embed"),
-        *layer("embed.patches", "patch_embed.proj"),
-        *layer("norm", "norm"),
-    ]
-    if config.registers:
-        rules.append(rule("embed.registers", "register_tokens"))
-    for index in range(config.depth):
-        rules += block_rules(config, index, GATED)
-    return rules
+    return keys.key_table(config, NAMES)
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
@@ -53,19 +46,8 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
 
 
 def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
-    gated = f"blocks.0.mlp.{GATED[-1]}.weight" in raw.tensors
-    mlp = f"blocks.0.mlp.{GATED[-1] if gated else 'fc2'}"
-    sizes = infer_sizes(raw, hints, patches="patch_embed.proj", layers=r"blocks\.(\d+)\.", mlp=mlp, head_size=64)
-    registers = raw.size("register_tokens", axis=1) or 0
-    return ViTConfig(
-        **sizes,
-        image_size=infer_image_size(raw.shape("pos_embed", 3)[1], (1,), sizes["patch_size"], hints)[0],
-        num_classes=0,
-        registers=registers,
-        pooling=hints.pooling or "cls",
-        block=infer_block(raw, hints, gated),
-        positions=PositionConfig(resample="timm" if registers else "dinov2"),  # antialiased since the registers came
-    )
+    resample = "timm" if "register_tokens" in raw.tensors else "dinov2"  # antialiased since the registers came
+    return infer.infer_config(raw, hints, NAMES, block=BLOCK, positions=PositionConfig(resample=resample), head_size=64)
 
 
 def split_mask_token(tensors: dict[str, Tensor], name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

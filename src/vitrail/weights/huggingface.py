@@ -1,24 +1,24 @@
 """Hugging Face transformers: ViT and DINOv2 models, as folders with `config.json` and one or several weight files."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from vitrail.errors import WeightsError
-from vitrail.model import ViTConfig
+from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.model.config import Pair
+from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.dinov2 import BACKBONE, DINOV2_HEADS, mask_token, split_mask_token
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, positions
 from vitrail.weights.huggingface_config import (
-    FIELDS,
     NOT_SQUARE,
+    check_dinov2,
     is_dinov2,
     is_square,
+    kind_for,
     mlp_ratio,
     model_config,
     notes_of,
@@ -26,12 +26,11 @@ from vitrail.weights.huggingface_config import (
     read_config,
 )
 from vitrail.weights.huggingface_preprocess import check_input_size, processor_config, read_preprocess
-from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, infer_image_size, infer_sizes
-from vitrail.weights.keys import Rule, layer, read_tensors, rule, stacked, write_tensors
+from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
+from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.sidecars import CONFIG, PREPROCESSOR, write_json
 from vitrail.weights.tensor_files import write_safetensors
-from vitrail.weights.timm import mlp_rules
 
 PATCHES = "embeddings.patch_embeddings.projection"
 MASK_TOKEN = "embeddings.mask_token"  # noqa: S105
@@ -40,39 +39,51 @@ POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 # The prefix of the backbone's names: none in a bare model, the family's name in one with a classifier.
 PREFIXES = ("", "vit.", "dinov2.", "dinov2_with_registers.")
 
-# Layer → its name, in the files of the hub ("files") and in the modules of transformers 5 ("modules").
-VIT_BLOCK = {
+# Our modules → those of transformers. Some have one name in the files of the hub, and another one in transformers 5.
+MODEL: Names = {
+    "embed.class_token": "embeddings.cls_token",
+    "embed.registers": "embeddings.register_tokens",
+    "embed.positions": "embeddings.position_embeddings",
+    "embed.patches": PATCHES,
+    "norm": "layernorm",
+    "representation": "pooler.dense",
+}
+ATTENTION: dict[str, Names] = {
     "files": {
-        "block": "encoder.layer.{}",
-        "norm1": "layernorm_before",
-        "query": "attention.attention.query",
-        "key": "attention.attention.key",
-        "value": "attention.attention.value",
-        "proj": "attention.output.dense",
-        "norm2": "layernorm_after",
-        "fc1": "intermediate.dense",
-        "fc2": "output.dense",
+        "attention.qkv": ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+        "attention.proj": "attention.output.dense",
     },
     "modules": {
-        "block": "layers.{}",
-        "norm1": "layernorm_before",
-        "query": "attention.q_proj",
-        "key": "attention.k_proj",
-        "value": "attention.v_proj",
-        "proj": "attention.o_proj",
-        "norm2": "layernorm_after",
-        "fc1": "mlp.fc1",
-        "fc2": "mlp.fc2",
+        "attention.qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        "attention.proj": "attention.o_proj",
     },
 }
-_DINO = {"block": "encoder.layer.{}", "norm1": "norm1", "norm2": "norm2", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
-GATED = {
-    "files": ("mlp.weights_in", "mlp.weights_in", "mlp.weights_out"),
-    "modules": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+VIT_NORMS: Names = {"norm1": "layernorm_before", "norm2": "layernorm_after"}
+VIT_BLOCK: dict[str, Names] = {
+    "files": {**VIT_NORMS, "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"},
+    "modules": {**VIT_NORMS, "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"},
 }
-DINOV2_BLOCK = {
-    generation: {**names, **_DINO} for generation, names in VIT_BLOCK.items()
-}  # its attention has the names of ViT's
+DINOV2_BLOCK: Names = {
+    **{name: name for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")},
+    "branch1.scale": "layer_scale1.lambda1",
+    "branch2.scale": "layer_scale2.lambda1",
+}
+GATED: dict[str, Names] = {
+    "files": {"mlp.gate": "mlp.weights_in", "mlp.up": "mlp.weights_in", "mlp.down": "mlp.weights_out"},
+    "modules": {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"},
+}
+
+
+def names_of(dino: bool, prefix: str, generation: str) -> Names:
+    """The names of a ViT's or a DINOv2's modules."""
+    own = {**DINOV2_BLOCK, **GATED[generation]} if dino else VIT_BLOCK[generation]
+    block = "layers.{}" if generation == "modules" and not dino else "encoder.layer.{}"
+    names = {**MODEL, **under("blocks.{}", block, {**ATTENTION[generation], **own})}
+    prefixed = {
+        ours: prefix + theirs if isinstance(theirs, str) else tuple(prefix + part for part in theirs)
+        for ours, theirs in names.items()
+    }
+    return {**prefixed, "head": "classifier"}
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
@@ -83,45 +94,9 @@ def find_prefix(tensors: Mapping[str, Tensor]) -> str | None:
     return next((prefix for prefix in PREFIXES if f"{prefix}{PATCHES}.weight" in tensors), None)
 
 
-def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
-    """The backbone without its prefix, then the classifier."""
-    generation = dialect.get("generation", "files")
-    prefix = dialect.get("prefix", default_prefix(config))
-    rules = [
-        rule("embed.class_token", f"{prefix}embeddings.cls_token"),
-        rule("embed.positions", f"{prefix}embeddings.position_embeddings"),
-        *layer("embed.patches", f"{prefix}{PATCHES}"),
-        *layer("norm", f"{prefix}layernorm"),
-    ]
-    if config.registers:
-        rules.append(rule("embed.registers", f"{prefix}embeddings.register_tokens"))
-    for index in range(config.depth):
-        rules += _block_rules(config, index, prefix, generation)
-    if config.representation:
-        rules += layer("representation", f"{prefix}pooler.dense")
-    if config.num_classes:
-        rules += layer("head", "classifier")
-    return rules
-
-
-def _block_rules(config: ViTConfig, index: int, prefix: str, generation: str) -> list[Rule]:
-    names = (DINOV2_BLOCK if is_dinov2(config) else VIT_BLOCK)[generation]
-    ours, theirs = f"blocks.{index}", prefix + names["block"].format(index)
-    kinds = ("weight", "bias") if config.block.qkv_bias else ("weight",)
-    rules = [
-        rule(
-            f"{ours}.attention.qkv.{kind}",
-            *(f"{theirs}.{names[part]}.{kind}" for part in ("query", "key", "value")),
-            form=stacked(3),
-        )
-        for kind in kinds
-    ]
-    for name, their_name in {"norm1": "norm1", "attention.proj": "proj", "norm2": "norm2"}.items():
-        rules += layer(f"{ours}.{name}", f"{theirs}.{names[their_name]}")
-    rules += mlp_rules(config, f"{ours}.mlp", theirs, (names["fc1"], names["fc2"]), GATED[generation])
-    if config.block.layer_scale is not None:
-        rules += [rule(f"{ours}.branch{i}.scale", f"{theirs}.layer_scale{i}.lambda1") for i in (1, 2)]
-    return rules
+def key_table(config: ViTConfig, dialect: Mapping[str, str]) -> list[Rule]:
+    prefix, generation = dialect.get("prefix", default_prefix(config)), dialect.get("generation", "files")
+    return keys.key_table(config, names_of(is_dinov2(config), prefix, generation))
 
 
 def default_prefix(config: ViTConfig) -> str:
@@ -132,49 +107,40 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     prefix = find_prefix(raw.tensors) or ""
     new = any(".attention.q_proj." in name for name in raw.tensors)
     dialect = {"prefix": prefix, "generation": "modules" if new else "files"}
-    stated = raw.sidecars.get(CONFIG)
-    settings = _infer_settings(raw, prefix, dialect["generation"], hints) if stated is None else stated
     tensors, extras = split_mask_token(raw.tensors, prefix + MASK_TOKEN)
     remarks: tuple[str, ...] = ()
     if "classifier.weight" in tensors and f"{prefix}pooler.dense.weight" in tensors:
         extras |= {name: tensors.pop(f"{prefix}{name}") for name in POOLER}
         remarks = ("the pooler beside the classifier is kept but not used, as transformers does",)
-    config = read_config(replace(raw, tensors=tensors), settings, prefix, hints)
-    preprocess, assumed_processor = read_preprocess(raw.sidecars, settings["model_type"], config)
+    raw, stated = replace(raw, tensors=tensors), raw.sidecars.get(CONFIG)
+    config = _infer_config(raw, dialect, hints) if stated is None else read_config(raw, stated, prefix, hints)
+    check_dinov2(raw, config)
+    preprocess, assumed_processor = read_preprocess(raw.sidecars, kind_for(config), config)
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config, dialect), tensors),
         extras=extras,
         preprocess=preprocess,
-        classes=read_classes(settings, config),
+        classes=None if stated is None else read_classes(stated, config),
         origin=Origin(format="hf", dialect=dialect),
         notes=(*(_assumptions(config, hints) if stated is None else notes_of(stated, config)), *assumed_processor),
         remarks=remarks,
     )
 
 
-def _infer_settings(raw: Raw, prefix: str, generation: str, hints: Hints) -> dict[str, Any]:
-    """What `config.json` would say of weights without one, as far as the keys tell; the rest has its defaults."""
-    registers = raw.size(f"{prefix}embeddings.register_tokens", axis=1)
-    dino = f"{prefix}encoder.layer.0.layer_scale1.lambda1" in raw.tensors
-    names = (DINOV2_BLOCK if dino else VIT_BLOCK)[generation]
-    first = prefix + names["block"].format(0)
-    layers = re.escape(prefix + names["block"]).replace(r"\{\}", r"(\d+)") + r"\."
-    gated = f"{first}.{GATED[generation][-1]}.weight" in raw.tensors
-    mlp = f"{first}.{GATED[generation][-1] if gated else names['fc2']}"
-    head_size = 64 if dino else None
-    sizes = infer_sizes(raw, hints, patches=prefix + PATCHES, layers=layers, mlp=mlp, head_size=head_size)
-    positions = raw.shape(f"{prefix}embeddings.position_embeddings", 3)[1]
-    sizes["image_size"] = infer_image_size(positions, (1,), sizes["patch_size"], hints)[0]
-    kind = "vit" if not dino else "dinov2_with_registers" if registers else "dinov2"
-    if registers:
-        sizes["registers"] = registers
-    settings = {key: sizes[field] for key, (field, _, _) in FIELDS[kind].items() if field in sizes}
-    settings |= {"model_type": kind, "qkv_bias": f"{first}.{names['query']}.bias" in raw.tensors}
-    if dino:
-        ratio = mlp_ratio(sizes["width"], sizes["mlp_width"], gated)
-        settings |= {"use_swiglu_ffn": gated, "mlp_ratio": ratio}
-    return settings
+def _infer_config(raw: Raw, dialect: Mapping[str, str], hints: Hints) -> ViTConfig:
+    """The model of weights without a `config.json`, as far as the keys tell; the rest has transformers' defaults."""
+    prefix, dino = dialect["prefix"], f"{dialect['prefix']}encoder.layer.0.layer_scale1.lambda1" in raw.tensors
+    names = names_of(dino, prefix, dialect["generation"])
+    antialiased = f"{prefix}embeddings.register_tokens" in raw.tensors
+    return infer.infer_config(
+        raw,
+        hints,
+        names,
+        block=BlockConfig(norm_eps=1e-6, layer_scale=1.0) if dino else BlockConfig(norm_eps=1e-12),
+        positions=PositionConfig(resample="timm" if antialiased else "hf"),
+        head_size=64 if dino else None,
+    )
 
 
 def _assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:

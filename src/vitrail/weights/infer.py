@@ -5,17 +5,18 @@ If a fact cannot be inferred, the user passes it as a hint; we never guess: the 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isqrt, nextafter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from vitrail.errors import WeightsError
-from vitrail.model.config import Pair, ViTConfig
+from vitrail.model.config import BlockConfig, Pair, PatchStem, PositionConfig, Stem, ViTConfig
 from vitrail.model.variants import SIZES
 from vitrail.weights.hints import Hints
+from vitrail.weights.keys import Names, rule_of
 
 Notes = tuple[str, ...]
 
@@ -76,15 +77,75 @@ def infer_heads(width: int, depth: int, hints: Hints, head_size: int | None = No
     )
 
 
-def infer_sizes(
-    raw: Raw, hints: Hints, *, patches: str, layers: str, mlp: str, head_size: int | None = None
-) -> dict[str, Any]:
-    """The sizes that torch's layers show: the patch projection, the last layer of the first MLP, and the names."""
-    width, channels, *patch = raw.shape(f"{patches}.weight", 4)
-    depth = raw.count_layers(layers)
-    heads = infer_heads(width, depth, hints, head_size)
-    sizes = {"width": width, "depth": depth, "heads": heads, "mlp_width": raw.shape(f"{mlp}.weight", 2)[1]}
-    return {**sizes, "patch_size": tuple(patch), "channels": channels}
+def infer_config(
+    raw: Raw,
+    hints: Hints,
+    names: Names,
+    *,
+    block: BlockConfig,
+    positions: PositionConfig,
+    head_size: int | None = None,
+    stem: Stem | None = None,
+    pool_norm: Literal["before", "after"] = "before",
+) -> ViTConfig:
+    """The model of a PyTorch library with these names, as its keys and shapes show it.
+
+    Args:
+        block: what the library computes where no key shows it.
+        positions: what they cover is found out if they may cover all tokens.
+        head_size: of all its models; otherwise heads are those of published models.
+    """
+
+    def key(ours: str) -> str:
+        rule = rule_of(ours, names)
+        return "" if rule is None else rule.theirs[0]
+
+    def has(ours: str) -> bool:
+        return key(ours) in raw.tensors
+
+    stem = stem or PatchStem()
+    width, channels, rows, columns = raw.shape(key("embed.patches.weight"), 4)
+    depth = raw.count_layers(re.escape(key("blocks.0.norm1").partition("0")[0]) + r"(\d+)\.")
+    gate, up, down = (key(f"blocks.0.mlp.{layer}.weight") for layer in ("gate", "up", "down"))
+    gated = down in raw.tensors and (gate != up or raw.shape(gate, 2)[0] == 2 * raw.shape(down, 2)[1])
+    head_size = raw.size(key("blocks.0.attention.query_norm.weight")) or head_size or (64 if gated else None)
+    class_token, registers = has("embed.class_token"), raw.size(key("embed.registers"), axis=1) or 0
+    stride = (rows * stem.stride, columns * stem.stride)
+    if has("embed.positions"):
+        prefixes = {int(class_token)} if positions.covers == "class" else {0, int(class_token) + registers}
+        count = raw.shape(key("embed.positions"), 3)[1]
+        image_size, covered = infer_image_size(count, tuple(prefixes), stride, hints)
+        if not covered:
+            positions = replace(positions, covers="patches")
+    else:
+        image_size, positions = hints.image_size or usual_size(stride), replace(positions, kind="none")
+    pooled = "mean" if pool_norm == "after" or not class_token else "cls"
+    return ViTConfig(
+        image_size=image_size,
+        patch_size=(rows, columns),
+        channels=raw.shape(key("embed.stem.conv_root.weight"), 4)[1] if stem.kind == "resnet" else channels,
+        width=width,
+        depth=depth,
+        heads=infer_heads(width, depth, hints, head_size),
+        mlp_width=raw.shape(down if gated else key("blocks.0.mlp.fc2.weight"), 2)[1],
+        num_classes=raw.size(key("head.weight")) or 0,
+        class_token=class_token,
+        registers=registers,
+        pooling=hints.pooling or ("map" if has("pool.probe") else pooled),
+        pool_norm=pool_norm,
+        representation=raw.size(key("representation.weight")),
+        block=hints.override(
+            replace(
+                block,
+                qkv_bias=has("blocks.0.attention.qkv.bias"),
+                qk_norm=has("blocks.0.attention.query_norm.weight"),
+                layer_scale=block.layer_scale if has("blocks.0.branch1.scale") else None,
+                mlp="swiglu" if gated else "plain",
+            )
+        ),
+        positions=positions,
+        stem=stem,
+    )
 
 
 def assumed(what: str, value: str, argument: str, hint: object) -> Notes:

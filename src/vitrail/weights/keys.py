@@ -1,21 +1,27 @@
 """Key tables: each foreign format is a list of rules, used in both directions.
 
+A PyTorch library only says how it names our modules; the rules follow from that.
+
 A rule pairs one of our tensors with one or several of theirs. Reading applies `form.read` to theirs, writing applies
 `form.write` to ours; both only move numbers, so a round trip is exact to the bit. A tensor of theirs that several rules
 name (the packed halves of a SwiGLU) stacks what they hold, in their order.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from vitrail.errors import WeightsError
-from vitrail.weights.checkpoint import describe_keys
+from vitrail.model import ViTConfig
+from vitrail.weights.checkpoint import describe_keys, expected_shapes
 
 Tensors = tuple[Tensor, ...]
+# A module or tensor of ours, `{}` for its numbers → theirs; several where they keep apart what we stack.
+Names = Mapping[str, str | tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,34 @@ def rule(ours: str, *theirs: str, form: Form = SAME) -> Rule:
     return Rule(ours, theirs, form)
 
 
-def layer(ours: str, theirs: str) -> list[Rule]:
-    """Weight and bias of a layer that differs only in its name."""
-    return [rule(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
+def key_table(config: ViTConfig, names: Names) -> list[Rule]:
+    """A rule for each tensor of a model, in a library with these names."""
+    rules: list[Rule | None] = []
+    for name in expected_shapes(replace(config, depth=1, merge=())):
+        blocks = range(config.depth) if name.startswith("blocks.0.") else range(1)
+        rules += [rule_of(name.replace("blocks.0.", f"blocks.{index}."), names) for index in blocks]
+    return [each for each in rules if each is not None]
+
+
+def rule_of(ours: str, names: Names) -> Rule | None:
+    """The rule for one tensor; None if the library has no name for it."""
+    numbers = re.findall(r"\.(\d+)(?=\.)", ours)
+    tensor = re.sub(r"\.\d+(?=\.)", ".{}", ours)
+    module, _, kind = tensor.rpartition(".")
+    theirs, suffix = (names[tensor], "") if tensor in names else (names.get(module, ()), f".{kind}")
+    parts = (theirs,) if isinstance(theirs, str) else theirs
+    if not parts:
+        return None
+    form = SAME if len(parts) == 1 else stacked(len(parts))
+    return rule(ours, *(part.format(*numbers) + suffix for part in parts), form=form)
+
+
+def under(ours: str, theirs: str, names: Names) -> Names:
+    """The names of modules within another one."""
+    return {
+        f"{ours}.{name}": f"{theirs}.{parts}" if isinstance(parts, str) else tuple(f"{theirs}.{part}" for part in parts)
+        for name, parts in names.items()
+    }
 
 
 def read_tensors(rules: Iterable[Rule], theirs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -27,27 +27,12 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # Keys of a config that we use, and those that change nothing once an adapter is trained; any other must be off.
 USED = {"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights"}
-IRRELEVANT = {
-    "auto_mapping",
-    "base_model_name_or_path",
-    "corda_config",  # how A and B were first computed: `init_lora_weights` says whether that changed the base too
-    "eva_config",
-    "exclude_modules",
-    "inference_mode",
-    "layers_pattern",
-    "layers_to_transform",
-    "loftq_config",
-    "lora_dropout",
-    "lora_ga_config",
-    "megatron_core",
-    "modules_to_save",
-    "peft_version",
-    "qalora_group_size",
-    "revision",
-    "runtime_config",
-    "target_modules",
-    "task_type",
-}
+_IRRELEVANT = """
+    auto_mapping base_model_name_or_path exclude_modules inference_mode layers_pattern layers_to_transform lora_dropout
+    megatron_core modules_to_save peft_version qalora_group_size revision runtime_config target_modules task_type
+    corda_config eva_config loftq_config lora_ga_config
+"""  # the last four say how A and B were first computed: `init_lora_weights` says whether that changed the base too
+IRRELEVANT = frozenset(_IRRELEVANT.split())
 
 
 def _principal(weight: Tensor, rank: int, scale: float) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from vitrail.errors import WeightsError
 from vitrail.files import sha256_of
+from vitrail.registry import EXPORTS
 from vitrail.weights.addresses import check_address, download, find_path
 from vitrail.weights.sidecars import read_json
 
@@ -35,9 +36,6 @@ FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvisi
 
 PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
 CHECKPOINT_SUFFIXES = frozenset({".safetensors", ".npz"} | PICKLES)
-# Exports hold a computation instead of weights: they can be used, and neither converted nor trained.
-EXPORTS = {".onnx": "an ONNX model", ".xml": "an OpenVINO model", ".pt2": "a program of torch.export"}
-EXPORT_IN_FOLDER = "model.xml"  # OpenVINO's files come in twos, and so in a folder
 WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
 
 
@@ -84,7 +82,8 @@ def checksums_of(path: str | Path) -> dict[str, str]:
 def find_export(source: Path) -> Path | None:
     """The export that a path means: itself by its suffix, or the one that a folder holds."""
     if source.is_dir():
-        return source / EXPORT_IN_FOLDER if (source / EXPORT_IN_FOLDER).is_file() else None
+        files = (source / kind.folder[0] for kind in EXPORTS.values() if kind.folder)
+        return next((file for file in files if file.is_file()), None)
     return source if source.suffix.lower() in EXPORTS else None
 
 
@@ -93,7 +92,8 @@ def files_of(path: Path) -> list[Path]:
     export = find_export(path)
     if export is None:
         return find_files(path)
-    return [export, export.with_suffix(".bin")] if export.suffix.lower() == ".xml" else [export]
+    kind = EXPORTS[export.suffix.lower()]
+    return [export.with_suffix(Path(name).suffix) for name in kind.folder or (export.name,)]
 
 
 def stamps_of(path: Path) -> tuple[tuple[str, int, int, int, int], ...]:
@@ -108,7 +108,7 @@ def check_suffix(path: Path, allow_pickle: bool) -> None:
         return
     if path.suffix.lower() in EXPORTS:
         raise WeightsError(
-            f"{path} is {EXPORTS[path.suffix.lower()]}, an export that can predict, embed and be evaluated; for "
+            f"{path} is {EXPORTS[path.suffix.lower()].what}, an export that can predict, embed and be evaluated; for "
             "anything else name the checkpoint that it was exported from."
         )
     if path.suffix not in PICKLES:

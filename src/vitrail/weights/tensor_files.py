@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -164,13 +164,20 @@ def _clear_errors(path: Path, kind: str) -> Generator[None]:
         ) from error
 
 
+@contextmanager
+def _synced(path: Path) -> Generator[IO[bytes]]:
+    """A new file, which is on the disk at the end."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_npz(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """An npz file as `np.savez` writes it."""
     arrays = {name: _as_array(tensor) for name, tensor in tensors.items()}
-    with path.open("wb") as file:
+    with _synced(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -181,13 +188,11 @@ def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 def write_pickle(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A state dict as `torch.save` writes it, for the libraries that expect one."""
-    with path.open("wb") as file:
-        torch.save({name: _alone(tensor) for name, tensor in tensors.items()}, file)
-        file.flush()
-        os.fsync(file.fileno())
+    with _synced(path) as file:
+        torch.save({name: _own_storage(tensor) for name, tensor in tensors.items()}, file)
 
 
-def _alone(tensor: Tensor) -> Tensor:
+def _own_storage(tensor: Tensor) -> Tensor:
     """The tensor, copied only if it is part of a larger block of memory, which torch would save as a whole."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
@@ -209,9 +214,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
         offset = end
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with _synced(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in order:
             file.write(bytes_of(tensors[name]))
-        file.flush()
-        os.fsync(file.fileno())

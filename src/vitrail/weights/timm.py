@@ -9,17 +9,18 @@ from torch import Tensor
 
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.config import Stem
+from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, computes, only, resnet_stem
-from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, infer_image_size, infer_sizes, usual_size
-from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
+from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
+from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
 from vitrail.weights.tensor_files import write_pickle, write_safetensors
 from vitrail.weights.timm_config import NORM_EPS, how_to_load, hub_config, other_names, read_hub_config
 from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
-BLOCK = BlockConfig(activation="gelu", norm_eps=NORM_EPS)
+BLOCK = BlockConfig(activation="gelu", norm_eps=NORM_EPS, layer_scale=1e-5)
 RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute
 
 
@@ -28,72 +29,47 @@ def recognises(tensors: Mapping[str, Tensor]) -> bool:
     return plain and not {"mask_token", "register_tokens"} & tensors.keys()
 
 
+# Our modules → timm's.
+BLOCK_NAMES = {
+    "norm1": "norm1",
+    "attention.qkv": "attn.qkv",
+    "attention.query_norm": "attn.q_norm",
+    "attention.key_norm": "attn.k_norm",
+    "attention.proj": "attn.proj",
+    "branch1.scale": "ls1.gamma",
+    "norm2": "norm2",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+    "mlp.gate": "mlp.fc1",  # both halves in one
+    "mlp.up": "mlp.fc1",
+    "mlp.down": "mlp.fc2",
+    "branch2.scale": "ls2.gamma",
+}
+POOL_NAMES = {"probe": "latent", "query": "q", "key_value": "kv", "proj": "proj", "norm": "norm"}
+SHORTCUT = {"conv_shortcut": "downsample.conv", "norm_shortcut": "downsample.norm"}
+UNIT_NAMES = {**{f"{kind}{number}": f"{kind}{number}" for kind in ("conv", "norm") for number in (1, 2, 3)}, **SHORTCUT}
+NAMES: Names = {
+    "embed.class_token": "cls_token",
+    "embed.registers": "reg_token",
+    "embed.positions": "pos_embed",
+    "embed.patches": "patch_embed.proj",
+    **under("embed.stem.stages.{}.{}", "patch_embed.backbone.stages.{}.blocks.{}", UNIT_NAMES),
+    **under("blocks.{}", "blocks.{}", BLOCK_NAMES),
+    **under("pool", "attn_pool", {**POOL_NAMES, "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
+    "norm": "norm",
+    "head": "head",
+}
+
+
+def names_of(stem: Stem, pool_norm: str) -> Names:
+    """The names of a model's modules, some of which depend on what else it has."""
+    root = "patch_embed.backbone.stem" if isinstance(stem, ResNetStem) and stem.blocks else "patch_embed.backbone"
+    roots = {"embed.stem.conv_root": f"{root}.conv", "embed.stem.norm_root": f"{root}.norm"}
+    return {**NAMES, **roots, "norm": "norm" if pool_norm == "before" else "fc_norm"}
+
+
 def key_table(config: ViTConfig) -> list[Rule]:
-    rules = [*_stem_rules(config.stem), *layer("embed.patches", "patch_embed.proj")]
-    named = [
-        (config.class_token, "embed.class_token", "cls_token"),
-        (config.registers > 0, "embed.registers", "reg_token"),
-        (config.positions.kind == "learned", "embed.positions", "pos_embed"),
-    ]
-    rules += [rule(ours, theirs) for there, ours, theirs in named if there]
-    for index in range(config.depth):
-        rules += block_rules(config, index)
-    rules += layer("norm", "norm" if config.pool_norm == "before" else "fc_norm")
-    if config.pooling == "map":
-        rules.append(rule("pool.probe", "attn_pool.latent"))
-        for ours, theirs in {"query": "q", "key_value": "kv", "proj": "proj", "norm": "norm"}.items():
-            rules += layer(f"pool.{ours}", f"attn_pool.{theirs}")
-        rules += [*layer("pool.mlp.fc1", "attn_pool.mlp.fc1"), *layer("pool.mlp.fc2", "attn_pool.mlp.fc2")]
-    if config.num_classes:
-        rules += layer("head", "head")
-    return rules
-
-
-def block_rules(config: ViTConfig, index: int, gated: tuple[str, ...] = ("fc1", "fc1", "fc2")) -> list[Rule]:
-    """One encoder block, which has the same names in timm and in DINOv2's own repository, but for SwiGLU's layers."""
-    ours, theirs = f"blocks.{index}", f"blocks.{index}"
-    rules = [
-        *layer(f"{ours}.norm1", f"{theirs}.norm1"),
-        rule(f"{ours}.attention.qkv.weight", f"{theirs}.attn.qkv.weight"),
-    ]
-    if config.block.qkv_bias:
-        rules.append(rule(f"{ours}.attention.qkv.bias", f"{theirs}.attn.qkv.bias"))
-    if config.block.qk_norm:
-        rules += layer(f"{ours}.attention.query_norm", f"{theirs}.attn.q_norm")
-        rules += layer(f"{ours}.attention.key_norm", f"{theirs}.attn.k_norm")
-    rules += layer(f"{ours}.attention.proj", f"{theirs}.attn.proj")
-    rules += layer(f"{ours}.norm2", f"{theirs}.norm2")
-    rules += mlp_rules(config, f"{ours}.mlp", f"{theirs}.mlp", ("fc1", "fc2"), gated)
-    if config.block.layer_scale is not None:
-        rules += [rule(f"{ours}.branch{number}.scale", f"{theirs}.ls{number}.gamma") for number in (1, 2)]
-    return rules
-
-
-def mlp_rules(config: ViTConfig, ours: str, theirs: str, plain: tuple[str, ...], gated: tuple[str, ...]) -> list[Rule]:
-    """An MLP by their names for its layers: the two of a plain one, or SwiGLU's gate, up (often in one) and down."""
-    pairs = {
-        "plain": zip(("fc1", "fc2"), plain, strict=True),
-        "swiglu": zip(("gate", "up", "down"), gated, strict=True),
-    }
-    return [each for name, their in pairs[config.block.mlp] for each in layer(f"{ours}.{name}", f"{theirs}.{their}")]
-
-
-def _stem_rules(stem: Stem) -> list[Rule]:
-    if not isinstance(stem, ResNetStem):
-        return []
-    backbone = "patch_embed.backbone"
-    root = f"{backbone}.stem" if stem.blocks else backbone
-    rules = [rule("embed.stem.conv_root.weight", f"{root}.conv.weight"), *layer("embed.stem.norm_root", f"{root}.norm")]
-    for stage, count in enumerate(stem.blocks):
-        for unit in range(count):
-            ours, theirs = f"embed.stem.stages.{stage}.{unit}", f"{backbone}.stages.{stage}.blocks.{unit}"
-            for number in (1, 2, 3):
-                rules.append(rule(f"{ours}.conv{number}.weight", f"{theirs}.conv{number}.weight"))
-                rules += layer(f"{ours}.norm{number}", f"{theirs}.norm{number}")
-            if unit == 0:
-                rules.append(rule(f"{ours}.conv_shortcut.weight", f"{theirs}.downsample.conv.weight"))
-                rules += layer(f"{ours}.norm_shortcut", f"{theirs}.downsample.norm")
-    return rules
+    return keys.key_table(config, names_of(config.stem, config.pool_norm))
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
@@ -118,37 +94,10 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
 
 
 def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
-    tensors, stem = raw.tensors, _infer_stem(raw)
-    class_token, registers = "cls_token" in tensors, raw.size("reg_token", axis=1) or 0
-    mlp_width = raw.shape("blocks.0.mlp.fc2.weight", 2)[1]
-    gated = raw.shape("blocks.0.mlp.fc1.weight", 2)[0] == 2 * mlp_width
-    head_size = raw.size("blocks.0.attn.q_norm.weight") or (64 if gated else None)
-    layers, mlp = r"blocks\.(\d+)\.", "blocks.0.mlp.fc2"
-    sizes = infer_sizes(raw, hints, patches="patch_embed.proj", layers=layers, mlp=mlp, head_size=head_size)
-    if root := _root_of(raw):
-        sizes["channels"] = raw.shape(root, 4)[1]
-    stride = (sizes["patch_size"][0] * stem.stride, sizes["patch_size"][1] * stem.stride)
-    if learned := "pos_embed" in tensors:
-        prefixes = tuple({0, int(class_token) + registers})
-        image_size, covered = infer_image_size(raw.shape("pos_embed", 3)[1], prefixes, stride, hints)
-    else:
-        image_size, covered = hints.image_size or usual_size(stride), 0
-    pool_norm = "after" if "fc_norm.weight" in tensors else "before"
-    pooling = "map" if "attn_pool.latent" in tensors else "mean" if pool_norm == "after" or not class_token else "cls"
-    return ViTConfig(
-        **sizes,
-        image_size=image_size,
-        num_classes=raw.size("head.weight") or 0,
-        class_token=class_token,
-        registers=registers,
-        pooling=hints.pooling or pooling,
-        pool_norm=pool_norm,
-        block=infer_block(raw, hints, gated),
-        positions=PositionConfig(
-            kind="learned" if learned else "none", covers="all" if covered else "patches", resample="timm"
-        ),
-        stem=stem,
-    )
+    stem, pool_norm = _infer_stem(raw), "after" if "fc_norm.weight" in raw.tensors else "before"
+    positions = PositionConfig(covers="all", resample="timm")
+    names = names_of(stem, pool_norm)
+    return infer.infer_config(raw, hints, names, block=BLOCK, positions=positions, stem=stem, pool_norm=pool_norm)
 
 
 def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
@@ -167,30 +116,13 @@ def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def infer_block(raw: Raw, hints: Hints, gated: bool) -> BlockConfig:
-    """What a block's keys reveal, in timm's and in DINOv2's own naming."""
-    block = replace(
-        BLOCK,
-        qkv_bias="blocks.0.attn.qkv.bias" in raw.tensors,
-        qk_norm="blocks.0.attn.q_norm.weight" in raw.tensors,
-        layer_scale=1e-5 if "blocks.0.ls1.gamma" in raw.tensors else None,
-        mlp="swiglu" if gated else "plain",
-    )
-    return hints.override(block)
-
-
 def _infer_stem(raw: Raw) -> Stem:
-    root = _root_of(raw)
+    roots = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")  # with stages, or without
+    root = next((name for name in roots if name in raw.tensors), None)
     if root is None:
         return PatchStem()
     blocks = raw.count_units(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
     return replace(RESNET, blocks=blocks, width_factor=raw.shape(root, 4)[0] / 64)
-
-
-def _root_of(raw: Raw) -> str | None:
-    """The first convolution of a hybrid, whose name depends on whether stages follow."""
-    names = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
-    return next((name for name in names if name in raw.tensors), None)
 
 
 def _covers(value: str, config: ViTConfig) -> str:

@@ -12,13 +12,12 @@ from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, anything, computes, only, positions
-from vitrail.weights.infer import Hints, Raw, assumed_heads, infer_image_size, infer_sizes
-from vitrail.weights.keys import Rule, layer, read_tensors, rule, write_tensors
+from vitrail.weights.infer import Hints, Raw, assumed_heads, infer_config
+from vitrail.weights.keys import Names, key_table, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_pickle
 
 BLOCK = BlockConfig(activation="gelu", norm_eps=1e-6)  # what torchvision computes
-LAYER = "encoder.layers.encoder_layer_"
 
 
 class Official(NamedTuple):
@@ -59,32 +58,27 @@ def recognises(tensors: Mapping[str, Tensor]) -> bool:
     return "conv_proj.weight" in tensors and "encoder.pos_embedding" in tensors
 
 
-def _mlp_names(dialect: dict[str, str]) -> tuple[str, str]:
-    return ("mlp.linear_1", "mlp.linear_2") if dialect.get("mlp") == "legacy" else ("mlp.0", "mlp.3")
-
-
-def key_table(config: ViTConfig, dialect: dict[str, str]) -> list[Rule]:
-    mlp = _mlp_names(dialect)
-    rules = [
-        rule("embed.class_token", "class_token"),
-        rule("embed.positions", "encoder.pos_embedding"),
-        *layer("embed.patches", "conv_proj"),
-        *layer("norm", "encoder.ln"),
-    ]
-    for index in range(config.depth):
-        ours, theirs = f"blocks.{index}", f"{LAYER}{index}"
-        rules += layer(f"{ours}.norm1", f"{theirs}.ln_1")
-        rules.append(rule(f"{ours}.attention.qkv.weight", f"{theirs}.self_attention.in_proj_weight"))
-        rules.append(rule(f"{ours}.attention.qkv.bias", f"{theirs}.self_attention.in_proj_bias"))
-        rules += layer(f"{ours}.attention.proj", f"{theirs}.self_attention.out_proj")
-        rules += layer(f"{ours}.norm2", f"{theirs}.ln_2")
-        rules += layer(f"{ours}.mlp.fc1", f"{theirs}.{mlp[0]}")
-        rules += layer(f"{ours}.mlp.fc2", f"{theirs}.{mlp[1]}")
-    if config.representation:
-        rules += layer("representation", "heads.pre_logits")
-    if config.num_classes:
-        rules += layer("head", "heads.head")
-    return rules
+def names_of(dialect: Mapping[str, str]) -> Names:
+    """Our modules → torchvision's."""
+    fc1, fc2 = ("mlp.linear_1", "mlp.linear_2") if dialect.get("mlp") == "legacy" else ("mlp.0", "mlp.3")
+    block = {
+        "norm1": "ln_1",
+        "attention.qkv.weight": "self_attention.in_proj_weight",
+        "attention.qkv.bias": "self_attention.in_proj_bias",
+        "attention.proj": "self_attention.out_proj",
+        "norm2": "ln_2",
+        "mlp.fc1": fc1,
+        "mlp.fc2": fc2,
+    }
+    return {
+        "embed.class_token": "class_token",
+        "embed.positions": "encoder.pos_embedding",
+        "embed.patches": "conv_proj",
+        **under("blocks.{}", "encoder.layers.encoder_layer_{}", block),
+        "norm": "encoder.ln",
+        "representation": "heads.pre_logits",
+        "head": "heads.head",
+    }
 
 
 def assume_preprocess(path: Path, config: ViTConfig) -> tuple[Preprocess, tuple[str, ...]]:
@@ -104,30 +98,17 @@ def assume_preprocess(path: Path, config: ViTConfig) -> tuple[Preprocess, tuple[
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    dialect = {"mlp": "legacy" if f"{LAYER}0.mlp.linear_1.weight" in raw.tensors else "sequential"}
-    config = infer_config(raw, hints, dialect)
+    legacy = "encoder.layers.encoder_layer_0.mlp.linear_1.weight" in raw.tensors
+    dialect = {"mlp": "legacy" if legacy else "sequential"}
+    names = names_of(dialect)
+    config = infer_config(raw, hints, names, block=BLOCK, positions=PositionConfig(resample="torchvision"))
     preprocess, unstated = assume_preprocess(raw.path, config)
     return Checkpoint(
         config=config,
-        tensors=read_tensors(key_table(config, dialect), raw.tensors),
+        tensors=read_tensors(key_table(config, names), raw.tensors),
         preprocess=preprocess,
         origin=Origin(format="torchvision", dialect=dialect),
         notes=(*assumed_heads(config, hints), *unstated),
-    )
-
-
-def infer_config(raw: Raw, hints: Hints, dialect: dict[str, str]) -> ViTConfig:
-    mlp = f"{LAYER}0.{_mlp_names(dialect)[1]}"
-    sizes = infer_sizes(raw, hints, patches="conv_proj", layers=LAYER + r"(\d+)\.", mlp=mlp)
-    positions = raw.shape("encoder.pos_embedding", 3)[1]
-    return ViTConfig(
-        **sizes,
-        image_size=infer_image_size(positions, (1,), sizes["patch_size"], hints)[0],
-        num_classes=raw.size("heads.head.weight") or 0,
-        pooling=hints.pooling or "cls",
-        representation=raw.size("heads.pre_logits.weight"),
-        block=hints.override(BLOCK),
-        positions=PositionConfig(resample="torchvision"),
     )
 
 
@@ -152,8 +133,8 @@ HOLDS: Holds = {
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
-    table = key_table(checkpoint.config, checkpoint.origin.dialect_of("torchvision"))
-    write_pickle(path, write_tensors(table, checkpoint.tensors))
+    names = names_of(checkpoint.origin.dialect_of("torchvision"))
+    write_pickle(path, write_tensors(key_table(checkpoint.config, names), checkpoint.tensors))
 
 
 FORMAT = ForeignFormat(

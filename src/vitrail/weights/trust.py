@@ -15,7 +15,7 @@ from vitrail.wording import counted
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 UNFAMILIAR_RATE = 0.05  # of validation pictures, which count as unfamiliar
-FLOOR = 0.01  # of the probability of a class, which is left to it whatever is taken away
+FLOOR = 0.01  # the share of its probability that every class keeps when smoothing is undone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class Trust:
     data: str  # whose pictures, and which split: "digits, val"
     pictures: int  # how many
     temperature: float  # logits are divided by this before they become probabilities
-    smoothing: float = 0.0  # the share of the probability that the model spreads over all classes, and must not
+    smoothing: float = 0.0  # the share of the probability that the model wrongly spreads over all classes
     sets: LabelSets | None = None
     familiarity: Familiarity | None = None
 
@@ -184,7 +184,7 @@ class Trust:
 
     def describe(self) -> list[str]:
         """The same as lines of text."""
-        even = f", {self.smoothing:.1%} of evenly spread probability taken away" if self.smoothing else ""
+        even = f", label smoothing of {self.smoothing:.1%} undone" if self.smoothing else ""
         lines = [f"on {counted(self.pictures, 'picture')} of {self.data}: temperature {self.temperature:g}{even}"]
         lines += [f"label sets for a coverage of up to {self.sets.levels[-1]:g}"] if self.sets else []
         known = self.familiarity
@@ -202,7 +202,7 @@ def log_probabilities(logits: Any, trust: Trust | None = None) -> Floats:
 
 
 def calibrate(logits: Any, temperature: float, smoothing: float) -> Floats:
-    """Divide logits by a temperature, and take away the share of the probability that is spread evenly.
+    """Divide logits by a temperature, and undo the smoothing: remove the probability that is spread evenly.
 
     Training with smoothed labels or mixed pictures teaches a model to spread a share over all classes, which no
     temperature undoes. Of a class that has less than its part of it, 1 % is left.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.files import atomic_path
@@ -22,14 +21,12 @@ from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, agree_with_peer
 from vitrail.weights.proof import (
     Agreement,
     Photographs,
-    compare,
+    agree,
     describe_changes,
     outputs,
     photograph_files,
     sample_images,
-    sample_photos,
 )
-from vitrail.weights.proof import agree as _agree
 from vitrail.weights.read import FORMATS, check_format, open_checkpoint, read_checkpoint
 from vitrail.weights.resolve import FormatName, Located, checksums_of, find_files, locate
 
@@ -76,8 +73,6 @@ def write_draft(checkpoint: Checkpoint, draft: Path, format_name: FormatName) ->
     """Write to a temporary path; `check_writable` comes first."""
     FORMATS[format_name].write(checkpoint, draft)
 
-
-__all__ = ["Agreement", "Conversion", "compare", "convert", "sample_images", "sample_photos"]
 
 TOLERANCE = 1e-5  # of the largest logit
 ROUNDED = {torch.float16: 5e-3, torch.bfloat16: 5e-2}  # the same for weights that are written with fewer digits
@@ -165,15 +160,13 @@ def convert(
     images = sample_images(checkpoint, pictures)
     expected = outputs(checkpoint, images)
     photographs = Photographs(checkpoint, pictures) if path.suffix in FORMATS[to].self_describing else None
-    before = replace(
-        checkpoint, tensors=_no_numbers(checkpoint)
-    )  # the facts, for comparisons once the weights are released
+    before = replace(checkpoint, tensors={name: tensor.to("meta") for name, tensor in checkpoint.tensors.items()})
     with atomic_path(path) as draft:
         write_draft(checkpoint if dtype is None else checkpoint.rounded(dtype), draft, to)
-        del checkpoint  # frees memory for what is read back
+        del checkpoint  # frees the memory of its weights for what is read back
         _return_memory()
         written, unstated = _read_again(draft, to, before)
-        agreement = _agree(expected, outputs(written, images), tolerance, f"the {to} checkpoint, read back,")
+        agreement = agree(expected, outputs(written, images), tolerance, f"the {to} checkpoint, read back,")
         seen, kernels = None, ()
         if photographs is not None:
             seen, kernels = photographs.prove(written, tolerance, to)
@@ -188,14 +181,7 @@ def convert(
         photographs=seen,
         source_peer=source_peer,
         peer=peer,
-        notes=(
-            *before.notes,
-            *before.remarks,
-            *notes,
-            *unstated,
-            *(kernels or _other_preprocessing(before, written)),
-            *_losses(before, written),
-        ),
+        notes=(*before.notes, *before.remarks, *notes, *unstated, *_losses(before, written, kernels)),
         assumed=() if before.file_format == "vitrail" else before.notes,
         how_to_load=FORMATS[to].how_to_load(before, path),
     )
@@ -255,18 +241,11 @@ def _return_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _no_numbers(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    return {name: tensor.to("meta") for name, tensor in checkpoint.tensors.items()}
-
-
-def _other_preprocessing(before: Checkpoint, after: Checkpoint) -> list[str]:
-    changed = describe_changes(before.preprocess, after.preprocess)
-    return [f"the target has another preprocessing: {changed}"] if changed else []
-
-
-def _losses(before: Checkpoint, after: Checkpoint) -> list[str]:
+def _losses(before: Checkpoint, after: Checkpoint, kernels: Sequence[str]) -> list[str]:
     """What the target format does not keep, although the outputs are the same."""
-    notes: list[str] = []
+    notes = list(kernels)
+    if (changed := describe_changes(before.preprocess, after.preprocess)) and not kernels:
+        notes.append(f"the target has another preprocessing: {changed}")
     if changed := describe_changes(before.config.positions, after.config.positions):
         notes.append(f"the target uses another kernel for other picture sizes: {changed}")
     if before.classes and not after.classes:
@@ -292,8 +271,8 @@ def _read_again(draft: Path, to: FormatName, before: Checkpoint) -> tuple[Checkp
         if not unstated:
             return written, ()
     written = read_checkpoint(draft, format_name=to, hints=Hints(**known), allow_pickle=True)
-    facts = ", ".join(f"{name} {known[name]}" for name in unstated)
-    return written, (f"such a file does not state everything, so its readers must know: {facts}",)
+    listed = ", ".join(f"{name} {known[name]}" for name in unstated)
+    return written, (f"such a file does not state everything, so its readers must know: {listed}",)
 
 
 def _unstated_in_some(config: ViTConfig) -> dict[str, Any]:

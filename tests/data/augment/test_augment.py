@@ -240,8 +240,8 @@ def test_an_odd_one_out_is_its_own_partner() -> None:
     ("fields", "message"),
     [
         ({"flip_rate": 1.5}, "flip_rate must be between 0 and 1"),
-        ({"num_ops": 0}, "num_ops must be at least 1"),
-        ({"num_ops": 1_000_000}, "num_ops must be at most 100"),
+        ({"num_ops": 0}, "num_ops must be between 1 and 100"),
+        ({"num_ops": 1_000_000}, "num_ops must be between 1 and 100"),
         ({"magnitude": 31}, "magnitude must be between 0 and 30"),
         ({"scale": (0.5, 0.1)}, "scale must be"),
         ({"ratio": (0, 1)}, "ratio must be"),

@@ -94,14 +94,6 @@ def _blend(images: Tensor, towards: Tensor, factor: Tensor) -> Tensor:
     return (images - base).mul_(factor).add_(base).clamp_(0, 255).to(torch.uint8)
 
 
-def _brightness(images: Tensor, factor: Tensor) -> Tensor:
-    return (images * factor).clamp_(0, 255).to(torch.uint8)
-
-
-def _saturation(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, grey(images), factor) if images.shape[1] == 3 else images
-
-
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
     pixels = images.shape[-2] * images.shape[-1]
     mean = (2 * grey(images).sum((1, 2, 3), keepdim=True) + pixels) // (2 * pixels)  # rounded
@@ -119,14 +111,6 @@ def _sharpness(images: Tensor, factor: Tensor) -> Tensor:
     return _blend(images, smooth, factor)
 
 
-def _posterize(images: Tensor, bits: Tensor) -> Tensor:
-    return images & (256 - 2 ** (8 - bits.to(torch.int32))).to(torch.uint8)
-
-
-def _solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    return torch.where(images >= threshold, 255 - images, images)
-
-
 def _autocontrast(images: Tensor, _: Tensor) -> Tensor:
     low, high = images.amin((2, 3), keepdim=True).int(), images.amax((2, 3), keepdim=True).int()
     stretched = (images - low) * 255 // (high - low).clamp(min=1)
@@ -141,14 +125,6 @@ def _equalize(images: Tensor, _: Tensor) -> Tensor:
     table = (counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)
     table = torch.where(step > 0, table.clamp(max=255), torch.arange(256))
     return table.to(torch.uint8).gather(2, levels).view_as(images)
-
-
-def _invert(images: Tensor, _: Tensor) -> Tensor:
-    return 255 - images
-
-
-def _grayscale(images: Tensor, _: Tensor) -> Tensor:
-    return grey(images).to(torch.uint8).expand_as(images)
 
 
 def _blur(images: Tensor, sigma: Tensor) -> Tensor:
@@ -187,16 +163,16 @@ def _ramp(hue: Tensor, offset: int) -> Tensor:
 
 
 KERNELS: dict[str, Kernel] = {
-    "brightness": _brightness,
-    "saturation": _saturation,
+    "brightness": lambda images, factor: (images * factor).clamp_(0, 255).to(torch.uint8),
+    "saturation": lambda images, factor: _blend(images, grey(images), factor) if images.shape[1] == 3 else images,
     "contrast": _contrast,
     "sharpness": _sharpness,
-    "posterize": _posterize,
-    "solarize": _solarize,
+    "posterize": lambda images, bits: images & (256 - 2 ** (8 - bits.to(torch.int32))).to(torch.uint8),
+    "solarize": lambda images, threshold: torch.where(images >= threshold, 255 - images, images),
     "autocontrast": _autocontrast,
     "equalize": _equalize,
-    "invert": _invert,
-    "grayscale": _grayscale,
+    "invert": lambda images, _: 255 - images,
+    "grayscale": lambda images, _: grey(images).to(torch.uint8).expand_as(images),
     "blur": _blur,
     "hue": _hue,
 }

@@ -30,11 +30,11 @@ def exact_groups(facts: Sequence[PictureFacts]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def near_pairs(facts: Sequence[PictureFacts]) -> list[tuple[int, int]]:
-    """Positions in `facts` of pictures that are nearly, not exactly, the same."""
+def near_pairs(facts: Sequence[PictureFacts]) -> Iterator[tuple[PictureFacts, PictureFacts]]:
+    """Pictures that are nearly, not exactly, the same."""
     large = [position for position, fact in enumerate(facts) if min(fact.width, fact.height) >= MIN_SIDE]
     if not large:
-        return []
+        return
     thumbnails = np.stack([np.frombuffer(facts[i].thumbnail, dtype=np.uint8) for i in large]).astype(np.float32)
     clear = thumbnails.std(1) >= MIN_CONTRAST
     indices, thumbnails = np.array(large)[clear], thumbnails[clear]
@@ -47,7 +47,9 @@ def near_pairs(facts: Sequence[PictureFacts]) -> list[tuple[int, int]]:
     for bucket in _buckets(coarse):
         for left, right in _similar(coarse[bucket], fine[bucket], splits[bucket]):
             pairs.update(zip(indices[bucket[left]].tolist(), indices[bucket[right]].tolist(), strict=True))
-    return sorted((a, b) for a, b in pairs if facts[a].digest != facts[b].digest and _same_edges(facts[a], facts[b]))
+    for first, other in ((facts[a], facts[b]) for a, b in sorted(pairs)):
+        if first.digest != other.digest and _same_edges(first, other):
+            yield first, other
 
 
 def _same_edges(one: PictureFacts, other: PictureFacts) -> bool:

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +12,10 @@ import numpy as np
 from vitrail.data.check.duplicates import exact_groups, near_pairs, partners
 from vitrail.data.check.scan import PictureFacts, scan
 from vitrail.data.source import Dataset, refuse_broken
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import DataError, VitrailError
 from vitrail.files import atomic_path, open_csv
 from vitrail.schema import from_dict, to_dict
+from vitrail.untrusted import parse_json, read_bytes
 from vitrail.wording import counted
 
 Severity = Literal["error", "warning", "note"]
@@ -24,9 +25,14 @@ TINY_SIDE = 32
 HUGE_PIXELS = 25_000_000
 FEW_PICTURES = 10  # per class, in training
 IMBALANCE = 10.0  # largest class over smallest
+IGNORED = "file ignored (not a known picture format, or no class)"
+
+RECORD = "data_check.json"
+MOST_TEXT = 300  # characters of an example or a detail in a record
+MOST_BYTES = 1_000_000  # a record is a few hundred bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DataFinding:
     """One problem, or something worth knowing, and where it is."""
 
@@ -36,9 +42,7 @@ class DataFinding:
     split: str = ""
     label: str = ""
     detail: str = ""
-    pair: tuple[PictureFacts, PictureFacts] | None = field(
-        default=None, repr=False
-    )  # the two pictures that are the same
+    pair: tuple[PictureFacts, PictureFacts] | None = field(default=None, repr=False)  # which are the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +114,7 @@ def check_data(dataset: Dataset, workers: int, progress: Callable[[int], None] =
         *(finding for fact in facts for finding in _judge_picture(fact, classes)),
         *_judge_duplicates(facts, classes),
         *_judge_classes(dataset),
-        *(
-            DataFinding(severity="note", what="file ignored (not a known picture format, or no class)", key=name)
-            for name in dataset.ignored
-        ),
+        *(DataFinding("note", IGNORED, name) for name in dataset.ignored),
     ]
     findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.what, finding.split, finding.key))
     return Report(dataset=dataset, facts=facts, findings=findings)
@@ -123,76 +124,68 @@ def judge_labels(dataset: Dataset) -> Iterator[DataFinding]:
     """Whether the classes are what is to be learned; no picture is read for that."""
     if (doubt := dataset.doubt_labels()) is not None:
         severity = "error" if doubt.certain else "warning"
-        yield DataFinding(
-            severity=severity, what=doubt.what, key=doubt.example, label=doubt.example, detail=doubt.detail
-        )
-
-
-def _find(severity: Severity, what: str, fact: PictureFacts, classes: Sequence[str], detail: str = "") -> DataFinding:
-    return DataFinding(
-        severity=severity, what=what, key=fact.key, split=fact.split, label=classes[fact.label], detail=detail
-    )
+        yield DataFinding(severity, doubt.what, doubt.example, label=doubt.example, detail=doubt.detail)
 
 
 def _judge_picture(fact: PictureFacts, classes: Sequence[str]) -> Iterator[DataFinding]:
+    where = fact.key, fact.split, classes[fact.label]
     if fact.trouble:
-        yield _find("error", "cannot be read", fact, classes, fact.trouble)
+        yield DataFinding("error", "cannot be read", *where, fact.trouble)
         return
     if fact.extension:
-        yield _find("warning", "wrong extension", fact, classes, f"is {fact.kind}, named {fact.extension}")
+        yield DataFinding("warning", "wrong extension", *where, f"is {fact.kind}, named {fact.extension}")
     if fact.kind != "array":
         size = f"{fact.width}×{fact.height}"
         if min(fact.width, fact.height) < TINY_SIDE:
-            yield _find("note", f"tiny (a side below {TINY_SIDE})", fact, classes, size)
+            yield DataFinding("note", f"tiny (a side below {TINY_SIDE})", *where, size)
         if fact.width * fact.height > HUGE_PIXELS:
-            yield _find("note", f"huge (over {HUGE_PIXELS // 1_000_000} megapixels)", fact, classes, size)
+            yield DataFinding("note", f"huge (over {HUGE_PIXELS // 1_000_000} megapixels)", *where, size)
     for trait in fact.traits:
-        yield _find("note", trait, fact, classes)
+        yield DataFinding("note", trait, *where)
 
 
 def _judge_duplicates(facts: Sequence[PictureFacts], classes: Sequence[str]) -> Iterator[DataFinding]:
+    def find(severity: Severity, what: str, how: str, first: PictureFacts, other: PictureFacts) -> DataFinding:
+        label, detail = classes[other.label], f"{how} {first.key}"
+        return DataFinding(severity, what, other.key, other.split, label, detail, pair=(first, other))
+
     for group in exact_groups(facts):
         for first, other in partners(facts, group):
-            severity, what = "warning", "duplicate in the same split"
-            if first.split != other.split:
-                severity, what = "error", "the same picture in two splits"
             if first.label != other.label:
-                severity, what = "error", "the same picture in two classes"
-            yield replace(_find(severity, what, other, classes, f"same as {first.key}"), pair=(first, other))
-    for a, b in near_pairs(facts):
-        across = facts[a].split != facts[b].split
-        what = "nearly the same picture in two splits" if across else "near duplicate in the same split"
-        finding = _find("warning" if across else "note", what, facts[b], classes, f"like {facts[a].key}")
-        yield replace(finding, pair=(facts[a], facts[b]))
+                yield find("error", "the same picture in two classes", "same as", first, other)
+            elif first.split != other.split:
+                yield find("error", "the same picture in two splits", "same as", first, other)
+            else:
+                yield find("warning", "duplicate in the same split", "same as", first, other)
+    for first, other in near_pairs(facts):
+        if first.split != other.split:
+            yield find("warning", "nearly the same picture in two splits", "like", first, other)
+        else:
+            yield find("note", "near duplicate in the same split", "like", first, other)
 
 
 def _judge_classes(dataset: Dataset) -> Iterator[DataFinding]:
     yield from judge_labels(dataset)
-    counts = np.bincount(dataset.splits["train"].labels, minlength=len(dataset.classes))
-    for name, count in zip(dataset.classes, counts.tolist(), strict=True):
-        if count < FEW_PICTURES:
+    counts = {
+        split: np.bincount(source.labels, minlength=len(dataset.classes)) for split, source in dataset.splits.items()
+    }
+    train = counts["train"]
+    for label, name in enumerate(dataset.classes):
+        if train[label] < FEW_PICTURES:
             what = f"fewer than {FEW_PICTURES} training pictures"
-            yield DataFinding(severity="warning", what=what, key=name, split="train", label=name, detail=f"{count}")
-    if counts.max() > IMBALANCE * counts.min():
-        largest, smallest = dataset.classes[counts.argmax()], dataset.classes[counts.argmin()]
-        detail = f"{largest} has {counts.max()}, {smallest} has {counts.min()}"
-        what = f"unbalanced classes (over {IMBALANCE:.0f}:1)"
-        yield DataFinding(severity="warning", what=what, key=smallest, split="train", label=smallest, detail=detail)
-    for split, source in dataset.splits.items():
-        split_counts = np.bincount(source.labels, minlength=len(dataset.classes))
-        for name, count in zip(dataset.classes, split_counts.tolist(), strict=True):
-            if not count:
-                yield DataFinding(
-                    severity="warning", what="a class without pictures", key=name, split=split, label=name
-                )
+            yield DataFinding("warning", what, name, "train", name, f"{train[label]}")
+        for split in counts:
+            if not counts[split][label]:
+                yield DataFinding("warning", "a class without pictures", name, split, name)
+    if train.max() > IMBALANCE * train.min():
+        largest, smallest = dataset.classes[train.argmax()], dataset.classes[train.argmin()]
+        detail = f"{largest} has {train.max()}, {smallest} has {train.min()}"
+        yield DataFinding(
+            "warning", f"unbalanced classes (over {IMBALANCE:.0f}:1)", smallest, "train", smallest, detail
+        )
 
 
-RECORD = "data_check.json"
-MOST_TEXT = 300  # characters of an example or a detail
-MOST_BYTES = 1_000_000  # a record is a few hundred bytes
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Trouble:
     """One kind of finding: how many pictures or classes it concerns, and an example."""
 
@@ -220,13 +213,7 @@ class CheckRecord:
 def sum_up(report: Report) -> CheckRecord:
     """The record of a check."""
     findings = tuple(
-        Trouble(
-            severity=item.severity,
-            finding=item.what,
-            count=count,
-            example=_shorten(item.key),
-            detail=_shorten(item.detail),
-        )
+        Trouble(item.severity, item.what, count, _shorten(item.key), _shorten(item.detail))
         for item, count in report.summary()
     )
     return CheckRecord(data=report.dataset.name, pictures=len(report.facts), findings=findings)
@@ -242,11 +229,9 @@ def read_record(path: Path) -> CheckRecord | None:
     """What `write_record` wrote, or None if there was no check."""
     if not path.is_file():
         return None
-    if path.stat().st_size > MOST_BYTES:
-        raise DataError(f"{path} must be the record of a data check; it has {path.stat().st_size:,} bytes. Delete it.")
     try:
-        return from_dict(CheckRecord, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError, ConfigError) as error:
+        return from_dict(CheckRecord, parse_json(read_bytes(path, MOST_BYTES)))
+    except (ValueError, VitrailError) as error:
         raise DataError(f"{path} must be the record of a data check; it cannot be read ({error}). Delete it.") from None
 
 

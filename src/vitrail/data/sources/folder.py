@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.pixels import EXTENSIONS, is_picture_name
-from vitrail.data.source import Dataset, FileSource, align_labels, name_after, split_source
+from vitrail.data.source import Dataset, FileSource, align_labels, name_after, split_dataset
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError
 from vitrail.wording import counted
@@ -94,13 +94,7 @@ def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
         raise DataError(
             f"{root}: no pictures in its {counted(len(classes), 'folder')}; known extensions: {' '.join(EXTENSIONS)}."
         )
-    return Dataset(
-        name=name_after(root),
-        classes=classes,
-        splits=split_source(source, plan),
-        made_split=plan.file is None,
-        ignored=tuple(others),
-    )
+    return split_dataset(name_after(root), classes, source, plan, others)
 
 
 def subfolders(root: Path) -> list[Path]:

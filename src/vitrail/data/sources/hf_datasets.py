@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from vitrail.data.source import Dataset, Labels, RowSource, align_labels, split_source
+from vitrail.data.source import Dataset, Labels, RowSource, align_labels, split_dataset
 from vitrail.data.split import SPLIT_NAMES, SplitPlan
 from vitrail.errors import DataError, MissingExtraError
 
@@ -56,8 +56,7 @@ def from_hub(loaded: Any, name: str, plan: SplitPlan) -> Dataset:
     if len(sources) > 1 or "train" not in sources:
         plan.refuse_file(name)
         return Dataset(name=name, classes=classes, splits=sources)
-    splits = split_source(sources["train"], plan)
-    return Dataset(name=name, classes=classes, splits=splits, made_split=plan.file is None)
+    return split_dataset(name, classes, sources["train"], plan)
 
 
 def _convert(library: Any, rows: Any, name: str) -> tuple[HubSource, list[str]] | None:

@@ -3,6 +3,7 @@
 import gzip
 import math
 import zlib
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
-from vitrail.data.source import ArraySource, Dataset, split_source
+from vitrail.data.source import ArraySource, Dataset, split_dataset
 from vitrail.data.split import SplitPlan
 from vitrail.errors import DataError
 from vitrail.untrusted import check_regular
@@ -115,7 +116,7 @@ def open_digits() -> Dataset:
     levels, labels = _read_levels()
     grey = np.round(levels * (255 / LEVELS)).astype(np.uint8)
     source = ArraySource(torch.as_tensor(grey[:, None]), labels, "digits")
-    return Dataset(name="digits", classes=tuple("0123456789"), splits=split_source(source, SplitPlan()))
+    return replace(split_dataset("digits", tuple("0123456789"), source, SplitPlan()), made_split=False)
 
 
 def _read_levels() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from vitrail.data.download import Remote, fetch
 from vitrail.data.pixels import EXTENSIONS
-from vitrail.data.source import Dataset, RowSource, Source, split_source
+from vitrail.data.source import Dataset, RowSource, Source, split_dataset
 from vitrail.data.split import SPLIT_NAMES, SPLITS, SplitPlan
 from vitrail.errors import DataError, shorten
 from vitrail.untrusted import check_regular, files_of, open_tar, parse_json, read_bytes, read_member
@@ -257,8 +257,7 @@ def _open_foreign(where: str, shards: list[Shard], plan: SplitPlan) -> Dataset:
     source = ShardSource(shards, [[codes[name] for name in some] for some in names])
     roles = [SPLIT_NAMES.get(re.split(r"[^a-zA-Z]", shard.name)[0].lower(), "train") for shard in shards]
     if len(set(roles)) == 1:
-        splits = split_source(source, plan)
-        return Dataset(name=where, classes=tuple(classes), splits=splits, made_split=plan.file is None)
+        return split_dataset(where, classes, source, plan)
     plan.refuse_file(where)
     owners = np.repeat(np.array(roles), [len(some) for some in names])
     splits = {role: source.select(np.flatnonzero(owners == role)) for role in dict.fromkeys(roles)}
