@@ -110,7 +110,7 @@ def run(function: Callable[..., Any], name: str, verb: Verb, values: dict[str, A
     elif verb.several:
         values["model"] = several or None
     if name == "predict" and "out" not in values and getattr(sys.stdout, "name", "") == os.devnull:
-        raise ConfigError("standard output is closed, so the predictions would be lost; pass `out=`FILE.")
+        raise ConfigError("standard output is closed, so the predictions would be lost; pass `out=` FILE.")
     if "out" in arguments and arguments["out"].annotation == Out:
         values.setdefault("out", True)
     if "progress" in arguments:

@@ -39,6 +39,8 @@ def show(result: Any, *, as_json: bool = False, word: Callable[[str], str] = str
     """Print what a verb returns, its arguments as `word` puts them, and give its exit code."""
     if result is None:
         return 0
+    if not getattr(result, "speaks", True):  # one of several ranks
+        return int(result.exit_code)
     if hasattr(result, "show_rows"):  # one row after the other, as they are computed
         result.show_rows()
         return int(result.exit_code)

@@ -111,7 +111,7 @@ class Run:
         yield self.ended
         if self.report is not None:
             yield f"its report: {self.report}"
-        again = shlex.join(["vitrail", "train", "PICTURES", "--weights", str(self.folder)])
+        again = f"vitrail train PICTURES --weights {shlex.quote(str(self.folder))}"
         yield from ending([], f"{again} starts a new run from its weights")
 
     def scores(self) -> Iterator[Text]:

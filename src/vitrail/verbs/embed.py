@@ -184,11 +184,11 @@ def embed(
         data=data, split=splits, settings=changed_settings(config), form=format, method=map, batch_size=batch_size
     )
     check_out(out)
-    if data is not None and (pictures or list_file is not None):
+    found = resolve_pictures(pictures, list_file) if data is None or pictures or list_file is not None else None
+    if data is not None and found is not None:
         raise ConfigError("pass pictures or `data=`, not both.")
     request = RuntimeRequest(runtime=runtime, precision=precision, merge=merge)
     source = resolve_model(model, device=device, request=request)
-    found = resolve_pictures(pictures, list_file) if data is None else None
     if data is not None and not isinstance(data, Dataset):
         from vitrail.data.datasets import check_where
 
@@ -208,8 +208,8 @@ def embed(
         predictor = source.put(predictor, sum(len(source) for source in sources), some, speaks=shows)
         columns = _embed_data(predictor, dataset, splits, batch_size, show)
     where = "DATA" if data is None else data.name if isinstance(data, Dataset) else str(data)
-    following = ["vitrail", "eval", source.source, where, "--probe", "knn,linear"]
-    embeddings = replace(columns.joined(), following=shlex.join(following))
+    following = f"vitrail eval {shlex.join([source.source, where])} --probe knn,linear"
+    embeddings = replace(columns.joined(), following=following)
     if out is None or out is False:
         return embeddings
     with working("drawing the map", speaks=shows and map != "none"):

@@ -82,10 +82,11 @@ class Export:
             yield from ending([self.path], shlex.join(following) + (" PICTURES…" if usable else ""))
             return
         if self.manifest.facts.classes is None:
-            yield "no labels.txt: this model has no class names; --class-names of `vitrail convert` adds them"
+            yield "no labels.txt: this model has no class names; `vitrail convert --class-names FILE` adds them"
         volume = shlex.quote(f"{self.path.parent.absolute()}:/models:ro")
-        server = "openvino/model_server --config_path /models/config.json --rest_port 8000"
-        yield from ending([self.path], f"docker run --rm -p 8000:8000 -v {volume} {server}")
+        server = "openvino/model_server"
+        serve = f"docker run --rm -p 8000:8000 -v {volume} {server} --config_path /models/config.json --rest_port 8000"
+        yield from ending([self.path], serve)
 
 
 def export(

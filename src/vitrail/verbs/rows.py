@@ -48,7 +48,7 @@ def choose_format(asked: RowFormat | None, out: Path | None, *, raw: bool = Fals
         raise ConfigError(f"has no {asked!r}; {suggest(str(asked), get_args(RowFormat))}", field="format")
     chosen: RowFormat | None = asked or ("table" if out is None else SUFFIXES.get(out.suffix.lower()))
     if out is None and chosen == "parquet":
-        raise ConfigError('`format="parquet"` needs a file: it cannot be printed; pass `out=`.')
+        raise ConfigError('`format="parquet"` needs `out=` FILE.parquet: it cannot be printed.')
     if out is not None and chosen == "table":
         raise ConfigError("writes jsonl, csv or parquet; a table is for the terminal.", field="out")
     if out is not None and out.is_dir():

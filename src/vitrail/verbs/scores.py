@@ -99,6 +99,11 @@ class Evaluation:
         return show_evaluation(f"{self.model} on {self.data}, {self.split}", self.measurement, self.facts)
 
     @property
+    def speaks(self) -> bool:
+        """Whether the command prints it: of several ranks, only the first writes and prints."""
+        return self.folder is not None
+
+    @property
     def exit_code(self) -> int:
         """1: some pictures could not be read, or no report could be made."""
         return int(bool(self.report_error or (self.measurement is not None and self.measurement.broken)))
@@ -116,8 +121,6 @@ class Evaluation:
 
     def lines(self) -> Iterator[RenderableType]:
         """What the command prints: the numbers, the classes and the mistakes."""
-        if self.folder is None:  # only the first of several ranks prints and writes
-            return
         measurement = self.measurement
         title = f"{self.model} on {self.dataset.name}, {self.split}"
         pictures = "" if measurement is None else f": {counted(len(measurement.targets), 'picture')}"
@@ -127,7 +130,8 @@ class Evaluation:
         if measurement is None:
             yield Text("the model has no head for these classes; only its features were measured", style="dim")
             yield table(_extra_rows(self.facts))
-            yield from ending(self.written, shlex.join(["vitrail", "embed", self.model, "--data", self.data]))
+            following = f"vitrail embed {shlex.quote(self.model)} --data {shlex.quote(self.data)}"
+            yield from ending(self.written, following)
             return
         if measurement.chose_epoch:
             yield Text(
