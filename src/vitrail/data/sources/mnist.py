@@ -12,8 +12,8 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
+from vitrail.data.config import DataConfig
 from vitrail.data.source import ArraySource, Dataset, split_dataset
-from vitrail.data.split import SplitPlan
 from vitrail.errors import DataError
 from vitrail.untrusted import check_regular
 
@@ -116,7 +116,7 @@ def open_digits() -> Dataset:
     levels, labels = _read_levels()
     grey = np.round(levels * (255 / LEVELS)).astype(np.uint8)
     source = ArraySource(torch.as_tensor(grey[:, None]), labels, "digits")
-    return replace(split_dataset("digits", tuple("0123456789"), source, SplitPlan()), made_split=False)
+    return replace(split_dataset("digits", tuple("0123456789"), source, DataConfig()), made_split=False)
 
 
 def _read_levels() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
