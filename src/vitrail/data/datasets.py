@@ -10,7 +10,7 @@ from vitrail.data.source import Dataset
 from vitrail.data.sources.cifar import FOLDERS, is_cifar, open_cifar, read_archive
 from vitrail.data.sources.folder import open_folder, subfolders
 from vitrail.data.sources.hf_datasets import open_hub
-from vitrail.data.sources.mnist import FASHION_CLASSES, IDX_FILES, is_idx, is_whole_idx, open_digits, open_idx
+from vitrail.data.sources.mnist import FASHION, IDX_FILES, is_idx, is_whole_idx, open_digits, open_idx
 from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
 from vitrail.data.split import UNUSED, refuse_split_file, write_split
@@ -120,7 +120,7 @@ def _open_named(name: str, folder: Path) -> Dataset:
         for remote in REMOTES[name]:
             fetch(remote, folder / name)
         folders = [folder / name]
-    classes = FASHION_CLASSES if name == "fashion-mnist" else tuple("0123456789")
+    classes = FASHION if name == "fashion-mnist" else tuple("0123456789")
     return replace(open_idx(folders[0], classes), name=name)
 
 
