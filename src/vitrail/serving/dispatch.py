@@ -155,7 +155,7 @@ class Endpoint:
     codes: Sequence[str] = ()  # of errors, beside the usual ones
     headers: Schema | None = None  # of the answer
     body: Callable[[ServeSettings], Schema] | None = None  # the content of the request
-    is_open: bool = False  # to everybody: it requires no token, and no pace is kept
+    is_open: bool = False  # it requires no token, and has no rate limit
     handle: Handler | None = None
 
     def __call__(self, handle: Handler) -> "Endpoint":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 UNMATCHED = "unmatched"  # the route of an address that does not exist
 KEY = "vitrail.exchange"  # in the scope of a request
 BUFFER_RETRY = 1  # seconds after which there may be room for a body again
-_SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_VALID_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 # Code → status, and what to do. Everything that the service can answer with stands here, and in /openapi.json.
 CODES: dict[str, tuple[int, str]] = {
@@ -81,7 +81,7 @@ class Buffer:
         self.held = 0
 
     def take(self, count: int) -> Problem | None:
-        """Count so many bytes more, or say why there is no room for them."""
+        """Count more bytes, or say why there is no room for them."""
         if self.held + count > self.size:
             return Problem(
                 "queue_full",
@@ -133,10 +133,10 @@ def exchange_of(request: Request) -> Exchange:
 
 
 def begin(scope: Any, given: str, buffer: Buffer) -> Exchange:
-    """A new exchange; the client's own id is kept if it is a sane one."""
+    """A new exchange; the client's own id is kept if it is a valid one."""
     client = scope.get("client")
     exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "", buffer=buffer)
-    if _SANE.fullmatch(given):
+    if _VALID_ID.fullmatch(given):
         exchange.id = given
     scope[KEY] = exchange
     return exchange

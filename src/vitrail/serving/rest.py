@@ -10,16 +10,11 @@ from starlette.responses import JSONResponse, Response
 from vitrail.serving.batching import Answer, Kind
 from vitrail.serving.dispatch import Call, Endpoint, Query, model_of, parameter
 from vitrail.serving.exchange import Problem
-from vitrail.serving.openapi import BINARY, json_of, pictures_of
+from vitrail.serving.openapi import BINARY, SCHEMAS, json_of, pictures_of
 from vitrail.serving.supervisor import Host
 from vitrail.serving.uploads import Picture, check_pictures, describe, read_pictures
 
 METHODS = ("auto", "attention", "rollout", "gradient-rollout", "relevance", "occlusion")
-# What is told about a model beside its name.
-_TOLD = (
-    *("version", "sha256", "classes", "image_size", "grid", "depth", "heads"),
-    *("runtime", "precision", "explains", "methods", "temperature"),
-)
 
 MODEL = parameter("model", {"type": "string"}, "The model; the first one by default.")
 TOP_K = parameter(
@@ -46,8 +41,9 @@ _one_picture = partial(pictures_of, most=1)
 
 @Endpoint("GET", "/v1/models", "The models and what they are", (), "Models", ("not_ready",))
 async def list_models(call: Call) -> Response:
+    _, *shown = SCHEMAS["Described"]["properties"]  # all but its name
     hosts = [call.service.find(name) for name in call.service.hosts]
-    return JSONResponse({"models": [{"name": host.name, **_pick(host.facts, *_TOLD)} for host in hosts]})
+    return JSONResponse({"models": [{"name": host.name, **_pick(host.facts, *shown)} for host in hosts]})
 
 
 @Endpoint("GET", "/v1/labels", "The names of a model's classes", (MODEL,), "Labels", ("not_ready", "unknown_model"))

@@ -151,9 +151,9 @@ LONGEST_NAME = 200  # characters of a file name that are sent back
 SLOWEST = 10_000  # bytes per second below which a client is taken to be holding a connection, not using it
 DRAINED = 100_000_000  # bytes over a limit that are thrown away, so that the client can hear why
 DRAIN_SECONDS = 2.0
-MOST_VALUES = 1_000_000  # of a JSON text: parsing so many keeps everybody else waiting for a tenth of a second
+MOST_VALUES = 1_000_000  # of a JSON text: parsing more would keep all others waiting for over a tenth of a second
 UNPACKED = 1 << 20  # bytes of a compressed body that are unpacked at once
-FEW = 1000  # values of a JSON text that nobody has to account for
+FEW = 1000  # values that a JSON text may have beyond those that the request needs
 _NO_ENCODING = "Send the body as it is, or compressed with gzip or deflate."
 
 
