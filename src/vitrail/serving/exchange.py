@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 UNMATCHED = "unmatched"  # the route of an address that does not exist
 KEY = "vitrail.exchange"  # in the scope of a request
+CLOSE = (("connection", "close"),)  # the header of an answer after which nothing more is read
 BUFFER_RETRY = 1  # seconds after which there may be room for a body again
 _VALID_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -69,6 +70,11 @@ class Problem(Exception):  # noqa: N818 - it is also an entry of an answer
         return [*self.headers, *retry]
 
 
+def invalid(message: str, hint: str = "") -> Problem:
+    """What is wrong with an argument, or with a value in the body."""
+    return Problem("invalid_argument", message, hint)
+
+
 class ClientGoneError(Exception):
     """The client has closed the connection before its answer."""
 
@@ -80,17 +86,12 @@ class Buffer:
         self.size = size
         self.held = 0
 
-    def take(self, count: int) -> Problem | None:
-        """Count more bytes, or say why there is no room for them."""
+    def take(self, count: int) -> None:
+        """Count more bytes, if there is room for them."""
         if self.held + count > self.size:
-            return Problem(
-                "queue_full",
-                f"the requests that are being answered take up {self.held:,} of {self.size:,} bytes already.",
-                retry_after=BUFFER_RETRY,
-                headers=(("connection", "close"),),
-            )
+            message = f"the requests that are being answered take up {self.held:,} of {self.size:,} bytes already."
+            raise Problem("queue_full", message, retry_after=BUFFER_RETRY, headers=CLOSE)
         self.held += count
-        return None
 
 
 @dataclass
@@ -113,12 +114,11 @@ class Exchange:
     def seconds(self) -> float:
         return time.perf_counter() - self.began
 
-    def receive(self, count: int) -> Problem | None:
-        """Count bytes of the body, which stay in memory until the exchange ends, if there is room for them."""
-        problem = None if self.buffer is None else self.buffer.take(count)
-        if problem is None:
-            self.received += count
-        return problem
+    def receive(self, count: int) -> None:
+        """Count bytes of the body, which stay in memory until the exchange ends."""
+        if self.buffer is not None:
+            self.buffer.take(count)
+        self.received += count
 
     def release(self) -> None:
         """The body is no longer in memory."""
