@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, preset
-from vitrail.errors import WeightsError
+from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
@@ -42,9 +42,11 @@ def read_preprocess(data: Mapping[str, Any], config: ViTConfig, *, dynamic: bool
     A `dynamic` model takes pictures of the data's size; any other one, pictures of its own size.
     """
     if unknown := sorted(data.keys() - KNOWN):
-        raise WeightsError(f"pretrained_cfg of config.json has {', '.join(unknown)}, which we do not know.")
+        raise WeightsError(f"pretrained_cfg of config.json has {list_names(unknown)}, which we do not know.")
     if data.get("label_offset"):
-        raise WeightsError(f"config.json says label_offset={data['label_offset']!r}; remove those rows of the head.")
+        raise WeightsError(
+            f"config.json says label_offset={shorten(data['label_offset'])}; remove those rows of the head."
+        )
     prepared, notes = _read_size(data, config, dynamic)
     mean, std, more = _read_statistics(data, config.channels)
     spec = Preprocess(
@@ -89,7 +91,9 @@ def _read_statistics(
         if not isinstance(values, list | tuple) or not all(
             isinstance(value, int | float) for value in cast("Any", values)
         ):
-            raise WeightsError(f"pretrained_cfg of config.json: {name} must be a list of numbers; got {values!r}.")
+            raise WeightsError(
+                f"pretrained_cfg of config.json: {name} must be a list of numbers; got {shorten(values)}."
+            )
         numbers = tuple(float(value) for value in cast("tuple[float, ...]", values))
         if len(numbers) == 3 != channels:
             numbers, averaged = (sum(numbers) / 3,), True
@@ -105,7 +109,9 @@ def _read_statistics(
 def _read_crop(data: Mapping[str, Any]) -> float:
     crop: Any = data.get("crop_pct") or 0.875
     if not isinstance(crop, int | float) or not 0 < crop <= 1:
-        raise WeightsError(f"pretrained_cfg of config.json: crop_pct must be above 0 and at most 1; got {crop!r}.")
+        raise WeightsError(
+            f"pretrained_cfg of config.json: crop_pct must be above 0 and at most 1; got {shorten(crop)}."
+        )
     return float(crop)
 
 
@@ -113,7 +119,7 @@ def _choose(data: Mapping[str, Any], name: str, choices: Mapping[str | None, Any
     value: Any = data.get(name) or None
     if not isinstance(value, str | None) or value not in choices:
         shown = ", ".join(choice for choice in choices if choice)
-        raise WeightsError(f"pretrained_cfg of config.json says {name}={value!r}; we can do {shown}.")
+        raise WeightsError(f"pretrained_cfg of config.json says {name}={shorten(value)}; we can do {shown}.")
     return choices[value]
 
 
