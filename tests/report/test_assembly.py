@@ -25,7 +25,7 @@ from vitrail.report.assembly import report_on_run
 from vitrail.report.commands import as_typed, run_commands
 from vitrail.report.sections import training_section
 from vitrail.training.curves import EpochRow
-from vitrail.training.recipes import digits
+from vitrail.training.recipes import RECIPES, digits
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
 
@@ -124,7 +124,7 @@ def test_the_demo_shows_what_to_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = replace(digits(), schedule=replace(digits().schedule, epochs=1))
-    monkeypatch.setattr("vitrail.training.recipes.recipe", lambda _: quick)
+    monkeypatch.setitem(RECIPES, "digits", lambda: quick)
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == 0
     printed = capsys.readouterr().out
@@ -137,6 +137,7 @@ def test_the_demo_shows_what_to_try(
         "vitrail eval runs/demo-1 digits --robustness",
     ):
         assert text in printed, text
+    assert len(Path("runs/demo-1/results.csv").read_text().splitlines()) == 2, "a header and one epoch"
     check_page(read_page(Path("runs/demo-1")))
 
 

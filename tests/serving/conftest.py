@@ -18,7 +18,7 @@ from PIL import Image
 
 from processes import SECONDS, wait_for
 from vitrail.serving.app import build_app
-from vitrail.serving.batching import Answer, Item
+from vitrail.serving.batching import Answer, Item, Slots
 from vitrail.serving.dispatch import Service
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.telemetry import AccessLog
@@ -121,13 +121,12 @@ FACTS: dict[str, Any] = {
 }
 
 
-class StandIn:
+class StandIn(Slots):
     """A worker that answers at once, or never, in the event loop itself."""
 
     def __init__(self, answers: Callable[[dict[str, Any], bytes], Answer] | None) -> None:
         self.free = self.spare = self.threads = 1
-        self.explaining, self.decoding, self.max_batch, self.max_wait = 0, 0, 4, 0.0
-        self.always_waits = True
+        self.max_batch, self.always_waits = 4, True
         self.missed = 0
         self.seen: list[Sequence[Item]] = []
         self._answers = answers

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from PIL.WebPImagePlugin import WebPImageFile
 from tests.trusting import with_trust
 
 import vitrail
 from conftest import Clock
 from serving.conftest import encode
+from vitrail.data.pixels import prepare_array
 from vitrail.errors import WeightsError
 from vitrail.serving import engine as computing
 from vitrail.serving.engine import Engine, checksum, choose_batch, choose_wait, measure
@@ -212,3 +215,37 @@ def test_measuring_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.now < 2
     assert list(seconds)[:3] == [1, 2, 4]
     assert seconds[1] == pytest.approx(0.02)
+
+
+def test_large_webp_pictures_are_decoded_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would hold up everybody else's answers meanwhile; the pixels are those that it would have read here."""
+    engine = Engine("cifar10", "torch", "float32", 2_000_000)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned
+    blobs = [
+        encode("WEBP", (1100, 1000), exif=exif, lossless=True, method=0),
+        encode("WEBP", (1001, 1050), "RGBA", seed=1, method=0),
+    ]
+    items = [{"want": "scores", "name": f"picture {index}"} for index in range(len(blobs))]
+    options = {"method": "occlusion", "layer": None, "head": None, "target": None, "as_png": True}
+    question = Frame({"id": 2, "kind": "explain", "options": options}, blobs[:1])
+    expected = np.empty((2, 3, *engine.predictor.preprocess.size), dtype=np.float32)
+    for blob, image in zip(blobs, expected, strict=True):
+        prepare_array(blob, engine.predictor.preprocess, image)
+    monkeypatch.setattr(WebPImageFile, "load", lambda self: pytest.fail("decoded here"))
+    for blob, image in zip(blobs, expected, strict=True):
+        np.testing.assert_array_equal(engine._prepare([{"name": "it"}], [blob])[0][0], image)
+    assert engine.run(question).blobs[0].startswith(b"\x89PNG")
+    damaged = bytearray(blobs[0])
+    start = damaged.index(b"VP8L") + 20  # behind its size
+    damaged[start : start + 200] = b"\xff" * 200
+    frame = Frame({"id": 3, "kind": "logits", "items": items}, [bytes(damaged), blobs[1]])
+    broken, whole = engine.run(frame).facts["items"]
+    assert broken["error"]["code"] == "unreadable_picture"
+    assert broken["error"]["message"].startswith("picture 0: damaged or truncated (")
+    engine.decoder.process.kill()  # as a picture could that takes up all memory
+    frame = Frame({"id": 4, "kind": "logits", "items": items[1:]}, blobs[1:])
+    (lost,), (again,) = (engine.run(frame).facts["items"] for _ in range(2))
+    assert lost["error"]["message"] == "picture 1: damaged, or too large to decode."
+    assert again == whole
+    engine.decoder.stop()

@@ -185,8 +185,8 @@ def test_refused_requests_are_counted_under_the_address_that_they_asked_for() ->
 
 def test_batches_are_counted_by_model() -> None:
     metrics = Metrics()
-    metrics.batch("first", "logits", 3, 0.002, 0.003, [0.001] * 3)
-    metrics.batch("second", "features", 1, 0.0, 0.003, [0.001])
+    metrics.batch("first", "logits", 0.002, 0.003, [0.001] * 3)
+    metrics.batch("second", "features", 0.0, 0.003, [0.001])
     text = metrics.text().decode()
     for name, model, kind, count in (
         ("queue_seconds", "first", "logits", 3.0),

@@ -31,7 +31,7 @@ def test_binary_parts_belong_to_their_inputs() -> None:
     assert blob == b"\2\0\0\0ab\3\0\0\0cde"
     tensor = {"name": "picture", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": len(blob)}}
     asked = read_inference(*body(tensor, blob, outputs=[{"name": "label"}], id="7"), 100)
-    assert read_bytes(asked.inputs[0], 2) == [b"ab", b"cde"]
+    assert read_bytes(asked.input, 2) == [b"ab", b"cde"]
     assert (asked.id, asked.outputs) == ("7", [("label", False)])
 
 
@@ -211,7 +211,7 @@ def test_mistakes(triton: Any) -> None:
     tensor.set_data_from_numpy(np.zeros((1, 3, 5, 5), dtype=np.float32))
     with pytest.raises(InferenceServerException, match=r"must have the shape \[n, 3, 32, 32\]"):
         triton.infer("cifar10", [tensor])
-    with pytest.raises(InferenceServerException, match="no output 'logit'"):
+    with pytest.raises(InferenceServerException, match=r"outputs\[0\].name must be one of logits, .*; got 'logit'"):
         triton.infer("cifar10", [bytes_input(PICTURES, True)], outputs=[InferRequestedOutput("logit")])
     with pytest.raises(InferenceServerException, match="classification extension"):
         triton.infer("cifar10", [bytes_input(PICTURES, True)], outputs=[InferRequestedOutput("label", class_count=2)])

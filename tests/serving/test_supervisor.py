@@ -180,7 +180,7 @@ def test_a_stopped_worker_is_not_ready_and_is_replaced() -> None:
             assert host.ready
             host._check(stopped.worker)
             stopped.reader.feed_data(pack(Frame({"beat": True})))
-            while stopped.worker.missed:  # a sign of life counts
+            while stopped.worker.missed:  # a heartbeat counts
                 await asyncio.sleep(0)
             for _ in range(SILENT):
                 assert host.ready
@@ -197,7 +197,7 @@ def test_a_stopped_worker_is_not_ready_and_is_replaced() -> None:
         assert fresh.worker._writer.close.called  # type: ignore[attr-defined]
 
     asyncio.run(work())
-    assert said[0] == "the worker of it has given no sign of life for 10 s and is being killed"
+    assert said[0] == "the worker of it has sent no heartbeat for 10 s and is being killed"
 
 
 FRONT = """

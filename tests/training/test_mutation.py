@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fuzzing import cases
-from mutation import attack, mutate, mutate_json
+from fuzzing import attack, cases, damaged, mutate, twist
 from vitrail.data import Dataset
 from vitrail.data.source import FileSource
 from vitrail.data.split import read_split, write_split
@@ -34,8 +33,10 @@ CASES = cases(100)
 
 def resign(data: bytes, draw: random.Random) -> bytes:
     """A state that was changed by somebody who knows how to sum it up."""
-    facts: Any = mutate_json(json.loads(data), draw)
-    facts.pop("crc32", None)
+    facts: Any = twist(json.loads(data), draw)
+    if not isinstance(facts, dict):
+        return json.dumps(facts).encode()
+    facts = {name: value for name, value in facts.items() if name != "crc32"}
     return json.dumps({**facts, "crc32": _checksum(facts)}).encode()
 
 
@@ -58,7 +59,7 @@ def test_state(change: Any, tmp_path: Path) -> None:
         pick_whole(tmp_path, set())
         loader.load_state_dict(read_state(path).loader)
 
-    outcomes = attack(read, originals, CASES, change=change)
+    outcomes = attack(read, damaged(originals, change), CASES)
     assert outcomes["refused"] > CASES / 2
 
 
@@ -79,7 +80,7 @@ def test_results(tmp_path: Path) -> None:
             drawn += 1
         keep_rows(path, 3)
 
-    outcomes = attack(read, [original], CASES)
+    outcomes = attack(read, damaged([original]), CASES)
     assert outcomes["refused"] > CASES / 4
 
 
@@ -102,8 +103,8 @@ def test_split(tmp_path: Path) -> None:
         path.write_bytes(data)
         read_split(path, keys)
 
-    assert attack(read, [original], CASES)["refused"] > CASES / 4
-    assert attack(read_strictly, [original], CASES // 4)["refused"] > CASES / 16
+    assert attack(read, damaged([original]), CASES)["refused"] > CASES / 4
+    assert attack(read_strictly, damaged([original]), CASES // 4)["refused"] > CASES / 16
 
 
 def test_config(tmp_path: Path) -> None:
@@ -116,4 +117,4 @@ def test_config(tmp_path: Path) -> None:
 
     bomb = b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\nd: [*c,*c]\n"
     dates = b"start: 2001-99-99\nseed: !!int " + b"9" * 5000
-    assert attack(read, [original, bomb, dates], CASES // 4)["refused"] > CASES / 20
+    assert attack(read, damaged([original, bomb, dates]), CASES // 4)["refused"] > CASES / 20

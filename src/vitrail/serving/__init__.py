@@ -10,6 +10,7 @@ uploads      the pictures of a request, limited while they arrive, and checked b
 batching     the bounded queue, and which pictures are computed together
 supervisor   one worker process per model: started, watched, started again, exchanged for a newer model
 worker       that process: decodes and computes with what engine makes of a model; overlays explains
+decoder      a process beside the worker, for pictures that would hold it up
 frames       what front and worker send each other
 
 The front process never loads torch and never computes, so that it always answers.

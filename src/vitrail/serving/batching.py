@@ -12,17 +12,18 @@ import asyncio
 import heapq
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from vitrail.serving.exchange import Problem
+from vitrail.serving.frames import LARGE
 from vitrail.wording import agree, counted
 
 Kind = Literal["logits", "features", "explain", "attention"]
 BATCHED: tuple[Kind, ...] = ("logits", "features")
-LARGE = 1 << 20  # pixels, over which a picture is large
 AT_ONCE = 50_000_000  # pixels of large pictures that a worker decodes at once, unless a single one has more
 REMEMBERED = 50  # pictures whose pace is the pace
 LONGEST_RETRY = 60  # seconds that a client is told to wait at most
@@ -66,19 +67,21 @@ class Item:
         return self.pixels > LARGE
 
 
-class Slots(Protocol):
+class Slots(ABC):
     """A worker, as the queue sees it."""
 
-    free: int  # batches that it could start now
-    spare: int  # large pictures that it could start now
-    decoding: int  # pixels of the large ones that it has
-    explaining: int  # explanations that it works on
-    threads: int
-    max_batch: int
-    max_wait: float  # seconds
-    always_waits: bool  # or only while others can be expected
+    free = 0  # batches that it could start now
+    spare = 0  # large pictures that it could start now
+    decoding = 0  # pixels of the large ones that it has
+    explaining = 0  # explanations that it works on
+    threads = 0
+    max_batch = 1
+    max_wait = 0.0  # seconds
+    always_waits = False  # or only while others can be expected
 
-    def start(self, kind: Kind, items: Sequence[Item], alone: bool) -> None: ...
+    @abstractmethod
+    def start(self, kind: Kind, items: Sequence[Item], alone: bool) -> None:
+        """Begin to compute a batch; `alone`: nothing else waits."""
 
 
 class Batcher:
@@ -117,7 +120,7 @@ class Batcher:
         self.pump()
 
     def withdraw(self, kind: Kind, items: Sequence[Item]) -> None:
-        """Forget pictures whose client no longer waits; those that are being computed already are not stopped."""
+        """Forget pictures whose client no longer waits; those that are already being computed are not stopped."""
         for item in items:
             self._queues.get((kind, item.large), {}).pop(item, None)
             item.future.cancel()
@@ -146,8 +149,7 @@ class Batcher:
             return
         while worker.spare > 0 and (kind := self._next(worker, large=True)) is not None:
             queue = self._queues[kind, True]
-            pixels = min(queue, key=_turn).pixels
-            if worker.decoding and worker.decoding + pixels > AT_ONCE:
+            if worker.decoding and worker.decoding + min(queue, key=_turn).pixels > AT_ONCE:
                 break
             self._start(worker, kind, queue, 1)
         while worker.free > 0 and (kind := self._next(worker, large=False)) is not None:

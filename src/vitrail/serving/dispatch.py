@@ -5,22 +5,25 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vitrail.errors import suggest
-from vitrail.serving.batching import LARGE, Answer, Item, Kind
-from vitrail.serving.exchange import Buffer, Exchange, Problem, exchange_of
+from vitrail.serving.batching import Answer, Item, Kind
+from vitrail.serving.exchange import Buffer, ClientGoneError, Exchange, Problem, exchange_of
+from vitrail.serving.frames import LARGE
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.supervisor import START_RETRY, Host, Say, restarting
 from vitrail.serving.telemetry import Metrics
-from vitrail.serving.uploads import ClientGoneError
+from vitrail.wording import counted
 
 MOST_ARGUMENTS = 20
 LONGEST_ARGUMENT = 200  # characters
+MOST = 2**31 - 1  # of what has no limit of its own
+BODY = "the body"  # its name in messages
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 Schema = dict[str, Any]
@@ -121,6 +124,7 @@ class Call:
     service: Service
     request: Request
     arguments: dict[str, Any]
+    body: Schema  # the content that the request may have, by media type
 
     @property
     def settings(self) -> ServeSettings:
@@ -161,7 +165,8 @@ class Endpoint:
         """Read the arguments, and let the handler answer."""
         assert self.handle is not None
         arguments = request.path_params if self.is_open else read_arguments(request, self.parameters)
-        return await self.handle(Call(service, request, arguments))
+        body = {} if self.body is None else self.body(service.settings)
+        return await self.handle(Call(service, request, arguments, body))
 
 
 def parameter(name: str, schema: Schema, description: str, place: str = "query") -> Schema:
@@ -187,28 +192,52 @@ def read_arguments(request: Request, parameters: Sequence[Schema]) -> dict[str, 
             raise Problem("invalid_argument", f"{name} is given twice.")
         if len(value) > LONGEST_ARGUMENT:
             raise Problem("invalid_argument", f"{name} must have at most {LONGEST_ARGUMENT} characters.")
-        values[name] = read_value(known[name], value)
+        schema = known[name]["schema"]
+        if value or schema["type"] != "integer" or "default" in schema:  # `layer=` is as good as none
+            values[name] = read_value(name, schema, value)
     defaults = {name: each["schema"]["default"] for name, each in known.items() if "default" in each["schema"]}
     return {**defaults, **values, **request.path_params}
 
 
-def read_value(declared: Schema, value: Any) -> Any:
-    """A value as its declaration says: a text of the address, or a value of JSON."""
-    schema, read = declared["schema"], value
+def read_value(name: str, schema: Schema, value: Any) -> Any:
+    """A text of the address, or a value of JSON with all that is in it, as its schema says."""
+    kind, read, got = schema.get("type"), value, repr(value)[:50]
     if "enum" in schema:
         expected, is_valid = f"one of {', '.join(schema['enum'])}", value in schema["enum"]
-    elif schema["type"] == "integer":
-        if value == "" and "default" not in schema:
-            return None
-        least, most = schema["minimum"], schema["maximum"]
+    elif kind == "integer":
+        least, most = schema["minimum"], schema.get("maximum", MOST)
         read = int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
         expected, is_valid = f"a whole number from {least:,} to {most:,}", type(read) is int and least <= read <= most
-    elif schema["type"] == "number":
+    elif kind == "number":
         least, most = schema["exclusiveMinimum"], schema["exclusiveMaximum"]
         read = float(value) if _DECIMAL.fullmatch(value) else math.nan
         expected, is_valid = f"between {least} and {most}", least < read < most
+    elif kind == "string":
+        most = schema.get("maxLength", MOST)
+        expected, is_valid = f"a text of up to {most:,} characters", isinstance(value, str) and len(value) <= most
+    elif kind == "array":
+        least, most = schema.get("minItems", 0), schema.get("maxItems", MOST)
+        length = len(cast("list[Any]", value)) if isinstance(value, list) else -1
+        got = got if length < 0 else counted(length, "value")
+        expected = f"a list of {f'{least:,} to ' if least < most else ''}{counted(most, 'value')}"
+        is_valid = least <= length <= most
     else:
-        return value
+        expected, is_valid = "an object", isinstance(value, dict)
     if not is_valid:
-        raise Problem("invalid_argument", f"{declared['name']} must be {expected}; got {repr(value)[:50]}.")
-    return read
+        raise Problem("invalid_argument", f"{name} must be {expected}; got {got}.")
+    if kind == "array" and "items" in schema:
+        return [read_value(f"{name}[{index}]", schema["items"], each) for index, each in enumerate(value)]
+    return _read_fields(name, schema, cast("dict[str, Any]", value)) if "properties" in schema else read
+
+
+def _read_fields(name: str, schema: Schema, value: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an object: known ones only, and all that are required."""
+    properties, required = schema["properties"], schema["required"]
+    if unknown := sorted(value.keys() - properties.keys()):
+        known = ", ".join(properties)
+        raise Problem("invalid_argument", f"unknown field {unknown[0][:50]!r} in {name}; known: {known}.")
+    if missing := [field for field in required if field not in value]:
+        raise Problem("invalid_argument", f"{name} must have {' and '.join(missing)}.")
+    where = "" if name == BODY else f"{name}."
+    given = {field: each for field, each in value.items() if each is not None or field in required}
+    return {field: read_value(f"{where}{field}", properties[field], each) for field, each in given.items()}

@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from vitrail.data.pixels import open_picture, prepare_array
 from vitrail.errors import ConfigError, InputError, VitrailError, WeightsError
 from vitrail.files import sha256_of
-from vitrail.prediction import Predictor, load
+from vitrail.prediction import load
 from vitrail.prediction.predictor import MANY
 from vitrail.prediction.results import Request
 from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice
 from vitrail.runtimes.runtime import Floats
-from vitrail.serving.frames import Frame
+from vitrail.serving.decoder import Decoder
+from vitrail.serving.frames import LARGE, Frame
 from vitrail.timing import repeat
 from vitrail.weights.resolve import files_of, locate, stamps_of
 from vitrail.wording import reason
 
-Facts = dict[str, Any]
+Asked = Mapping[str, Any]  # what is asked about one picture
+Answered = dict[str, Any]
 FORMATS = ("JPEG", "PNG", "WEBP")  # that are accepted
 SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more come together, else fewer
 ATTEMPTS = 5  # to read files while somebody writes to them
@@ -39,6 +42,7 @@ class Engine:
     def __init__(self, source: str, runtime: RuntimeChoice, precision: PrecisionChoice, max_pixels: int) -> None:
         self.notes: list[str] = []
         self.max_pixels = max_pixels
+        self.decoder = Decoder()
         self._load(source, runtime, precision)
         if self.explainer.in_torch:
             self.predictor = self.explainer.on(
@@ -64,10 +68,21 @@ class Engine:
             f"{source} changes while it is read; write a new file, and move it there when it is complete."
         )
 
-    def describe(self) -> Facts:
-        """What `/v1/models` tells, and what the front needs to know."""
-        predictor = self.predictor
-        methods = self._methods()
+    def describe(self) -> Answered:
+        """What `/v1/models` tells, and what the front needs to know; None where an export does not tell it."""
+        predictor, has_torch = self.predictor, find_spec("torch") is not None  # exports run without it
+        manifest: Any = getattr(predictor.runtime, "manifest", None)
+        config: dict[str, Any] = {} if manifest is None else json.loads(manifest.config)
+        if predictor.in_torch:
+            config = vars(predictor.model.config)
+        precision = "bf16" if predictor.runtime.name.endswith("bf16") else "float32"
+        if manifest is not None and manifest.precision != "float32":
+            precision = str(manifest.precision)
+        methods: Sequence[str] = ()
+        if has_torch:
+            from vitrail.serving.overlays import methods_of
+
+            methods = methods_of(self.explainer)
         return {
             "version": self.sha256[:SHORTEST_VERSION],
             "sha256": self.sha256,
@@ -75,83 +90,71 @@ class Engine:
             "labels": [predictor.label(index) for index in range(predictor.num_classes)],
             "image_size": list(predictor.preprocess.size),
             "channels": predictor.preprocess.channels,
-            **_shape(predictor),
+            "grid": list(predictor.grid) if has_torch else None,
+            "depth": config.get("depth"),
+            "heads": config.get("heads"),
             "runtime": predictor.runtime.name,
-            "precision": _precision(predictor),
+            "precision": precision,
             "explains": bool(methods),
             "methods": list(methods),
             "temperature": None if predictor.trust is None else predictor.trust.temperature,
             "notes": [*predictor.notes, *self.notes],
         }
 
-    def _methods(self) -> tuple[str, ...]:
-        if find_spec("torch") is None:  # exports run without it
-            return ()
-        from vitrail.serving.overlays import methods_of
-
-        return tuple(methods_of(self.explainer))
-
     def run(self, frame: Frame) -> Frame:
-        """The answer to one batch."""
+        """The answer to one batch, or to one question about a picture."""
         facts = frame.facts
-        answer: Facts = {"id": facts["id"]}
         if facts["kind"] in ("logits", "features"):
-            return self._compute_safely(answer, facts["kind"], facts["items"], frame.blobs)
-        try:
-            return self._explain(answer, facts, frame.blobs[0])
-        except InputError as error:
-            answer["error"] = {"code": "unreadable_picture", "message": reason(error)}
-        except (ConfigError, VitrailError) as error:
-            code = "invalid_argument" if isinstance(error, ConfigError) else "cannot_explain"
-            answer["error"] = {"code": code, "message": reason(error)}
-        return Frame(answer)
+            answer = self._compute_safely(facts["kind"], facts["items"], frame.blobs)
+        else:
+            try:
+                answer = self._explain(facts["kind"], frame.blobs[0], facts["options"])
+            except VitrailError as error:
+                answer = Frame(_refusal(error))
+        return Frame({"id": facts["id"], **answer.facts}, answer.blobs)
 
-    def _compute_safely(
-        self, answer: Facts, kind: str, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]
-    ) -> Frame:
+    def _compute_safely(self, kind: str, items: Sequence[Asked], blobs: Sequence[bytes]) -> Frame:
         """If a batch fails as a whole, each of its pictures alone, so that one does not spoil the others' answers."""
         try:
-            return self._compute({**answer}, kind, items, blobs)
+            return self._compute(kind, items, blobs)
         except Exception:
             if len(items) == 1:
                 raise
-        answer |= {"decode": 0.0, "compute": 0.0, "items": []}
-        results: list[bytes] = []
+        alone: list[Frame] = []
         for item, blob in zip(items, blobs, strict=True):
             try:
-                alone = self._compute({}, kind, [item], [blob])
+                alone.append(self._compute(kind, [item], [blob]))
             except Exception as error:  # a runtime may raise anything
-                answer["items"].append({"error": {"code": "model_failed", "message": describe_failure(error)}})
-                continue
-            answer["items"] += alone.facts["items"]
-            results += alone.blobs
-            for name in ("decode", "compute"):
-                answer[name] += alone.facts[name]
-        return Frame(answer, results)
+                alone.append(Frame({"decode": 0.0, "compute": 0.0, "items": [model_failure(error)]}))
+        return Frame(
+            {
+                "decode": sum(each.facts["decode"] for each in alone),
+                "compute": sum(each.facts["compute"] for each in alone),
+                "items": [entry for each in alone for entry in each.facts["items"]],
+            },
+            [blob for each in alone for blob in each.blobs],
+        )
 
-    def _compute(self, answer: Facts, kind: str, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> Frame:
+    def _compute(self, kind: str, items: Sequence[Asked], blobs: Sequence[bytes]) -> Frame:
         began = time.perf_counter()
-        images, errors = self._prepare(items, blobs)
+        images, refusals = self._prepare(items, blobs)
         decoded = time.perf_counter()
         compute = self.predictor.numbers if kind == "logits" else self.predictor.runtime.features
         pairs = zip(images, compute(images) if len(images) else (), strict=True)
         ended = time.perf_counter()
-        answers: list[Facts] = []
         results: list[bytes] = []
-        for index, item in enumerate(items):
-            if index in errors:
-                answers.append({"error": errors[index]})
-            else:
-                answers.append(self._answer(item, *next(pairs), results))
-        answer |= {"decode": decoded - began, "compute": ended - decoded, "items": answers}
-        return Frame(answer, results)
+        answers = [
+            refusals[index] if index in refusals else self._answer(item, *next(pairs), results)
+            for index, item in enumerate(items)
+        ]
+        return Frame({"decode": decoded - began, "compute": ended - decoded, "items": answers}, results)
 
-    def _prepare(self, items: Sequence[Mapping[str, Any]], blobs: Sequence[bytes]) -> tuple[Floats, dict[int, Facts]]:
+    def _prepare(self, items: Sequence[Asked], blobs: Sequence[bytes]) -> tuple[Floats, dict[int, Answered]]:
         """What the model sees of those pictures that can be read, and why the others cannot."""
         spec = self.predictor.preprocess
         shape = (spec.channels, *spec.size)
         images = np.empty((len(items), *shape), dtype=np.float32)
-        errors: dict[int, Facts] = {}
+        refusals: dict[int, Answered] = {}
         whole = 0
         for index, (item, blob) in enumerate(zip(items, blobs, strict=True)):
             try:
@@ -162,21 +165,30 @@ class Engine:
                     if not bool(np.isfinite(images[whole]).all()):
                         raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
                 else:
-                    with open_picture(blob, formats=FORMATS, max_pixels=self.max_pixels, name=item["name"]) as image:
+                    with self._open(blob, item["name"]) as image:
                         prepare_array(image, spec, images[whole], item["name"])
                 whole += 1
             except (InputError, OSError, ConfigError) as error:
-                code = "invalid_argument" if isinstance(error, ConfigError) else "unreadable_picture"
-                errors[index] = {"code": code, "message": reason(error)}
-        return images[:whole], errors
+                refusals[index] = _refusal(error)
+        return images[:whole], refusals
 
-    def _answer(self, item: Mapping[str, Any], image: Floats, row: Floats, results: list[bytes]) -> Facts:
+    def _open(self, data: bytes, name: str = "picture") -> Image.Image:
+        """A picture, judged by Pillow's reading of its header, which need not be the front's; few are decoded yet."""
+        image = open_picture(data, formats=FORMATS, max_pixels=self.max_pixels, name=name)
+        if image.format != "WEBP" or image.width * image.height <= LARGE:
+            return image
+        with image:
+            return self.decoder.decode(image, data, name)
+
+    def _answer(self, item: Asked, image: Floats, row: Floats, results: list[bytes]) -> Answered:
         """One picture's answer; numbers that a client asked for in full are added to the results."""
         if not bool(np.isfinite(row).all()):
             if item.get("tensor") and (largest := float(np.abs(image).max())) > LARGEST:
-                told = f"{item['name']} has numbers up to ±{largest:.3g}, too large for the model; normalise it first."
-                return {"error": {"code": "invalid_argument", "message": told}}
-            return {"error": {"code": "model_failed", "message": "the model's answer is not finite (NaN or infinite)."}}
+                message = (
+                    f"{item['name']} has numbers up to ±{largest:.3g}, too large for the model; normalise it first."
+                )
+                return failed("invalid_argument", message)
+            return failed("model_failed", "the model's answer is not finite (NaN or infinite).")
         if item["want"] == "row":
             results.append(np.ascontiguousarray(row, dtype="<f4").tobytes())
             return {}
@@ -189,12 +201,12 @@ class Engine:
         results += [np.ascontiguousarray(logits, dtype="<f4").tobytes(), scores.tobytes()]
         return {"label": named.label}
 
-    def _name(self, item: Mapping[str, Any], row: Floats) -> Facts:
+    def _name(self, item: Asked, row: Floats) -> Answered:
         """The most likely labels, and what the model's calibration says about them."""
         try:
             named = self.predictor.name_scores(row, Request(top_k=item["top_k"], coverage=item.get("coverage")))
         except ConfigError as error:
-            return {"error": {"code": "invalid_argument", "message": reason(error)}}
+            return _refusal(error)
         return {
             "labels": [list(each) for each in zip(named.labels, named.indices, named.scores, strict=True)],
             "label_set": named.label_set,
@@ -202,52 +214,41 @@ class Engine:
             "familiar": named.familiar,
         }
 
-    def _explain(self, answer: Facts, facts: Facts, data: bytes) -> Frame:
+    def _explain(self, kind: str, data: bytes, options: dict[str, Any]) -> Frame:
         if find_spec("torch") is None:
             raise VitrailError("this service runs an export without torch, which explanations need; pip install torch")
-        from vitrail.serving import overlays as explaining
+        from vitrail.serving import overlays
 
         began = time.perf_counter()
-        options = facts["options"]
-        with open_picture(data, formats=FORMATS, max_pixels=self.max_pixels):
-            pass  # the front has judged the header by its own reading of it, which need not be Pillow's
-        if facts["kind"] == "attention":
-            result: Facts | bytes = explaining.attend(self.explainer, data, **options)
-        else:
-            result = explaining.explain_picture(self.explainer, data, **options)
-        answer["compute"] = time.perf_counter() - began
+        explain = overlays.attend if kind == "attention" else overlays.explain_picture
+        with self._open(data) as image:
+            result = explain(self.explainer, image, **options)
+        seconds = time.perf_counter() - began
         if isinstance(result, bytes):
-            return Frame(answer, [result])
-        return Frame({**answer, "result": result})
+            return Frame({"compute": seconds}, [result])
+        return Frame({"compute": seconds, "result": result})
 
 
-def describe_failure(error: Exception) -> str:
+def failed(code: str, message: str) -> Answered:
+    """Why a picture, or a batch, has no answer."""
+    return {"error": {"code": code, "message": message}}
+
+
+def model_failure(error: Exception) -> Answered:
     """For clients: what kind of failure, and no more."""
-    return f"the model failed to compute this: {type(error).__name__}."
+    return failed("model_failed", f"the model failed to compute this: {type(error).__name__}.")
+
+
+def _refusal(error: VitrailError | OSError) -> Answered:
+    """What is wrong with the request, with its picture, or with explaining this model."""
+    unreadable = "unreadable_picture" if isinstance(error, InputError | OSError) else "cannot_explain"
+    return failed("invalid_argument" if isinstance(error, ConfigError) else unreadable, reason(error))
 
 
 def checksum(path: Path) -> str:
     """The sha256 of a model: of its file; of several, of the list of their checksums."""
     sums = [sha256_of(file) for file in files_of(path)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
-
-
-def _shape(predictor: Predictor) -> Facts:
-    """The grid of patches, layers and heads; None where an export does not tell."""
-    if predictor.in_torch:
-        config = predictor.model.config
-        return {"grid": list(predictor.grid), "depth": config.depth, "heads": config.heads}
-    manifest: Any = getattr(predictor.runtime, "manifest", None)
-    facts: Facts = json.loads(manifest.config) if manifest is not None else {}
-    grid = list(predictor.grid) if find_spec("torch") is not None else None
-    return {"grid": grid, "depth": facts.get("depth"), "heads": facts.get("heads")}
-
-
-def _precision(predictor: Predictor) -> str:
-    manifest: Any = getattr(predictor.runtime, "manifest", None)
-    if manifest is not None and manifest.precision != "float32":
-        return str(manifest.precision)
-    return "bf16" if predictor.runtime.name.endswith("bf16") else "float32"
 
 
 SECONDS = 1.0  # for all of it, roughly

@@ -69,6 +69,10 @@ class Problem(Exception):  # noqa: N818 - it is also an entry of an answer
         return [*self.headers, *retry]
 
 
+class ClientGoneError(Exception):
+    """The client has closed the connection before its answer."""
+
+
 class Buffer:
     """The memory that the bodies of all requests may take together."""
 

@@ -4,12 +4,17 @@ Nothing of a client is ever unpickled: what arrives is text of ours, and bytes t
 """
 
 import asyncio
+import ctypes
 import json
+import signal
 import struct
+import sys
 from collections.abc import Sequence
 from socket import socket
 from typing import Any, NamedTuple
 
+LARGE = 1 << 20  # pixels, over which a picture is large: decoding it takes long
+SET_DEATH_SIGNAL = 1  # prctl's number for: send me this signal when my parent ends
 _HEAD = struct.Struct("!II")  # bytes of the text, number of blobs
 
 
@@ -51,10 +56,27 @@ def receive_frame(connection: socket) -> Frame | None:
 
 def _receive(connection: socket, size: int) -> bytes:
     buffer = bytearray(size)
-    view, done = memoryview(buffer), 0
-    while done < size:
+    receive_into(connection, memoryview(buffer))
+    return bytes(buffer)
+
+
+def receive_into(connection: socket, view: memoryview) -> None:
+    """As many bytes as there is room for."""
+    done = 0
+    while done < len(view):
         count = connection.recv_into(view[done:])
         if not count:
             raise EOFError
         done += count
-    return bytes(buffer)
+
+
+def attach(descriptor: int) -> socket:
+    """The connection of this process to the one that started it, with which it ends, also while it is stopped (Linux).
+
+    Signals that are meant for the service as a whole are left to the front, which lets others finish what was accepted.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL))
+    return socket(fileno=descriptor)

@@ -12,10 +12,9 @@ from starlette.routing import Match, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from vitrail.serving.dispatch import Service
-from vitrail.serving.exchange import UNMATCHED, Exchange, Problem, begin
+from vitrail.serving.exchange import UNMATCHED, ClientGoneError, Exchange, Problem, begin
 from vitrail.serving.settings import is_local_name
 from vitrail.serving.telemetry import AccessLog, open_tracing
-from vitrail.serving.uploads import ClientGoneError
 
 LEFT = 499  # in the log: the client left before the answer
 MOST_CLIENTS = 10_000  # whose pace is remembered
@@ -82,7 +81,7 @@ class Gate:
     def report(self, exchange: Exchange) -> None:
         """Count and log an exchange that has ended."""
         exchange.status = exchange.status or LEFT
-        self._service.metrics.request(exchange.route, exchange.method, exchange.status, exchange.seconds)
+        self._service.metrics.request(exchange)
         self._log.write(exchange)
 
     def _admit(self, scope: Scope, headers: Mapping[bytes, bytes], exchange: Exchange) -> None:

@@ -12,19 +12,19 @@ from starlette.responses import JSONResponse, Response
 
 from vitrail import __version__
 from vitrail.serving.batching import Answer
-from vitrail.serving.dispatch import Call, Endpoint, ModelFacts, Query, model_of, parameter
+from vitrail.serving.dispatch import BODY, Call, Endpoint, ModelFacts, Query, model_of, parameter, read_value
 from vitrail.serving.exchange import Problem
-from vitrail.serving.openapi import BINARY, json_of
+from vitrail.serving.openapi import BINARY, SCHEMAS, json_of
 from vitrail.serving.rest import floats
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.supervisor import START_RETRY, Host
-from vitrail.serving.uploads import FEW, Picture, check_pictures, decode_base64, describe, read_body, read_object
-from vitrail.wording import counted, plain
+from vitrail.serving.uploads import FEW, Picture, check_pictures, decode_base64, describe, read_body, read_json
+from vitrail.wording import counted
 
 
 @dataclass
 class Tensor:
-    """One input."""
+    """The input."""
 
     name: str
     datatype: str
@@ -39,40 +39,38 @@ class Inference:
     """One request for inference."""
 
     id: str | None
-    inputs: list[Tensor]
-    outputs: list[tuple[str, bool]]  # name, and whether it is wanted in binary; empty: all
-    binary: bool  # whether outputs that are not named are wanted in binary
+    input: Tensor
+    outputs: list[tuple[str, bool]]  # name, and whether it is wanted in binary
 
 
 def read_inference(body: bytes, header_length: str | None, most: int) -> Inference:
-    """The request in a body, whose JSON part, with tensors of `most` numbers, may be followed by raw ones."""
+    """The request in a body, whose JSON part, with a tensor of `most` numbers, may be followed by a raw one."""
     text, rest = body, b""
     if header_length is not None:
         if not header_length.isdecimal() or len(header_length) > 18 or int(header_length) > len(body):
             raise Problem("unreadable_body", "Inference-Header-Content-Length must be the length of the JSON part.")
         text, rest = body[: int(header_length)], body[int(header_length) :]
-    content = read_object(text, 2 * most + FEW)
-    _check_names("the request", content, {"id", "parameters", "inputs", "outputs"})
-    inputs = [_read_tensor(each) for each in _objects("inputs", content.get("inputs"))]
-    position = 0
-    for tensor in inputs:
-        size = tensor.parameters.get("binary_data_size")
-        if size is None:
-            continue
-        if not _is_whole(size) or size > len(rest) - position:
-            raise Problem(
-                "unreadable_body", f"{_shown(tensor.name)} is truncated: binary_data_size is larger than what was sent."
-            )
-        tensor.raw = rest[position : position + size]
-        position += size
-    if position != len(rest):
-        raise Problem("unreadable_body", f"{len(rest) - position:,} bytes belong to no input.")
-    binary = _parameters("the request", content).get("binary_data_output", False)
-    identifier = content.get("id")
-    if identifier is not None and (not isinstance(identifier, str) or len(identifier) > 200):
-        raise Problem("invalid_argument", "id must be a string of at most 200 characters.")
-    outputs = _read_outputs(content.get("outputs"), bool(binary))
-    return Inference(id=identifier, inputs=inputs, outputs=outputs, binary=bool(binary))
+    content = read_value(BODY, SCHEMAS["Inference"], read_json(text, 2 * most + FEW))
+    tensor = Tensor(**content["inputs"][0])
+    if (size := tensor.parameters.get("binary_data_size")) is not None:
+        if type(size) is not int or not 0 <= size <= len(rest):
+            message = f"{tensor.name} is truncated: binary_data_size is larger than what was sent."
+            raise Problem("unreadable_body", message)
+        tensor.raw, rest = rest[:size], rest[size:]
+    if rest:
+        raise Problem("unreadable_body", f"{len(rest):,} bytes belong to no input.")
+    binary = content.get("parameters", {}).get("binary_data_output", False)
+    requested: list[dict[str, Any]] = content.get("outputs") or [{"name": name} for name in OUTPUTS]
+    outputs: dict[str, bool] = {}
+    for each in requested:
+        parameters = each.get("parameters", {})
+        if parameters.get("classification"):
+            message = "the classification extension is not supported; ask for the output label."
+            raise Problem("invalid_argument", message)
+        if each["name"] in outputs:
+            raise Problem("invalid_argument", "an output is requested twice.")
+        outputs[each["name"]] = bool(parameters.get("binary_data", binary))
+    return Inference(content.get("id"), tensor, list(outputs.items()))
 
 
 def read_bytes(tensor: Tensor, limit: int) -> list[bytes]:
@@ -120,51 +118,6 @@ def pack_texts(texts: Sequence[str]) -> bytes:
     return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
 
 
-def _read_tensor(value: dict[str, Any]) -> Tensor:
-    _check_names("an input", value, {"name", "shape", "datatype", "parameters", "data"})
-    name, datatype, shape = value.get("name"), value.get("datatype"), value.get("shape")
-    if not isinstance(name, str) or not isinstance(datatype, str):
-        raise Problem("invalid_argument", "an input must have a name and a datatype.")
-    sides = cast("list[Any]", shape) if isinstance(shape, list) else []
-    if not sides or len(sides) > 8 or not all(_is_whole(side) for side in sides):
-        raise Problem("invalid_argument", f"{_shown(name)} must have a shape: a list of whole numbers.")
-    return Tensor(name, datatype, sides, _parameters(_shown(name), value), value.get("data"))
-
-
-def _read_outputs(value: Any, binary: bool) -> list[tuple[str, bool]]:
-    outputs: list[tuple[str, bool]] = []
-    for each in _objects("outputs", value if value is not None else []):
-        _check_names("an output", each, {"name", "parameters"})
-        parameters = _parameters("an output", each)
-        if parameters.get("classification"):
-            raise Problem(
-                "invalid_argument", "the classification extension is not supported; ask for the output label."
-            )
-        outputs.append((str(each.get("name")), bool(parameters.get("binary_data", binary))))
-    return outputs
-
-
-def _parameters(where: str, value: dict[str, Any]) -> dict[str, Any]:
-    parameters = value.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise Problem("invalid_argument", f"the parameters of {where} must be an object.")
-    return cast("dict[str, Any]", parameters)
-
-
-def _objects(name: str, value: Any) -> list[dict[str, Any]]:
-    listed = cast("list[Any]", value) if isinstance(value, list) else None
-    if listed is None or len(listed) > 16 or not all(isinstance(each, dict) for each in listed):
-        raise Problem("invalid_argument", f"{name} must be a list of at most 16 objects.")
-    return listed
-
-
-def _check_names(where: str, value: dict[str, Any], known: set[str]) -> None:
-    if unknown := sorted(value.keys() - known):
-        raise Problem(
-            "invalid_argument", f"unknown field {unknown[0][:50]!r} in {where}; known: {', '.join(sorted(known))}."
-        )
-
-
 def _count(tensor: Tensor, dimensions: int, limit: int) -> int:
     """How many pictures a tensor has."""
     if len(tensor.shape) == 2 and dimensions == 1 and tensor.shape[1] == 1:  # [n, 1], as some clients write [n]
@@ -205,14 +158,6 @@ def _split(raw: bytes, name: str, most: int) -> list[bytes]:
         elements.append(raw[position + 4 : position + 4 + size])
         position += 4 + size
     return elements
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def _shown(text: str) -> str:
-    return plain(text)[:50]
 
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -277,19 +222,13 @@ async def infer(call: Call) -> Response:
     body = await read_body(call.request, call.settings)
     most = call.settings.max_pictures * prod(_image_shape(host))
     asked = read_inference(body, call.request.headers.get(HEADER_LENGTH), most)
-    outputs = asked.outputs or [(name, asked.binary) for name in OUTPUTS]
-    for name, _ in outputs:
-        if name not in OUTPUTS:
-            raise Problem("invalid_argument", f"there is no output {name[:50]!r}; known: {', '.join(OUTPUTS)}.")
-    if len({name for name, _ in outputs}) != len(outputs):
-        raise Problem("invalid_argument", "an output is requested twice.")
-    queries = _queries(asked, host, call.settings)
+    queries = _queries(asked.input, host, call.settings)
     call.exchange.pictures = len(queries)
     answers = await call.service.ask(call.request, host, "logits", queries)
     for index, problem in enumerate(answer.problem for answer in answers):
         if problem is not None:
             raise problem if len(answers) == 1 else Problem(problem.code, f"[{index}] {problem.message}")
-    return _respond(host.name, model_of(host, answers), asked.id, outputs, answers)
+    return _respond(host.name, model_of(host, answers), asked, answers)
 
 
 ENDPOINTS = (
@@ -323,11 +262,8 @@ def _find(call: Call) -> Host:
     return host
 
 
-def _queries(asked: Inference, host: Host, settings: ServeSettings) -> list[Query]:
+def _queries(tensor: Tensor, host: Host, settings: ServeSettings) -> list[Query]:
     """What the worker gets: encoded pictures, or prepared ones."""
-    if len(asked.inputs) != 1:
-        raise Problem("invalid_argument", f"there must be one input, {PICTURE} or {IMAGES}; got {len(asked.inputs)}.")
-    (tensor,) = asked.inputs
     if {PICTURE: "BYTES", IMAGES: "FP32"}.get(tensor.name) != tensor.datatype:
         raise Problem("invalid_argument", f"the input must be {PICTURE} (BYTES) or {IMAGES} (FP32).")
     wanted = {"want": "scores"}
@@ -352,12 +288,10 @@ def _output(name: str, count: int, classes: int) -> dict[str, Any]:
     return {"name": name, "datatype": OUTPUTS[name], "shape": shape}
 
 
-def _respond(
-    name: str, model: ModelFacts, id_: str | None, outputs: list[tuple[str, bool]], answers: list[Answer]
-) -> Response:
+def _respond(name: str, model: ModelFacts, asked: Inference, answers: list[Answer]) -> Response:
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []
-    for output, is_binary in outputs:
+    for output, is_binary in asked.outputs:
         facts = _output(output, len(answers), model["classes"])
         if output == "label":
             values = [answer.facts["label"] for answer in answers]
@@ -376,7 +310,7 @@ def _respond(
         "model_version": model["version"],
         "parameters": {"sha256": model["sha256"]},
         "outputs": described,
-        **({} if id_ is None else {"id": id_}),
+        **({} if asked.id is None else {"id": asked.id}),
     }
     if not raw:
         return JSONResponse(content)

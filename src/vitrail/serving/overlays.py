@@ -6,14 +6,15 @@ was measured (docs/explain.md), in one forward and one backward pass. Scoring ev
 """
 
 import io
-import json
 from base64 import b64encode
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitrail.data.pixels import Picture
 from vitrail.data.transform import to_pil, to_tensor
 from vitrail.errors import ConfigError, ExplanationError, InputError, suggest
 from vitrail.explanation.attention import check_choice, patch_attention
@@ -21,17 +22,14 @@ from vitrail.explanation.faithfulness import CANDIDATES
 from vitrail.explanation.heatmap import overlay, scale_map, shrink
 from vitrail.explanation.saliency import (
     METHODS,
-    Explanation,
     Method,
     Subject,
     View,
     explain_by,
     open_subject,
 )
-from vitrail.model import ViTConfig
 from vitrail.prediction import Predictor
 from vitrail.prediction.results import TOP_K, Request
-from vitrail.schema import from_dict
 
 AUTO = "auto"
 LONGEST = 1280  # pixels of the longer side of a drawn overlay
@@ -46,18 +44,9 @@ def methods_of(predictor: Predictor) -> tuple[Method, ...]:
     return METHODS if predictor.num_classes else ("attention", "rollout")
 
 
-def config_of(predictor: Predictor) -> ViTConfig | None:
-    """The model's config; None for somebody else's export, which does not say."""
-    if predictor.in_torch:
-        return predictor.model.config
-    manifest = getattr(predictor.runtime, "manifest", None)
-    values: dict[str, Any] = json.loads(manifest.config) if manifest is not None else {}
-    return from_dict(ViTConfig, values, "config") if values else None
-
-
 def explain_picture(
     predictor: Predictor,
-    data: bytes,
+    picture: Picture,
     *,
     method: str = AUTO,
     layer: int | None = None,
@@ -67,8 +56,14 @@ def explain_picture(
 ) -> dict[str, Any] | bytes:
     """One encoded picture's explanation: its map and the labels, ready for JSON, or the overlay as a PNG."""
     candidates = _candidates(predictor, method, layer, head)
-    subject = open_subject(data, predictor.preprocess)
-    explanation = _explain(predictor, subject, candidates, layer, head, target)
+    subject = open_subject(picture, predictor.preprocess)
+    layers, heads = (None if number is None else (number,) for number in (layer, head))
+    for candidate in candidates[:-1]:  # the first whose map distinguishes patches
+        with suppress(ExplanationError):
+            explanation = explain_by(predictor, subject, candidate, target, layers, heads)
+            break
+    else:
+        explanation = explain_by(predictor, subject, candidates[-1], target, layers, heads)
     if as_png:
         return _png(subject, explanation.map)
     answer: dict[str, Any] = {"method": explanation.method, "target": None, "labels": []}
@@ -85,7 +80,9 @@ def explain_picture(
     return {**answer, "grid": list(explanation.grid), **_geometry(subject.view), "map": cells}
 
 
-def attend(predictor: Predictor, data: bytes, *, layer: int | None = None, head: int | None = None) -> dict[str, Any]:
+def attend(
+    predictor: Predictor, picture: Picture, *, layer: int | None = None, head: int | None = None
+) -> dict[str, Any]:
     """What each patch of one encoded picture attends to, in one layer (the last) and one head (the mean of all).
 
     `data` holds a byte for each two patches, row by row, base64; each row is scaled to its own largest value.
@@ -99,7 +96,7 @@ def attend(predictor: Predictor, data: bytes, *, layer: int | None = None, head:
         raise ConfigError(
             f"attention between patches is sent for up to {MOST_PATCHES:,} of them; this model has {rows * columns:,}."
         )
-    subject = open_subject(data, predictor.preprocess)
+    subject = open_subject(picture, predictor.preprocess)
     attention = patch_attention(model, subject.image[None], -1 if layer is None else layer, head)
     cls = attention.cls
     return {
@@ -149,24 +146,6 @@ def _check_choice(predictor: Predictor, layer: int | None, head: int | None) -> 
         check_choice(predictor.model, None if layer is None else (layer,), None if head is None else (head,))
     except InputError as error:  # of the request, not of the picture
         raise ConfigError(error.message) from None
-
-
-def _explain(
-    predictor: Predictor,
-    subject: Subject,
-    candidates: tuple[Method, ...],
-    layer: int | None,
-    head: int | None,
-    target: str | None,
-) -> Explanation:
-    """By the first method whose map distinguishes patches."""
-    layers, heads = (None if number is None else (number,) for number in (layer, head))
-    for method in candidates[:-1]:
-        try:
-            return explain_by(predictor, subject, method, target, layers, heads)
-        except ExplanationError:
-            continue
-    return explain_by(predictor, subject, candidates[-1], target, layers, heads)
 
 
 def _geometry(view: View) -> dict[str, Any]:

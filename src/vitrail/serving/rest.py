@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from vitrail.serving.batching import Answer, Kind
-from vitrail.serving.dispatch import Call, Endpoint, Query, model_of, parameter, read_value
+from vitrail.serving.dispatch import Call, Endpoint, Query, model_of, parameter
 from vitrail.serving.exchange import Problem
 from vitrail.serving.openapi import BINARY, json_of, pictures_of
 from vitrail.serving.supervisor import Host
@@ -68,20 +68,16 @@ async def predict(call: Call) -> Response:
     host = call.host
     if not host.facts["classes"]:
         raise Problem("invalid_argument", f"{host.name} has no classes to predict.", "Use /v1/embed.")
-    pictures, fields = await read_pictures(call.request, call.settings, ("top_k",))
-    top_k = read_value(TOP_K, fields.get("top_k", call.arguments["top_k"]))
-    wanted = {
-        "want": "top",
-        "top_k": min(top_k, host.facts["classes"]),
-        "coverage": call.arguments.get("coverage"),
-    }
+    pictures, fields = await read_pictures(call)
+    top_k = min(fields.get("top_k", call.arguments["top_k"]), host.facts["classes"])
+    wanted = {"want": "top", "top_k": top_k, "coverage": call.arguments.get("coverage")}
     return await _answer_each(call, host, "logits", pictures, wanted, "predictions", _prediction)
 
 
 @Endpoint("POST", "/v1/embed", "The embeddings of pictures", (MODEL,), "Embeddings", body=pictures_of)
 async def embed(call: Call) -> Response:
     host = call.host
-    pictures, _ = await read_pictures(call.request, call.settings)
+    pictures, _ = await read_pictures(call)
     return await _answer_each(call, host, "features", pictures, {"want": "row"}, "embeddings", _embedding)
 
 
@@ -128,7 +124,7 @@ async def _answer_one(call: Call, kind: Kind, options: dict[str, Any]) -> tuple[
     host = call.host
     if not host.facts["explains"]:
         raise Problem("cannot_explain", f"{host.name} runs on {host.facts['runtime']} and cannot be explained.")
-    pictures, _ = await read_pictures(call.request, call.settings)
+    pictures, _ = await read_pictures(call)
     if len(pictures) != 1:
         raise Problem("invalid_argument", f"one picture can be explained at a time; got {len(pictures)}.")
     call.exchange.pictures = 1

@@ -7,8 +7,9 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from vitrail.data.preprocess import MAX_PIXELS
 from vitrail.errors import ConfigError
@@ -19,7 +20,13 @@ from vitrail.weights.resolve import DEFAULT_MODEL
 
 TOKEN_VARIABLE = "VITRAIL_TOKEN"  # noqa: S105 - the name of the variable
 SHORTEST_TOKEN = 8
+LIMITS = "limits"  # the key of a field's metadata
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # where Linux says how much of the processor a container gets
+
+
+def _within(least: float, most: float, *, default: Any) -> Any:
+    """A field with a number within limits."""
+    return field(default=default, metadata={LIMITS: (least, most)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,41 +35,41 @@ class ServeSettings:
 
     host: str = "127.0.0.1"
     """The address to listen on; any other than this machine's own (127.0.0.1, ::1, localhost) requires a token."""
-    port: int = 8000
+    port: int = _within(0, 65535, default=8000)
     """The port to listen on; 0 takes a free one."""
     token: str | None = None
     """What clients must send as `Authorization: Bearer TOKEN` [default: the environment variable VITRAIL_TOKEN]."""
-    max_batch: int | None = None
+    max_batch: int | None = _within(1, 1024, default=None)
     """The most pictures that are computed together [default: measured when the model is loaded]."""
-    max_wait_ms: float | None = None
+    max_wait_ms: float | None = _within(0, 10_000, default=None)
     """Milliseconds that a picture may wait for others while a core is idle [default: measured, usually 0]."""
-    queue_size: int = 256
+    queue_size: int = _within(1, 100_000, default=256)
     """Pictures that may wait for each model; further requests get 503 with Retry-After."""
-    timeout: float = 30.0
+    timeout: float = _within(0.05, 3600, default=30.0)
     """Seconds after which a request that is still waiting for its answer gets 504."""
-    client_timeout: float = 10.0
+    client_timeout: float = _within(0.05, 3600, default=10.0)
     """Seconds that a client may pause while it sends a request, before the connection is closed."""
-    max_body_mb: float = 20.0
+    max_body_mb: float = _within(0.001, 1000, default=20.0)
     """Megabytes that the body of a request may have."""
-    max_buffer_mb: float = 256.0
+    max_buffer_mb: float = _within(0.001, 1e6, default=256.0)
     """Megabytes that the bodies of all requests may take together; further requests get 503 with Retry-After."""
-    max_pixels: int = 50_000_000
+    max_pixels: int = _within(1, MAX_PIXELS, default=50_000_000)
     """Pixels that a picture may have, judged by its header before it is decoded."""
-    max_request_pixels: int = 400_000_000
+    max_request_pixels: int = _within(1, 1024 * MAX_PIXELS, default=400_000_000)
     """Pixels that the pictures of one request may have together."""
-    max_queue_pixels: int = 1_000_000_000
+    max_queue_pixels: int = _within(1, 1_000_000 * MAX_PIXELS, default=1_000_000_000)
     """Pixels that all large pictures (over a megapixel) that wait may have together; further ones get 503."""
-    max_pictures: int = 32
+    max_pictures: int = _within(1, 1024, default=32)
     """Pictures that one request may have."""
-    max_client_connections: int = 1000
+    max_client_connections: int = _within(1, 100_000, default=1000)
     """Connections that one client (by address) may have open; behind a proxy, all clients are one."""
-    rate_limit: float | None = None
+    rate_limit: float | None = _within(0.001, 1e6, default=None)
     """Requests per second that one client (by address) may send, with bursts of twice as many [default: unlimited]."""
     runtime: RuntimeChoice = "auto"
-    """What computes; auto: the fastest whose answers equal torch's, measured once for each model and machine."""
+    """The backend; auto: the fastest whose answers equal torch's, measured once for each model and machine."""
     precision: PrecisionChoice = "float32"
-    """The precision to compute in; auto: bf16 where it is measured to be faster."""
-    threads: int | None = None
+    """The number format to compute in; auto: bf16 where it is measured to be faster."""
+    threads: int | None = _within(1, 1024, default=None)
     """Cores that each model may use [default: all cores, shared evenly among the models]."""
     reload: bool = False
     """Watch the models' files, and replace a model by its new version without losing a request."""
@@ -131,27 +138,11 @@ def share_cores(settings: ServeSettings, models: int, cores: int) -> ServeSettin
 
 
 def _check_numbers(settings: ServeSettings) -> None:
-    limits: dict[str, tuple[float, float]] = {
-        "port": (0, 65535),
-        "max_batch": (1, 1024),
-        "max_wait_ms": (0, 10_000),
-        "queue_size": (1, 100_000),
-        "timeout": (0.05, 3600),
-        "client_timeout": (0.05, 3600),
-        "max_body_mb": (0.001, 1000),
-        "max_buffer_mb": (0.001, 1e6),
-        "max_pixels": (1, MAX_PIXELS),
-        "max_request_pixels": (1, 1024 * MAX_PIXELS),
-        "max_queue_pixels": (1, 1_000_000 * MAX_PIXELS),
-        "max_pictures": (1, 1024),
-        "max_client_connections": (1, 100_000),
-        "rate_limit": (0.001, 1e6),
-        "threads": (1, 1024),
-    }
-    for name, (least, most) in limits.items():
-        value = getattr(settings, name)
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        least, most = each.metadata.get(LIMITS, (value, value))
         if value is not None and not least <= value <= most:
-            raise ConfigError(f"must be from {least:,} to {most:,}; got {value:,}.", field=name)
+            raise ConfigError(f"{each.name}= must be from {least:,} to {most:,}; got {value:,}.")
     for part, whole in (
         ("max_pictures", "queue_size"),
         ("max_body_mb", "max_buffer_mb"),
@@ -160,9 +151,8 @@ def _check_numbers(settings: ServeSettings) -> None:
     ):
         if getattr(settings, part) > getattr(settings, whole):
             raise ConfigError(
-                f"must be at most `{whole}=` {getattr(settings, whole):,}, or a request could never be accepted; "
-                f"got {getattr(settings, part):,}.",
-                field=part,
+                f"{part}= must be at most {whole}= {getattr(settings, whole):,}, or a request could never be accepted; "
+                f"got {getattr(settings, part):,}."
             )
 
 

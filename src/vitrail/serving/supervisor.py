@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vitrail.errors import VitrailError
-from vitrail.serving.batching import BATCHED, Answer, Batcher, Item, Kind
+from vitrail.serving.batching import BATCHED, Answer, Batcher, Item, Kind, Slots
 from vitrail.serving.exchange import Problem
 from vitrail.serving.frames import Frame, pack, read_frame
 from vitrail.serving.settings import ServeSettings
@@ -20,7 +21,8 @@ from vitrail.wording import reason
 
 GONE_RETRY = 2  # seconds after which a worker that has ended may be back
 END_SECONDS = 5.0  # that a worker gets to end by itself
-LOAD_SILENCE = 60.0  # seconds without a sign of life while it loads: a library may hold up all of Python for some time
+LOAD_SILENCE = 60.0  # seconds without a heartbeat while it loads: a library may hold up all of Python for some time
+BLOBS = {"top": 0, "row": 1, "scores": 2}  # of a picture's answer, by what is wanted
 
 
 @dataclass(frozen=True)
@@ -34,40 +36,35 @@ class Sent:
     large: bool = False  # in a thread of the large ones
 
 
-class Worker:
+Heard = Callable[[Sent, float, float], None]  # is told of an answered batch, and the seconds to decode and compute it
+
+
+class Worker(Slots):
     """A process that computes for one model. `start_worker` makes one."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.process = process
-        self.facts: dict[str, Any] = {}
-        self.free = self.spare = self.decoding = self.explaining = self.threads = 0
-        self.max_batch, self.max_wait = 1, 0.0
-        self.spreads = self.always_waits = False
+        self.facts: dict[str, Any] = {}  # of its model
         self.gone = asyncio.Event()
         self.retired = False  # nothing new is sent to it
-        self.missed = 0  # looks at it since its last sign of life
-        self.heard: Callable[[int, float], None] = lambda _, __: None  # pictures answered, and seconds for each
-        self._model = ""  # its name, for the metrics
-        self._metrics: Metrics | None = None
+        self.missed = 0  # looks at it since its last heartbeat
+        self.heard: Heard = lambda _, __, ___: None
         self._reader, self._writer = reader, writer
         self._sent: dict[int, Sent] = {}
         self._count = 0
         self._task: asyncio.Task[None] | None = None
 
-    async def wait_until_ready(
-        self, model: str, order: dict[str, Any], settings: ServeSettings, metrics: Metrics
-    ) -> None:
+    async def wait_until_ready(self, order: dict[str, Any], max_wait_ms: float | None) -> None:
         """Until the model is loaded and warm; a model that cannot be loaded is an error."""
-        self._model = model
         self._writer.write(pack(Frame(order)))
         try:
             while (frame := await asyncio.wait_for(read_frame(self._reader), LOAD_SILENCE)) and "beat" in frame.facts:
                 pass
         except TimeoutError:
             raise VitrailError(
-                f"the worker for {order['source']} gave no sign of life for {LOAD_SILENCE:.0f} s while it loaded it."
+                f"the worker for {order['source']} sent no heartbeat for {LOAD_SILENCE:.0f} s while it loaded it."
             ) from None
         if frame is None:
             code = await self.process.wait()
@@ -76,28 +73,25 @@ class Worker:
             await self.end()
             raise VitrailError(frame.facts["failed"])
         self.facts = frame.facts["ready"]
-        if settings.max_wait_ms is not None:
-            self.facts["max_wait_ms"] = settings.max_wait_ms
+        if max_wait_ms is not None:
+            self.facts["max_wait_ms"] = max_wait_ms
         self.threads = self.free = self.spare = self.facts["threads"]
-        self.max_batch, self.spreads = self.facts["max_batch"], self.facts["spreads"]
-        self.max_wait, self.always_waits = self.facts["max_wait_ms"] / 1000, settings.max_wait_ms is not None
-        self._metrics = metrics
+        self.max_batch = self.facts["max_batch"]
+        self.max_wait, self.always_waits = self.facts["max_wait_ms"] / 1000, max_wait_ms is not None
         self._task = asyncio.create_task(self._listen())
 
     def start(self, kind: Kind, items: Sequence[Item], alone: bool) -> None:
         """Send a batch; a small one that is alone gets all cores, where that is faster."""
-        large = items[0].large
-        spread = not large and self.spreads and alone and kind in BATCHED and len(items) < self.threads == self.free
+        large, batched = items[0].large, kind in BATCHED
+        spread = alone and not large and batched and self.facts["spreads"] and len(items) < self.threads == self.free
         sent = Sent(kind, items, time.perf_counter(), self.threads if spread else 1, large)
         self._count += 1
         self._occupy(sent, 1)
         self._sent[self._count] = sent
-        facts: dict[str, Any] = {"id": self._count, "kind": kind, "pool": _pool(spread, large)}
-        if kind in BATCHED:
-            facts["items"] = [item.facts for item in items]
-        else:
-            facts["options"] = items[0].facts
-        self._writer.write(pack(Frame(facts, [item.blob for item in items])))
+        pool = "large" if large else "wide" if spread else "narrow"
+        asked = {"items": [item.facts for item in items]} if batched else {"options": items[0].facts}
+        frame = Frame({"id": self._count, "kind": kind, "pool": pool, **asked}, [item.blob for item in items])
+        self._writer.write(pack(frame))
 
     def _occupy(self, sent: Sent, sign: int) -> None:
         """Count what a batch takes, or (-1) gives back."""
@@ -152,19 +146,16 @@ class Worker:
         sent = self._sent.pop(facts["id"])
         self._occupy(sent, -1)
         decode, compute = facts.get("decode", 0.0), facts.get("compute", 0.0)
-        if self._metrics is not None:
-            queued = [sent.at - each.added for each in sent.items]
-            self._metrics.batch(self._model, sent.kind, len(sent.items), decode, compute, queued)
-        if "error" in facts or sent.kind not in BATCHED:  # one answer for the whole batch
-            answers = [({name: facts[name] for name in ("error", "result") if name in facts}, frame.blobs)] * len(
-                sent.items
-            )
-        else:
-            answers = _share_blobs(facts["items"], sent.items, frame.blobs)
-        for item, (entry, blobs) in zip(sent.items, answers, strict=True):
+        blobs = iter(frame.blobs)
+        for index, item in enumerate(sent.items):
+            if "error" in facts or sent.kind not in BATCHED:  # one answer for the whole batch
+                entry, own = {name: facts[name] for name in ("error", "result") if name in facts}, frame.blobs
+            else:
+                entry = facts["items"][index]
+                own = [next(blobs) for _ in range(0 if "error" in entry else BLOBS[item.facts["want"]])]
             if not item.future.done():
-                item.future.set_result(Answer(entry, blobs, sent.at - item.added, decode, compute, self.facts))
-        self.heard(len(sent.items), (decode + compute) / len(sent.items) / max(1, self.threads // sent.cores))
+                item.future.set_result(Answer(entry, own, sent.at - item.added, decode, compute, self.facts))
+        self.heard(sent, decode, compute)
 
     def _forget(self) -> None:
         """Tell those who wait that there will be no answer."""
@@ -176,24 +167,6 @@ class Worker:
                     )
         self._sent.clear()
         self.free = self.spare = 0
-
-
-def _pool(spread: bool, large: bool) -> str:
-    """Which of the worker's threads compute a batch."""
-    return "large" if large else "wide" if spread else "narrow"
-
-
-def _share_blobs(
-    entries: Sequence[dict[str, Any]], items: Sequence[Item], blobs: Sequence[bytes]
-) -> list[tuple[dict[str, Any], Sequence[bytes]]]:
-    """Each picture's entry with the blobs that are its own."""
-    shared: list[tuple[dict[str, Any], Sequence[bytes]]] = []
-    position = 0
-    for entry, item in zip(entries, items, strict=True):
-        count = 0 if "error" in entry else {"top": 0, "row": 1, "scores": 2}[item.facts["want"]]
-        shared.append((entry, blobs[position : position + count]))
-        position += count
-    return shared
 
 
 async def start_worker(threads: int) -> Worker:
@@ -229,7 +202,7 @@ def _has_descriptor(stream: Any) -> bool:
 LONGEST_PAUSE = 30.0  # seconds between two attempts to start a worker
 STEADY = 60.0  # seconds after which a worker counts as healthy, and the pauses begin anew
 LOOK = 0.5  # seconds between two looks at a model's files, and at its worker
-SILENT, HUNG = 6, 20  # looks without a sign of life after which a worker is not ready, and is ended
+SILENT, HUNG = 6, 20  # looks without a heartbeat after which a worker is not ready, and is ended
 START_RETRY = 5  # seconds after which a model that is being loaded may be ready
 SHORTEST_STUCK = 30.0  # seconds without an answer after which a worker is ended
 
@@ -274,16 +247,10 @@ class Host:
         settings = self._settings
         assert settings.threads is not None
         worker = await start_worker(settings.threads)
-        order = {
-            "source": self.source,
-            "runtime": settings.runtime,
-            "precision": settings.precision,
-            "max_pixels": settings.max_pixels,
-            "threads": settings.threads,
-            "max_batch": settings.max_batch,
-        }
+        ordered = ("runtime", "precision", "max_pixels", "threads", "max_batch")
+        order = {"source": self.source, **{name: getattr(settings, name) for name in ordered}}
         try:
-            await worker.wait_until_ready(self.name, order, settings, self._metrics)
+            await worker.wait_until_ready(order, settings.max_wait_ms)
         except BaseException:
             worker.kill()
             raise
@@ -294,12 +261,18 @@ class Host:
         before, self._worker = self._worker, worker
         self.hopeless = False
         self.facts = worker.facts
-        worker.heard = self.batcher.answered
+        worker.heard = partial(self._heard, worker.threads)
         self.batcher.worker = worker
         self.batcher.pump()
         if before is not None:
             before.retire()
             self._retired.append(before)
+
+    def _heard(self, threads: int, sent: Sent, decode: float, compute: float) -> None:
+        waited = [sent.at - item.added for item in sent.items]
+        self._metrics.batch(self.name, sent.kind, decode, compute, waited)
+        seconds = (decode + compute) / len(sent.items) / max(1, threads // sent.cores)
+        self.batcher.answered(len(sent.items), seconds)
 
     async def _watch(self) -> None:
         """Start a worker again when it has ended, with longer pauses if it keeps ending."""
@@ -342,7 +315,7 @@ class Host:
         """End a worker that is stopped or stuck; looks are counted, not seconds: the front may have been stopped."""
         worker.missed += 1
         if worker.missed > HUNG:
-            silence = f"given no sign of life for {HUNG * LOOK:.0f} s"
+            silence = f"sent no heartbeat for {HUNG * LOOK:.0f} s"
         elif worker.stuck_for() > max(SHORTEST_STUCK, 2 * self._settings.timeout):
             silence = f"not answered for {worker.stuck_for():.0f} s"
         else:

@@ -4,11 +4,14 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from threading import Event, Thread
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 
 from vitrail import __version__
 from vitrail.serving.exchange import Exchange
@@ -17,46 +20,43 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 
+T = TypeVar("T", bound=MetricWrapperBase)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """Of all models of one service, in a registry of its own."""
+    """Of all models of one service, in a registry of its own, and counted where it happens: a scrape asks nobody."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=True)
-        self._requests = Counter(
-            "vitrail_requests", "Requests that were answered.", ("route", "method", "status"), registry=self._registry
-        )
-        self._latency = Histogram(
-            "vitrail_request_seconds", "Seconds per request.", ("route",), buckets=_SECONDS, registry=self._registry
-        )
-        self._queue = self._histogram("vitrail_queue_seconds", "Seconds that a picture waits.")
-        self._decode = self._histogram("vitrail_decode_seconds", "Seconds to decode a batch.")
-        self._compute = self._histogram("vitrail_compute_seconds", "Seconds to compute a batch.")
-        self._size = self._histogram("vitrail_batch_size", "Pictures per batch.", _SIZES)
-        self.ready = Gauge("vitrail_ready", "Whether the worker is ready (1).", ("model",), registry=self._registry)
-        self.waiting = Gauge("vitrail_waiting", "Pictures that wait.", ("model",), registry=self._registry)
-        self.restarts = Counter(
-            "vitrail_worker_restarts", "Workers that were started again.", ("model",), registry=self._registry
-        )
 
-    def _histogram(self, name: str, help_text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
-        return Histogram(name, help_text, ("model", "kind"), buckets=buckets, registry=self._registry)
+        def make(kind: type[T], name: str, text: str, *labels: str, **options: Any) -> T:
+            return kind(f"vitrail_{name}", text, labels, registry=self._registry, **options)
 
-    def request(self, route: str, method: str, status: int, seconds: float) -> None:
+        timer = partial(make, Histogram, buckets=_SECONDS)
+        self._requests = make(Counter, "requests", "Requests that were answered.", "route", "method", "status")
+        self._latency = timer("request_seconds", "Seconds per request.", "route")
+        self._queue = timer("queue_seconds", "Seconds that a picture waits.", "model", "kind")
+        self._decode = timer("decode_seconds", "Seconds to decode a batch.", "model", "kind")
+        self._compute = timer("compute_seconds", "Seconds to compute a batch.", "model", "kind")
+        self._size = make(Histogram, "batch_size", "Pictures per batch.", "model", "kind", buckets=_SIZES)
+        self.ready = make(Gauge, "ready", "Whether the worker is ready (1).", "model")
+        self.waiting = make(Gauge, "waiting", "Pictures that wait.", "model")
+        self.restarts = make(Counter, "worker_restarts", "Workers that were started again.", "model")
+
+    def request(self, exchange: Exchange) -> None:
         """One request that has ended."""
-        self._requests.labels(route, method, str(status)).inc()
-        self._latency.labels(route).observe(seconds)
+        self._requests.labels(exchange.route, exchange.method, str(exchange.status)).inc()
+        self._latency.labels(exchange.route).observe(exchange.seconds)
 
-    def batch(self, model: str, kind: str, size: int, decode: float, compute: float, queued: Sequence[float]) -> None:
-        """One batch that was computed."""
+    def batch(self, model: str, kind: str, decode: float, compute: float, queued: Sequence[float]) -> None:
+        """One batch that was computed, with the seconds that each of its pictures had waited."""
         for seconds in queued:
             self._queue.labels(model, kind).observe(seconds)
         self._compute.labels(model, kind).observe(compute)
-        self._size.labels(model, kind).observe(size)
+        self._size.labels(model, kind).observe(len(queued))
         if decode:
             self._decode.labels(model, kind).observe(decode)
 
@@ -113,26 +113,21 @@ class AccessLog:
         while self._lines:
             lines.append(self._lines.popleft() + "\n")
         if lines:
-            try:
+            with suppress(OSError, ValueError):  # nobody reads it any more
                 self._stream.write("".join(lines))
                 self._stream.flush()
-            except (OSError, ValueError):  # nobody reads it any more
-                return
 
 
 Trace = Callable[[Exchange, Mapping[bytes, bytes]], None]
 
 
-class Stage(NamedTuple):
-    """A part of a request, in seconds of `time.perf_counter`."""
-
-    name: str
-    began: float
-    ended: float
-
-
 def open_tracing() -> Trace | None:
-    """What records a request that has ended, given its headers; None where nobody would see it."""
+    """What records a request that has ended, given its headers, for OpenTelemetry; None where it is not set up.
+
+    `opentelemetry-instrument vitrail serve …` sets it up from the environment. A request is one span, below that of the
+    client if it names one, and the picture in it that took longest adds spans for its stages. They are made when the
+    request has ended, from times that were taken anyway. No span holds a picture, a query or a token.
+    """
     try:
         from opentelemetry import trace
     except ImportError:
@@ -171,18 +166,11 @@ def record(tracer: "Tracer", exchange: Exchange, headers: Mapping[bytes, bytes])
     if exchange.status >= 500:
         span.set_status(trace.StatusCode.ERROR)
     context = trace.set_span_in_context(span)
-    for stage in stages_of(exchange):
-        tracer.start_span(stage.name, context, start_time=wall(stage.began)).end(wall(stage.ended))
+    if exchange.computed is not None:
+        item, answer = exchange.computed
+        began = item.added
+        for name, seconds in (("queue", answer.queue), ("decode", answer.decode), ("compute", answer.compute)):
+            if seconds:
+                tracer.start_span(name, context, start_time=wall(began)).end(wall(began + seconds))
+            began += seconds
     span.end(now)
-
-
-def stages_of(exchange: Exchange) -> Iterator[Stage]:
-    """What became of the picture that took longest."""
-    if exchange.computed is None:
-        return
-    item, answer = exchange.computed
-    began = item.added
-    for name, seconds in (("queue", answer.queue), ("decode", answer.decode), ("compute", answer.compute)):
-        if seconds:
-            yield Stage(name, began, began + seconds)
-        began += seconds

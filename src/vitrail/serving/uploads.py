@@ -14,7 +14,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 from starlette.requests import Request
 
-from vitrail.serving.exchange import Problem, exchange_of
+from vitrail.serving.dispatch import BODY, Call, read_value
+from vitrail.serving.exchange import ClientGoneError, Problem, exchange_of
 from vitrail.serving.settings import ServeSettings
 from vitrail.untrusted import parse_json
 from vitrail.wording import counted, plain
@@ -163,10 +164,6 @@ class Picture(NamedTuple):
     data: bytes
 
 
-class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
-
-
 async def read_body(request: Request, settings: ServeSettings) -> bytes:
     """The whole body, unpacked if it is compressed, and refused as soon as it is too large or too slow."""
     limit = settings.max_body
@@ -258,21 +255,23 @@ def _over(limit: int) -> Problem:
     return Problem("too_large", f"the body is over the limit of {limit:,} bytes.", headers=(("connection", "close"),))
 
 
-async def read_pictures(
-    request: Request, settings: ServeSettings, fields: tuple[str, ...] = ()
-) -> tuple[list[Picture], dict[str, Any]]:
-    """The pictures of a request in any of the three forms, and the `fields` that JSON may hold beside them."""
-    body = await read_body(request, settings)
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
+async def read_pictures(call: Call) -> tuple[list[Picture], dict[str, Any]]:
+    """The pictures of a request in any of the three forms, and what JSON holds beside them."""
+    body = await read_body(call.request, call.settings)
+    kind, options = parse_options_header(call.request.headers.get("content-type", ""))
+    fields: dict[str, Any] = {}
     if kind == b"multipart/form-data":
-        pictures, values = read_multipart(body, options.get(b"boundary", b""), settings.max_pictures), {}
+        pictures = read_multipart(body, options.get(b"boundary", b""), call.settings.max_pictures)
     elif kind == b"application/json":
-        pictures, values = _read_json(body, settings, fields)
+        content = read_json(body, call.settings.max_pictures + FEW)
+        fields = read_value(BODY, call.body["application/json"]["schema"], content)
+        texts = enumerate(fields.pop("pictures"))
+        pictures = [Picture(str(index), decode_base64(text, describe(str(index)))) for index, text in texts]
     else:  # by what it is, not by what it is called
-        pictures, values = [Picture("0", body)], {}
+        pictures = [Picture("0", body)]
     if not pictures:
         raise Problem("unreadable_body", "the request contains no picture.")
-    return pictures, values
+    return pictures, fields
 
 
 def check_pictures(pictures: list[Picture], settings: ServeSettings) -> list[Problem | int]:
@@ -296,29 +295,8 @@ def describe(name: str) -> str:
     return f"picture {name}"
 
 
-def _check_count(count: int, limit: int) -> None:
-    if count > limit:
-        raise Problem(
-            "invalid_argument", f"a request may have at most {counted(limit, 'picture')}; got {count:,} or more."
-        )
-
-
-def _read_json(body: bytes, settings: ServeSettings, fields: tuple[str, ...]) -> tuple[list[Picture], dict[str, Any]]:
-    content = read_object(body, settings.max_pictures + FEW)
-    listed = content.pop("pictures", None)
-    if unknown := sorted(content.keys() - set(fields)):
-        known = ", ".join(("pictures", *fields))
-        raise Problem("invalid_argument", f"unknown field {unknown[0][:50]!r} in the body; known: {known}.")
-    if not isinstance(listed, list) or not listed:
-        raise Problem("invalid_argument", 'the body must have "pictures": a list of at least one base64 string.')
-    texts = cast("list[Any]", listed)
-    _check_count(len(texts), settings.max_pictures)
-    pictures = [Picture(str(index), decode_base64(text, describe(str(index)))) for index, text in enumerate(texts)]
-    return pictures, content
-
-
-def read_object(body: bytes, most: int) -> dict[str, Any]:
-    """A JSON object from a client; one with far more values than a request can need is not even parsed."""
+def read_json(body: bytes, most: int) -> Any:
+    """What a client sends as JSON; a text with far more values than a request can need is not even parsed."""
     values = sum(map(body.count, (b",", b"[", b"{")))
     if values > most:
         raise Problem("unreadable_body", "the body has far more values than a request of this kind can need.")
@@ -331,12 +309,9 @@ def read_object(body: bytes, most: int) -> dict[str, Any]:
     if body.count(b"\\") > FEW + len(body) // 32:  # some programs escape the two signs of base64, a 32nd of its text
         raise Problem("unreadable_body", "the body has far more escaped characters than base64 can need.")
     try:
-        content: Any = parse_json(body)
+        return parse_json(body)
     except ValueError as error:
         raise Problem("unreadable_body", f"the body is not JSON: {plain(str(error))[:200]}") from None
-    if not isinstance(content, dict):
-        raise Problem("invalid_argument", "the body must be a JSON object.")
-    return cast("dict[str, Any]", content)
 
 
 def decode_base64(text: Any, name: str) -> bytes:
@@ -357,7 +332,9 @@ def read_multipart(body: bytes, boundary: bytes, limit: int) -> list[Picture]:
     ends: list[bool] = []
 
     def take_file(file: File) -> None:
-        _check_count(len(pictures) + 1, limit)
+        if len(pictures) == limit:
+            limited = counted(limit, "picture")
+            raise Problem("invalid_argument", f"a request may have at most {limited}; got {limit + 1:,} or more.")
         name = plain((file.file_name or b"").decode("utf-8", "replace"))[:LONGEST_NAME]
         pictures.append(Picture(name or str(len(pictures)), cast("BytesIO", file.file_object).getvalue()))
 

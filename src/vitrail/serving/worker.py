@@ -1,13 +1,7 @@
-"""The worker process of one model: `python -m vitrail.serving.worker FD`. It reads batches, and answers each.
+"""The worker process of one model: `python -m vitrail.serving.worker FD`. It reads batches, and answers each."""
 
-It ends when its front has gone; on Linux also if it is stopped or stuck by then. Signals that are meant for the service
-as a whole are left to the front, which lets the worker finish what was accepted.
-"""
-
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 import warnings
@@ -17,23 +11,18 @@ from threading import Lock, Thread
 from typing import Any
 
 from vitrail.errors import AssumptionWarning, VitrailError
-from vitrail.serving.frames import Frame, pack, receive_frame
+from vitrail.serving.frames import Frame, attach, pack, receive_frame
 from vitrail.threads import start_workers
 from vitrail.wording import reason
 
-BEAT = 1.0  # seconds between two signs of life, which come while it loads and computes, too
+BEAT = 1.0  # seconds between two heartbeats, which come while it loads and computes, too
 GIVES_WAY = 10  # how nice the threads of large pictures are: with others at work, they get a tenth of a core
-SET_DEATH_SIGNAL = 1  # prctl's number for: send me this signal when my parent ends
 
 
 def main() -> None:
     """Load the model that the first frame names, tell the front, and work until it has gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL))
+    connection = attach(int(sys.argv[1]))
     warnings.simplefilter("ignore", AssumptionWarning)  # the notes go to the front
-    connection = socket(fileno=int(sys.argv[1]))
     first = receive_frame(connection)
     if first is not None:
         serve(connection, first.facts)
@@ -57,7 +46,7 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
 
     Thread(target=beat, name="beat", daemon=True).start()
     try:
-        from vitrail.serving.engine import Engine, describe_failure, warm_up
+        from vitrail.serving.engine import Engine, model_failure, warm_up
 
         engine = Engine(order["source"], order["runtime"], order["precision"], order["max_pixels"])
         pools = {
@@ -81,19 +70,14 @@ def serve(connection: socket, order: dict[str, Any]) -> None:
         try:
             answer = engine.run(frame)
         except Exception as error:  # our own mistake, or a runtime's: this batch has no answer, others may
-            _log(f"{type(error).__name__}: {error}")
-            answer = Frame(
-                {"id": frame.facts["id"], "error": {"code": "model_failed", "message": describe_failure(error)}}
-            )
+            text = f"{type(error).__name__}: {error}"
+            print(json.dumps({"worker": os.getpid(), "error": text[:1000]}), file=sys.stderr, flush=True)
+            answer = Frame({"id": frame.facts["id"], **model_failure(error)})
         send(answer)
 
     while (frame := receive_frame(connection)) is not None:
         pools[frame.facts["pool"]].submit(work, frame)
     os._exit(0)  # without waiting for answers that nobody will read
-
-
-def _log(text: str) -> None:
-    print(json.dumps({"worker": os.getpid(), "error": text[:1000]}), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

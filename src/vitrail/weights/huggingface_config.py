@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, cast
 
-from vitrail.errors import WeightsError
+from vitrail.errors import WeightsError, shorten
 from vitrail.model import BlockConfig, PositionConfig, Rates, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, Raw
@@ -106,13 +106,13 @@ def kind_of(raw: Raw, settings: Settings) -> str:
     """The family, once its config.json holds nothing that we do not know."""
     kind = settings.get("model_type")
     if kind not in KINDS:
-        raise WeightsError(f"{raw.path}: model_type must be vit, dinov2 or dinov2_with_registers; got {kind!r}.")
+        raise WeightsError(f"{raw.path}: model_type must be vit, dinov2 or dinov2_with_registers; got {shorten(kind)}.")
     settings.refuse_unknown(FIELDS[kind].keys() | OTHERS[kind] | IRRELEVANT, REQUIRED, f"a {kind} model does not have")
     names = settings.get("architectures") or []
     for name in cast("list[Any]", names) if isinstance(names, list) else [names]:
         if str(name).removeprefix("TF").removeprefix("Flax") not in ARCHITECTURES[kind]:
             known = " or ".join(ARCHITECTURES[kind])
-            raise WeightsError(f"config.json: architectures of a {kind} model must be {known}; got {name!r}.")
+            raise WeightsError(f"config.json: architectures of a {kind} model must be {known}; got {shorten(name)}.")
     return kind
 
 
@@ -129,7 +129,7 @@ def read_config(raw: Raw, values: Mapping[str, Any], prefix: str, hints: Hints) 
     activation = hints.activation or ACTIVATIONS.get(str(settings.get("hidden_act", "gelu")))
     if activation is None:
         raise WeightsError(
-            f"{raw.path}: hidden_act must be one of {', '.join(ACTIVATIONS)}; got {settings['hidden_act']!r}."
+            f"{raw.path}: hidden_act must be one of {', '.join(ACTIVATIONS)}; got {shorten(settings['hidden_act'])}."
         )
     if kind in DINOV2:
         gated = settings.flag("use_swiglu_ffn", False)
@@ -137,7 +137,7 @@ def read_config(raw: Raw, values: Mapping[str, Any], prefix: str, hints: Hints) 
         block["mlp"] = "swiglu" if gated else "plain"
     sizes["heads"], sizes["image_size"] = hints.heads or sizes["heads"], hints.image_size or sizes["image_size"]
     if "head_dim" in settings and settings.whole("head_dim") * sizes["heads"] != sizes["width"]:
-        raise WeightsError(f"config.json: head_dim must be hidden_size / heads; got {settings['head_dim']!r}.")
+        raise WeightsError(f"config.json: head_dim must be hidden_size / heads; got {shorten(settings['head_dim'])}.")
     config = ViTConfig(
         **sizes,
         num_classes=raw.size("classifier.weight") or 0,
@@ -185,7 +185,7 @@ def _check_head(raw: Raw, settings: Mapping[str, Any], config: ViTConfig) -> Non
     if config.representation is None:
         return
     if settings.get("pooler_act", "tanh") != "tanh":
-        raise WeightsError(f"{raw.path}: the pooler's activation must be tanh; got {settings['pooler_act']!r}.")
+        raise WeightsError(f"{raw.path}: the pooler's activation must be tanh; got {shorten(settings['pooler_act'])}.")
     size = settings.get("pooler_output_size") or config.width
     if size != config.representation:
         raise WeightsError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from vitrail.data.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, Preprocess, preset
-from vitrail.errors import WeightsError
+from vitrail.errors import WeightsError, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.sidecars import PREPROCESSOR as FILE
@@ -110,7 +110,7 @@ def _settings(sidecars: Mapping[str, Any]) -> Settings | None:
     nested: Any = sidecars.get(PROCESSOR, {}).get("image_processor")
     values: Any = sidecars.get(FILE) if nested is None else nested
     if values is not None and not isinstance(values, Mapping):
-        raise WeightsError(f"{PROCESSOR}: image_processor must be an object; got {values!r}.")
+        raise WeightsError(f"{PROCESSOR}: image_processor must be an object; got {shorten(values)}.")
     return None if values is None else Settings(FILE, cast("Mapping[str, Any]", values))
 
 
@@ -141,7 +141,9 @@ def _class_of(settings: Settings, family: str) -> tuple[str, list[str]]:
     if name == family.replace("ImageProcessor", "FeatureExtractor"):  # written while both names were in use
         name = family
     if name not in PROCESSORS:
-        raise WeightsError(f"{FILE}: image_processor_type must be one of {', '.join(PROCESSORS)}; got {named!r}.")
+        raise WeightsError(
+            f"{FILE}: image_processor_type must be one of {', '.join(PROCESSORS)}; got {shorten(named)}."
+        )
     return name, []
 
 
@@ -220,7 +222,7 @@ def _read_size(value: Any, name: str, square: bool = True) -> int | Pair:
             value = [named["height"], named["width"]]
         else:
             known = "height and width, or shortest_edge" if name == "size" else "height and width"
-            raise WeightsError(f"{FILE}: {name} must have {known}; got {dict(named)!r}.")
+            raise WeightsError(f"{FILE}: {name} must have {known}; got {shorten(dict(named))}.")
     pair = Settings(FILE, {name: value}).pair(name)
     return pair if square or not isinstance(value, int) else pair[0]
 
@@ -228,7 +230,7 @@ def _read_size(value: Any, name: str, square: bool = True) -> int | Pair:
 def _interpolation(resample: Any) -> Any:
     if not isinstance(resample, int) or isinstance(resample, bool) or resample not in INTERPOLATIONS:
         known = ", ".join(f"{number} ({name})" for number, name in INTERPOLATIONS.items())
-        raise WeightsError(f"{FILE}: resample must be one of {known}; got {resample!r}.")
+        raise WeightsError(f"{FILE}: resample must be one of {known}; got {shorten(resample)}.")
     return INTERPOLATIONS[resample]
 
 
@@ -247,10 +249,10 @@ def _statistics(settings: Settings, processor: ImageProcessor, channels: int) ->
 def _per_channel(value: Any, name: str, channels: int) -> list[float]:
     numbers = list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
     if not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
-        raise WeightsError(f"{FILE}: {name} must be one number per channel; got {value!r}.")
+        raise WeightsError(f"{FILE}: {name} must be one number per channel; got {shorten(value)}.")
     numbers = numbers * channels if len(numbers) == 1 else numbers  # transformers broadcasts it too
     if len(numbers) != channels:
-        raise WeightsError(f"{FILE}: {name} must have {channels} numbers, one per channel; got {value!r}.")
+        raise WeightsError(f"{FILE}: {name} must have {channels} numbers, one per channel; got {shorten(value)}.")
     return [float(number) for number in numbers]
 
 

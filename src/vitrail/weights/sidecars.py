@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from vitrail.errors import WeightsError
+from vitrail.errors import WeightsError, list_names, shorten
 
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
 SIDECARS = (CONFIG, PREPROCESSOR, PROCESSOR)
@@ -75,12 +75,12 @@ class Settings(dict[str, Any]):
         value = self.get(name) or None
         if not isinstance(value, str | None) or value not in choices:
             known = ", ".join(repr(choice) for choice in choices if choice)
-            raise WeightsError(f"{self.file} says {name}={self.get(name)!r}; it must be one of {known}.")
+            raise WeightsError(f"{self.file} says {name}={shorten(self.get(name))}; it must be one of {known}.")
         return choices[value]
 
     def _check(self, name: str, value: Any, fits: bool, kind: str) -> Any:
         if not fits:
-            raise WeightsError(f"{self.file}: {name} must be {kind}; got {value!r}.")
+            raise WeightsError(f"{self.file}: {name} must be {kind}; got {shorten(value)}.")
         return value
 
     def refuse_unknown(self, known: Collection[str], required: Mapping[str, tuple[Any, ...]], whose: str) -> None:
@@ -90,6 +90,6 @@ class Settings(dict[str, Any]):
                 continue
             if key in required:
                 raise WeightsError(
-                    f"{self.file}: {key} must be {required[key][0]!r}; got {value!r}, which we cannot compute."
+                    f"{self.file}: {key} must be {required[key][0]!r}; got {shorten(value)}, which we cannot compute."
                 )
-            raise WeightsError(f"{self.file} has {key}, which {whose}; remove it if it has no effect.")
+            raise WeightsError(f"{self.file} has {list_names([key])}, which {whose}; remove it if it has no effect.")

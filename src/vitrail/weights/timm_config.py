@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from vitrail.errors import WeightsError
+from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ResNetStem, ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
@@ -203,7 +203,9 @@ def _from_data(data: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that timm takes from `pretrained_cfg`."""
     size: Any = data.get("input_size") or (3, 224, 224)
     if not isinstance(size, list | tuple) or len(cast("Any", size)) != 3:
-        raise WeightsError(f"pretrained_cfg of config.json: input_size must be channels, height, width; got {size!r}.")
+        raise WeightsError(
+            f"pretrained_cfg of config.json: input_size must be channels, height, width; got {shorten(size)}."
+        )
     arguments: dict[str, Any] = {"in_chans": size[0], "num_classes": data["num_classes"]}
     return arguments | ({"img_size": tuple(cast("Any", size[1:]))} if data.get("fixed_input_size") else {})
 
@@ -212,15 +214,17 @@ def _refuse_arguments(model_args: Mapping[str, Any], arguments: Mapping[str, Any
     _refuse_unknown("model_args of config.json", model_args, DEFAULTS.keys() | TRAINING)
     for name, allowed in FIXED.items():
         if not any(arguments[name] is value or arguments[name] == value for value in allowed):
-            raise WeightsError(f"config.json says {name}={arguments[name]!r}, which our model does not compute.")
+            raise WeightsError(f"config.json says {name}={shorten(arguments[name])}, which our model does not compute.")
     if arguments["pos_embed"] not in ("", "none", "learn"):
-        raise WeightsError(f"config.json says pos_embed={arguments['pos_embed']!r}; it must be 'learn' or 'none'.")
+        raise WeightsError(
+            f"config.json says pos_embed={shorten(arguments['pos_embed'])}; it must be 'learn' or 'none'."
+        )
 
 
 def _refuse_unknown(where: str, values: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
     if unknown := sorted(values.keys() - known):
         raise WeightsError(
-            f"{where} has {', '.join(unknown)}, which we do not know, so the model may compute something else."
+            f"{where} has {list_names(unknown)}, which we do not know, so the model may compute something else."
         )
 
 

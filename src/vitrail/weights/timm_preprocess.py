@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, preset
-from vitrail.errors import WeightsError
+from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
@@ -44,9 +44,11 @@ def read_preprocess(data: Mapping[str, Any], config: ViTConfig, *, dynamic: bool
     A `dynamic` model takes pictures of the data's size; any other one, pictures of its own size.
     """
     if unknown := sorted(data.keys() - KNOWN):
-        raise WeightsError(f"{WHERE} has {', '.join(unknown)}, which we do not know.")
+        raise WeightsError(f"{WHERE} has {list_names(unknown)}, which we do not know.")
     if data.get("label_offset"):
-        raise WeightsError(f"config.json says label_offset={data['label_offset']!r}; remove those rows of the head.")
+        raise WeightsError(
+            f"config.json says label_offset={shorten(data['label_offset'])}; remove those rows of the head."
+        )
     prepared, notes = _read_size(data, config, dynamic)
     mean, std, more = _read_statistics(data, config.channels)
     settings = Settings(WHERE, {name: value for name, value in data.items() if value})
@@ -93,7 +95,7 @@ def _read_statistics(
     for name, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
         values: Any = data.get(name) or usual
         if not isinstance(values, list | tuple) or {type(value) for value in cast("Any", values)} - {int, float}:
-            raise WeightsError(f"{WHERE}: {name} must be a list of numbers; got {values!r}.")
+            raise WeightsError(f"{WHERE}: {name} must be a list of numbers; got {shorten(values)}.")
         numbers = tuple(float(value) for value in cast("tuple[float, ...]", values))
         if len(numbers) == 3 != channels:
             numbers, averaged = (sum(numbers) / 3,), True
