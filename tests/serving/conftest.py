@@ -62,6 +62,10 @@ class Running:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Until it has ended by itself."""
         code = self.process.wait(SECONDS)
         for thread in self._threads:
             thread.join()
