@@ -147,7 +147,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _lock(workshop: Path, *, wait: bool) -> int | None:
-    """Lock a workshop; None if somebody else works there, or if this file system has no locks."""
+    """Lock a workshop; None if another process holds it, or if this file system has no locks."""
     if fcntl is None:
         return None
     handle = None

@@ -1,6 +1,6 @@
 """The machine that computes: its processor, its memory, what is installed, and the device that a name stands for.
 
-`import vitrail` loads this file: torch, and whatever else takes long, is imported where it is needed.
+`import vitrail` loads this file: torch, and everything else that is slow to import, is imported where it is needed.
 """
 
 import ctypes

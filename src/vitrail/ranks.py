@@ -112,7 +112,7 @@ def shared_ranks() -> Generator[Ranks]:
         yield current_ranks()
         return
     try:
-        yield join_ranks("cpu")  # what is gathered lies in main memory, whatever computes
+        yield join_ranks("cpu")  # what is gathered is in main memory, whichever device computes
     finally:
         leave_ranks()
 

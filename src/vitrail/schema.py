@@ -112,27 +112,19 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if hint is Path and isinstance(value, str):
-        return _path(value, where)
+        if "\0" in value:
+            raise ConfigError(f"{where} must be a path, without a NUL character; got {shorten(value)}.")
+        return Path(value)
     if hint is float and (type(value) is int or _is_exponent(value)):
-        return _float(value, where)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} must be a number that a float can hold; got {shorten(value)}.") from None
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         if hint is int and not -MAX_INT <= value <= MAX_INT:
             raise ConfigError(f"{where} must be between -2**63 and 2**63; got {shorten(value)}.")
         return value
     raise ConfigError(f"{where} must be {_NAMES.get(hint, hint)}; got {shorten(value)}.")
-
-
-def _path(value: str, where: str) -> Path:
-    if "\0" in value:
-        raise ConfigError(f"{where} must be a path, without a NUL character; got {shorten(value)}.")
-    return Path(value)
-
-
-def _float(value: int | str, where: str) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise ConfigError(f"{where} must be a number that a float can hold; got {shorten(value)}.") from None
 
 
 def _is_exponent(value: Any) -> bool:

@@ -97,5 +97,5 @@ _worker = local()
 
 
 def _loaded_torch() -> Any:
-    """torch, if anybody has loaded it; exports run without it."""
+    """torch, if it has been imported; exports run without it."""
     return sys.modules.get("torch")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from conftest import Clock
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, OutOfMemoryError
 from vitrail.model.block import Block
 from vitrail.ranks import Ranks
 from vitrail.training import cost as measuring
@@ -67,12 +67,12 @@ def test_time_to_compile_is_not_the_time_of_a_step(make_setup: Callable[..., Set
 def test_a_run_takes_its_epochs_or_its_features(make_setup: Callable[..., Setup]) -> None:
     setup = make_setup(epochs=3)
     pictures = {name: len(source) for name, source in setup.dataset.splits.items()}
-    measured = Measured(seconds=0.5, images=50, peak_bytes=0, epoch_overhead=2.0)
+    measured = Measured(seconds=0.5, images=50, peak_bytes=0, epoch_overhead=2.0, ranks=2)
     epoch = (pictures["train"] + pictures["val"] / 3) / 100 / 2 + 2.0
-    assert run_seconds(setup, measured, 2) == pytest.approx(3 * epoch)
+    assert run_seconds(setup, measured) == pytest.approx(3 * epoch)
     start = replace(setup.config.start, train="head", model=None, weights="x")
     on_features = replace(setup, config=replace(setup.config, start=start))
-    assert run_seconds(on_features, measured, 2) == pytest.approx((pictures["train"] + pictures["val"]) / 100 / 2)
+    assert run_seconds(on_features, measured) == pytest.approx((pictures["train"] + pictures["val"]) / 100 / 2)
 
 
 def test_slow_pictures_are_timed_a_few_at_a_time(make_setup: Callable[..., Setup]) -> None:
@@ -118,7 +118,7 @@ def test_batch_sizes_are_tried_and_the_learning_rate_follows(make_setup: Callabl
 def test_memory_that_runs_out_ends_the_search(make_setup: Callable[..., Setup], monkeypatch) -> None:
     def fake(setup: Setup, _: Ranks) -> Measured:
         if setup.config.machine.batch_size == 32:
-            raise ConfigError("does not fit into the memory")
+            raise OutOfMemoryError("does not fit into the memory")
         return Measured(seconds=1.0, images=16, peak_bytes=0)
 
     monkeypatch.setattr(measuring, "measure", fake)

@@ -79,15 +79,15 @@ def test_minutes_become_epochs(make_setup: Callable[..., Setup]) -> None:
     setup = make_setup()
     setup = replace(setup, config=replace(setup.config, schedule=replace(setup.config.schedule, minutes=2.0)))
     measured = Measured(seconds=0.64, images=64, peak_bytes=0, epoch_overhead=1.0)  # 100 images/s
-    each = epoch_seconds(setup, measured, 1)
+    each = epoch_seconds(setup, measured)
     assert each == pytest.approx(2.56 + 269 / 3 / 100 + 1.0)
     setup = replace(setup, began=time.monotonic() + 1e-3)
-    schedule = fit_minutes(setup, measured, ALONE, said.append).schedule
+    schedule = fit_minutes(setup, measured, said.append).schedule
     ending = pictures_at_the_end(setup.dataset.splits) / 3 / 100
     assert schedule.epochs == int((120 * 0.95 - ending) / each)
     assert schedule.minutes == 2.0, "or nobody could revise the plan"
     late = replace(setup, began=setup.began - 60)
-    assert fit_minutes(late, measured, ALONE, said.append).schedule.epochs == int((60 * 0.95 - 3 - ending) / each), (
+    assert fit_minutes(late, measured, said.append).schedule.epochs == int((60 * 0.95 - 3 - ending) / each), (
         "checking the data and planning count"
     )
 
@@ -101,7 +101,7 @@ def test_where_no_epoch_fits_there_are_fewer_pictures(paces: dict[str, float]) -
     assert setup.config.schedule.epochs == 1
     measured = Measured(seconds=0.25, images=1, peak_bytes=0)
     ending = pictures_at_the_end(setup.dataset.splits) / 3 / 4
-    assert 50 < epoch_seconds(setup, measured, 1) + ending < 59
+    assert 50 < epoch_seconds(setup, measured) + ending < 59
     assert all(0 < left[name] < whole[name] for name in whole)
     assert set(setup.dataset.split("train").labels.tolist()) == set(range(10))
     assert any(f"enough for {left['train']} of 256 training pictures" in line for line in heard.lines)

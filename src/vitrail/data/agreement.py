@@ -14,7 +14,7 @@ SHOWN = 3  # examples of a difference
 
 
 class _Sample(NamedTuple):
-    """What a rank takes a picture for."""
+    """One picture as a rank sees it."""
 
     key: str
     split: str

@@ -146,7 +146,7 @@ class Augment:
     cutmix: float = 0.0
     """Alpha of cutmix's Beta distribution; 0 turns it off."""
     mix_rate: float = 1.0
-    """Share of pictures that are mixed at all."""
+    """Share of pictures that are mixed."""
     switch_rate: float = 0.5
     """Share of these that are mixed by cutmix, if both are on."""
     repeats: int = 1

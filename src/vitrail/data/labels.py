@@ -18,9 +18,9 @@ PER_CLASS = 2  # pictures of a class on average, below which nothing can be lear
 ONE_LABEL = "vitrail learns one label per picture"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Doubt:
-    """Why labels are probably not what is to be learned."""
+    """Why the labels are probably not the ones to learn."""
 
     what: str
     example: str
@@ -29,34 +29,26 @@ class Doubt:
 
 
 def doubt_labels(classes: Sequence[str], pictures: int) -> Doubt | None:
-    """What is strange about the classes of so many pictures, if anything is."""
+    """Why the classes of a data set with this many pictures look wrong, if they do."""
     few = len(classes) >= FEWEST_CLASSES and pictures < PER_CLASS * len(classes)
     seen = f"{counted(len(classes), 'class')} for {counted(pictures, 'picture')}"
     numbers = [_number(name) for name in classes]
     if any(number % 1 for number in numbers) and not any(map(math.isnan, numbers)):
-        return Doubt(
-            what="the labels are measurements",
-            example=classes[0],
-            detail=f"{seen}; {ONE_LABEL}, not quantities: turn the numbers into ranges, such as 0-10 and 10-20",
-            certain=few,
-        )
+        advice = f"{ONE_LABEL}, not quantities: turn the numbers into ranges, such as 0-10 and 10-20"
+        return Doubt("the labels are measurements", classes[0], f"{seen}; {advice}", certain=few)
     for separator, called in SEPARATORS.items():
         if (labels := _combined(classes, separator)) is not None:
-            return Doubt(
-                what="several labels in one cell",
-                example=next(name for name in classes if separator in name),
-                detail=f"{len(labels)} labels, separated by {called}, are combined into "
-                f"{counted(len(classes), 'class')}; {ONE_LABEL}: keep one label in each cell",
-                certain=separator != " " or _is_list(classes),
+            example = next(name for name in classes if separator in name)
+            combined = (
+                f"{len(labels)} labels, separated by {called}, are combined into {counted(len(classes), 'class')}"
             )
+            advice = f"{ONE_LABEL}: keep one label in each cell"
+            certain = separator != " " or _is_list(classes)
+            return Doubt("several labels in one cell", example, f"{combined}; {advice}", certain)
     if not few:
         return None
-    return Doubt(
-        what="nearly one class per picture",
-        example=classes[0],
-        detail=f"{seen}; a class needs several pictures: is it the right column",
-        certain=True,
-    )
+    advice = "a class needs several pictures: check that this is the right column"
+    return Doubt("nearly one class per picture", classes[0], f"{seen}; {advice}", certain=True)
 
 
 def _number(name: str) -> float:

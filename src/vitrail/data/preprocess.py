@@ -85,8 +85,8 @@ class Preprocess:
         return (round(height / scale), round(width / scale))
 
     def middle(self, height: int, width: int) -> tuple[int, int]:
-        """How much of a picture of this size, around its centre, has to be resized for the crop: all but of a very
-        long one, which would take a second for pixels that nobody sees."""
+        """The (height, width) around the centre that has to be resized for the crop: the whole picture, unless it is
+        so long that resizing would take a second for pixels outside the crop."""
         if self.resize == "squash":
             return height, width
         longest = LONGEST * min(height, width) * max(self.size) // min(self.size)

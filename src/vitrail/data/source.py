@@ -112,7 +112,7 @@ class RowSource(Source):
     def __init__(self, name: str, labels: Sequence[int] | Labels, rows: Labels | None = None) -> None:
         super().__init__(labels)
         self.name = name
-        self.rows = np.arange(len(self.labels)) if rows is None else rows  # ours → theirs, (N,) or (N, …)
+        self.rows = np.arange(len(self.labels)) if rows is None else rows  # of each sample, (N,) or (N, …)
 
     def key(self, index: int) -> str:
         return f"{self.name}:{self.rows[index]}"
@@ -154,11 +154,11 @@ class Dataset:
         return sum(len(source) for source in self.splits.values())
 
     def doubt_labels(self) -> Doubt | None:
-        """Why the labels are probably not what is to be learned, if they are not."""
+        """Why the labels are probably not the ones to learn, if they look wrong."""
         return doubt_labels(self.classes, self.num_pictures)
 
     def refuse_labels(self) -> None:
-        """Raise for labels that nobody means to learn from."""
+        """Raise for labels that are almost certainly a mistake."""
         doubt = self.doubt_labels()
         if doubt is not None and doubt.certain:
             how = "If these are the classes you mean, `check=False` trains on them."

@@ -35,36 +35,23 @@ class Backbone:
     name: str
     source: str
     megabytes: int
-    licence: str
-    image_size: tuple[int, int]  # at which it is trained further; its positions are resampled
+    licence: str = "Apache-2.0"
+    image_size: tuple[int, int] = (224, 224)  # at which it is trained further; its positions are resampled
 
     @property
     def repository(self) -> str:
         return self.source.removeprefix("hf://")
 
 
-SMALL = Backbone(
-    name="DINOv2-S",
-    source="hf://facebook/dinov2-small",
-    megabytes=88,
-    licence="Apache-2.0",
-    image_size=(224, 224),
-)
-BASE = Backbone(
-    name="DINOv2-B",
-    source="hf://facebook/dinov2-base",
-    megabytes=346,
-    licence="Apache-2.0",
-    image_size=(224, 224),
-)
-# By the kind of device. A forward and a backward pass of the small one take a CPU core about a third of a second per
-# picture; a GPU has time for the larger.
-BACKBONES = {"cpu": SMALL, "mps": SMALL, "cuda": BASE}
+SMALL = Backbone(name="DINOv2-S", source="hf://facebook/dinov2-small", megabytes=88)
+BASE = Backbone(name="DINOv2-B", source="hf://facebook/dinov2-base", megabytes=346)
 
 
 def pick_backbone(device: str) -> Backbone:
-    """The one for a kind of device."""
-    return BACKBONES.get(device, SMALL)
+    """The one for a kind of device: a forward and a backward pass of the small one take a CPU core about a third of a
+    second per picture; a GPU has time for the larger.
+    """
+    return BASE if device == "cuda" else SMALL
 
 
 def fetch(backbone: Backbone, say: Callable[[str], None]) -> str:
@@ -94,7 +81,7 @@ MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
 HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
 PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
 PROBES = 64  # pictures that are looked at
-USUAL_SIDE = 224  # pixels at which weights without a head are trained further, though their own size be larger
+USUAL_SIDE = 224  # pixels at which weights without a head are fine-tuned, even if their own size is larger
 # Settings that ask for more than a head on features of unchanged pictures: time, and what changes pictures or weights.
 BEYOND_THE_HEAD = {
     *("minutes", "epochs", "probe", "dropout", "drop_path", "layer_decay", "recompute", "micro_batch"),
@@ -111,8 +98,7 @@ def choose(dataset: Dataset, weights: str | None, suited: str = "") -> TrainConf
     train = dataset.split("train")
     if weights is not None:
         name = suited or ("finetune" if len(train) >= MANY else "finetune-adamw")
-        chosen = recipe(name)
-        return replace(chosen, start=replace(chosen.start, weights=weights))
+        return apply_changes(recipe(name), {"weights": weights})
     side, grey = look_at(train)
     if grey and isinstance(train, ArraySource) and side <= 32:
         return recipe("digits" if side < 16 else "mnist")
@@ -227,16 +213,14 @@ def _get_backbone(
     dataset: Dataset, ranks: Ranks, say: Callable[[str], None], required: bool
 ) -> tuple[Backbone | None, str]:
     """Weights for photographs, if they can be had; and what was chosen, and why."""
-    train = dataset.split("train")
-    gpu = ranks.device.type == "cuda"
-    if not look_at(train).is_photograph or (gpu and len(train) >= HUGE):
+    train, device = dataset.split("train"), ranks.device.type
+    if not look_at(train).is_photograph or (device == "cuda" and len(train) >= HUGE):
         return None, ""
-    backbone = pick_backbone(ranks.device.type)
-    problem = ranks.from_first(lambda: fetch(backbone, say))
-    if problem and required:
-        raise WeightsError(f"{problem}; {explain_how_to_bring(backbone)}.")
-    if problem:
+    backbone = pick_backbone(device)
+    if problem := ranks.from_first(lambda: fetch(backbone, say)):
         how = explain_how_to_bring(backbone)
+        if required:
+            raise WeightsError(f"{problem}; {how}.")
         say(f"{problem}; training from scratch instead, which is usually far less accurate; {how}")
         return None, f"from scratch, since {backbone.name} could not be fetched"
     return backbone, f"{backbone.name} ({backbone.source}, {backbone.licence}) to start from, for photographs"
@@ -262,33 +246,25 @@ def _choose_size(model: ViTConfig) -> tuple[tuple[int, int] | None, str]:
 
 
 def _choose(dataset: Dataset, weights: str | None, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConfig, str]:
-    """A recipe, and why it was chosen for photographs, whoever chose the weights."""
+    """A recipe; and for photographs, why it was chosen: what a GPU has time for, a CPU may not."""
     train = dataset.split("train")
     if weights is None or "train" in changes or not look_at(train).is_photograph:
-        suited = with_start(TrainConfig(), changes).start.training.recipe
-        return choose(dataset, weights, suited), ""
-    on_gpu = ranks.device.type == "cuda"
-    chosen, why = _tune(len(train), on_gpu=on_gpu, further=bool(BEYOND_THE_HEAD & changes.keys()))
-    return replace(chosen, start=replace(chosen.start, weights=weights)), why
-
-
-def _tune(pictures: int, *, on_gpu: bool, further: bool) -> tuple[TrainConfig, str]:
-    """How far pretrained weights are trained further: what a GPU has time for, a CPU may not."""
-    if on_gpu and pictures >= MANY:
-        return recipe("finetune"), f"Everything is trained: there are {pictures:,} pictures, and a GPU"
-    if on_gpu:
-        return recipe("finetune-adamw"), "First the head is trained, then everything"
-    if further:
-        why = "First the head is trained, on features computed once; then the rest, with LoRA, as far as time allows"
-        return recipe("lora"), why
-    why = (
-        "Only the head is trained, on features computed once, since there is no GPU; `minutes=` allows fine-tuning too"
-    )
-    return recipe("linear"), why
+        return choose(dataset, weights, with_start(TrainConfig(), changes).start.training.recipe), ""
+    if ranks.device.type == "cuda" and len(train) >= MANY:
+        name, why = "finetune", f"Everything is trained: there are {len(train):,} pictures, and a GPU"
+    elif ranks.device.type == "cuda":
+        name, why = "finetune-adamw", "First the head is trained, then everything"
+    elif BEYOND_THE_HEAD & changes.keys():
+        name, why = "lora", "First the head is trained, on features computed once; then the rest, with LoRA"
+        why += ", as far as time allows"
+    else:
+        name, why = "linear", "Only the head is trained, on features computed once, since there is no GPU"
+        why += "; `minutes=` allows fine-tuning too"
+    return choose(dataset, weights, name), why
 
 
 def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """Features are those of unchanged pictures; whoever asked for something else is told."""
+    """Features are those of unchanged pictures; settings that would change them are refused."""
     called = config.start.training.called
     config = replace(config, augment=Augment(flip_rate=0.0), start=replace(config.start, dropout=0.0, drop_path=0.0))
     for name in ("dropout", "drop_path", *(field.name for field in fields(Augment))):

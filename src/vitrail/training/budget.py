@@ -18,7 +18,7 @@ from vitrail.training.snapshots import BudgetPlan
 SHARE = 0.95  # of the minutes, which are planned for
 PLANNING = 0.04  # of the minutes, for measuring
 REPORT_PICTURES = 150  # whose forward pass takes as long as a report's explanations and figures
-TOLD = 1.25  # a plan that has become this much longer or shorter is worth a line
+NOTABLE = 1.25  # a plan that has become this much longer or shorter is worth a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +60,14 @@ def revise(plan: BudgetPlan, minutes: float, pace: Pace, *, epoch: int, steps_pe
     return replace(plan, epochs=epochs, step=step, position=min(position, float(plan.curve_steps)))
 
 
-def describe(after: BudgetPlan, minutes: float, pace: Pace, *, epoch: int, told: int) -> str | None:
-    """What to report of a revision, if anything; `told` is the number of epochs that was reported last."""
-    if after.epochs == epoch and epoch < told:
+def describe(after: BudgetPlan, minutes: float, pace: Pace, *, epoch: int, reported: int) -> str | None:
+    """What to report of a revision, if anything; `reported` is the number of epochs that was reported last."""
+    if after.epochs == epoch and epoch < reported:
         return (
             f"{minutes:g} minutes leave no time for another epoch, which now takes {pace.epoch:.1f} s: "
-            f"ending after epoch {epoch} of {told}"
+            f"ending after epoch {epoch} of {reported}"
         )
-    if max(after.epochs, told) < TOLD * min(after.epochs, told):
+    if max(after.epochs, reported) < NOTABLE * min(after.epochs, reported):
         return None
     return f"an epoch now takes {pace.epoch:.1f} s: {after.epochs} epochs fit into {minutes:g} minutes"
 

@@ -51,24 +51,24 @@ class Start:
     model: str | None = None
     """A name from `vitrail models` [default: chosen from the data]."""
     weights: str | None = None
-    """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME; or none, for from scratch
-    [default: auto, which is pretrained weights for photographs]."""
+    """A checkpoint to start from: a file, a run folder, hf://OWNER/NAME, google://NAME; or none, to train from scratch
+    [default: auto, which means pretrained weights for photographs]."""
     classes: str | None = None
     """A file with the names of the classes of `weights`, one per line in their order, or JSON (index → name): classes
     that are also in the data keep their part of the head."""
     image_size: tuple[int, int] | None = None
     """Side of the model's input in pixels, or height and width [default: the model's own]."""
     train: Literal["all", "head", "lora"] = "all"
-    """Train everything; only the head, on features that are computed once; or the head and LoRA's thin matrices beside
-    the weights, which takes far less memory."""
+    """What to train: all weights; only the head, on features that are computed once; or the head and LoRA adapters,
+    which takes far less memory."""
     probe: bool = False
     """First train only the head, on features that are computed once, and start from it."""
     lora_rank: int = 8
-    """With lora: the rank of what is added to a weight."""
+    """Rank of the LoRA adapters."""
     lora_alpha: float = 16.0
-    """With lora: what is added is scaled by this over the rank."""
+    """Scale of the LoRA adapters: what they add is multiplied by alpha / rank."""
     lora_targets: str = "query,value"
-    """With lora: what is adapted in each block, separated by commas: query, key, value, proj, mlp; or all."""
+    """Layers of each block that get LoRA adapters, separated by commas: query, key, value, proj, mlp; or all."""
     dropout: float = 0.0
     """Dropout rate."""
     drop_path: float = 0.0
@@ -76,9 +76,7 @@ class Start:
 
     def __post_init__(self) -> None:
         validate(self)
-        _require(self, "dropout", 0, 0.99)
-        _require(self, "drop_path", 0, 0.99)
-        _require(self, "lora_rank", 1, 4096)
+        _require(self, dropout=(0, 0.99), drop_path=(0, 0.99), lora_rank=(1, 4096))
         if not 0 < self.lora_alpha < math.inf:
             raise ConfigError(f"lora_alpha must be above 0; got {self.lora_alpha}.")
         self.adapted  # noqa: B018 (an unknown name is an error)
@@ -127,25 +125,18 @@ class Optim:
     layer_decay: float = 1.0
     """Each layer's learning rate as a share of the next layer's; 1 makes them all the same."""
     clip: float | None = 1.0
-    """Clip the norm of the gradient to this."""
+    """Largest norm of the gradient; larger gradients are scaled down to it."""
     label_smoothing: float = 0.0
-    """Share of each target that goes to the other classes."""
+    """Label smoothing: share of each target that is spread evenly over all classes."""
     ema: float | None = None
-    """Decay of a moving average of the weights, which is then evaluated and kept instead of them."""
+    """Decay of an exponential moving average (EMA) of the weights, which is evaluated and saved in their place."""
 
     def __post_init__(self) -> None:
         validate(self)
-        _require(self, "lr", 0, 1000)
-        _require(self, "muon_lr", 0, 1000)
-        _require(self, "weight_decay", 0, 1000)
-        _require(self, "momentum", 0, 0.9999)
-        _require(self, "beta2", 0, 0.999999)
-        _require(self, "layer_decay", 1e-6, 1)
-        _require(self, "label_smoothing", 0, 0.99)
+        _require(self, lr=(0, 1000), muon_lr=(0, 1000), weight_decay=(0, 1000), layer_decay=(1e-6, 1))
+        _require(self, momentum=(0, 0.9999), beta2=(0, 0.999999), ema=(0, 0.999999), label_smoothing=(0, 0.99))
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip must be above 0; got {self.clip}; None turns it off.")
-        if self.ema is not None:
-            _require(self, "ema", 0, 0.999999)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +160,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         validate(self)
-        _require(self, "epochs", 1, 1_000_000)
-        _require(self, "warmup", 0, 1)
-        _require(self, "cooldown", 0, 1)
-        _require(self, "final_lr", 0, 1)
+        _require(self, epochs=(1, 1_000_000), warmup=(0, 1), cooldown=(0, 1), final_lr=(0, 1))
         if self.warmup + self.cooldown > 1 and self.schedule == "wsd":
             raise ConfigError(f"warmup {self.warmup} and cooldown {self.cooldown} must not overlap.")
         if self.minutes is not None and not self.minutes > 0:
@@ -192,7 +180,7 @@ class Machine:
     device: str = "auto"
     """cpu, cuda, mps, or auto."""
     precision: Literal["float32", "bf16", "auto"] = "auto"
-    """Number type of the forward pass; auto: bf16 on GPUs that have it, and on CPUs where it is measured faster."""
+    """Number format of the forward pass; auto: bf16 on GPUs that have it, and on CPUs where it is measured faster."""
     compile: Literal["auto", "on", "off"] = "off"
     """Whether to use torch.compile; auto tries it and keeps it only if it is faster."""
     recompute: bool = False
@@ -223,7 +211,7 @@ class TrainConfig:
 
     data: str = ""
     recipe: str = ""  # the name of the recipe that it began as
-    chosen: str = field(default="", metadata=IF_USED)  # what was chosen because nobody said otherwise, and why
+    chosen: str = field(default="", metadata=IF_USED)  # what was chosen by default, and why
     start: Start = field(default_factory=Start)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
@@ -325,7 +313,9 @@ def describe_config(config: TrainConfig) -> dict[str, Any]:
     return facts
 
 
-def _require(config: object, name: str, low: float, high: float) -> None:
-    value = getattr(config, name)
-    if not low <= value <= high:  # so that NaN fails too
-        raise ConfigError(f"{name} must be between {low} and {high}; got {value}.")
+def _require(config: object, **ranges: tuple[float, float]) -> None:
+    """Refuse numbers outside of their ranges; None is no number."""
+    for name, (low, high) in ranges.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:  # so that NaN fails too
+            raise ConfigError(f"{name} must be between {low} and {high}; got {value}.")

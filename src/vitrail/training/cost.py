@@ -1,28 +1,34 @@
 """The cost of a run, measured on a few real batches before it begins: time, memory; and what follows from it: the batch
-size, torch.compile, bf16."""
+size, torch.compile, bf16.
+
+Processors differ: one multiplies in bf16 at twice the speed of float32, another at a quarter. Narrow models gain
+nothing on any of them, so they are not timed, and no noise decides how they are trained. What is decided goes into the
+run's config, so that a resumed run computes the same bits.
+"""
 
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.data import Batch, Loader, LoaderConfig
+from vitrail.data import Batch
 from vitrail.errors import ConfigError, OutOfMemoryError
 from vitrail.machine import computes_bf16, main_memory
 from vitrail.ranks import Ranks
 from vitrail.timing import Clock, agreed_gain, best_of, repeat, seconds_of, take_turns
 from vitrail.training.budget import PLANNING
-from vitrail.training.config import TrainConfig
+from vitrail.training.config import TrainConfig, apply_changes
 from vitrail.training.gradients import Lanes, Plain, compiled, make_engine, pick_precision
 from vitrail.training.objectives import make_objective
 from vitrail.training.optim import build_optimizers, start_state
 from vitrail.training.recipes import RECIPES
-from vitrail.training.setup import Setup, training_loader
+from vitrail.training.setup import Setup, plain_loader, training_loader
 
 try:
     import resource
@@ -57,6 +63,10 @@ MOST_TIMED = 256  # pictures of a batch that are timed on a CPU
 FEW = 16  # pictures whose features are timed at once
 FEWEST = 2  # pictures that are timed at once, however slow they are
 PATIENCE = 10.0  # seconds after which no further batch is timed; warming up, which may be compiling, is free
+NARROW = 128  # up to this width, matrix products are too small to gain: 0.57× at width 48
+BF16_WORTH = 1.1  # bf16 rounds: it must be this much faster
+BF16_PATIENCE = 5.0  # seconds after which no further round is timed
+ROUNDS = 3
 SAVE_SECONDS, DISK_SPEED = 0.05, 300e6  # of writing a checkpoint: at least, and bytes per second
 
 Say = Callable[[str], None]
@@ -71,13 +81,20 @@ class Measured:
     peak_bytes: int
     epoch_overhead: float = 0.0  # seconds for what happens once per epoch: writing checkpoints
     before: float = 0.0  # seconds before the first step: the features of a head that is trained first
+    ranks: int = 1  # that compute at the same time
 
     @property
     def images_per_second(self) -> float:
+        """Of one rank."""
         return self.images / self.seconds
 
+    @property
+    def pace(self) -> float:
+        """Pictures per second, of all ranks together."""
+        return self.images_per_second * self.ranks
 
-def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> Measured:
+
+def measure(setup: Setup, ranks: Ranks, engine: Plain | None = None) -> Measured:
     """Time this rank's part of a few real batches through the gradient, and leave everything as it was."""
     model = setup.model.to(ranks.device)
     model.train()
@@ -86,26 +103,21 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
     size = setup.config.machine.batch_size
     assert isinstance(size, int)
     mine = max(size // ranks.world_size, 1)
-    states = {name: buffer.clone() for name, buffer in model.named_buffers()}
     alone, before = Ranks(device=ranks.device), peak_memory(ranks.device)
 
     def batches(count: int) -> Iterable[Batch]:
-        return training_loader(replace(setup, config=_with_batch(setup.config, count)), alone)
+        return training_loader(replace(setup, config=apply_changes(setup.config, {"batch_size": count})), alone)
 
     try:
-        if ranks.device.type == "cpu" and not compiles:
-            mine = _affordable(batches, ranks.device, engine.accumulate, mine, _patience(setup))
-        seconds, images = _time_batches(batches(mine), ranks.device, engine.accumulate, _patience(setup))
+        with _left_as_it_was(model):
+            if ranks.device.type == "cpu" and not compiles:
+                mine = _affordable(batches, ranks.device, engine.accumulate, mine, _patience(setup))
+            seconds, images = _time_batches(batches(mine), ranks.device, engine.accumulate, _patience(setup))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
             f"a batch of {size} does not fit into the memory of {ranks.device}; lower `micro_batch=` (or "
-            "`batch_size=`), "
-            "or pass `recompute=True`."
+            "`batch_size=`), or pass `recompute=True`."
         ) from error
-    finally:
-        model.zero_grad(set_to_none=True)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(states[name])
     at_once = min(engine.micro_batch or size, max(size // ranks.world_size, 1))  # of the run
     peak = peak_memory(ranks.device)
     return Measured(
@@ -113,7 +125,20 @@ def measure(setup: Setup, ranks: Ranks, engine: Plain | Lanes | None = None) -> 
         images=images,
         peak_bytes=round(before + (peak - before) * max(at_once / mine, 1)),
         epoch_overhead=_estimate_saving(setup),
+        ranks=ranks.world_size,
     )
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module) -> Generator[None]:
+    """Without the gradients and statistics of what is computed meanwhile."""
+    states = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        model.zero_grad(set_to_none=True)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(states[name])
 
 
 def measure_features(setup: Setup, ranks: Ranks) -> Measured:
@@ -121,9 +146,7 @@ def measure_features(setup: Setup, ranks: Ranks) -> Measured:
     model = setup.model.to(ranks.device).eval()
 
     def batches(count: int) -> Iterable[Batch]:
-        rate = setup.dataset.max_broken_rate
-        options = LoaderConfig(batch_size=count, workers=setup.config.machine.workers, max_broken_rate=rate)
-        return Loader(setup.dataset, "train", setup.preprocess, options)
+        return plain_loader(setup, "train", Ranks(), count)
 
     def work(images: Tensor, _: Tensor) -> object:
         return model.features(images)
@@ -132,7 +155,7 @@ def measure_features(setup: Setup, ranks: Ranks) -> Measured:
     with torch.no_grad():
         count = _affordable(batches, ranks.device, work, most, _patience(setup))
         seconds, images = _time_batches(batches(count), ranks.device, work, _patience(setup))
-    return Measured(seconds=seconds, images=images, peak_bytes=peak_memory(ranks.device))
+    return Measured(seconds=seconds, images=images, peak_bytes=peak_memory(ranks.device), ranks=ranks.world_size)
 
 
 Work = Callable[[Tensor, Tensor], object]
@@ -199,38 +222,36 @@ def _estimate_saving(setup: Setup) -> float:
     return SAVE_SECONDS + 5 * weights / DISK_SPEED
 
 
-def epoch_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+def epoch_seconds(setup: Setup, measured: Measured) -> float:
     """One epoch with its evaluation, which costs about a third of a step per picture."""
     splits = setup.dataset.splits
-    evaluated = len(splits["val"]) if "val" in splits else 0
-    return (len(splits["train"]) + evaluated / 3) / (measured.images_per_second * world_size) + measured.epoch_overhead
+    return (len(splits["train"]) + len(splits.get("val", ())) / 3) / measured.pace + measured.epoch_overhead
 
 
-def run_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+def run_seconds(setup: Setup, measured: Measured) -> float:
     """All epochs; of training on features, what these take, beside which epochs are nothing."""
-    config = setup.config
-    if not config.start.training.on_features:
-        return measured.before + config.schedule.epochs * epoch_seconds(setup, measured, world_size)
-    return feature_seconds(setup, measured, world_size)
+    if setup.config.start.training.on_features:
+        return feature_seconds(setup, measured)
+    return measured.before + setup.config.schedule.epochs * epoch_seconds(setup, measured)
 
 
-def feature_seconds(setup: Setup, measured: Measured, world_size: int) -> float:
+def feature_seconds(setup: Setup, measured: Measured) -> float:
     """The features of all pictures on which a head is trained and validated."""
     splits = setup.dataset.splits
-    pictures = len(splits["train"]) + (len(splits["val"]) if "val" in splits else 0)
-    return pictures / (measured.images_per_second * world_size)
+    return (len(splits["train"]) + len(splits.get("val", ()))) / measured.pace
 
 
 def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
     """The smallest of the fastest batch sizes that fit; learning rates are scaled to match."""
     config = setup.config
-    usual = _recipe_batch(config)
+    usual = RECIPES[config.recipe]().machine.batch_size if config.recipe in RECIPES else 256
+    assert isinstance(usual, int)
     limit = min(LARGEST, max(len(setup.dataset.split("train")) // ranks.world_size // 8, 2)) // 2 * 2
     best: tuple[int, float] | None = None
     size = min(SMALLEST, limit)
     memory = total_memory(ranks.device) * MEMORY_SHARE
     while size <= limit:
-        tried = replace(setup, config=_with_batch(config, size * ranks.world_size))
+        tried = replace(setup, config=apply_changes(config, {"batch_size": size * ranks.world_size}))
         try:
             measured = measure(tried, ranks)
         except OutOfMemoryError:
@@ -246,18 +267,9 @@ def find_batch_size(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
         )
     chosen = best[0] * ranks.world_size
     factor = chosen / usual if config.optim.optimizer == "sgd" else (chosen / usual) ** 0.5
-    optim = replace(config.optim, lr=config.optim.lr * factor, muon_lr=config.optim.muon_lr * factor)
     say(f"batch size {chosen} ({best[1]:,.0f} images/s per rank); learning rate scaled by {factor:.3g} to match")
-    return replace(_with_batch(config, chosen), optim=optim)
-
-
-def _recipe_batch(config: TrainConfig) -> int:
-    usual = RECIPES[config.recipe]().machine.batch_size if config.recipe in RECIPES else 256
-    return usual if isinstance(usual, int) else 256
-
-
-def _with_batch(config: TrainConfig, size: int) -> TrainConfig:
-    return replace(config, machine=replace(config.machine, batch_size=size))
+    rates = {"lr": config.optim.lr * factor, "muon_lr": config.optim.muon_lr * factor}
+    return apply_changes(config, {"batch_size": chosen, **rates})
 
 
 def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
@@ -265,37 +277,27 @@ def settle_compile(setup: Setup, ranks: Ranks, say: Say) -> TrainConfig:
     config = setup.config
     if config.machine.compile == "off":
         return config
-    machine = replace(config.machine, compile="off")
-    plain = replace(setup, config=replace(config, machine=machine))
+    plain = replace(setup, config=apply_changes(config, {"compile": "off"}))
     say("trying torch.compile, which may take a minute")
     try:
-        precision = pick_precision(machine.precision, ranks.device)
+        precision = pick_precision(config.machine.precision, ranks.device)
         module: nn.Module = setup.model
-        engine = Plain(module, compiled(module), make_objective(setup), machine.micro_batch, precision)
+        engine = Plain(module, compiled(module), make_objective(setup), config.machine.micro_batch, precision)
         with_compile = measure(plain, ranks, engine)
     except ConfigError:
         raise
     except Exception as error:  # the compiler needs a toolchain, and has many ways to fail
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         say(f"torch.compile does not work here ({first_line}); continuing without it")
-        return replace(config, machine=machine)
+        return plain.config
     if config.machine.compile == "on":
         return config
-    without = measure(plain, ranks)
-    gain = with_compile.images_per_second / without.images_per_second
+    gain = with_compile.images_per_second / measure(plain, ranks).images_per_second
     if gain < WORTH:
         say(f"torch.compile gives {gain:.2f}× here; continuing without it")
-        return replace(config, machine=machine)
+        return plain.config
     say(f"torch.compile gives {gain:.2f}× here")
-    return replace(config, machine=replace(config.machine, compile="on"))
-
-
-NARROW = 128  # up to this width, matrix products are too small to gain: 0.57× at width 48
-BF16_WORTH = 1.1  # bf16 rounds: it must be this much faster
-BF16_PICTURES = 256  # pictures of a batch that are timed
-BF16_PATIENCE = 5.0  # seconds after which no further round is timed
-ROUNDS = 3
-BF16_FEWEST = 2  # pictures that are timed at once, however slow they are
+    return apply_changes(config, {"compile": "on"})
 
 
 def settle_precision(setup: Setup, ranks: Ranks, say: Callable[[str], None]) -> TrainConfig:
@@ -304,53 +306,43 @@ def settle_precision(setup: Setup, ranks: Ranks, say: Callable[[str], None]) -> 
     if config.machine.precision != "auto" or ranks.device.type != "cpu" or not computes_bf16():
         return config
     if setup.model.config.width <= NARROW:
-        return _with_precision(config, "float32")
+        return apply_changes(config, {"precision": "float32"})
     engines = [_engine(setup, ranks, name) for name in ("float32", "bf16")]
     gain = agreed_gain(lambda: _time_gain(setup, engines), BF16_WORTH)
     if gain < BF16_WORTH:
         say(f"bf16 gives {gain:.2f}× here; computing in float32")
     else:
         say(f"computing in bf16, {gain:.2f}× float32 here")
-    return _with_precision(config, "float32" if gain < BF16_WORTH else "bf16")
+    return apply_changes(config, {"precision": "float32" if gain < BF16_WORTH else "bf16"})
 
 
-def _time_gain(setup: Setup, engines: list[Plain | Lanes]) -> float:
+def _time_gain(setup: Setup, engines: list[Plain]) -> float:
     plain, rounded = time_gradients(setup, engines)
     return plain / rounded
 
 
-def _with_precision(config: TrainConfig, precision: str) -> TrainConfig:
-    return replace(config, machine=replace(config.machine, precision=precision))
-
-
-def time_gradients(setup: Setup, engines: list[Plain | Lanes], clock: Clock | None = None) -> list[float]:
+def time_gradients(setup: Setup, engines: list[Plain], clock: Clock | None = None) -> list[float]:
     """The best time of each engine for the gradient of the same pictures, taken in turns; nothing else changes."""
     setup.model.train()
-    states = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
     images, targets = _some_pictures(setup, engines)
-    try:
-        few = partial(engines[0].accumulate, images[:BF16_FEWEST], targets[:BF16_FEWEST])
-        each = seconds_of(few, clock) / BF16_FEWEST
-        count = max(int(BF16_PATIENCE / len(engines) / max(each, 1e-9)), BF16_FEWEST)  # of slow pictures, a few will do
+    with _left_as_it_was(setup.model):
+        few = partial(engines[0].accumulate, images[:FEWEST], targets[:FEWEST])
+        each = seconds_of(few, clock) / FEWEST
+        count = max(int(BF16_PATIENCE / len(engines) / max(each, 1e-9)), FEWEST)  # of slow pictures, a few will do
         calls = [partial(engine.accumulate, images[:count], targets[:count]) for engine in engines]
         laps = take_turns(calls, ROUNDS, patience=BF16_PATIENCE, clock=clock)
-    finally:
-        setup.model.zero_grad(set_to_none=True)
-        for name, buffer in setup.model.named_buffers():
-            buffer.copy_(states[name])
     return [best_of(own, warm_up=1).wall for own in laps]
 
 
-def _some_pictures(setup: Setup, engines: list[Plain | Lanes]) -> tuple[Tensor, Tensor]:
+def _some_pictures(setup: Setup, engines: list[Plain]) -> tuple[Tensor, Tensor]:
     """A batch, or of a large model as many pictures as it takes at once."""
     batch = next(iter(training_loader(setup, Ranks(device=torch.device("cpu")))))
-    count = BF16_PICTURES
+    count = MOST_TIMED
     if not any(isinstance(engine, Lanes) for engine in engines):
-        count = min(engine.micro_batch or BF16_PICTURES for engine in engines)
+        count = min(engine.micro_batch or MOST_TIMED for engine in engines)
     return batch.images[:count], batch.targets[:count]
 
 
-def _engine(setup: Setup, ranks: Ranks, precision: str) -> Plain | Lanes:
-    machine = replace(setup.config.machine, precision=precision, compile="off")
-    asked = replace(setup, config=replace(setup.config, machine=machine))
+def _engine(setup: Setup, ranks: Ranks, precision: str) -> Plain:
+    asked = replace(setup, config=apply_changes(setup.config, {"precision": precision, "compile": "off"}))
     return make_engine(asked, setup.model, make_objective(asked), ranks)

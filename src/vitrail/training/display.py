@@ -127,9 +127,8 @@ class Display(Listener):
         self._heard()
 
     def said(self, message: str) -> None:
-        if not self.silent:
-            self.console.print(f"[yellow]note:[/] {escape(message)}", soft_wrap=True)
-            self._heard()
+        self._print(f"[yellow]note:[/] {escape(message)}")
+        self._heard()
 
     def ended(self) -> None:
         if self._bar is not None:

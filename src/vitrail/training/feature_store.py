@@ -148,8 +148,4 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 
 def largest_call(batch_size: int) -> int:
     """Pictures per call: a part has a whole number of calls, so that the same pictures always share one."""
-    return max(size for size in _powers(PART) if size <= max(batch_size, 1))
-
-
-def _powers(most: int) -> Iterable[int]:
-    return (1 << exponent for exponent in range(most.bit_length()))
+    return 1 << min(max(batch_size, 1), PART).bit_length() - 1  # a power of two, as the part is

@@ -135,7 +135,7 @@ class _Deadline:
         self._first: tuple[float, int] | None = None  # when the first part was done, and its pictures: it warms up
 
     def has_passed(self, done: int) -> bool:
-        """Whether it is time to stop, after so many pictures."""
+        """Whether it is time to stop, given how many pictures are done."""
         now = time.monotonic()
         if self._first is None:
             self._first = now, done
@@ -157,7 +157,7 @@ class _Computation(NamedTuple):
         """All features, of which those that are missing are computed; and the pictures that could not be read, now or
         before.
 
-        If the deadline passes, the parts that are left are done without.
+        If the deadline passes, the remaining parts are left out.
         """
         store, ranks = self.store, self.ranks
         missing = ranks.from_first(store.missing)

@@ -6,7 +6,7 @@ order of the micro-batches: with the same micro-batches, the result does not dep
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -99,27 +99,26 @@ class Plain:
 
     def score(self, inputs: Tensor, targets: Tensor) -> Scores:
         """Summed loss and correct answers, without gradients."""
-        parts = [self._score(some, labels) for some, labels in split(inputs, targets, self.micro_batch)]
+        parts = self._score_each(split(inputs, targets, self.micro_batch))
         return Scores(sum(part.loss for part in parts), sum(part.correct for part in parts))
+
+    def _score_each(self, pieces: Iterable[tuple[Tensor, Tensor]]) -> list[Scores]:
+        return [self._score(*piece) for piece in pieces]
 
     def _score(self, inputs: Tensor, targets: Tensor) -> Scores:
         with torch.no_grad(), autocast(inputs.device, self.precision):
-            logits = self.forward(inputs).float()
-            return self.scorer.score(logits, targets)
+            return self.scorer.score(self.forward(inputs).float(), targets)
 
 
-class Lanes:
+class Lanes(Plain):
     """Several threads, each with micro-batches of its own."""
 
     def __init__(self, module: nn.Module, forward: Forward, scorer: Scorer, micro_batch: int, num_lanes: int) -> None:
-        self.forward = forward
-        self.scorer = scorer
-        self.micro_batch = micro_batch
+        super().__init__(module, forward, scorer, micro_batch, "float32")
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._pool = start_workers(num_lanes)
 
     def accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Add the gradient of the mean loss to the parameters; the loss itself."""
         futures = [
             self._pool.submit(self._gradient, some, labels, len(some) / len(inputs))
             for some, labels in split(inputs, targets, self.micro_batch)
@@ -146,31 +145,22 @@ class Lanes:
         loss = self.scorer.loss(self.forward(inputs), targets) * share
         return loss.detach(), list(torch.autograd.grad(loss, self.parameters))
 
-    def score(self, inputs: Tensor, targets: Tensor) -> Scores:
-        """Summed loss and correct answers, without gradients."""
-        futures = [self._pool.submit(self._score, *piece) for piece in split(inputs, targets, self.micro_batch)]
-        parts = [future.result() for future in futures]
-        return Scores(sum(part.loss for part in parts), sum(part.correct for part in parts))
-
-    def _score(self, inputs: Tensor, targets: Tensor) -> Scores:
-        with torch.no_grad():
-            return self.scorer.score(self.forward(inputs), targets)
+    def _score_each(self, pieces: Iterable[tuple[Tensor, Tensor]]) -> list[Scores]:
+        futures = [self._pool.submit(self._score, *piece) for piece in pieces]
+        return [future.result() for future in futures]
 
 
-def make_engine(setup: Setup, module: nn.Module, scorer: Scorer, ranks: Ranks) -> Plain | Lanes:
+def make_engine(setup: Setup, module: nn.Module, scorer: Scorer, ranks: Ranks) -> Plain:
     """What computes gradients of the module: threads with micro-batches of their own where these are faster."""
-    machine = setup.config.machine
+    machine, model = setup.config.machine, setup.model
     precision = pick_precision(machine.precision, ranks.device)
-    if machine.compile == "on":
-        micro = machine.micro_batch or default_micro_batch(setup.model, ranks.device)
-        return Plain(module, compiled(module), scorer, micro, precision)
-    alone = ranks.world_size == 1 and module is setup.model and precision == "float32"
-    if alone and suits_lanes(setup.model, ranks.device):
+    alone = ranks.world_size == 1 and module is model and precision == "float32"
+    if alone and machine.compile != "on" and suits_lanes(model, ranks.device):
         lanes, size = num_threads(), machine.batch_size
         assert isinstance(size, int)
-        return Lanes(module, module, scorer, machine.micro_batch or lane_batch(setup.model, size, lanes), lanes)
-    micro = machine.micro_batch or default_micro_batch(setup.model, ranks.device)
-    return Plain(module, module, scorer, micro, precision)
+        return Lanes(module, module, scorer, machine.micro_batch or lane_batch(model, size, lanes), lanes)
+    forward = compiled(module) if machine.compile == "on" else module
+    return Plain(module, forward, scorer, machine.micro_batch or default_micro_batch(model, ranks.device), precision)
 
 
 def compiled(module: nn.Module) -> Forward:

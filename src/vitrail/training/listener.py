@@ -31,7 +31,7 @@ class Plan:
     memory_mb: int
     config: dict[str, Any]  # all of it, as config.yaml has it
     trained: int = 0  # of the parameters
-    chosen: str = ""  # what was chosen because nobody said otherwise, and why
+    chosen: str = ""  # what was chosen by default, and why
 
     @property
     def training(self) -> Training:

@@ -62,7 +62,7 @@ class Trainer:
         self.state = RunState()
         if config.schedule.minutes is not None and self.objective.fits_epochs:
             self.state.plan = budget.first_plan(config.schedule.epochs, len(self.loader))
-        self._told_epochs = config.schedule.epochs  # that were reported last
+        self._reported_epochs = config.schedule.epochs  # that were reported last
         self._saved_at = time.monotonic()
         self._clock = time.monotonic()
         self._evaluation_pace: float | None = None  # seconds per picture, once there was a validation
@@ -121,7 +121,7 @@ class Trainer:
         if self.ranks.from_first(lambda: bool(snapshots.list_snapshots(self.last))):
             if not self._recovery.go_back(self.last, self._restore):
                 raise WeightsError(f"none of the checkpoints in {self.last} is whole; start a new run.")
-            self._told_epochs = self.epochs
+            self._reported_epochs = self.epochs
         epochs = self.state.epoch
         kept = self.ranks.from_first(lambda: keep_rows(self.folder / RESULTS, epochs))
         if lost := epochs - sum(row.epoch > 0 for row in kept):
@@ -295,9 +295,9 @@ class Trainer:
         pace = budget.Pace(so_far=plan.before + state.seconds, epoch=epoch_seconds, ending=self._ending())
         where = {"epoch": state.epoch, "steps_per_epoch": len(self.loader), "step": state.step}
         state.plan = self.ranks.from_first(lambda: budget.revise(plan, minutes, pace, **where))
-        note = budget.describe(state.plan, minutes, pace, epoch=state.epoch, told=self._told_epochs)
+        note = budget.describe(state.plan, minutes, pace, epoch=state.epoch, reported=self._reported_epochs)
         if note is not None:
-            self._told_epochs = state.plan.epochs
+            self._reported_epochs = state.plan.epochs
             self.listener.said(note)
         self.listener.planned(self.total_steps, self.epochs)
 
@@ -346,12 +346,12 @@ class Trainer:
             plain = Plain(self.module, self.module, self.objective, None, self.precision)
             blank = self.objective.blank(self.ranks.device)
             score = evaluate(plain.score, loader, self.ranks, lambda: plain.score(*blank))
-        elif isinstance(self.engine, Plain):  # not through DDP, whose forward pass communicates with the other ranks
-            forward, micro = self.objective.forward, self.engine.micro_batch
-            plain = Plain(self.module, forward, self.objective, micro, self.precision)
-            score = evaluate(plain.score, loader, self.ranks)
-        else:
+        elif isinstance(self.engine, Lanes):
             score = evaluate(self.engine.score, loader, self.ranks)
+        else:  # not through DDP, whose forward pass communicates with the other ranks
+            micro = self.engine.micro_batch
+            plain = Plain(self.module, self.objective.forward, self.objective, micro, self.precision)
+            score = evaluate(plain.score, loader, self.ranks)
         self.module.train()
         return score
 

@@ -83,7 +83,7 @@ def cifar10() -> TrainConfig:
 
 
 def scratch() -> TrainConfig:
-    """`vitrail.train("PICTURES")`: your pictures, from scratch. For good results, use many pictures, or weights."""
+    """`vitrail.train("PICTURES")`: your pictures, from scratch. Good results need many pictures."""
     return TrainConfig(
         recipe="scratch",
         start=Start(model="compact-128"),
@@ -95,7 +95,7 @@ def scratch() -> TrainConfig:
 
 
 def finetune() -> TrainConfig:
-    """`vitrail.train("PICTURES", weights=W, recipe="finetune")`: the paper's way (appendix B.1.1), for larger sets.
+    """`vitrail.train("PICTURES", weights=W, recipe="finetune")`: as in the paper (appendix B.1.1), for larger sets.
 
     SGD with momentum 0.9, no decay, clip 1, cosine after a warm-up; the paper tries lr 0.001 to 0.06 and trains at 384
     pixels: `image_size=384, lr=0.01`.
@@ -110,10 +110,10 @@ def finetune() -> TrainConfig:
 
 
 def finetune_adamw() -> TrainConfig:
-    """`vitrail.train("PICTURES", weights=W)`: the head first, then all weights, the first layers the least.
+    """`vitrail.train("PICTURES", weights=W)`: first the head, then all weights, early layers more slowly.
 
-    The learning rate is for weights below a head that fits: five times as much unlearns in the first epoch what they
-    know, and a head that starts at zero (`probe=False`) needs that much.
+    The learning rate suits a head that already fits. Five times as much, which a head that starts at zero needs
+    (`probe=False`), would destroy the pretrained features in the first epoch.
     """
     return TrainConfig(
         recipe="finetune-adamw",
@@ -138,7 +138,7 @@ def linear() -> TrainConfig:
 
 
 def lora() -> TrainConfig:
-    """`vitrail.train("PICTURES", weights=W, train="lora")`: the head, then LoRA's thin matrices, in little memory."""
+    """`vitrail.train("PICTURES", weights=W, train="lora")`: first the head, then LoRA adapters, in little memory."""
     tuned = finetune_adamw()
     return replace(
         tuned,
@@ -149,7 +149,7 @@ def lora() -> TrainConfig:
 
 
 def imagenet_s16() -> TrainConfig:
-    """`vitrail.train("IMAGENET", recipe="imagenet-s16")`, under torchrun: DeiT's way, for GPUs.
+    """`vitrail.train("IMAGENET", recipe="imagenet-s16")`, under torchrun: DeiT's recipe, for GPUs.
 
     DeiT reports 79.8 % for ViT-S/16 after 300 epochs; not run here.
     """
@@ -181,18 +181,9 @@ def imagenet_b16() -> TrainConfig:
     return replace(small, recipe="imagenet-b16", start=Start(model="vit-b16", drop_path=0.1))
 
 
+_MAKERS = (digits, mnist, cifar10_tiny, cifar10, scratch, finetune, finetune_adamw, linear, lora)
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "cifar10-tiny": cifar10_tiny,
-    "cifar10": cifar10,
-    "scratch": scratch,
-    "finetune": finetune,
-    "finetune-adamw": finetune_adamw,
-    "linear": linear,
-    "lora": lora,
-    "imagenet-s16": imagenet_s16,
-    "imagenet-b16": imagenet_b16,
+    maker.__name__.replace("_", "-"): maker for maker in (*_MAKERS, imagenet_s16, imagenet_b16)
 }
 
 

@@ -23,7 +23,7 @@ from vitrail.errors import DataError
 from vitrail.files import atomic_path
 from vitrail.training.config import TrainConfig
 from vitrail.training.setup import open_training_data
-from vitrail.wording import agree
+from vitrail.wording import agree, counted
 
 CONTENTS = "pictures.csv"
 COLUMNS = ("name", "bytes", "modified", "blake2b")
@@ -31,7 +31,9 @@ LOOKED_AT = 50_000  # files of a split
 HASHED = 2_000  # and of those
 SAMPLED = 256  # pictures of a split that are not files
 ENDS = 1 << 19  # bytes at the start and at the end of a file that are hashed
-SHOWN = 3  # names of replaced files
+SHOWN = 3  # names, as examples
+
+Say = Callable[[str], None]
 
 
 class Content(NamedTuple):
@@ -54,7 +56,7 @@ def write_contents(dataset: Dataset, folder: Path) -> None:
     _write(known, folder / CONTENTS)
 
 
-def report_replaced(dataset: Dataset, folder: Path, say: Callable[[str], None]) -> None:
+def report_replaced(dataset: Dataset, folder: Path, say: Say) -> None:
     """Say which pictures have been replaced since they were recorded, and record what they are now."""
     path = folder / CONTENTS
     if not path.is_file():  # a run of an older version
@@ -70,9 +72,9 @@ def report_replaced(dataset: Dataset, folder: Path, say: Callable[[str], None]) 
             whose = "of the run's" if shards or len(items) == len(source) else "of a sample of"
             what = agree(len(items), "shard" if shards else "picture")
             count = f"{len(replaced):,} {whose} {len(items):,} {split} {what}"
-            names = ", ".join(name[:100] for name in replaced[:SHOWN]) + (", …" if len(replaced) > SHOWN else "")
             advice = "do not compare accuracies from before and after" if split != "train" else "the run continues"
-            say(f"{count} {agree(len(replaced), 'has', 'have')} been replaced since the run began: {names}; {advice}")
+            have = agree(len(replaced), "has", "have")
+            say(f"{count} {have} been replaced since the run began: {_some(replaced)}; {advice}")
     if now != {name: known[name] for name in now}:
         _write(known | now, path)
 
@@ -137,16 +139,16 @@ def _look(item: Any) -> Content | None:
 def _hash(item: Any, content: Content) -> Content:
     """The content with its hash, unless it cannot be read, which is reported elsewhere."""
     digest = hashlib.blake2b(digest_size=16)
-    if isinstance(item, Path):
-        try:
-            with item.open("rb") as file:
-                digest.update(file.read(ENDS))
-                file.seek(max(content.size - ENDS, ENDS))
-                digest.update(file.read(ENDS))
-        except OSError:
-            return content
+    if not isinstance(item, Path):
+        digest.update(item if isinstance(item, bytes) else np.asarray(item).tobytes())
         return content._replace(digest=digest.hexdigest())
-    digest.update(item if isinstance(item, bytes) else np.asarray(item).tobytes())
+    try:
+        with item.open("rb") as file:
+            digest.update(file.read(ENDS))
+            file.seek(max(content.size - ENDS, ENDS))
+            digest.update(file.read(ENDS))
+    except OSError:
+        return content
     return content._replace(digest=digest.hexdigest())
 
 
@@ -171,10 +173,6 @@ def _read(path: Path) -> dict[str, Content]:
         raise DataError(f"{path} is damaged ({str(error)[:200]}); remove it to continue without.") from error
 
 
-Say = Callable[[str], None]
-EXAMPLES = 3  # examples of a name
-
-
 class SplitRow(NamedTuple):
     """One line of split.csv."""
 
@@ -194,24 +192,24 @@ def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
 
 def read_split_rows(path: Path) -> list[SplitRow]:
     """What split.csv says, line by line."""
+    rows: list[SplitRow] = []
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             reader = csv.DictReader(file)
             if not {"key", "split", "class"} <= set(reader.fieldnames or ()):
                 raise DataError(f"{path} is damaged: it needs the columns key, split and class.")
-            return [_parse(path, number, line) for number, line in enumerate(reader, start=2)]
+            for number, line in enumerate(reader, start=2):
+                key, name = line["key"], line["class"]
+                split = UNUSED if line["split"] == UNUSED else SPLIT_NAMES.get(str(line["split"]))
+                if not key or not name or split is None or "\0" in key:
+                    hint = "it must name a picture, its split and its class"
+                    raise DataError(f"{path} is damaged at line {number}: {hint}.")
+                rows.append(SplitRow(key, split, name))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}.") from None
     except csv.Error as error:
         raise DataError(f"{path} is damaged: not a table ({error}).") from None
-
-
-def _parse(path: Path, number: int, line: Mapping[str, str | None]) -> SplitRow:
-    key, name = line["key"], line["class"]
-    split = UNUSED if line["split"] == UNUSED else SPLIT_NAMES.get(str(line["split"]))
-    if not key or not name or split is None or "\0" in key:
-        raise DataError(f"{path} is damaged at line {number}: it must name a picture, its split and its class.")
-    return SplitRow(key, split, name)
+    return rows
 
 
 def keep_own(dataset: Dataset, rows: Sequence[SplitRow], say: Say) -> Dataset:
@@ -263,10 +261,10 @@ def _select(
     ]
     if changed:
         say(f"{_pictures(changed)} now of another class; the run keeps the class that it began with: {_some(changed)}")
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([numbers[row.name] for row in own], dtype=np.int64)
     if not own:
         return None
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.array([numbers[row.name] for row in own], dtype=np.int64)
     if isinstance(source, FileSource):  # a missing file keeps its index, or the order of all others would change
         return FileSource([row.key for row in own], labels, source.root)
     part = source.select([places[row.key] for row in own])
@@ -279,8 +277,8 @@ def _keys(source: Source) -> list[str]:
 
 
 def _pictures(keys: Sequence[str]) -> str:
-    return "1 picture is" if len(keys) == 1 else f"{len(keys):,} pictures are"
+    return f"{counted(len(keys), 'picture')} {agree(len(keys), 'is', 'are')}"
 
 
 def _some(keys: Sequence[str]) -> str:
-    return ", ".join(key[:100] for key in keys[:EXAMPLES]) + (", …" if len(keys) > EXAMPLES else "")
+    return ", ".join(key[:100] for key in keys[:SHOWN]) + (", …" if len(keys) > SHOWN else "")

@@ -90,7 +90,7 @@ class Run:
 class RunLock:
     """The right to write into a run folder, which ends with the process, however that ends; the file says who has it.
 
-    Its first byte stays blank: Windows lets nobody else read what is locked.
+    Its first byte stays blank: on Windows, no other process can read what is locked.
     """
 
     def __init__(self) -> None:

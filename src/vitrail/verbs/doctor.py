@@ -76,7 +76,7 @@ def _cell(text: str) -> str:
 
 
 def _guarded(title: str, name: str, examine: Callable[[str], DiagnosisSection]) -> DiagnosisSection:
-    """What can be found out about something that may be missing or broken."""
+    """A section about something that may be missing or broken: then its error is the problem."""
     try:
         return examine(name)
     except (VitrailError, OSError) as error:

@@ -66,7 +66,7 @@ def _crop_image(image: Image.Image, spec: Preprocess, augment: Augment, numbers:
 
 
 def shrink_jpeg(image: Image.Image, factor: float, mode: str) -> None:
-    """Let the JPEG decoder shrink by the largest of 2, 4, 8 that leaves `factor` at 1 or above; others stay as is."""
+    """Let the JPEG decoder shrink by the largest of 2, 4, 8 that leaves `factor` at 1 or above; no other format can."""
     power = min(8, 2 ** int(math.log2(max(factor, 1))))
     if power > 1:
         image.draft(mode, (max(image.width // power, 1), max(image.height // power, 1)))

@@ -61,7 +61,7 @@ def _reader(path: Path) -> Read:
 
 
 def read_archive(path: Path) -> dict[str, bytes]:
-    """CIFAR's files in an archive, by name, whatever folder it puts them in; too large a content is refused."""
+    """CIFAR's files in an archive, by name, in whichever folder they are; more than CIFAR's size is refused."""
     layouts = [names for layout in (BINARY, PICKLED) for files in layout.values() for names in files.values()]
     known = {"meta", "fine_label_names.txt", *(name for names in layouts for name in names)}
     check_regular(path)

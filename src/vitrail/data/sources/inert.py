@@ -17,7 +17,7 @@ from vitrail.errors import DataError, shorten
 MAX_STEPS = 1_000_000  # CIFAR-100's training file has 200,000, or 500,000 as Python 3 writes it
 REFUSED = "which no CIFAR file needs: refused, nothing was run."
 
-# (module, name) → the stand-in for it: nothing of theirs is ever imported.
+# (module, name) → what stands for it: nothing that a pickle names is ever imported.
 _GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"): "array",
     ("numpy._core.multiarray", "_reconstruct"): "array",
