@@ -62,7 +62,7 @@ def exported(predictor: Predictor) -> Predictor:
         config=json.dumps(to_dict(config)),
     )
     own = predictor.runtime
-    runtime = ExportedRuntime("ONNX Runtime", manifest, lambda _: own, lambda own, images: [own.logits(images)])
+    runtime = ExportedRuntime("ONNX Runtime", manifest, lambda _: lambda images: [own.logits(images)])
     return dataclasses.replace(predictor, runtime=runtime)
 
 

@@ -9,7 +9,6 @@ import tempfile
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from vitrail import __version__
 from vitrail.cache import Shelf, mark_used
@@ -162,7 +161,7 @@ class Int8Export:
     """An int8 export that was made here earlier, ready to run."""
 
     path: str
-    runtime: ExportedRuntime[Any]
+    runtime: ExportedRuntime
 
 
 def remember_int8(path: Path, manifest: Manifest) -> None:
@@ -179,6 +178,6 @@ def find_int8(weights_sha256: str, config: str) -> Int8Export | None:
         return None
     if not isinstance(runtime, ExportedRuntime):
         return None
-    manifest: Manifest = runtime.manifest
+    manifest = runtime.manifest
     same = manifest.weights_sha256 == weights_sha256 and manifest.config == config and manifest.precision == "int8"
     return Int8Export(path=path, runtime=runtime) if same else None

@@ -30,13 +30,12 @@ from vitrail.runtimes.graph import GraphOptions
 from vitrail.runtimes.graph_runtime import ExportedRuntime
 from vitrail.runtimes.int8_trials import size_of
 from vitrail.runtimes.manifest import GraphFile
-from vitrail.runtimes.runtime import Floats, LoadOptions, answers_of, backend_of, open_runtime
+from vitrail.runtimes.runtime import Floats, LoadOptions, answers_of, backend_of, open_runtime, run_in_pieces
 from vitrail.runtimes.torch_runtime import DTYPES, TorchRuntime
 from vitrail.schema import from_dict
 from vitrail.threads import num_cores, start_workers
 from vitrail.timing import Timing, best_of, repeat, seconds_of, sum_up, take_turns
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.native import fingerprint
 from vitrail.weights.peers import build_peer
 from vitrail.weights.resolve import FormatName, locate
 from vitrail.weights.write import check_writable, write_checkpoint
@@ -293,14 +292,13 @@ def open_exports(paths: Sequence[str | Path], weights_sha256: str) -> list[Entra
             raise WeightsError(
                 f"takes what `vitrail export` wrote, to run beside the model; {path} is none.", field="exports"
             )
-        export = cast("ExportedRuntime[Any]", runtime)
-        if export.manifest.weights_sha256 != weights_sha256:
+        if runtime.manifest.weights_sha256 != weights_sha256:
             raise WeightsError(f"{path} is not an export of this model: it was made from other weights.")
-        entrants.append(export_entrant(export, path))
+        entrants.append(export_entrant(runtime, path))
     return entrants
 
 
-def export_entrant(runtime: ExportedRuntime[Any], path: str | Path) -> Entrant:
+def export_entrant(runtime: ExportedRuntime, path: str | Path) -> Entrant:
     """An export as it was loaded."""
     manifest = runtime.manifest
     merge, macs = _of_config(manifest.config)
@@ -320,16 +318,6 @@ def _of_config(text: str) -> tuple[int, int]:
     return max(config.merge, default=0), summarize(config).forward_macs
 
 
-def weights_of(checkpoint: Checkpoint) -> str:
-    """What exports of this checkpoint say about their weights."""
-    return fingerprint(checkpoint.tensors)
-
-
 def answer_all(compute: Compute, images: Floats, batch: int) -> Floats:
     """The answers to all pictures, in batches of one size, for torch.compile compiles for each size anew."""
-    rows: list[Floats] = []
-    for start in range(0, len(images), batch):
-        piece = images[start : start + batch]
-        filled = np.resize(piece, (batch, *piece.shape[1:])) if len(piece) < batch else piece
-        rows.append(compute(np.ascontiguousarray(filled))[: len(piece)])
-    return np.concatenate(rows)
+    return run_in_pieces(lambda part: [compute(np.ascontiguousarray(part))], images, batch)[0]

@@ -12,7 +12,7 @@ part of the matrices, so that nothing outside it is computed.
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -39,10 +39,9 @@ class GraphAttention(nn.Module):
         super().__init__()
         self.heads, self.proj = attention.heads, attention.proj
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
-        self.query, self.key, self.value = _three(attention.qkv)
-        self.scale = attention.scale
-        if self.query_norm is None:  # a norm of the queries would undo it
-            self.query, self.scale = _scaled(self.query, attention.scale), 1.0
+        own_scale = 1.0 if self.query_norm is not None else attention.scale  # a norm of the queries would undo it
+        self.query, self.key, self.value = _thirds(attention.qkv, own_scale)
+        self.scale = attention.scale / own_scale
 
     def forward(
         self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None, mix: Mix = fused
@@ -78,28 +77,18 @@ def in_graph_form(model: ViT) -> Generator[None]:
             block.attention = attention
 
 
-def _three(qkv: nn.Linear) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    """The thirds of the one product; they share its memory."""
-    weights = qkv.weight.detach().chunk(3)
+def _thirds(qkv: nn.Linear, scale: float) -> Iterator[nn.Linear]:
+    """Products for the queries, scaled, and for the keys and values, which share the memory of the one product."""
     bias = cast("Tensor | None", qkv.bias)
     biases = (None, None, None) if bias is None else bias.detach().chunk(3)
-    query, key, value = map(_linear, weights, biases)
-    return query, key, value
-
-
-def _scaled(linear: nn.Linear, factor: float) -> nn.Linear:
-    bias = cast("Tensor | None", linear.bias)
-    return _linear(linear.weight.detach() * factor, None if bias is None else bias.detach() * factor)
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    rows, columns = weight.shape
-    with torch.device("meta"):
-        linear = nn.Linear(columns, rows, bias=bias is not None)
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
+    for weight, own, factor in zip(qkv.weight.detach().chunk(3), biases, (scale, 1.0, 1.0), strict=True):
+        rows, columns = weight.shape
+        with torch.device("meta"):
+            linear = nn.Linear(columns, rows, bias=own is not None)
+        linear.weight = nn.Parameter(weight if factor == 1 else weight * factor, requires_grad=False)
+        if own is not None:
+            linear.bias = nn.Parameter(own if factor == 1 else own * factor, requires_grad=False)
+        yield linear
 
 
 # Interpolation → how far its filter reaches, in pixels of the smaller picture.

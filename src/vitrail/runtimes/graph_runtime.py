@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -11,36 +10,28 @@ from vitrail.data.pixels import Array
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.runtimes.manifest import FEATURES, PROBABILITIES, Manifest
-from vitrail.runtimes.runtime import Floats, batch_for, compute_divided
+from vitrail.runtimes.runtime import Floats, Run, batch_for, compute_divided, run_in_pieces
 from vitrail.schema import from_dict
 from vitrail.threads import cores_of_this_thread, num_cores
 from vitrail.weights.trust import restore_logits
 
-Compiled = TypeVar("Compiled")
 FOREIGN_PATCH = 16  # pixels
 
 
-class ExportedRuntime(Generic[Compiled]):
+class ExportedRuntime:
     """A graph that is compiled when it is first called, for the number of cores that the call may take.
 
     Args:
         compile_for: the graph, compiled for calls that take so many cores.
-        call: the compiled graph on one batch: its outputs in the order of the manifest.
         fixed_batch: the only number of pictures that the graph takes at once; None for any.
     """
 
     def __init__(
-        self,
-        name: str,
-        manifest: Manifest,
-        compile_for: Callable[[int], Compiled],
-        call: Callable[[Compiled, Array], Sequence[Floats]],
-        fixed_batch: int | None = None,
+        self, name: str, manifest: Manifest, compile_for: Callable[[int], Run], fixed_batch: int | None = None
     ) -> None:
-        self.name = name
-        self.manifest = manifest
-        self._compile_for, self._call, self._fixed_batch = compile_for, call, fixed_batch
-        self._compiled: dict[int, Compiled] = {}
+        self.name, self.manifest = name, manifest
+        self._compile_for, self._fixed_batch = compile_for, fixed_batch
+        self._compiled: dict[int, Run] = {}
         self._lock = Lock()
 
     @property
@@ -103,11 +94,9 @@ class ExportedRuntime(Generic[Compiled]):
                     self._compiled[cores] = self._compile_for(cores)
         compiled = self._compiled[cores]
         if self.manifest.preprocesses:
-            return self._call(compiled, frame_bytes(images, self.manifest.facts.preprocess))
+            return compiled(frame_bytes(images, self.manifest.facts.preprocess))
         self._check_patches(*images.shape[2:])
-        if self._fixed_batch is None or len(images) == self._fixed_batch:
-            return self._call(compiled, images)
-        return self._run_in_pieces(compiled, images, self._fixed_batch)
+        return compiled(images) if self._fixed_batch is None else run_in_pieces(compiled, images, self._fixed_batch)
 
     def _check_patches(self, height: int, width: int) -> None:
         """Raise for a picture with too few patches to merge, which the model itself takes and no graph of it can."""
@@ -123,15 +112,6 @@ class ExportedRuntime(Generic[Compiled]):
                     "larger pictures, or the checkpoint that it was exported from."
                 )
             patches -= min(count, patches // 2)
-
-    def _run_in_pieces(self, compiled: Compiled, images: Floats, size: int) -> Sequence[Floats]:
-        """Batches of the size that the graph wants; the last is filled up with its own first pictures."""
-        pieces: list[Sequence[Floats]] = []
-        for start in range(0, len(images), size):
-            piece = images[start : start + size]
-            filled = np.resize(piece, (size, *piece.shape[1:])) if len(piece) < size else piece
-            pieces.append([rows[: len(piece)] for rows in self._call(compiled, filled)])
-        return [np.concatenate(rows) for rows in zip(*pieces, strict=True)]
 
 
 def frame_bytes(images: Floats, spec: Preprocess) -> Array:

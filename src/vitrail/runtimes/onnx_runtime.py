@@ -178,15 +178,15 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metada
     return runtime, runtime.manifest.facts
 
 
-def make_runtime(path: Path, manifest: Manifest, content: bytes | None = None) -> ExportedRuntime[Any]:
+def make_runtime(path: Path, manifest: Manifest, content: bytes | None = None) -> ExportedRuntime:
     """One of our exports; its graph is judged when the first session is made."""
 
-    def compile_for(cores: int) -> Any:
+    def compile_for(cores: int) -> Run:
         session = make_session(path, cores, content)
         check_graph(str(path), _names(session.get_inputs()), _names(session.get_outputs()), manifest)
-        return session
+        return partial(_call, session)
 
-    return ExportedRuntime(NAME, manifest, compile_for, _call)
+    return ExportedRuntime(NAME, manifest, compile_for)
 
 
 def convert(own: "TorchRuntime", graph: Callable[[], GraphFile], precision: Precision) -> Runtime:
@@ -195,7 +195,7 @@ def convert(own: "TorchRuntime", graph: Callable[[], GraphFile], precision: Prec
     return make_runtime(made.path, made.manifest)
 
 
-def make_foreign_runtime(path: Path, options: LoadOptions, content: bytes | None) -> ExportedRuntime[Any]:
+def make_foreign_runtime(path: Path, options: LoadOptions, content: bytes | None) -> ExportedRuntime:
     """Somebody else's graph with one picture input and one row of logits as output."""
     session = make_session(path, 1, content)
     inputs, outputs = session.get_inputs(), session.get_outputs()
@@ -214,9 +214,11 @@ def make_foreign_runtime(path: Path, options: LoadOptions, content: bytes | None
         raise WeightsError(f"{path} must have a fixed picture size and number of classes; got {sides} and {classes}.")
     manifest = foreign_manifest(path, (sides[1], sides[2]), sides[0], classes, options)
     fixed = batch if isinstance(batch, int) else None
-    return ExportedRuntime(
-        NAME, settle(manifest, options, path), lambda cores: make_session(path, cores, content), _call, fixed
-    )
+
+    def compile_for(cores: int) -> Run:
+        return partial(_call, make_session(path, cores, content))
+
+    return ExportedRuntime(NAME, settle(manifest, options, path), compile_for, fixed)
 
 
 def make_session(path: Path, cores: int, content: bytes | None = None) -> Any:

@@ -52,14 +52,14 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metada
     return runtime, runtime.manifest.facts
 
 
-def make_runtime(model: Any, manifest: Manifest, precision: Precision, name: str) -> ExportedRuntime[Any]:
+def make_runtime(model: Any, manifest: Manifest, precision: Precision, name: str) -> ExportedRuntime:
     """A graph in memory; `name` is for messages."""
     check_graph(name, [_name(port) for port in model.inputs], [_name(port) for port in model.outputs], manifest)
 
-    def compile_for(cores: int) -> Any:
-        return Requests(compile_model(model, cores, precision, name))
+    def compile_for(cores: int) -> Run:
+        return Requests(compile_model(model, cores, precision, name)).call
 
-    return ExportedRuntime(label_of("openvino", precision), manifest, compile_for, Requests.call)
+    return ExportedRuntime(label_of("openvino", precision), manifest, compile_for)
 
 
 def convert(own: "TorchRuntime", graph: Callable[[], GraphFile], precision: Precision) -> Runtime:

@@ -117,6 +117,16 @@ def compute_divided(compute: Callable[[Floats], Sequence[Floats]], images: Float
     return [np.concatenate(rows) for rows in zip(*shares, strict=True)]
 
 
+def run_in_pieces(run: Run, images: Floats, size: int) -> Sequence[Floats]:
+    """Batches of one size only; the last is filled up with its own first pictures."""
+    pieces: list[Sequence[Floats]] = []
+    for start in range(0, len(images), size):
+        piece = images[start : start + size]
+        filled = np.resize(piece, (size, *piece.shape[1:])) if len(piece) < size else piece
+        pieces.append([rows[: len(piece)] for rows in run(filled)])
+    return [np.concatenate(rows) for rows in zip(*pieces, strict=True)]
+
+
 @cache
 def _workers(count: int, with_torch: bool, process: int) -> ThreadPoolExecutor:
     """Threads with a core each.

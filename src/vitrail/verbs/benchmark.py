@@ -39,7 +39,6 @@ from vitrail.runtimes.contestants import (
     measure_gemm_peak,
     open_exports,
     time_in_turns,
-    weights_of,
 )
 from vitrail.runtimes.graph_runtime import ExportedRuntime
 from vitrail.runtimes.runtime import Floats
@@ -51,6 +50,7 @@ from vitrail.verbs.evaluate import default_split
 from vitrail.verbs.loading import name_of
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import ClassNames
+from vitrail.weights.native import fingerprint
 from vitrail.weights.proof import sample_photos
 
 PICTURES = 200  # of a data set, at most
@@ -278,14 +278,14 @@ def _enter(
     if torch_runtime_of(predictor.runtime) is not None:
         checkpoint = predictor.checkpoint()
         peers = check_peers(compare, checkpoint)
-        ready = open_exports(exports, weights_of(checkpoint)) if exports else []
+        ready = open_exports(exports, fingerprint(checkpoint.tensors)) if exports else []
         return _Entered(checkpoint=checkpoint, contestants=list(plan.contestants(peers)), ready=ready)
     if any(given) or compare or plan.merges != [0]:
         raise ConfigError(
             "an export runs in its own runtime, precision and number of tokens: `runtimes=`, `precision=`, `merge=`, "
             "`compare=` and `compiled=` need the checkpoint that it was made from."
         )
-    runtime = cast("ExportedRuntime[Any]", predictor.runtime)
+    runtime = cast("ExportedRuntime", predictor.runtime)
     own = export_entrant(runtime, predictor.source)
     return _Entered(
         checkpoint=None, contestants=[], ready=[own, *open_exports(exports, runtime.manifest.weights_sha256)]
