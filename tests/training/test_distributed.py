@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_a_run_continues_on_another_number_of_ranks(one: Path, tmp_path: Path) -
 
 def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     """As on a cluster: torchrun starts the workers of a command again, and they find their run by themselves."""
-    command = "train digits --epochs 3 --batch-size 64 --optimizer sgd --lr 0.05 --no-check".split()
+    command = shlex.split("train digits --epochs 3 --batch-size 64 --optimizer sgd --lr 0.05 --no-check")
     assert run_ranks(run_command, tmp_path, command) == [0, 0]
     launcher = start(run_elastic, tmp_path, command)
     rows = tmp_path / "runs" / "train-2" / "results.csv"

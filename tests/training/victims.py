@@ -44,7 +44,7 @@ def run_command(folder: Path, arguments: list[str], output: str = os.devnull, he
 
 
 def run_elastic(folder: Path, arguments: list[str]) -> None:
-    """As `torchrun --standalone --nproc-per-node=2 --max-restarts=1`: torchrun's own agent, and workers that it forks."""
+    """As `torchrun --standalone --nproc-per-node=2 --max-restarts=1`: torchrun's own agent, which forks its workers."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     config = LaunchConfig(
