@@ -9,7 +9,7 @@ import pytest
 
 from serving.conftest import InProcess, encode
 from vitrail.serving.exchange import Problem
-from vitrail.serving.gate import SECURITY_HEADERS, Pace
+from vitrail.serving.gate import SECURITY_HEADERS, RateLimiter
 from vitrail.serving.telemetry import Metrics
 
 TOKEN = "correct-horse"
@@ -96,7 +96,7 @@ def test_a_token_opens_what_is_not_public() -> None:
 
 def test_clients_have_a_pace() -> None:
     now = 0.0
-    pace = Pace(2.0, lambda: now)
+    pace = RateLimiter(2.0, lambda: now)
     for _ in range(4):
         pace.check("a")
     with pytest.raises(Problem) as caught:

@@ -41,7 +41,7 @@ def test_it_is_fitted_on_validation_and_stored_with_the_same_weights(trained: tu
     assert before.trust is None
     blind = {name: source for name, source in setup.dataset.splits.items() if name != "test"}
     seeing = replace(setup, dataset=replace(setup.dataset, splits=blind))
-    calibrated, found = calibrate(before, seeing, Ranks(), folder, Listener())
+    calibrated, found = calibrate(before, seeing, Ranks(), folder, Listener(), {})
     after = vitrail.load(folder)
     assert calibrated.trust == after.trust
     again = measure_split(after, setup.dataset, "val")  # what the report would otherwise compute once more
@@ -68,12 +68,12 @@ def test_without_enough_validation_pictures_nothing_is_stored(trained: tuple[Set
         splits["val"] = splits["val"].select(np.arange(count))
         return replace(setup, dataset=replace(setup.dataset, splits=splits))
 
-    calibrate(vitrail.load(folder), with_val(49), Ranks(), folder, listener)
+    calibrate(vitrail.load(folder), with_val(49), Ranks(), folder, listener, {})
     assert listener.lines == [
         "the model is not calibrated: a calibration needs at least 50 pictures that were not trained on; val has 49 "
         "pictures."
     ]
-    calibrate(vitrail.load(folder), with_val(0), Ranks(), folder, listener)
+    calibrate(vitrail.load(folder), with_val(0), Ranks(), folder, listener, {})
     assert len(listener.lines) == 1
     assert vitrail.load(folder).trust is None
 
@@ -84,12 +84,14 @@ def test_features_that_are_kept_are_not_computed_again(
     head = {"model": None, "weights": str(trained[1]), "train": "head", "optimizer": "adamw", "ema": None}
     setup, folder = make_setup(**head, mixup=0.0, epochs=1), tmp_path / "head"
     folder.mkdir()
-    Trainer(setup, Ranks(), folder).run()
+    trainer = Trainer(setup, Ranks(), folder)
+    trainer.run()
+    features = {"train": trainer.loader.stored, "val": trainer.val_loader.stored}
     best = vitrail.load(folder)
     expected = fit_trust(best, setup.dataset)[0]
     with monkeypatch.context() as patch:
         patch.setattr(TorchRuntime, "logits_and_features", pytest.fail)
-        _, measurement = calibrate(best, setup, Ranks(), folder, Listener())
+        _, measurement = calibrate(best, setup, Ranks(), folder, Listener(), features)
     assert measurement is not None
     assert measurement.images_per_second is None, "the backbone was not measured"
     found = vitrail.load(folder).trust
@@ -99,8 +101,7 @@ def test_features_that_are_kept_are_not_computed_again(
     assert found.sets is not None
     assert expected.sets is not None
     np.testing.assert_allclose(found.sets.thresholds, expected.sets.thresholds, atol=1e-3)
-    (folder / "features" / "val.safetensors").unlink()
-    calibrate(best, setup, Ranks(), folder, Listener())  # from the pictures then
+    calibrate(best, setup, Ranks(), folder, Listener(), {})  # from the pictures
     again = vitrail.load(folder).trust
     assert again is not None
     assert again.temperature == pytest.approx(expected.temperature, rel=1e-3)

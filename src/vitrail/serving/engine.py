@@ -31,7 +31,7 @@ Asked = Mapping[str, Any]  # what is asked about one picture
 Answered = dict[str, Any]
 FORMATS = ("JPEG", "PNG", "WEBP")  # that are accepted
 SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more come together, else fewer
-ATTEMPTS = 5  # to read files while somebody writes to them
+ATTEMPTS = 5  # to read files that are being written
 LARGEST = 1e4  # of a prepared picture's numbers, which are rarely above 3: beyond it, no finite answer is our mistake
 SHORTEST_VERSION = 12  # characters of a checksum that make a version
 
@@ -173,7 +173,8 @@ class Engine:
         return images[:whole], refusals
 
     def _open(self, data: bytes, name: str = "picture") -> Image.Image:
-        """A picture, judged by Pillow's reading of its header, which need not be the front's; few are decoded yet."""
+        """A picture, checked by Pillow's reading of its header, which may differ from the front's; only a large WebP is
+        decoded already."""
         image = open_picture(data, formats=FORMATS, max_pixels=self.max_pixels, name=name)
         if image.format != "WEBP" or image.width * image.height <= LARGE:
             return image
@@ -257,7 +258,7 @@ CALL = 0.0012  # seconds of work that a batch takes besides, on its way to the w
 WORTH = 0.05  # of the time per picture, which a larger batch must save
 LONGEST = 0.25  # seconds that one batch may take: those who come next wait for it
 SPREADS = 0.8  # of the time on one core, below which a lone picture is divided among all cores
-WAITS = 1.5  # a batch of two that takes less than so many times one picture is worth waiting for
+WAITS = 1.5  # a batch of two is worth waiting for if it takes less than this many times one picture
 
 
 def warm_up(engine: Engine, narrow: Executor, wide: Executor, threads: int, max_batch: int | None) -> dict[str, Any]:
@@ -300,7 +301,7 @@ def choose_batch(seconds: dict[int, float]) -> int:
 
 
 def choose_wait(seconds: dict[int, float]) -> float:
-    """Milliseconds to wait for company while a core is idle: none where two pictures take about twice as long."""
+    """Milliseconds to wait for another picture while a core is idle: none where two take about twice as long."""
     if 2 not in seconds or seconds[2] > WAITS * seconds[1]:
         return 0.0
     return round(250 * seconds[1], 3)

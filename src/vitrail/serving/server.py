@@ -1,4 +1,4 @@
-"""The front process: it binds the port, runs the app, and drains when it is told to end."""
+"""The front process: it binds the port, runs the app, and drains when it is asked to end."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, let whoever has one ask, then end when all are answered."""
+        """Take no more connections, answer what still comes over the open ones, then end."""
         if not self.force_exit:
             loop = asyncio.get_running_loop()
             for listener in sockets or []:

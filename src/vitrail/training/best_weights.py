@@ -1,13 +1,14 @@
 """The best weights of a run as a model for use, `weights/best.safetensors`: written whenever they improve, and
 calibrated on validation at the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from vitrail.data.source import Source
 from vitrail.errors import VitrailError
 from vitrail.evaluation.confidence import SplitOutputs, count_pictures, fit_trust
 from vitrail.evaluation.measurement import Measurement, measure_split
@@ -15,11 +16,10 @@ from vitrail.prediction import Predictor
 from vitrail.ranks import Ranks
 from vitrail.rng import Integers
 from vitrail.runtimes.torch_runtime import TorchRuntime
-from vitrail.training.feature_store import FOLDER, FeatureStore, backbone_of, features_key
+from vitrail.training.feature_store import Features
 from vitrail.training.gradients import whole
 from vitrail.training.listener import Listener
 from vitrail.training.objectives import Objective
-from vitrail.training.run_data import contents_key
 from vitrail.training.setup import Setup
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import Origin
@@ -70,20 +70,31 @@ class BestWeights:
 
 
 def calibrate(
-    predictor: Predictor, setup: Setup, ranks: Ranks, folder: Path, listener: Listener
+    predictor: Predictor,
+    setup: Setup,
+    ranks: Ranks,
+    folder: Path,
+    listener: Listener,
+    features: Mapping[str, Features],
 ) -> tuple[Predictor, Measurement | None]:
     """Calibrate the best weights on the validation pictures, by all ranks together; test pictures play no part.
 
     Without such pictures, or with too few, the weights stay as they are; the latter is reported. What was measured is
-    returned, for the report.
+    returned, for the report. `features` are those of the splits, if a head was trained on them: they are not computed
+    again.
     """
     if not setup.has_validation:
         return predictor, None
+
+    def classify(split: str, samples: Integers, order: list[int]) -> SplitOutputs | None:
+        known = features.get(split)
+        return None if known is None else _classify(known, predictor, setup.dataset.split(split), samples, order)
+
     try:
         trust, measurement = fit_trust(
             predictor,
             setup.dataset,
-            known=lambda split, samples, order: _look_at_stored(setup, predictor, folder, split, samples, order),
+            known=classify,
             progress=_counter(listener, "pictures measured for the calibration", count_pictures(setup.dataset)),
         )
     except VitrailError as error:
@@ -127,21 +138,14 @@ def _counter(listener: Listener, what: str, total: int) -> Callable[[int], None]
     return advance
 
 
-def _look_at_stored(
-    setup: Setup, predictor: Predictor, folder: Path, split: str, samples: Integers, order: list[int]
-) -> SplitOutputs | None:
-    """What the head makes of the features on which it was trained, which are not computed again; None if it was not."""
-    if not setup.config.start.training.on_features:
-        return None
-    source = setup.dataset.split(split)
-    key = features_key(backbone_of(setup.model, setup.preprocess), source, contents_key(folder, source))
-    kept = FeatureStore(folder=folder / FOLDER, split=split, key=key, count=len(source)).read_whole()
-    if kept is None:
-        return None
-    chosen = torch.from_numpy(np.isin(kept.indices.numpy(), samples))
-    features, runtime = kept.features[chosen], predictor.runtime
+def _classify(
+    known: Features, predictor: Predictor, source: Source, samples: Integers, order: list[int]
+) -> SplitOutputs:
+    """What the head makes of features that are known already."""
+    chosen = torch.from_numpy(np.isin(known.indices.numpy(), samples))
+    features, runtime = known.features[chosen], predictor.runtime
     assert isinstance(runtime, TorchRuntime)
     logits = runtime.run(runtime.model.classify, features).numpy()[:, order]
-    there: Integers = kept.indices[chosen].numpy()
+    there: Integers = known.indices[chosen].numpy()
     lost = {source.key(int(index)): "cannot be read" for index in np.setdiff1d(samples, there)}
     return SplitOutputs(there, np.ascontiguousarray(logits), features.numpy(), lost)

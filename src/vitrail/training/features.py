@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -29,25 +30,26 @@ from vitrail.wording import counted
 TOLERANCE = 1e-3  # of the summary of the features, which may be computed in other parts
 
 
+@dataclass(kw_only=True)
 class FeatureLoader:
     """Batches of (features, target), shuffled for training as `Loader` shuffles pictures."""
 
-    def __init__(
-        self, features: Tensor, targets: Tensor, batch_size: int, seed: int, ranks: Ranks, *, shuffled: bool, data: str
-    ) -> None:
-        if shuffled:
-            check_batch_size(batch_size, len(features), ranks.world_size)
-        self.features = features
-        self.data = data  # identifies these pictures
+    stored: Features
+    targets: Tensor
+    batch_size: int
+    seed: int
+    ranks: Ranks
+    shuffled: bool
+    data: str  # identifies these pictures
+    _epoch: int = field(default=0, init=False)
+    _batch: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.features = features = self.stored.features
+        if self.shuffled:
+            check_batch_size(self.batch_size, len(features), self.ranks.world_size)
         # numbers that differ for other weights, but not for another number of ranks
         self.summary = [float(features.abs().mean()), float(features.std()), float(features[0].abs().max())]
-        self.targets = targets
-        self.batch_size = batch_size
-        self.seed = seed
-        self.ranks = ranks
-        self.shuffled = shuffled
-        self._epoch = 0
-        self._batch = 0
 
     def __len__(self) -> int:
         count = len(self.features)
@@ -120,8 +122,15 @@ def feature_loader(setup: Setup, split: str, ranks: Ranks, listener: Listener, f
     training = split == "train"
     batch = machine.batch_size if training else EVAL_BATCH * ranks.world_size
     data = plain_loader(setup, split, ranks).state_dict()["data"]
-    targets = torch.as_tensor(source.labels)[kept.indices]
-    return FeatureLoader(kept.features, targets, batch, machine.seed, ranks, shuffled=training, data=data)
+    return FeatureLoader(
+        stored=kept,
+        targets=torch.as_tensor(source.labels)[kept.indices],
+        batch_size=batch,
+        seed=machine.seed,
+        ranks=ranks,
+        shuffled=training,
+        data=data,
+    )
 
 
 class _Deadline:

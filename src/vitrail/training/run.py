@@ -24,6 +24,7 @@ from vitrail.training.auto_config import resolve
 from vitrail.training.best_weights import BEST, calibrate, measure_test
 from vitrail.training.config import TrainConfig
 from vitrail.training.curves import RESULTS, EpochRow, draw_curves, learning_rates, read_rows
+from vitrail.training.features import FeatureLoader
 from vitrail.training.listener import Listener
 from vitrail.training.loop import Trainer
 from vitrail.training.lora import merged
@@ -93,7 +94,9 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
         rates = learning_rates(setup.model, setup.config, setup.model.config.depth)
         draw_curves(rows, folder / "results.png", f"{setup.dataset.name}, {setup.config.recipe}", rates)
     ranks.wait()
-    predictor, on_val = calibrate(load(folder, device=ranks.device), setup, ranks, folder, listener)
+    loaders = {"train": trainer.loader, "val": trainer.val_loader}
+    features = {split: loader.stored for split, loader in loaders.items() if isinstance(loader, FeatureLoader)}
+    predictor, on_val = calibrate(load(folder, device=ranks.device), setup, ranks, folder, listener, features)
     on_test = measure_test(predictor, setup, listener)
     run = Run(
         folder=folder,

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from vitrail.errors import ResumableError
@@ -73,9 +73,7 @@ class Signals:
         self.received = number
         signal.signal(number, self._previous[number])
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
 

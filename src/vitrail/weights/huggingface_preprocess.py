@@ -214,28 +214,17 @@ def _share(crop: Pair, size: Pair) -> float:
 
 def _read_size(value: Any, name: str, square: bool = True) -> int | Pair:
     """Both sides, or one number for the shortest."""
-    sides: Any = value
     if isinstance(value, Mapping):
         named = cast("Mapping[str, Any]", value)
         if set(named) == {"shortest_edge"} and name == "size":
-            return _side(named["shortest_edge"], name)
-        if set(named) != {"height", "width"}:
+            value, square = named["shortest_edge"], False
+        elif set(named) == {"height", "width"}:
+            value = [named["height"], named["width"]]
+        else:
             known = "height and width, or shortest_edge" if name == "size" else "height and width"
             raise WeightsError(f"{FILE}: {name} must have {known}; got {shorten(dict(named))}.")
-        sides = [named["height"], named["width"]]
-    if isinstance(sides, list | tuple):
-        pair = cast("list[Any]", sides)
-        if len(pair) != 2:
-            raise WeightsError(f"{FILE}: {name} must have two sides; got {shorten(value)}.")
-        return _side(pair[0], name), _side(pair[1], name)
-    side = _side(sides, name)
-    return (side, side) if square else side
-
-
-def _side(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise WeightsError(f"{FILE}: each side of {name} must be a whole number of at least 1; got {shorten(value)}.")
-    return value
+    pair = Settings(FILE, {name: value}).pair(name)
+    return pair if square or not isinstance(value, int) else pair[0]
 
 
 def _interpolation(resample: Any) -> Any:
