@@ -76,7 +76,7 @@ def start_workers(count: int) -> ThreadPoolExecutor:
 
 @contextmanager
 def cores(count: int) -> Generator[None]:
-    """Calls of this thread take so many cores, in torch and in the other runtimes, which ask torch."""
+    """Calls of this thread use `count` cores, in torch and in the other runtimes, which ask torch."""
     import torch
 
     before = torch.get_num_threads()
