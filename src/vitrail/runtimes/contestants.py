@@ -59,7 +59,7 @@ class Turn:
 def time_in_turns(
     turns: Mapping[Key, Turn], seconds: float, advance: Callable[[int], None] = lambda _: None, rounds: int = ROUNDS
 ) -> dict[Key, Timing]:
-    """Each call for about so many seconds in all, in turns."""
+    """Measure each call for about `seconds` in all, in turns."""
     taken = {key: list[list[float]]() for key in turns}
 
     def take(key: Key) -> None:
@@ -82,7 +82,7 @@ def take_turn(call: Callable[[], object], seconds: float) -> list[float]:
 
 @contextmanager
 def cores(count: int) -> Generator[None]:
-    """Calls of this thread take so many cores, in torch and in the other runtimes, which ask torch."""
+    """Calls of this thread use `count` cores, in torch and in the other runtimes, which ask torch."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -92,7 +92,7 @@ def cores(count: int) -> Generator[None]:
 
 
 def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
-    """The most float32 operations in a second that matrix products do here on so many cores.
+    """The most float32 operations per second that matrix products reach here on `count` cores.
 
     A multiplication and an addition are two. The best of torch's library, NumPy's, and a product for each core by
     itself, which no core has to wait for.
@@ -183,7 +183,7 @@ def check_runtimes(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
 
 
 def check_precisions(names: Sequence[str] | None) -> list[str]:
-    """The precisions to measure: those named, or all that this processor computes in by itself."""
+    """The precisions to measure: those named, or all that this processor supports natively."""
     for name in names or ():
         if name not in PRECISIONS:
             raise ConfigError(
@@ -218,7 +218,7 @@ def as_peer(checkpoint: Checkpoint, kind: FormatName) -> Checkpoint:
 
 
 def merged(checkpoint: Checkpoint, merge: int) -> Checkpoint:
-    """The same weights, merging so many patches in each block."""
+    """The same weights, merging `merge` patches in each block."""
     return replace(checkpoint, config=with_merging(checkpoint.config, merge)) if merge else checkpoint
 
 
