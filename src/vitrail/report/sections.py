@@ -160,10 +160,8 @@ def result_section(measurement: Measurement, curves: Robustness | None = None) -
     if (speed := measurement.images_per_second) is not None:
         numbers.append(Fact("throughput", f"{speed:,.0f}", "pictures per second, from file to prediction"))
     blocks += [Numbers(numbers), _class_table(measurement)]
-    worst = [
-        f"{cut(truth, 32)} → {cut(predicted, 32)} ({count:,}×)"
-        for truth, predicted, count in confusions(measurement, 5)
-    ]
+    pairs = [(cut(truth, 32), cut(predicted, 32), count) for truth, predicted, count in confusions(measurement, 5)]
+    worst = [f"{truth} → {predicted} ({count:,}×)" for truth, predicted, count in pairs]
     if worst:
         blocks.append(Paragraph("Most frequent mistakes (true → predicted): " + ", ".join(worst) + "."))
     if measurement.broken:
