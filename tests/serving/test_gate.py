@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.conftest import InProcess, encode
+from serving.conftest import InProcess, Skipping, encode
 from vitrail.serving.exchange import Problem
 from vitrail.serving.gate import SECURITY_HEADERS, RateLimiter
 from vitrail.serving.telemetry import Metrics
@@ -20,7 +20,8 @@ def ask(app: InProcess, work: Callable[[httpx.AsyncClient], Awaitable[Any]], **o
         async with app.client(**options) as client:
             return await work(client)
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=Skipping) as runner:
+        return runner.run(run())
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/v2/health/live", "/v1/models", "/v1/predict", "/metrics"])

@@ -142,7 +142,7 @@ def time_picture(runtime: Runtime, images: Floats, clock: Callable[[], float] | 
 def measure(
     converter: Converter, ways: Sequence[Way], images: Floats, picture_seconds: float, batch: int | None = None
 ) -> tuple[Outcome, ...]:
-    """How each way does with so many pictures in a call: as fast as that, or why it is not to be taken."""
+    """How fast each way is with `batch` pictures per call, or why it cannot be used."""
     own = converter.own
     most = max(1, min(own.batch_size, int(CALL_SECONDS / picture_seconds)))
     count = most if batch is None else min(batch, most)

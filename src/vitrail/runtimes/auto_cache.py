@@ -45,7 +45,7 @@ class Outcome:
     top1: float = 1.0  # the share of `pictures` with the same class as in float32
     pictures: int = 0  # that were compared for `top1`
     export: str = ""  # of int8: the path of the export; `top1` is then what was measured when it was made
-    problem: str = ""  # why it is not to be taken
+    problem: str = ""  # why it cannot be used
 
     @property
     def label(self) -> str:

@@ -5,9 +5,8 @@ it is measured.
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -33,7 +32,7 @@ from vitrail.runtimes.manifest import GraphFile
 from vitrail.runtimes.runtime import Floats, LoadOptions, answers_of, backend_of, open_runtime, run_in_pieces
 from vitrail.runtimes.torch_runtime import DTYPES, TorchRuntime
 from vitrail.schema import from_dict
-from vitrail.threads import num_cores, start_workers
+from vitrail.threads import cores, num_cores, start_workers
 from vitrail.timing import Timing, best_of, repeat, seconds_of, sum_up, take_turns
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.peers import build_peer
@@ -59,7 +58,7 @@ class Turn:
 def time_in_turns(
     turns: Mapping[Key, Turn], seconds: float, advance: Callable[[int], None] = lambda _: None, rounds: int = ROUNDS
 ) -> dict[Key, Timing]:
-    """Each call for about so many seconds in all, in turns."""
+    """Measure each call for about `seconds` in all, in turns."""
     taken = {key: list[list[float]]() for key in turns}
 
     def take(key: Key) -> None:
@@ -80,19 +79,8 @@ def take_turn(call: Callable[[], object], seconds: float) -> list[float]:
     return [first] if first >= seconds else repeat(call, seconds=seconds)
 
 
-@contextmanager
-def cores(count: int) -> Generator[None]:
-    """Calls of this thread take so many cores, in torch and in the other runtimes, which ask torch."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
-    """The most float32 operations in a second that matrix products do here on so many cores.
+    """The most float32 operations per second that matrix products reach here on `count` cores.
 
     A multiplication and an addition are two. The best of torch's library, NumPy's, and a product for each core by
     itself, which no core has to wait for.
@@ -183,7 +171,7 @@ def check_runtimes(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
 
 
 def check_precisions(names: Sequence[str] | None) -> list[str]:
-    """The precisions to measure: those named, or all that this processor computes in by itself."""
+    """The precisions to measure: those named, or all that this processor supports natively."""
     for name in names or ():
         if name not in PRECISIONS:
             raise ConfigError(
@@ -218,7 +206,7 @@ def as_peer(checkpoint: Checkpoint, kind: FormatName) -> Checkpoint:
 
 
 def merged(checkpoint: Checkpoint, merge: int) -> Checkpoint:
-    """The same weights, merging so many patches in each block."""
+    """The same weights, merging `merge` patches in each block."""
     return replace(checkpoint, config=with_merging(checkpoint.config, merge)) if merge else checkpoint
 
 

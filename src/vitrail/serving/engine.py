@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.pixels import open_picture, prepare_array
+from vitrail.data.pixels import open_picture, prepare_array, prepare_arrays
 from vitrail.errors import ConfigError, InputError, VitrailError, WeightsError
 from vitrail.files import sha256_of
 from vitrail.prediction import load
@@ -159,25 +159,22 @@ class Engine:
     def _prepare(self, items: Sequence[Asked], blobs: Sequence[bytes]) -> tuple[Floats, dict[int, Answered]]:
         """What the model sees of those pictures that can be read, and why the others cannot."""
         spec = self.predictor.preprocess
-        shape = (spec.channels, *spec.size)
-        images = np.empty((len(items), *shape), dtype=np.float32)
-        refusals: dict[int, Answered] = {}
-        whole = 0
-        for index, (item, blob) in enumerate(zip(items, blobs, strict=True)):
-            try:
-                if item.get("tensor"):
-                    if len(blob) != images[whole].nbytes:  # checked before, but against the model of then
-                        raise ConfigError(f"{item['name']} does not fit the model, which now takes {list(shape)}.")
-                    images[whole] = np.frombuffer(blob, dtype="<f4").reshape(shape)
-                    if not bool(np.isfinite(images[whole]).all()):
-                        raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
-                else:
-                    with self._open(blob, item["name"]) as image:
-                        prepare_array(image, spec, images[whole], item["name"])
-                whole += 1
-            except (InputError, OSError, ConfigError) as error:
-                refusals[index] = _refusal(error)
-        return images[:whole], refusals
+
+        def prepare(pair: tuple[Asked, bytes], out: Floats) -> None:
+            item, blob = pair
+            if not item.get("tensor"):
+                with self._open(blob, item["name"]) as image:
+                    prepare_array(image, spec, out, item["name"])
+                return
+            if len(blob) != out.nbytes:  # checked before, but against the model of then
+                raise ConfigError(f"{item['name']} does not fit the model, which now takes {list(out.shape)}.")
+            out[:] = np.frombuffer(blob, dtype="<f4").reshape(out.shape)
+            if not bool(np.isfinite(out).all()):
+                raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
+
+        pairs = list(zip(items, blobs, strict=True))
+        images, broken = prepare_arrays(pairs, spec, prepare, (InputError, OSError, ConfigError))
+        return images, {index: _refusal(error) for index, error in broken.items()}
 
     def _open(self, data: bytes, name: str = "picture") -> Image.Image:
         """A picture, checked by Pillow's reading of its header, which may differ from the front's; only a large WebP is
@@ -247,7 +244,7 @@ def model_failure(error: Exception) -> Answered:
     return failed("model_failed", f"the model failed to compute this: {type(error).__name__}.")
 
 
-def _refusal(error: VitrailError | OSError) -> Answered:
+def _refusal(error: Exception) -> Answered:
     """What is wrong with the request, with its picture, or with explaining this model."""
     unreadable = "unreadable_picture" if isinstance(error, InputError | OSError) else "cannot_explain"
     return failed("invalid_argument" if isinstance(error, ConfigError) else unreadable, reason(error))
