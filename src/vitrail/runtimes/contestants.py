@@ -5,9 +5,8 @@ it is measured.
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -30,7 +29,7 @@ from vitrail.runtimes.int8_trials import size_of
 from vitrail.runtimes.runtime import Floats, LoadOptions, answers_of, open_runtime, run_in_pieces
 from vitrail.runtimes.torch_runtime import DTYPES, TorchRuntime
 from vitrail.schema import from_dict
-from vitrail.threads import num_cores, start_workers
+from vitrail.threads import cores, num_cores, start_workers
 from vitrail.timing import Timing, best_of, repeat, seconds_of, sum_up, take_turns
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.peers import build_peer
@@ -75,17 +74,6 @@ def take_turn(call: Callable[[], object], seconds: float) -> list[float]:
     """The seconds of each call; the first one wakes the threads and counts only if it takes the whole turn."""
     first = seconds_of(call)
     return [first] if first >= seconds else repeat(call, seconds=seconds)
-
-
-@contextmanager
-def cores(count: int) -> Generator[None]:
-    """Calls of this thread use `count` cores, in torch and in the other runtimes, which ask torch."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
