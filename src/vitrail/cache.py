@@ -26,7 +26,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Shelf:
-    """One kind of thing in the cache, in a folder of its own: what was used longest ago makes room for what is new."""
+    """One kind of thing in the cache, in a folder of its own: the least recently used makes room for what is new."""
 
     name: str
     most_items: int
@@ -44,7 +44,7 @@ class Shelf:
             return True
 
     def make_room(self, size: int) -> None:
-        """For one more item of so many bytes."""
+        """For one more item of `size` bytes."""
         make_room(self.folder, self.most_bytes - size, self.most_items - 1)
 
     def read(self, key: str) -> Any:
@@ -82,7 +82,7 @@ def size_on_disk(path: Path) -> int:
 
 
 def make_room(folder: Path, most_bytes: int, most_items: int) -> None:
-    """Remove what was used longest ago until no more is left than that, and drafts that nobody will finish."""
+    """Remove the least recently used items beyond these limits, and drafts that dead processes have left."""
     now, total, items = time.time(), 0, 0
     for used_at, path in sorted(_items(folder), key=lambda pair: pair[0], reverse=True):
         if path.name.startswith("."):

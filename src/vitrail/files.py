@@ -179,29 +179,20 @@ def check_run_folder(out: Path | None = None) -> None:
 
 def new_run_folder(name: str, out: Path | None = None) -> Path:
     """The requested folder, or the next free `runs/NAME-N`."""
-    if out is not None:
-        if out.is_file():
-            raise ConfigError(f"{out} must be a folder; it is a file.")
-        return _make(out)
     number = 1
     while True:
-        folder = Path("runs") / f"{name}-{number}"
+        folder = out or Path("runs") / f"{name}-{number}"
         try:
-            return _make(folder, exist_ok=False)
+            folder.mkdir(parents=True, exist_ok=out is not None)
         except FileExistsError:
+            if out is not None:
+                raise ConfigError(f"{out} must be a folder; it is a file.") from None
             number += 1
-
-
-def _make(folder: Path, *, exist_ok: bool = True) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=exist_ok)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise ConfigError(
-            f"the folder {folder} cannot be made ({error.strerror}); choose another with `out=`."
-        ) from None
-    return folder
+        except OSError as error:
+            why = f"the folder {folder} cannot be made ({error.strerror}); choose another with `out=`."
+            raise ConfigError(why) from None
+        else:
+            return folder
 
 
 Cell = str | int | float | None

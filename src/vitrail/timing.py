@@ -35,7 +35,7 @@ def seconds_of(call: Callable[[], object], clock: Clock | None = None) -> float:
 def repeat(
     call: Callable[[], object], *, times: int = 1, seconds: float = 0.0, warm_up: int = 0, patience: float = math.inf
 ) -> list[float]:
-    """The seconds of each call: `times` calls or more, until they have taken so many seconds together.
+    """The seconds of each call: at least `times` calls, and as many as take `seconds` together.
 
     The first `warm_up` calls count only if there are no others. After the first that counts, none is made that would
     bring them beyond `patience`; a call ends them all by raising StopIteration.

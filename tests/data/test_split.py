@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.split import UNUSED, SplitPlan, read_split, stratify, write_split
+from vitrail.data.config import DataConfig
+from vitrail.data.split import UNUSED, read_split, split_samples, stratify, write_split
 from vitrail.errors import ConfigError, DataError
 
 RATES = {"val": 0.2, "test": 0.1}
@@ -42,7 +43,7 @@ def test_small_classes() -> None:
 
 
 def test_zero_rates_make_no_split() -> None:
-    parts = SplitPlan(val_rate=0.5, test_rate=0.0).apply(["a", "b", "c", "d"], [0, 0, 1, 1])
+    parts = split_samples(DataConfig(val_rate=0.5, test_rate=0.0), ["a", "b", "c", "d"], [0, 0, 1, 1])
     assert set(parts) == {"train", "val"}
 
 

@@ -116,7 +116,7 @@ def _run_commands(page: Path, block: Block, shown: Block | None) -> Ran:
 
 
 def _run(page: Path, words: list[str]) -> int:
-    if words[0] == "torchrun":  # tests/training/test_distributed.py starts torchrun itself
+    if words[0] == "torchrun":  # tests/training/test_distributed.py runs the agent of torchrun
         _, _, count, _, _, *words = words
         codes = run_ranks(run_command, Path.cwd(), words, "printed", count=int(count))
         print(Path("printed").read_text(encoding="utf-8"), end="")

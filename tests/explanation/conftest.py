@@ -1,7 +1,6 @@
 """What the tests of explanations share: a loaded model without a file, and an eager forward pass to compare with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,30 +9,8 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.model import ConvStem, ResNetStem, ViT
-from vitrail.weights.trust import Trust
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fake:
-    """What `vitrail.load` gives, as far as an explanation needs it."""
-
-    model: ViT
-    preprocess: Preprocess
-    classes: tuple[str, ...] | None
-    trust: Trust | None = None
-    in_torch = True
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.model.config.grid_of(self.preprocess.size)
-
-    @property
-    def num_classes(self) -> int:
-        return self.model.config.num_classes
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return self.model(images)
-
+from vitrail.prediction import Predictor
+from vitrail.runtimes.torch_runtime import TorchRuntime
 
 # Every way in which a model reads its tokens, on square and other grids.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -58,17 +35,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def make_loaded(make_model: Callable[..., ViT]) -> Callable[..., Fake]:
+def make_loaded(make_model: Callable[..., ViT]) -> Callable[..., Predictor]:
     """A tiny loaded model with random weights and names for its classes."""
 
-    def make(**changes: Any) -> Fake:
+    def make(**changes: Any) -> Predictor:
         model = make_model(**changes)
         names = tuple("abcdefgh"[: model.config.num_classes]) or None
         channels = model.config.channels
         spec = Preprocess(
             size=model.config.image_size, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels
         )
-        return Fake(model=model, preprocess=spec, classes=names)
+        return Predictor(runtime=TorchRuntime(model), preprocess=spec, classes=names)
 
     return make
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.explanation.conftest import Fake
 from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
-from vitrail.explanation import METHODS, choose, explain, explain_by, open_subject
+from vitrail.explanation import METHODS, choose, explain_by, open_subject
 from vitrail.explanation.faithfulness import measure
 from vitrail.model import PositionConfig, ViT, ViTConfig
+from vitrail.prediction import Predictor
+from vitrail.runtimes.torch_runtime import TorchRuntime
 
 PATCH, GRID = 4, (3, 5)
 RED, GREEN, PLAIN = 0, 1, 15  # what the dimensions of a token mean
@@ -65,9 +66,10 @@ def build(pooling: str) -> ViT:
     return model
 
 
-def loaded_with(pooling: str) -> Fake:
+def loaded_with(pooling: str) -> Predictor:
     model = build(pooling)
-    return Fake(model=model, preprocess=Preprocess(size=model.config.image_size), classes=("red", "green", "none"))
+    spec = Preprocess(size=model.config.image_size)
+    return Predictor(runtime=TorchRuntime(model), preprocess=spec, classes=("red", "green", "none"))
 
 
 def picture(red: int | None = None, green: int | None = None) -> Tensor:
@@ -84,7 +86,7 @@ def picture(red: int | None = None, green: int | None = None) -> Tensor:
 def test_the_only_evidence_is_found(method: str, pooling: str) -> None:
     loaded = loaded_with(pooling)
     for place in range(GRID[0] * GRID[1]):
-        found = explain(loaded, picture(red=place), method)
+        found = explain_by(loaded, picture(red=place), method)
         assert (found.label, found.predicted) == ("red", "red")
         assert found.probability > 0.9
         assert int(found.map.argmax()) == place
@@ -97,8 +99,8 @@ def test_the_only_evidence_is_found(method: str, pooling: str) -> None:
 def test_each_class_has_its_own_evidence(method: str, pooling: str) -> None:
     loaded = loaded_with(pooling)
     both = picture(red=3, green=11)
-    assert int(explain(loaded, both, method, target="red").map.argmax()) == 3
-    assert int(explain(loaded, both, method, target="green").map.argmax()) == 11
+    assert int(explain_by(loaded, both, method, target="red").map.argmax()) == 3
+    assert int(explain_by(loaded, both, method, target="green").map.argmax()) == 11
 
 
 def test_the_judge_prefers_the_evidence() -> None:
@@ -124,5 +126,3 @@ def test_auto_takes_the_best_and_says_why() -> None:
     assert f"{choice.method}, the most faithful" in choice.reason
     assert "on 2 pictures" in choice.reason
     assert len(choice.each["random"]) == 2
-    alone = explain_by(loaded, subjects[0], choice.method, "red")
-    assert torch.equal(explain(loaded, picture(red=1, green=13), "auto", "red").map, alone.map)

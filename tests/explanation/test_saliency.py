@@ -9,7 +9,7 @@ from tests.data.conftest import picture
 from tests.explanation.conftest import SHAPES
 
 from vitrail.errors import ConfigError, ExplanationError
-from vitrail.explanation import METHODS, choose, explain, explain_by, measure, open_subject
+from vitrail.explanation import METHODS, choose, explain_by, measure, open_subject
 from vitrail.explanation.faithfulness import CANDIDATES
 from vitrail.explanation.saliency import check_map, target_index
 
@@ -18,7 +18,7 @@ from vitrail.explanation.saliency import check_map, target_index
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_explains_every_model(method: str, shape: str, make_loaded) -> None:
     loaded = make_loaded(**SHAPES[shape])
-    found = explain(loaded, picture(3, (70, 45)), method, target="c")
+    found = explain_by(loaded, picture(3, (70, 45)), method, target="c")
     assert found.grid == loaded.model.config.grid
     assert found.method == method
     assert (found.target, found.label) == (2, "c")
@@ -35,7 +35,7 @@ def test_every_method_explains_every_model(method: str, shape: str, make_loaded)
 def test_what_was_cut_off_is_not_a_number(make_loaded) -> None:
     loaded = make_loaded()
     loaded = dataclasses.replace(loaded, preprocess=dataclasses.replace(loaded.preprocess, resize="shortest"))
-    whole = explain(loaded, picture(3, (90, 45)), "rollout").over_picture("blocks")
+    whole = explain_by(loaded, picture(3, (90, 45)), "rollout").over_picture("blocks")
     assert torch.isnan(whole[:, :22]).all()
     assert torch.isnan(whole[:, 68:]).all()
     assert torch.isfinite(whole[:, 23:67]).all()
@@ -43,11 +43,11 @@ def test_what_was_cut_off_is_not_a_number(make_loaded) -> None:
 
 def test_layers_and_heads_are_averaged(make_loaded) -> None:
     loaded = make_loaded()
-    single = [explain(loaded, picture(1), "attention", layers=(layer,), heads=(2,)).map for layer in (0, 1)]
-    both = explain(loaded, picture(1), "attention", layers=(0, 1), heads=(2,)).map
+    single = [explain_by(loaded, picture(1), "attention", layers=(layer,), heads=(2,)).map for layer in (0, 1)]
+    both = explain_by(loaded, picture(1), "attention", layers=(0, 1), heads=(2,)).map
     assert torch.allclose(both, (single[0] + single[1]) / 2)
     assert torch.equal(
-        explain(loaded, picture(1), "attention").map, explain(loaded, picture(1), "attention", layers=(-1,)).map
+        explain_by(loaded, picture(1), "attention").map, explain_by(loaded, picture(1), "attention", layers=(-1,)).map
     )
 
 
@@ -57,9 +57,9 @@ def test_damaged_weights_are_an_error(make_loaded) -> None:
         loaded.model.blocks[1].mlp.fc1.bias[0] = float("nan")
     for method in METHODS:
         with pytest.raises(ExplanationError, match="own output is not a number.*vitrail inspect"):
-            explain(loaded, picture(1), method)
+            explain_by(loaded, picture(1), method)
     with pytest.raises(ExplanationError, match="no method can explain.*not a number"):
-        explain(loaded, picture(1), "auto")
+        choose(loaded, [open_subject(picture(1), loaded.preprocess)])
 
 
 def test_a_head_of_zeros_is_an_error(make_loaded) -> None:
@@ -68,7 +68,7 @@ def test_a_head_of_zeros_is_an_error(make_loaded) -> None:
         loaded.model.head.weight.zero_()
     for method in ("relevance", "gradient-rollout", "occlusion"):
         with pytest.raises(ExplanationError, match="same value, 0: no patch counts for class"):
-            explain(loaded, picture(1), method)
+            explain_by(loaded, picture(1), method)
     choice = choose(loaded, [open_subject(picture(1), loaded.preprocess)])
     assert set(choice.failures) == {"relevance", "gradient-rollout"}
     assert choice.method in ("rollout", "attention")
@@ -82,7 +82,7 @@ def test_attention_that_is_the_same_everywhere_is_an_error(make_loaded) -> None:
             block.attention.qkv.weight.zero_()
     for method in ("attention", "rollout"):
         with pytest.raises(ExplanationError, match="attends to all patches alike"):
-            explain(loaded, picture(1), method)
+            explain_by(loaded, picture(1), method)
 
 
 def test_auto_needs_no_rollout(make_loaded) -> None:
@@ -107,7 +107,7 @@ def test_auto_judges_what_is_drawn(make_loaded) -> None:
 
 def test_one_patch_is_an_error(make_loaded) -> None:
     with pytest.raises(ExplanationError, match="a single patch"):
-        explain(make_loaded(image_size=(32, 32), patch_size=(32, 32)), picture(1), "rollout")
+        explain_by(make_loaded(image_size=(32, 32), patch_size=(32, 32)), picture(1), "rollout")
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_targets_by_name_and_number(make_loaded) -> None:
     loaded = make_loaded()
     assert [target_index(loaded, target) for target in (None, 3, "3", "d")] == [None, 3, 3, 3]
     nameless = dataclasses.replace(loaded, classes=None)
-    assert explain(nameless, picture(1), "rollout", target=4).label == "4"
+    assert explain_by(nameless, picture(1), "rollout", target=4).label == "4"
     for bad, message in (("z", "unknown class 'z'"), (7, "from 0 to 6"), (-1, "from 0 to 6"), ("9", "from 0 to 6")):
         with pytest.raises(ConfigError, match=message):
-            explain(loaded, picture(1), "rollout", target=bad)
+            explain_by(loaded, picture(1), "rollout", target=bad)
     with pytest.raises(ConfigError, match="has no names; pass a number below 7"):
         target_index(nameless, "cat")
     numbers = dataclasses.replace(loaded, classes=tuple("6543210"))
@@ -146,18 +146,19 @@ def test_targets_by_name_and_number(make_loaded) -> None:
 
 def test_a_model_without_classes_has_attention_and_rollout(make_loaded) -> None:
     loaded = make_loaded(num_classes=0)
-    found = explain(loaded, picture(1), "auto")
+    subject = open_subject(picture(1), loaded.preprocess)
+    found = explain_by(loaded, subject, choose(loaded, [subject]).method)
     assert (found.method, found.target, found.label) == ("rollout", None, "")
     assert np.isnan(found.probability)
     with pytest.raises(ConfigError, match="no head"):
-        explain(loaded, picture(1), "relevance")
+        explain_by(loaded, picture(1), "relevance")
     with pytest.raises(ConfigError, match="omit target="):
-        explain(loaded, picture(1), "rollout", target=1)
+        explain_by(loaded, picture(1), "rollout", target=1)
 
 
 def test_an_unknown_method_is_an_error(make_loaded) -> None:
     with pytest.raises(ConfigError, match="unknown method 'rolout'; did you mean rollout"):
-        explain(make_loaded(), picture(1), "rolout")
+        explain_by(make_loaded(), picture(1), "rolout")
 
 
 def test_auto_tells_its_progress(make_loaded) -> None:

@@ -178,7 +178,7 @@ def test_options_that_would_change_a_finished_graph(onnx_file: Path, openvino_fo
             vitrail.load(source, preprocess="timm")
         with pytest.raises(ConfigError, match='device must be "auto" or "cpu"'):
             vitrail.load(source, device="cuda")
-    with pytest.raises(ConfigError, match="is an ONNX file and runs in its own numbers"):
+    with pytest.raises(ConfigError, match="is an ONNX file and runs in its own number format"):
         vitrail.load(onnx_file, precision="bf16")
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from playwright.sync_api import ConsoleMessage, Error, Page, Route, expect, sync_playwright
 
+from processes import SECONDS
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = (
     "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
@@ -31,7 +33,7 @@ class Held:
 
     def wait(self, count: int) -> None:
         """Until the page has asked so many questions, counted from the first."""
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + SECONDS
         while len(self.routes) < count:
             assert time.monotonic() < ends, f"{len(self.routes)} questions"
             self.page.evaluate(FRAME)
@@ -66,7 +68,7 @@ class Chromium:
 
     def _start(self) -> None:
         self.playwright = sync_playwright().start()
-        expect.set_options(timeout=30_000)  # the machine may be busy
+        expect.set_options(timeout=1000 * SECONDS)  # the machine may be busy
         self.browser = self.playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET.split())
 
     def _end(self) -> None:
@@ -87,7 +89,7 @@ class Chromium:
                 errors.append(message.text)
 
         context = self.browser.new_context(**options)
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(1000 * SECONDS)
         page = context.new_page()
         try:
             page.on("console", hear)

@@ -1,8 +1,10 @@
 """What the tests of serving share: a running service with the bundled model, and one whose worker is a stand-in."""
 
+import asyncio
 import io
 import json
 import re
+import selectors
 import signal
 import subprocess
 import sys
@@ -62,6 +64,10 @@ class Running:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Until it has ended by itself."""
         code = self.process.wait(SECONDS)
         for thread in self._threads:
             thread.join()
@@ -144,6 +150,26 @@ class StandIn(Slots):
 
 def answer_cat(facts: dict[str, Any], blob: bytes) -> Answer:
     return Answer({"labels": [["cat", 0, 0.75]]}, (), 0.001, 0.002, 0.003)
+
+
+class Skipping(asyncio.SelectorEventLoop):
+    """An event loop on which time passes only while all wait, and at once: no test depends on how busy a machine is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        selector = selectors.DefaultSelector()
+        select = selector.select
+
+        def skip(timeout: float | None = None) -> Any:
+            events = select(0 if timeout else timeout)
+            self.now += 0 if events or timeout is None else timeout
+            return events
+
+        selector.select = skip  # type: ignore[method-assign]
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
 
 
 class InProcess:

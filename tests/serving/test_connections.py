@@ -17,6 +17,8 @@ import psutil
 import pytest
 import uvicorn
 
+from fuzzing import SEED, cases
+from processes import SECONDS
 from serving import hostile
 from serving.conftest import QUICK, Running, encode, wait_for
 from vitrail.serving.connections import RESERVE, Connection, Room
@@ -28,13 +30,14 @@ def send(port: int, *pieces: bytes | float) -> tuple[int, bytes]:
     return hostile.carry_out(port, hostile.Attack(list(pieces)))
 
 
+@pytest.mark.fuzz
 def test_hostile_requests_achieve_nothing(running: Running, client: httpx.Client) -> None:
     expected = client.post("/v1/predict", content=encode()).json()["predictions"]
     worker, files = running.worker().pid, hostile.files_of(running.process.pid)
-    statuses, wrong = hostile.run(running.port, 10 * len(hostile.ATTACKS))
+    statuses, wrong = hostile.run(running.port, cases(6) * len(hostile.ATTACKS), SEED)
     assert wrong == []
     assert statuses[200] > 5
-    assert statuses[400] > 20
+    assert statuses[400] > 15
     assert client.post("/v1/predict", content=encode()).json()["predictions"] == expected
     assert running.worker().pid == worker
     wait_for(lambda: hostile.files_of(running.process.pid) <= files)
@@ -78,7 +81,7 @@ def test_slow_clients_are_cut_off(running: Running) -> None:
 
 def test_a_trickle_is_cut_off_too(running: Running) -> None:
     """Bytes that keep coming, but lead nowhere."""
-    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=SECONDS) as connection:
         connection.sendall(HEAD)
         answered: list[Any] = []
         for number in range(400):
@@ -92,7 +95,7 @@ def test_a_trickle_is_cut_off_too(running: Running) -> None:
 
 def test_a_body_is_limited_while_it_streams(running: Running) -> None:
     """No length is given, so that only counting can end it."""
-    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=SECONDS) as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         piece = b"%x\r\n" % 1_000_000 + bytes(1_000_000) + b"\r\n"
         sent = 0
@@ -110,7 +113,7 @@ def test_a_body_is_limited_while_it_streams(running: Running) -> None:
 def test_requests_in_a_pipeline_are_answered_in_their_order(running: Running) -> None:
     one = hostile.post(encode(), "/v1/predict?top_k=1")
     other = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=SECONDS) as connection:
         connection.sendall(one + one + other)
         received = b""
         while chunk := connection.recv(65536):
@@ -126,10 +129,10 @@ def test_what_was_accepted_is_answered_before_garbage_ends_the_connection(runnin
 
 
 def test_idle_connections_do_not_keep_anybody_out(running: Running) -> None:
-    idle = [socket.create_connection(("127.0.0.1", running.port), timeout=20) for _ in range(150)]
+    idle = [socket.create_connection(("127.0.0.1", running.port), timeout=SECONDS) for _ in range(150)]
     try:
         for path in ("/v2/health/live", "/v1/models"):
-            assert httpx.get(running.url + path).status_code == 200
+            assert httpx.get(running.url + path, timeout=SECONDS).status_code == 200
         assert idle[0].recv(1) == b""  # the one that was idle longest had to go
     finally:
         for each in idle:

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.conftest import InProcess, encode
+from serving.conftest import InProcess, Skipping, encode
 from vitrail.serving.exchange import Problem
-from vitrail.serving.gate import SECURITY_HEADERS, Pace
+from vitrail.serving.gate import SECURITY_HEADERS, RateLimiter
 from vitrail.serving.telemetry import Metrics
 
 TOKEN = "correct-horse"
@@ -20,7 +20,8 @@ def ask(app: InProcess, work: Callable[[httpx.AsyncClient], Awaitable[Any]], **o
         async with app.client(**options) as client:
             return await work(client)
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=Skipping) as runner:
+        return runner.run(run())
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/v2/health/live", "/v1/models", "/v1/predict", "/metrics"])
@@ -96,7 +97,7 @@ def test_a_token_opens_what_is_not_public() -> None:
 
 def test_clients_have_a_pace() -> None:
     now = 0.0
-    pace = Pace(2.0, lambda: now)
+    pace = RateLimiter(2.0, lambda: now)
     for _ in range(4):
         pace.check("a")
     with pytest.raises(Problem) as caught:

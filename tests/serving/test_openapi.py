@@ -57,7 +57,9 @@ def try_out(operation: Any, mode: GenerationMode) -> None:
     @settings(max_examples=cases(3))
     @given(case=strategy)
     def check(case: Any) -> None:
-        case.call_and_validate(checks=CHECKS)
+        answer = case.call()
+        if answer.status_code != 431:  # a long address is refused before anybody looks at what is wrong with it
+            case.validate_response(answer, checks=CHECKS)
 
     with suppress(Unsatisfiable):
         check()

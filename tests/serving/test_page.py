@@ -589,9 +589,27 @@ def test_a_token_is_asked_for_and_two_models_are_compared(visit: Visit, tmp_path
         page.locator(".model").first.select_option("small")
         expect(page.locator("#known")).to_have_text("small knows 7 classes, which have no names.")
         expect(page.locator("#examples")).to_be_hidden()  # it knows none of them
-        page.locator(".model").first.select_option("cifar10")
+        change_the_model_while_it_explains(page)
         page.click("#tab-python")
         return page.inner_text("#snippet")
+
+    def change_the_model_while_it_explains(page: Page) -> None:
+        expect(page.locator("[aria-busy], .working")).to_have_count(0)
+        predictions, maps = Held(page, "/v1/predict"), Held(page, "/v1/explain")
+        left = page.locator(".pane").first
+        for turn, name in enumerate(("cifar10", "small", "cifar10")):
+            left.locator(".model").select_option(name)
+            predictions.wait(turn + 1)
+            if turn == 1:  # also while the labels are on their way
+                continue
+            predictions.give(turn)
+            maps.wait(turn // 2 + 1)
+        maps.give(1, 0)
+        predictions.give(1)
+        expect(page.locator("[aria-busy], .working")).to_have_count(0)
+        expect(left.locator(".answer")).to_have_text("ship")
+        expect(left.locator(".caption")).to_contain_text("speak for ship")
+        expect(left.locator(".facts")).to_contain_text("cifar10")
 
     small = tmp_path / "small.safetensors"
     Predictor(runtime=TorchRuntime(make_model()), preprocess=Preprocess(size=(32, 32))).save(small)

@@ -314,7 +314,7 @@ def test_all_bodies_together_are_limited() -> None:
 
 def test_pixels_are_limited_for_each_request_and_for_all_together() -> None:
     """A few bytes can stand for many pixels; whoever sends small pictures must not notice."""
-    app = InProcess(None, timeout=0.2)
+    app = InProcess(None, timeout=1)
     large = [("p", ("large.png", png_of(7000, 7000, b"")))]
 
     async def work(client: Any) -> None:

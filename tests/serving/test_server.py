@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import vitrail
 from processes import SECONDS, wait_for
 from serving.conftest import Running, encode
-from vitrail.serving.server import stop_listening
+from vitrail.serving.server import GRACE, LINGER, stop_listening
 
 TORCHLESS = "import sys, vitrail.serving.server, vitrail.verbs.serve; sys.exit('torch' in sys.modules)"
 
@@ -60,15 +61,15 @@ def test_health_is_answered_while_the_worker_computes(client: httpx.Client, runn
 
 def test_sigterm_loses_no_accepted_request() -> None:
     """Nor one of a client that was connected in time: each answer ends the connection, and the next one is new."""
-    service = Running(max_batch=4)
+    service = Running(max_batch=4, client_timeout=SECONDS)
     data = encode("PNG", (200, 200))
     statuses: list[int | str] = []
-    began = threading.Barrier(25)
+    began = threading.Barrier(9)
 
     def ask() -> None:
         with httpx.Client(base_url=service.url, timeout=SECONDS) as client:
             client.get("/v2/health/live")
-            began.wait()
+            began.wait(SECONDS)
             while True:
                 try:
                     answer = client.post("/v1/predict", content=data)
@@ -79,15 +80,22 @@ def test_sigterm_loses_no_accepted_request() -> None:
                     return
                 statuses.append(answer.status_code)
 
-    threads = [threading.Thread(target=ask) for _ in range(24)]
+    threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
-    began.wait()
-    wait_for(lambda: len(statuses) > 48)
-    assert service.end() == 143
-    for thread in threads:
-        thread.join()
+    began.wait(SECONDS)
+    wait_for(lambda: len(statuses) > 16)
+    with socket.create_connection(("127.0.0.1", service.port), timeout=SECONDS) as slow:
+        service.process.terminate()
+        for thread in threads:
+            thread.join()
+        time.sleep(LINGER + 2 * GRACE)  # it asks when all others are gone
+        slow.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b"".join(iter(lambda: slow.recv(65536), b""))
+    assert service.wait() == 143
     assert set(statuses) == {200}
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer
 
 
 def test_who_is_connected_when_listening_ends_is_kept() -> None:

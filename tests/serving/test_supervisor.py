@@ -223,7 +223,7 @@ def test_a_stopped_worker_does_not_outlive_its_front() -> None:
     result = subprocess.run([sys.executable, "-c", FRONT], stdout=subprocess.PIPE, text=True)
     assert result.returncode == -9
     pid = int(result.stdout)
-    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
 
 
 @pytest.mark.parametrize("sources", [("a=missing.safetensors",), ("cifar10", "cifar10")])

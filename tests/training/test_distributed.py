@@ -2,9 +2,8 @@
 
 import json
 import os
+import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from processes import SECONDS, run_ranks, wait_for
+from processes import SECONDS, run_ranks, start, wait_for
 from vitrail.training import train
 
-from . import victims
 from .conftest import quick_config
-from .victims import run_command, train_until_killed, try_all
+from .victims import run_command, run_elastic, train_until_killed, try_all
 
 pytestmark = pytest.mark.slow
 
@@ -73,45 +71,19 @@ def test_a_run_continues_on_another_number_of_ranks(one: Path, tmp_path: Path) -
 
 def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     """As on a cluster: torchrun starts the workers of a command again, and they find their run by themselves."""
-    flags = [
-        "train",
-        "digits",
-        "--epochs",
-        "3",
-        "--batch-size",
-        "64",
-        "--optimizer",
-        "sgd",
-        "--lr",
-        "0.05",
-        "--no-check",
-    ]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [*launcher, "--monitor-interval=0.2", victims.__file__, *flags]
-    assert run_ranks(run_command, tmp_path, flags) == [0, 0]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    command = shlex.split("train digits --epochs 3 --batch-size 64 --optimizer sgd --lr 0.05 --no-check")
+    assert run_ranks(run_command, tmp_path, command) == [0, 0]
+    launcher = start(run_elastic, tmp_path, command)
     rows = tmp_path / "runs" / "train-2" / "results.csv"
-    wait_for(lambda: (rows.exists() and len(rows.read_text().splitlines()) > 1) or process.poll() is not None)
-    os.kill(_worker_of(process.pid), signal.SIGKILL)
-    assert process.wait(SECONDS) == 0, (tmp_path / "log").read_text()[-4000:]
-    assert "exitcode: -9" in (tmp_path / "log").read_text(), "a worker was really lost"
+    wait_for(lambda: (rows.exists() and len(rows.read_text().splitlines()) > 1) or launcher.exitcode is not None)
+    first = (tmp_path / "workers").read_text().splitlines()
+    os.kill(next(int(worker.split()[1]) for worker in first if worker.startswith("rank-1 ")), signal.SIGKILL)
+    launcher.join(SECONDS)
+    assert launcher.exitcode == 0, (tmp_path / "printed").read_text()[-4000:]
+    assert len((tmp_path / "workers").read_text().splitlines()) == 4, "both were started again"
     assert sorted(path.name for path in (tmp_path / "runs").glob("train-*")) == ["train-1", "train-2"]
     whole, lost = (best(tmp_path / "runs" / name) for name in ("train-1", "train-2"))
     assert all(torch.equal(whole[name], lost[name]) for name in whole)
-
-
-def _worker_of(launcher: int) -> int:
-    """The process of rank 1 below a launcher."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int(path.joinpath("stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == launcher and b"\0RANK=1\0" in path.joinpath("environ").read_bytes():
-                return int(path.name)
-        except (OSError, ValueError):
-            continue
-    raise AssertionError("no worker found")
 
 
 def test_ranks_share_weights_that_stay_beside_those_that_are_trained(one: Path, tmp_path: Path) -> None:

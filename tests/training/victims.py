@@ -43,6 +43,30 @@ def run_command(folder: Path, arguments: list[str], output: str = os.devnull, he
     entry()
 
 
+def run_elastic(folder: Path, arguments: list[str]) -> None:
+    """As `torchrun --standalone --nproc-per-node=2 --max-restarts=1`: torchrun's own agent, which forks its workers."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id="test",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=1,
+        monitor_interval=0.1,
+        start_method="fork",
+    )
+    elastic_launch(config, _work_and_sign)(folder, arguments)
+
+
+def _work_and_sign(folder: Path, arguments: list[str]) -> None:
+    with (folder / "workers").open("a") as workers:
+        workers.write(f"rank-{os.environ['RANK']} {os.getpid()}\n")
+    run_command(folder, arguments, str(folder / "printed"))
+
+
 def try_all(folder: Path, trials: list[tuple[str, str, str]]) -> None:
     """Each rank tries to train in a folder of its own, and writes down how that was refused: (data, out, resumed)."""
     rank = os.environ["RANK"]
@@ -60,7 +84,3 @@ def try_all(folder: Path, trials: list[tuple[str, str, str]]) -> None:
             answers.append(("not refused", False))
     Path("answers.json").write_text(json.dumps(answers))
     leave_ranks()
-
-
-if __name__ == "__main__":
-    run_command(Path.cwd(), sys.argv[1:])

@@ -68,7 +68,7 @@ def test_explain(
     save_model: Callable[..., str], photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     explained = vitrail.explain(save_model(), photos[:1], method="rollout")
-    for name in ("heads_sheet", "layers_sheet", "explanation_sheet", "draw"):  # drawing takes long
+    for name in ("heads_sheet", "layers_sheet", "explanation_sheet", "draw_pair"):  # drawing takes long
         monkeypatch.setattr(f"vitrail.explanation.heatmap.{name}", lambda *_: Image.new("RGB", (8, 8)))
     check_every_failure(explained.save, tmp_path / "runs", old_files("sheet.png", "one.npz", "one-overlay.png"))
 

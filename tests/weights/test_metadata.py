@@ -65,7 +65,7 @@ def test_no_file_of_names(tmp_path: Path) -> None:
         read_class_names(tmp_path / "clases.txt")
     with pytest.raises(WeightsError, match="must be UTF-8 text"):
         read_class_names(tmp_path / "classes.txt")
-    with pytest.raises(WeightsError, match="must be in a regular file"):
+    with pytest.raises(WeightsError, match="must be a file; it is a folder"):
         read_class_names(tmp_path)
 
 

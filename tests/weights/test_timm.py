@@ -58,7 +58,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (ARGS, {"img_size": 64}, "image_size 64×64 has 64 patches"),
     (ARGS, {"img_size": 36}, "not a multiple of the patch size 8×8; .* pass image_size=\\(32, 32\\)"),
     (ARGS, {"num_heads": "4"}, "num_heads must be a whole number; got '4'"),
-    (ARGS, {"act_layer": "relu"}, "act_layer='relu'; our model computes 'gelu', 'gelu_tanh'"),
+    (ARGS, {"act_layer": "relu"}, "act_layer='relu'; it must be one of 'gelu', 'gelu_tanh'"),
     (ARGS, {"act_layer": "quick_gelu"}, "act_layer='quick_gelu'"),
     (ARGS, {"norm_layer": "rmsnorm"}, "norm_layer='rmsnorm'"),
     (ARGS, {"pos_embed": "rope"}, "pos_embed='rope'"),
@@ -70,8 +70,12 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (ARGS, {"qk_scale": 0.3}, "model_args of config.json has qk_scale"),
     (DATA, {"surprise": 1}, "pretrained_cfg of config.json has surprise"),
     (DATA, {"label_offset": 1}, "label_offset=1"),
-    (DATA, {"interpolation": "random"}, "interpolation='random'; we can do nearest, bilinear, bicubic, lanczos"),
-    (DATA, {"crop_mode": "border"}, "crop_mode='border'; we can do center, squash"),
+    (
+        DATA,
+        {"interpolation": "random"},
+        "interpolation='random'; it must be one of 'nearest', 'bilinear'",
+    ),
+    (DATA, {"crop_mode": "border"}, "crop_mode='border'; it must be one of 'center', 'squash'"),
     (DATA, {"crop_pct": 1.2}, "crop_pct must be above 0 and at most 1; got 1.2"),
     (DATA, {"mean": [0.5, 0.5]}, "mean must have 3 values, one per channel"),
     (DATA, {"std": "0.5"}, "std must be a list of numbers"),
@@ -93,7 +97,7 @@ def test_what_we_do_not_compute_is_refused_by_name(
 def test_other_poolings_are_refused(folder: Path, kind: str) -> None:
     edit(folder, global_pool=kind)
     edit(folder, "model_args", global_pool=kind)
-    with pytest.raises(WeightsError, match=f"global_pool='{kind}'; our model computes 'token', 'avg', 'map'"):
+    with pytest.raises(WeightsError, match=f"global_pool='{kind}'; it must be one of 'token', 'avg', 'map'"):
         read_checkpoint(folder)
 
 

@@ -10,10 +10,10 @@ from vitrail.data.source import Dataset
 from vitrail.data.sources.cifar import FOLDERS, is_cifar, open_cifar, read_archive
 from vitrail.data.sources.folder import open_folder, subfolders
 from vitrail.data.sources.hf_datasets import open_hub
-from vitrail.data.sources.mnist import FASHION_CLASSES, IDX_FILES, is_idx, is_whole_idx, open_digits, open_idx
+from vitrail.data.sources.mnist import FASHION, IDX_FILES, is_idx, is_whole_idx, open_digits, open_idx
 from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
-from vitrail.data.split import UNUSED, SplitPlan, write_split
+from vitrail.data.split import UNUSED, refuse_split_file, write_split
 from vitrail.errors import DataError, shorten, suggest
 from vitrail.files import atomic_path
 from vitrail.untrusted import check_regular
@@ -68,17 +68,14 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
 
 def _open(where: str | Path, config: DataConfig) -> Dataset:
     text = str(where)
-    plan = SplitPlan(
-        val_rate=config.val_rate, test_rate=config.test_rate, seed=config.split_seed, file=config.split_file
-    )
     if isinstance(where, str) and text in NAMES:
-        plan.refuse_file(text)
+        refuse_split_file(config, text)
         return open_digits() if text == "digits" else _open_named(text, config.cache)
     if text.startswith("hf:"):
-        return open_hub(text.removeprefix("hf:"), plan)
+        return open_hub(text.removeprefix("hf:"), config)
     if text.startswith(("http://", "https://")) or text.endswith((".tar", INDEX)):
-        return open_shards(text, config.cache, plan)
-    return _open_path(Path(where), config, plan)
+        return open_shards(text, config)
+    return _open_path(Path(where), config)
 
 
 def check_where(where: str | Path) -> None:
@@ -98,21 +95,21 @@ def _require_path(path: Path) -> None:
     raise DataError(f"{path}: no such file or folder, and not the name of a data set; {hint}")
 
 
-def _open_path(path: Path, config: DataConfig, plan: SplitPlan) -> Dataset:
+def _open_path(path: Path, config: DataConfig) -> Dataset:
     _require_path(path)
     nested = [path / name for name in FOLDERS if is_cifar(path / name)]
     if is_cifar(path) or len(nested) == 1 or is_idx(path):
-        plan.refuse_file(str(path))
+        refuse_split_file(config, str(path))
         return open_idx(path) if is_idx(path) else open_cifar(path if is_cifar(path) else nested[0])
     if not path.is_dir():
         check_regular(path)
         if path.suffix.lower() not in TABLES:
             raise DataError(f"{path}: a data file must be {', '.join(TABLES)}, .tar shards or CIFAR's archive.")
-        return open_table(path, plan, config.columns)
+        return open_table(path, config)
     # Beside class folders, a .tar is the download that they were unpacked from.
     if (path / INDEX).is_file() or (any(path.glob("*.tar")) and not subfolders(path)):
-        return open_shards(str(path), config.cache, plan)
-    return open_folder(path, plan)
+        return open_shards(str(path), config)
+    return open_folder(path, config)
 
 
 def _open_named(name: str, folder: Path) -> Dataset:
@@ -123,7 +120,7 @@ def _open_named(name: str, folder: Path) -> Dataset:
         for remote in REMOTES[name]:
             fetch(remote, folder / name)
         folders = [folder / name]
-    classes = FASHION_CLASSES if name == "fashion-mnist" else tuple("0123456789")
+    classes = FASHION if name == "fashion-mnist" else tuple("0123456789")
     return replace(open_idx(folders[0], classes), name=name)
 
 

@@ -254,7 +254,7 @@ def prepare_arrays(
 ) -> tuple[Floats, dict[int, Exception]]:
     """What the model sees of the items that can be read, without gaps (B, C, H, W); and why the others cannot be.
 
-    `prepare` writes one item's (C, H, W); what it raises of the caught kinds is told by the place of the item.
+    `prepare` writes one item's (C, H, W); exceptions of the `caught` kinds are returned by the item's index.
     """
     images = np.empty((len(items), spec.channels, *spec.size), dtype=np.float32)
     broken: dict[int, Exception] = {}

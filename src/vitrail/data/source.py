@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from vitrail.data.config import MAX_BROKEN_RATE
+from vitrail.data.config import MAX_BROKEN_RATE, DataConfig
 from vitrail.data.labels import Doubt, doubt_labels
 from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess, preset
-from vitrail.data.split import SplitPlan, stratify
+from vitrail.data.split import split_samples, stratify
 from vitrail.errors import DataError, list_names, shorten
 from vitrail.wording import counted
 
@@ -192,12 +192,12 @@ class Dataset:
 
 
 def split_dataset(
-    name: str, classes: Sequence[str], source: Source, plan: SplitPlan, ignored: Sequence[str] = ()
+    name: str, classes: Sequence[str], source: Source, config: DataConfig, ignored: Sequence[str] = ()
 ) -> Dataset:
-    """A data set of pictures that come without splits, split as planned."""
-    parts = plan.apply(source.keys(), source.labels)
+    """A data set of pictures that come without splits, split as configured."""
+    parts = split_samples(config, source.keys(), source.labels)
     splits = {split: source.select(indices) for split, indices in parts.items()}
-    made = plan.file is None
+    made = config.split_file is None
     return Dataset(name=name, classes=tuple(classes), splits=splits, made_split=made, ignored=tuple(ignored))
 
 

@@ -3,13 +3,12 @@
 import csv
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitrail.data.config import TEST_RATE, VAL_RATE
+from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, DataError, shorten
 from vitrail.files import atomic_path
 
@@ -29,27 +28,19 @@ UNUSED = "unused"  # in a split file: a sample that is in no split
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SplitPlan:
-    """How to split data that come without splits: by a split file, or by making a stratified split."""
+def split_samples(config: DataConfig, keys: Sequence[str], labels: Sequence[int | str] | Indices) -> dict[str, Indices]:
+    """Split → indices, for data without splits: by the split file, or stratified; empty splits are left out."""
+    if config.split_file:
+        parts = read_split(config.split_file, keys)
+    else:
+        parts = stratify(keys, labels, {"val": config.val_rate, "test": config.test_rate}, config.split_seed)
+    return {name: indices for name, indices in parts.items() if len(indices)}
 
-    val_rate: float = VAL_RATE
-    test_rate: float = TEST_RATE
-    seed: int = 0
-    file: Path | None = None
 
-    def apply(self, keys: Sequence[str], labels: Sequence[int | str] | Indices) -> dict[str, Indices]:
-        """Split → indices; a split without samples is left out."""
-        if self.file:
-            parts = read_split(self.file, keys)
-        else:
-            parts = stratify(keys, labels, {"val": self.val_rate, "test": self.test_rate}, self.seed)
-        return {name: indices for name, indices in parts.items() if len(indices)}
-
-    def refuse_file(self, name: str) -> None:
-        """For data that have splits of their own: a split file would be ignored."""
-        if self.file:
-            raise DataError(f"{name}: has its own splits, so the split file {self.file} cannot be used.")
+def refuse_split_file(config: DataConfig, name: str) -> None:
+    """For data that have splits of their own: a split file would be ignored."""
+    if config.split_file:
+        raise DataError(f"{name}: has its own splits, so the split file {config.split_file} cannot be used.")
 
 
 def stratify(

@@ -1,29 +1,27 @@
 """What a checkpoint looks at, and how far to trust the picture of it.
 
-passes        the model's forward pass, with the attention left to the caller
-attention     raw attention from what the pooling reads; rollout and relevance: how it flows through the layers
-occlusion     covering patches, as a plain check
-faithfulness  deletion and insertion scores; choice selects a method by them (`explain` with method "auto")
-explanation   one picture by one method, with its checks; geometry brings maps back onto the picture
-explained     pictures with their explanations: what `vitrail.explain` returns, and the files that it writes
-render        overlays and sheets; figures: the paper's figures for a checkpoint
+passes         the model's forward pass, with the attention left to the caller
+attention      raw attention from what the pooling reads; relevance: how it flows through the layers
+occlusion      covering patches, as a plain check
+saliency       one picture by one method, with its checks, and where its map is in the picture
+faithfulness   deletion and insertion scores, by which method "auto" is chosen
+heatmap        overlays and sheets: what `vitrail.explain` returns, and the files that it writes
+paper_figures  the paper's figures for a checkpoint
 """
 
 from vitrail.explanation.attention import AttentionMaps, attention_maps
-from vitrail.explanation.faithfulness import Faithfulness, MethodChoice, choose, explain, measure
-from vitrail.explanation.saliency import METHODS, Explanation, Loaded, Subject, explain_by, open_subject
+from vitrail.explanation.faithfulness import Faithfulness, MethodChoice, choose, measure
+from vitrail.explanation.saliency import METHODS, Explanation, Subject, explain_by, open_subject
 
 __all__ = [
     "METHODS",
     "AttentionMaps",
     "Explanation",
     "Faithfulness",
-    "Loaded",
     "MethodChoice",
     "Subject",
     "attention_maps",
     "choose",
-    "explain",
     "explain_by",
     "measure",
     "open_subject",

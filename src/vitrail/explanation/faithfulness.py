@@ -6,27 +6,32 @@ insertion   patches appear, the most important first, on a blurred picture (Gaus
             the map is right, the probability rises at once, so a large area is good
 
 The score is insertion − deletion. A random map shows what a map without any information scores. `choose` selects the
-best method on given pictures by its score."""
+best method on given pictures by its score.
+"""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.data.pixels import Picture
 from vitrail.errors import ExplanationError
 from vitrail.explanation.occlusion import answer_in_batches, mean_colour
-from vitrail.explanation.passes import grid_of, on_model
-from vitrail.explanation.saliency import Explanation, Loaded, Method, Subject, explain_by, open_subject, target_index
+from vitrail.explanation.passes import on_model
+from vitrail.explanation.saliency import Explanation, Method, Subject, explain_by
 from vitrail.model import ViT
+from vitrail.prediction import Predictor
+from vitrail.progress import Advance
 from vitrail.wording import counted
 
 STEPS = 12
 BLUR = 0.1  # σ, as a share of the shorter side
+# What `auto` chooses from. Not occlusion: it costs a forward pass per patch, and was no better where it was measured.
+CANDIDATES: tuple[Method, ...] = ("relevance", "gradient-rollout", "rollout", "attention")
+JUDGED = 4  # pictures on which `auto` scores the methods, at most
+MARGIN = 0.01  # by which a score must exceed the random map's to mean anything
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +89,6 @@ def random_map(grid: tuple[int, int], seed: int) -> Tensor:
     return torch.rand(grid, generator=torch.Generator().manual_seed(seed))
 
 
-# What `auto` chooses from. Not occlusion: it costs a forward pass per patch, and was no better where it was measured.
-CANDIDATES: tuple[Method, ...] = ("relevance", "gradient-rollout", "rollout", "attention")
-JUDGED = 4  # pictures on which `auto` scores the methods, at most
-MARGIN = 0.01  # by which a score must exceed the random map's to mean anything
-
-
 @dataclass(frozen=True, kw_only=True)
 class MethodChoice:
     """The best method on some pictures, and how all of them did."""
@@ -101,87 +100,50 @@ class MethodChoice:
     failures: dict[str, str]  # method → why it cannot explain these pictures
 
 
-def explain(
-    loaded: Loaded,
-    picture: Picture,
-    method: Method | Literal["auto"] = "auto",
-    target: int | str | None = None,
-    layers: tuple[int, ...] | None = None,
-    heads: tuple[int, ...] | None = None,
-) -> Explanation:
-    """Which patches counted for the target (a class's name or number; without one, for the predicted class).
-
-    `method` is attention, rollout, gradient-rollout, relevance or occlusion; "auto" uses the one that deletion and
-    insertion favour on this picture, see `choose`. `layers` and `heads` choose what "attention" averages.
-    """
-    subject = open_subject(picture, loaded.preprocess)
-    if method == "auto":
-        method = choose(loaded, [subject], target, layers, heads).method
-    return explain_by(loaded, subject, method, target, layers, heads)
-
-
 def choose(
-    loaded: Loaded,
+    predictor: Predictor,
     subjects: Sequence[Subject],
     target: int | str | None = None,
     layers: tuple[int, ...] | None = None,
     heads: tuple[int, ...] | None = None,
     candidates: Sequence[Method] = CANDIDATES,
     steps: int = STEPS,
-    progress: Callable[[int], None] | None = None,
+    progress: Advance = lambda _: None,
 ) -> MethodChoice:
     """Score the candidates on the pictures and choose the best; one that fails on any picture is out."""
-    if not loaded.model.config.num_classes:
+    if not predictor.model.config.num_classes:
         reason = "rollout, because a model without classes has no probability to score by"
         return MethodChoice(method="rollout", reason=reason, scores={}, each={}, failures={})
+
+    def judge(subject: Subject, explanation: Explanation, cells: Tensor) -> Faithfulness:
+        assert explanation.target is not None
+        return measure(predictor.model, subject.image, explanation.target, cells, steps)
+
     each: dict[str, list[Faithfulness]] = {}
     failures: dict[str, str] = {}
+    explained: list[tuple[Subject, Explanation]] = []  # by any of the methods: all explain the same class
     for method in candidates:
         try:
-            explanations = [explain_by(loaded, subject, method, target, layers, heads) for subject in subjects]
+            explained = [(item, explain_by(predictor, item, method, target, layers, heads)) for item in subjects]
+            each[method] = [judge(subject, explanation, explanation.map) for subject, explanation in explained]
         except ExplanationError as error:
             failures[method] = str(error)
-        else:
-            each[method] = [judge(loaded, *pair, steps) for pair in zip(subjects, explanations, strict=True)]
-        if progress:
-            progress(1)
+        progress(1)
     if not each:
         raise ExplanationError("no method can explain these pictures: " + " ".join(dict.fromkeys(failures.values())))
-    random = [judge_random(loaded, subject, target, seed, steps) for seed, subject in enumerate(subjects)]
-    each["random"] = random
-    if progress:
-        progress(1)
+    each["random"] = [judge(*pair, random_map(pair[1].grid, seed)) for seed, pair in enumerate(explained)]
+    progress(1)
     scores = {method: mean_of(results) for method, results in each.items()}
     usable: list[Method] = [method for method in candidates if method not in failures]
     best = max(usable, key=lambda method: scores[method].score)
-    return MethodChoice(
-        method=best, reason=_reason(best, scores, len(subjects)), scores=scores, each=each, failures=failures
-    )
-
-
-def judge(loaded: Loaded, subject: Subject, explanation: Explanation, steps: int) -> Faithfulness:
-    """Deletion and insertion of one explanation."""
-    assert explanation.target is not None
-    return measure(loaded.model, subject.image, explanation.target, explanation.map, steps)
-
-
-def judge_random(loaded: Loaded, subject: Subject, target: int | str | None, seed: int, steps: int) -> Faithfulness:
-    """Deletion and insertion of a random map, for the same class as the methods explain."""
-    model, batch = loaded.model, subject.image[None]
-    wanted = target_index(loaded, target)
-    if wanted is None:
-        with torch.inference_mode():
-            wanted = int(model(on_model(model, batch)).argmax())
-    return measure(model, subject.image, wanted, random_map(grid_of(model, batch), seed), steps)
+    reason = _reason(best, scores, len(subjects))
+    return MethodChoice(method=best, reason=reason, scores=scores, each=each, failures=failures)
 
 
 def mean_of(results: Sequence[Faithfulness]) -> Faithfulness:
     """The mean of both areas."""
-    count = len(results)
-    return Faithfulness(
-        deletion=sum(result.deletion for result in results) / count,
-        insertion=sum(result.insertion for result in results) / count,
-    )
+    deletion, insertion = (sum(areas) / len(results) for areas in zip(*map(astuple, results), strict=True))
+    return Faithfulness(deletion=deletion, insertion=insertion)
 
 
 def _reason(best: str, scores: dict[str, Faithfulness], count: int) -> str:

@@ -2,7 +2,8 @@
 
 The colours are matplotlib's inferno, which is perceptually uniform: equal steps of a map look equal. What the model
 did not see, because the preprocessing cut it off, is grey with stripes, never coloured. A picture below 224 pixels is
-enlarged by a whole number, so that its pixels stay what they are and the map can be seen."""
+enlarged by a whole number, so that its pixels stay what they are and the map can be seen.
+"""
 
 import io
 import math
@@ -21,13 +22,26 @@ from rich.text import Text
 from torch import Tensor
 
 from vitrail.data.pixels import Picture
-from vitrail.data.sheet import FAINT, GAP, INK, MARGIN, PAPER, SheetRow, Tile, draw_sheet, font_of, wrap_text
+from vitrail.data.sheet import (
+    FAINT,
+    GAP,
+    INK,
+    MARGIN,
+    PAPER,
+    SheetRow,
+    Tile,
+    draw_sheet,
+    font_of,
+    wrap_text,
+    wrap_tiles,
+)
 from vitrail.data.transform import to_pil, to_tensor
 from vitrail.errors import ConfigError
 from vitrail.explanation.attention import AttentionMaps, attention_maps
 from vitrail.explanation.faithfulness import Faithfulness, MethodChoice
-from vitrail.explanation.saliency import Explanation, Loaded, Method, Subject, View, open_subject, spread
+from vitrail.explanation.saliency import Explanation, Method, Subject, View, open_subject, spread
 from vitrail.files import atomic_path
+from vitrail.prediction import Predictor
 from vitrail.prediction.inputs import STDIN
 from vitrail.progress import Progress, pick_progress, table
 from vitrail.wording import counted, plain, reason
@@ -45,17 +59,6 @@ MOST_PIXELS = 4_000_000  # of an enlarged picture
 PAIRS = 3  # pictures beside one another on a sheet
 MOST_ON_SHEET = 60
 BAR, LINE = 120, 20  # pixels of the colour bar, and of one line below a sheet
-PER_ROW = 8  # heads or layers beside one another
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """One explained picture as a sheet shows it."""
-
-    name: str
-    picture: Image.Image
-    overlay: Image.Image
-    explanation: Explanation
 
 
 def overlay(subject: Subject, cells: Tensor) -> Image.Image:
@@ -92,14 +95,7 @@ def enlarge(subject: Subject) -> Subject:
     if factor <= 1:
         return subject
     pixels = subject.pixels.repeat_interleave(factor, dim=-2).repeat_interleave(factor, dim=-1)
-    larger = View(
-        picture=(view.picture[0] * factor, view.picture[1] * factor),
-        top=view.top * factor,
-        left=view.left * factor,
-        height=view.height * factor,
-        width=view.width * factor,
-    )
-    return replace(subject, pixels=pixels, view=larger)
+    return replace(subject, pixels=pixels, view=view.scaled((pixels.shape[-2], pixels.shape[-1])))
 
 
 def picture_of(subject: Subject) -> Image.Image:
@@ -108,33 +104,26 @@ def picture_of(subject: Subject) -> Image.Image:
     return to_pil(pixels).convert("RGB")
 
 
-def draw(subject: Subject, explanation: Explanation, full: Image.Image) -> Drawn:
-    """A picture and its overlay, small enough for a sheet, so that many fit into memory."""
-    picture = shrink(picture_of(subject), SHEET_TILE)
-    return Drawn(name=subject.name, picture=picture, overlay=shrink(full, SHEET_TILE), explanation=explanation)
-
-
-def explanation_sheet(heading: str, note: str, drawn_pictures: Sequence[Drawn]) -> Image.Image:
-    """All pictures with their predictions, beside their overlays."""
-    columns = min(PAIRS, len(drawn_pictures))
-    rows: list[SheetRow] = []
-    for start in range(0, len(drawn_pictures), columns):
-        tiles = [tile for drawn in drawn_pictures[start : start + columns] for tile in _pair(drawn)]
-        rows.append(SheetRow(title="", tiles=tiles))
-    return _with_legend(draw_sheet(heading, rows, smooth=False, tile=SHEET_TILE), note)
-
-
-def _pair(drawn: Drawn) -> tuple[Tile, Tile]:
-    explanation = drawn.explanation
+def draw_pair(subject: Subject, explanation: Explanation, full: Image.Image) -> tuple[Tile, Tile]:
+    """A picture with its prediction and its overlay, small enough for a sheet, so that many fit into memory."""
     answer = "features, no classes"
     if explanation.predicted:
         answer = f"{explanation.predicted}  {explanation.confidence:.1%}"
-    asked = explanation.label != explanation.predicted
-    why = f"why {explanation.label}?" if explanation.label else ""
-    if asked:
-        why = f"why {explanation.label} ({explanation.probability:.1%})?"
-    below = f"{why}\n{explanation.method}" if why else explanation.method
-    return Tile(image=drawn.picture, caption=f"{answer}\n{drawn.name}"), Tile(image=drawn.overlay, caption=below)
+    why = f"why {explanation.label}?\n" if explanation.label else ""
+    if explanation.label != explanation.predicted:
+        why = f"why {explanation.label} ({explanation.probability:.1%})?\n"
+    return (
+        Tile(image=shrink(picture_of(subject), SHEET_TILE), caption=f"{answer}\n{subject.name}"),
+        Tile(image=shrink(full, SHEET_TILE), caption=why + explanation.method),
+    )
+
+
+def explanation_sheet(heading: str, note: str, pairs: Sequence[tuple[Tile, Tile]]) -> Image.Image:
+    """All pictures with their predictions, beside their overlays."""
+    columns = min(PAIRS, len(pairs))
+    starts = range(0, len(pairs), columns)
+    rows = [SheetRow(title="", tiles=[tile for pair in pairs[at : at + columns] for tile in pair]) for at in starts]
+    return _with_legend(draw_sheet(heading, rows, smooth=False, tile=SHEET_TILE), note)
 
 
 def heads_sheet(heading: str, subject: Subject, attention: AttentionMaps, heads: Sequence[int]) -> Image.Image:
@@ -145,7 +134,7 @@ def heads_sheet(heading: str, subject: Subject, attention: AttentionMaps, heads:
         tiles = [
             Tile(image=overlay(seen, cells), caption=f"head {head}") for head, cells in zip(heads, maps, strict=True)
         ]
-        rows += _wrap(_layer(name), tiles)
+        rows += wrap_tiles(_layer(name), tiles)
     return _with_legend(draw_sheet(heading, rows, tile=STRIP_TILE), "each head on its own scale")
 
 
@@ -157,16 +146,11 @@ def layers_sheet(heading: str, subject: Subject, attention: AttentionMaps) -> Im
         Tile(image=overlay(seen, cells), caption=_layer(name))
         for name, cells in zip(attention.names, means, strict=True)
     ]
-    return _with_legend(draw_sheet(heading, _wrap("", tiles), tile=STRIP_TILE), "each layer on its own scale")
+    return _with_legend(draw_sheet(heading, wrap_tiles("", tiles), tile=STRIP_TILE), "each layer on its own scale")
 
 
 def _layer(name: str) -> str:
     return "pooling" if name == "pool" else f"layer {name}"
-
-
-def _wrap(title: str, tiles: Sequence[Tile]) -> list[SheetRow]:
-    groups = [tiles[start : start + PER_ROW] for start in range(0, len(tiles), PER_ROW)]
-    return [SheetRow(title=title if index == 0 else "", tiles=group) for index, group in enumerate(groups)]
 
 
 def shrink(image: Image.Image, side: int) -> Image.Image:
@@ -176,6 +160,13 @@ def shrink(image: Image.Image, side: int) -> Image.Image:
     small = image.copy()
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     return small
+
+
+def png_bytes(image: Image.Image) -> bytes:
+    """A picture as a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def seen_part(subject: Subject, side: int = SMALLEST) -> Subject:
@@ -249,7 +240,7 @@ class Explained:
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
     picture: Picture = field(repr=False)
-    loaded: Loaded = field(repr=False)
+    predictor: Predictor = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -268,11 +259,16 @@ class Explained:
     @property
     def overlay(self) -> Image.Image:
         """The whole picture with the map over what the model saw of it."""
-        return overlay(self.open(), self.map)
+        return self.draw()[2]
 
     def open(self) -> Subject:
         """The picture itself, ready to be drawn on."""
-        return open_subject(self.picture, self.loaded.preprocess, self.name)
+        return open_subject(self.picture, self.predictor.preprocess, self.name)
+
+    def draw(self) -> tuple[Subject, Explanation, Image.Image]:
+        """The picture itself, its explanation, and the overlay."""
+        subject = self.open()
+        return subject, self.explanation, overlay(subject, self.map)
 
     def save(self, path: str | Path) -> Path:
         """Write the overlay as a picture of the kind that the name ends with."""
@@ -288,9 +284,7 @@ class Explained:
         return path
 
     def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        shrink(self.overlay, SHOWN).save(buffer, "PNG")
-        return buffer.getvalue()
+        return png_bytes(shrink(self.overlay, SHOWN))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,39 +313,36 @@ class Explanations(Sequence[Explained]):
     @property
     def sheet(self) -> Image.Image:
         """All pictures beside their overlays, or the first ones if there are many."""
-        return self._sheet([_draw(explained) for explained in self.pictures[:MOST_ON_SHEET]])
+        return self._sheet([draw_pair(*explained.draw()) for explained in self.pictures[:MOST_ON_SHEET]])
 
     def save(self, folder: str | Path, *, progress: bool | Progress = False) -> tuple[Path, ...]:
         """Write a sheet of all pictures, and for each its overlay, heads, layers and raw maps; the paths written."""
         folder = Path(folder)
         written: list[Path] = []
-        drawn: list[Drawn] = []
+        pairs: list[tuple[Tile, Tile]] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with pick_progress(progress)("drawing", len(self.pictures)) as advance:
                 for explained in self.pictures:
-                    subject = explained.open()
-                    full = overlay(subject, explained.map)
-                    written += _write(explained, subject, full, folder)
-                    if len(drawn) < MOST_ON_SHEET:
-                        drawn.append(draw(subject, explained.explanation, full))
+                    drawn = explained.draw()
+                    written += _write(explained, drawn[0], drawn[2], folder)
+                    if len(pairs) < MOST_ON_SHEET:
+                        pairs.append(draw_pair(*drawn))
                     advance(1)
             with atomic_path(folder / "sheet.png") as draft:
-                self._sheet(drawn).save(draft)
+                self._sheet(pairs).save(draft)
         except OSError as error:
             raise ConfigError(f"{folder}: the explanations cannot be written there ({reason(error)}).") from error
         return folder / "sheet.png", *written
 
-    def _sheet(self, drawn: Sequence[Drawn]) -> Image.Image:
+    def _sheet(self, pairs: Sequence[tuple[Tile, Tile]]) -> Image.Image:
         note = self.choice.reason if self.choice else f"method {self.method}"
-        if len(drawn) < len(self.pictures):
-            note = f"the first {len(drawn)} of {counted(len(self.pictures), 'picture')}; {note}"
-        return explanation_sheet(f"{self.model}: why?", note, drawn)
+        if len(pairs) < len(self.pictures):
+            note = f"the first {len(pairs)} of {counted(len(self.pictures), 'picture')}; {note}"
+        return explanation_sheet(f"{self.model}: why?", note, pairs)
 
     def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.sheet.save(buffer, "PNG")
-        return buffer.getvalue()
+        return png_bytes(self.sheet)
 
     @property
     def exit_code(self) -> int:
@@ -451,16 +442,11 @@ def _cut(stem: str) -> str:
     return stem if len(whole) <= LONGEST_STEM else whole[:LONGEST_STEM].decode("utf-8", "ignore")
 
 
-def _draw(explained: Explained) -> Drawn:
-    subject = explained.open()
-    return draw(subject, explained.explanation, overlay(subject, explained.map))
-
-
 def _write(explained: Explained, subject: Subject, full: Image.Image, folder: Path) -> Iterator[Path]:
     """The files of one picture; an export gives no attention to draw."""
     pictures, attention = {"overlay": full}, None
-    if explained.loaded.in_torch:
-        attention = attention_maps(explained.loaded.model, subject.image[None]).cpu()
+    if explained.predictor.in_torch:
+        attention = attention_maps(explained.predictor.model, subject.image[None]).cpu()
         shown = attention.select(explained.layers, explained.heads)
         num_heads = attention.maps.shape[2]
         heads = [head % num_heads for head in explained.heads or range(num_heads)]

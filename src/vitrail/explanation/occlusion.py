@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ConfigError
-from vitrail.explanation.passes import grid_of, on_model
-from vitrail.model import ViT
 from vitrail.model.config import Pair
 
 PIXELS = 32 * 224 * 224  # of the pictures in one batch
@@ -19,16 +17,13 @@ PIXELS = 32 * 224 * 224  # of the pictures in one batch
 Answer = Callable[[Tensor], Tensor]  # prepared pictures (B, C, H, W) → logits
 
 
-def occlusion(model: ViT, images: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """How much of the target's log-odds each patch accounts for (B, h, w), and the logits; a pass per patch."""
-    images = on_model(model, images)
-    return occlude(model, model.config.num_classes, grid_of(model, images), images, targets)
-
-
 def occlude(
     answer: Answer, num_classes: int, grid: Pair, images: Tensor, targets: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same for whatever answers, such as an export, on a grid of patches."""
+    """How much of the target's log-odds each patch of a grid accounts for (B, h, w), and the logits; a pass per patch.
+
+    What answers may be a model or an export.
+    """
     if not num_classes:
         raise ConfigError("this model has no head, so there is no class to explain; use method attention or rollout.")
     rows, columns = grid

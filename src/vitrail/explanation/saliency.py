@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from vitrail.explanation.occlusion import occlude
 from vitrail.explanation.relevance import gradient_rollout, relevance, rollout
 from vitrail.model import ViT
 from vitrail.model.config import Pair
-from vitrail.weights.trust import Trust, probabilities
+from vitrail.prediction import Predictor
+from vitrail.weights.trust import probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +39,18 @@ class View:
         ends = [min(math.ceil(start + length - 0.5), limit) for start, length, limit in sides]
         return starts[0], starts[1], ends[0], ends[1]
 
+    def scaled(self, picture: Pair) -> "View":
+        """The same part of the picture at another size."""
+        down, across = (new / old for new, old in zip(picture, self.picture, strict=True))
+        sides = {"top": self.top * down, "left": self.left * across}
+        return View(picture=picture, **sides, height=self.height * down, width=self.width * across)
+
 
 def view_of(spec: Preprocess, picture: Pair) -> View:
     """What `spec` cuts out of an upright picture of this (height, width)."""
     resized = spec.resized(*picture)
     top, left = spec.corner(*resized)
-    scales = (picture[0] / resized[0], picture[1] / resized[1])
-    return View(
-        picture=picture,
-        top=top * scales[0],
-        left=left * scales[1],
-        height=spec.size[0] * scales[0],
-        width=spec.size[1] * scales[1],
-    )
+    return View(picture=resized, top=top, left=left, height=spec.size[0], width=spec.size[1]).scaled(picture)
 
 
 def spread(cells: Tensor, view: View, how: Literal["smooth", "blocks"] = "smooth", rows: Pair | None = None) -> Tensor:
@@ -89,29 +89,6 @@ BY_GRADIENTS: dict[Method, Callable[[ViT, Tensor, Tensor | None], tuple[Tensor, 
     "relevance": relevance,
 }
 TARGETED: tuple[Method, ...] = (*BY_GRADIENTS, "occlusion")  # explain one class; the others, all of them together
-
-
-class Loaded(Protocol):
-    """A model in eval mode with its preprocessing and classes: what `vitrail.load` returns.
-
-    An export has no `model`; it can answer, and so be explained by occlusion.
-    """
-
-    @property
-    def in_torch(self) -> bool: ...
-    @property
-    def model(self) -> ViT: ...
-    @property
-    def grid(self) -> Pair: ...
-    @property
-    def num_classes(self) -> int: ...
-    def __call__(self, images: Tensor) -> Tensor: ...
-    @property
-    def preprocess(self) -> Preprocess: ...
-    @property
-    def classes(self) -> tuple[str, ...] | None: ...
-    @property
-    def trust(self) -> Trust | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +137,7 @@ def open_subject(picture: Picture | Subject, spec: Preprocess, name: str = "pict
 
 
 def explain_by(
-    loaded: Loaded,
+    predictor: Predictor,
     picture: Picture | Subject,
     method: Method,
     target: int | str | None = None,
@@ -168,28 +145,28 @@ def explain_by(
     heads: tuple[int, ...] | None = None,
 ) -> Explanation:
     """Explain one picture by one method; `layers` and `heads` choose what method "attention" averages."""
-    check_explainable(loaded, method)
-    subject = open_subject(picture, loaded.preprocess)
-    wanted = target_index(loaded, target)
+    check_explainable(predictor, method)
+    subject = open_subject(picture, predictor.preprocess)
+    wanted = target_index(predictor, target)
     batch = subject.image[None]
     targets = None if wanted is None else torch.tensor([wanted])
     if method == "attention":
-        attention = attention_maps(loaded.model, batch)
+        attention = attention_maps(predictor.model, batch)
         maps, logits = attention.select(layers, heads).maps.mean(dim=(1, 2)), attention.logits
     elif method == "rollout":
-        maps, logits = rollout(loaded.model, batch)
+        maps, logits = rollout(predictor.model, batch)
     elif method in BY_GRADIENTS:
-        maps, logits = BY_GRADIENTS[method](loaded.model, batch, targets)
+        maps, logits = BY_GRADIENTS[method](predictor.model, batch, targets)
     elif method == "occlusion":
-        maps, logits = occlude(loaded, loaded.num_classes, loaded.grid, batch, targets)
+        maps, logits = occlude(predictor, predictor.num_classes, predictor.grid, batch, targets)
     else:
         raise ConfigError(f"unknown method {method!r}; {suggest(method, METHODS)}")
-    return _describe(loaded, subject, method, wanted, maps[0].float().cpu(), logits[0].float().cpu())
+    return _describe(predictor, subject, method, wanted, maps[0].float().cpu(), logits[0].float().cpu())
 
 
-def check_explainable(loaded: Loaded, method: str) -> None:
+def check_explainable(predictor: Predictor, method: str) -> None:
     """Refuse a method that looks into a model where there is none to look into."""
-    if not loaded.in_torch and method != "occlusion":
+    if not predictor.in_torch and method != "occlusion":
         raise ConfigError(
             f"method {method!r} needs the attention or the gradients of a model in torch, and an export has neither; "
             'use `method="occlusion"`, or the checkpoint that was exported.'
@@ -197,20 +174,20 @@ def check_explainable(loaded: Loaded, method: str) -> None:
 
 
 def _describe(
-    loaded: Loaded, subject: Subject, method: Method, wanted: int | None, cells: Tensor, logits: Tensor
+    predictor: Predictor, subject: Subject, method: Method, wanted: int | None, cells: Tensor, logits: Tensor
 ) -> Explanation:
     if not torch.isfinite(logits).all():
         raise ExplanationError(
             f"{subject.name}: the model's own output is not a number, so nothing can be explained; its weights are "
             "damaged, or overflow in this precision: check them with `vitrail inspect`, or load the model in float32."
         )
-    if not loaded.num_classes:
+    if not predictor.num_classes:
         check_map(cells, subject.name, method, "the picture")
         return Explanation(map=cells, method=method, view=subject.view)
-    shares = probabilities(logits.numpy(), loaded.trust)
+    shares = probabilities(logits.numpy(), predictor.trust)
     predicted = int(logits.argmax())
     target = predicted if wanted is None else wanted
-    label = label_of(loaded, target)
+    label = predictor.label(target)
     check_map(cells, subject.name, method, f"class {label}")
     return Explanation(
         map=cells,
@@ -219,7 +196,7 @@ def _describe(
         target=target,
         label=label,
         probability=float(shares[target]),
-        predicted=label_of(loaded, predicted),
+        predicted=predictor.label(predicted),
         confidence=float(shares[predicted]),
     )
 
@@ -244,11 +221,11 @@ def check_map(cells: Tensor, name: str, method: str, what: str) -> None:
         raise ExplanationError(f"{name}: {method} gives every patch the same value, {high:.3g}: {why}.")
 
 
-def target_index(loaded: Loaded, target: int | str | None) -> int | None:
+def target_index(predictor: Predictor, target: int | str | None) -> int | None:
     """The number of the class that `target` names; numbers may be given as text."""
     if target is None:
         return None
-    count, names = loaded.num_classes, loaded.classes or ()
+    count, names = predictor.num_classes, predictor.classes or ()
     if not count:
         raise ConfigError("this model has no head, so there is no class to explain; omit `target=`.")
     if isinstance(target, str) and target in names:
@@ -259,8 +236,3 @@ def target_index(loaded: Loaded, target: int | str | None) -> int | None:
     if not 0 <= int(target) < count:
         raise ConfigError(f"target must be a class number from 0 to {count - 1}, or a name; got {target}.")
     return int(target)
-
-
-def label_of(loaded: Loaded, index: int) -> str:
-    """A class's name, or its number if the checkpoint has no names."""
-    return loaded.classes[index] if loaded.classes is not None else str(index)

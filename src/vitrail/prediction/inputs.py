@@ -14,7 +14,7 @@ from vitrail.prediction.predictor import Named
 from vitrail.wording import hint_path, reason
 
 STDIN = "-"
-MOST_COUNTED = 100_000  # pictures: whoever asks wants to know whether there is much to do
+MOST_COUNTED = 100_000  # pictures: enough to know that there is much to do
 
 
 def find_pictures(names: Sequence[str]) -> Iterator[Named]:

@@ -113,11 +113,11 @@ class Predictor(Metadata):
         "auto" measures only for jobs that gain from it, once for each model and machine; an export stays where it is.
 
         Args:
-            precision: "bf16" or "auto" too; see docs/fast.md for what is the same then.
+            precision: "float32", "bf16", or "auto" for the faster one; docs/fast.md says how the answers change.
             count: how many pictures there are to do; if that is unknown, only what was measured before counts.
             pictures: some of them, to measure and compare with.
             batch: how many come together; by default as many as suit the model.
-            say: is told in one line what was chosen, if there was a choice.
+            say: called with one line about what was chosen, if there was a choice.
         """
         own = torch_runtime_of(self.runtime)
         if own is None:
@@ -330,7 +330,7 @@ def load(
     converted, which takes seconds the first time and is kept in the user's cache; "auto" measures which is fastest.
     Only a model on torch has `.model`. `precision` "bf16" computes faster on some processors, "auto" where it is.
 
-    `merge` merges about so many similar patches away in each block (or a number for each), which is faster and changes
+    `merge` merges about this many similar patches in each block (or one number per block), which is faster and changes
     the answers a little; see docs/model.md.
 
     What a foreign file leaves open is settled by `hints`, or by a convention: an `AssumptionWarning` then lists what

@@ -3,7 +3,7 @@
 Attention: the model takes queries, keys and values from one matrix product, because torch is fastest so. A runtime
 would have to cut the result in three, which copies it, and could round it to 8 bits only after that. In a graph each
 of the three has a product of its own, the scale is part of the query's weights, the softmax is written out, because
-runtimes know how to fuse it with both products, and the last block computes only the queries that somebody reads.
+runtimes know how to fuse it with both products, and the last block computes only the queries that are read.
 
 Resizing: two matrix products whose matrices are made from the picture's size. ONNX's own Resize rounds, widens its
 filters and places its corners in other ways than Pillow or torch. Written with plain operations, the graph gives the

@@ -22,7 +22,7 @@ class ExportedRuntime:
     """A graph that is compiled when it is first called, for the number of cores that the call may take.
 
     Args:
-        compile_for: the graph, compiled for calls that take so many cores.
+        compile_for: the graph, compiled for calls that use this number of cores.
         fixed_batch: the only number of pictures that the graph takes at once; None for any.
     """
 
@@ -47,7 +47,7 @@ class ExportedRuntime:
         return self.manifest.num_classes
 
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
-        """By the model that was exported; somebody else's graph does not say, and gets cells of 16 pixels."""
+        """By the model that was exported; another tool's graph does not say, and gets cells of 16 pixels."""
         if not (config := json.loads(self.manifest.config)):
             return max(1, size[0] // FOREIGN_PATCH), max(1, size[1] // FOREIGN_PATCH)
         from vitrail.model.config import ViTConfig  # with torch, which explanations need anyway

@@ -1,4 +1,4 @@
-"""What travels inside an export beside its graph, so that it needs no file beside it and nobody's memory. No torch."""
+"""What travels inside an export beside its graph, so that it needs no file beside it. No torch."""
 
 import json
 import zlib
@@ -88,7 +88,7 @@ def read_manifest(text: str, path: Path) -> Manifest:
 def foreign_manifest(
     path: Path, size: tuple[int, int], channels: int, num_classes: int, options: LoadOptions
 ) -> Manifest:
-    """For somebody else's export with one picture in and one row of logits out: the user says the rest."""
+    """For another tool's export, pictures in and a row of logits out: the user must say the rest."""
     if options.preprocess is None:
         raise WeightsError(
             f"{path} does not say how its pictures are prepared: it is not an export of vitrail, or its metadata was "

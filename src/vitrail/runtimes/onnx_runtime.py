@@ -1,6 +1,6 @@
 """ONNX files: what they say about themselves, and ONNX Runtime, which runs them. Needs neither torch nor onnx.
 
-A file that we do not trust is judged first, from its protobuf: weights that lie in other files must lie in the same
+A file is not trusted, and checked first, from its protobuf: weights that lie in other files must lie in the same
 folder, and the numbers of our own exports must have the checksum that their manifest says."""
 
 import zlib
@@ -49,7 +49,7 @@ Span = tuple[int, int]  # where a field's bytes begin and end
 
 @dataclass(kw_only=True)
 class OnnxFacts:
-    """Metadata by key, the files that hold weights, the checksum of the weights, and the content that was judged."""
+    """Metadata by key, the files that hold weights, the checksum of the weights, and the content that was checked."""
 
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     external: set[str] = field(default_factory=set[str])
@@ -163,7 +163,7 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metada
     check_for_export(options, path)
     if options.precision != "float32":
         raise ConfigError(
-            f"{path} is an ONNX file and runs in its own numbers: `precision=` must be float32; got "
+            f"{path} is an ONNX file and runs in its own number format: `precision=` must be float32; got "
             f"{options.precision}."
         )
     facts = read_onnx_facts(path)
@@ -179,7 +179,7 @@ def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metada
 
 
 def make_runtime(path: Path, manifest: Manifest, content: bytes | None = None) -> ExportedRuntime:
-    """One of our exports; its graph is judged when the first session is made."""
+    """One of our exports; its graph is checked when the first session is made."""
 
     def compile_for(cores: int) -> Run:
         session = make_session(path, cores, content)
@@ -196,7 +196,7 @@ def convert(own: "TorchRuntime", graph: Callable[[], GraphFile], precision: Prec
 
 
 def make_foreign_runtime(path: Path, options: LoadOptions, content: bytes | None) -> ExportedRuntime:
-    """Somebody else's graph with one picture input and one row of logits as output."""
+    """Another tool's graph with one picture input and one row of logits as output."""
     session = make_session(path, 1, content)
     inputs, outputs = session.get_inputs(), session.get_outputs()
     foreign = f"{path} is not an export of vitrail, or its metadata was stripped; another tool's model must"
@@ -222,7 +222,7 @@ def make_foreign_runtime(path: Path, options: LoadOptions, content: bytes | None
 
 
 def make_session(path: Path, cores: int, content: bytes | None = None) -> Any:
-    """A session of ONNX Runtime that takes so many cores for each call, from the file or from its content."""
+    """A session of ONNX Runtime that uses `cores` for each call, from the file or from its content."""
     if find_spec("onnxruntime") is None:
         raise MissingExtraError(f"running {path}", "export")
     import onnxruntime

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GRAPH = RUNTIMES["openvino"].folder[0]  # the file of an export beside which the weights are
 _FIRST_USE = Lock()
 _PLACES = re.compile(r"Exception from \S+:\d+:|Check '.*?' failed at \S+:\d+:")
-NAMES = {"float32": "f32", "bf16": "bf16"}  # OpenVINO's names for the numbers to compute in
+NAMES = {"float32": "f32", "bf16": "bf16"}  # OpenVINO's names for number formats
 
 
 def open_source(located: Located, options: LoadOptions) -> tuple[Runtime, Metadata]:
@@ -146,7 +146,7 @@ def transpose_in_products(model: Any) -> None:
 
 
 def compile_model(model: Any, cores: int, precision: Precision, name: str) -> Any:
-    """The graph for calls that take so many cores, in as many streams as there are such calls at once."""
+    """The graph for calls that use `cores` each, in as many streams as there can be such calls at once."""
     openvino = load_openvino()
     streams = max((os.cpu_count() or 1) // cores, 1)
     config = {

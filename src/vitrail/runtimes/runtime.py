@@ -96,7 +96,7 @@ def answers_of(runtime: Runtime) -> Callable[[Floats], Floats]:
 
 
 def batch_for(tokens: int) -> int:
-    """How many pictures of so many tokens suit one call on one core."""
+    """How many pictures of `tokens` each suit one call on one core."""
     return max(1, min(LARGEST_BATCH, TOKENS_PER_CALL // max(tokens, 1)))
 
 
@@ -104,7 +104,7 @@ TOKENS_PER_SHARE = 512  # at least: with fewer, waking the threads costs more th
 
 
 def compute_divided(compute: Callable[[Floats], Sequence[Floats]], images: Floats, tokens: int) -> Sequence[Floats]:
-    """The outputs of `compute` for pictures of so many tokens, (B, …) each: every core computes its own share.
+    """The outputs of `compute`, (B, …) each, for pictures of `tokens` each: every core computes its own share.
 
     That is faster than all cores working on every product together, which wait for each other after each step, as long
     as the shares are large enough to fill a core by themselves.
@@ -188,7 +188,7 @@ class Backend(Protocol):
         ...
 
     def write_export(self, exported: "Exported", draft: Path) -> None:
-        """Write an export to a place that nobody reads yet."""
+        """Write an export to a draft, which is moved into place later."""
         ...
 
     def open_draft(self, draft: Path) -> Run:
@@ -262,7 +262,7 @@ def is_converted(runtime: str | None) -> bool:
     return runtime not in (None, "auto", "torch")
 
 
-# What an export can still be told when it is loaded; everything else is settled inside it.
+# The options that a finished export still takes when it is loaded.
 FOR_EXPORTS = {"class_names", "preprocess", "precision", "device", "verify"}
 
 

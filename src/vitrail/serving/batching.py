@@ -1,8 +1,8 @@
 """The bounded queue of one model, and which of the waiting pictures are computed together.
 
 Whenever a core of the worker is free, what waits is divided among the free cores, up to `max_batch` pictures each.
-While all cores are busy pictures gather, so that batches grow with the load by themselves. While a core is idle nobody
-waits, unless `max_wait_ms` says so; a wait that was measured to pay is made only while pictures come in company.
+While all cores are busy, pictures gather, so that batches grow with the load by themselves. While a core is idle, no
+picture waits unless `max_wait_ms` says so; a wait that was measured to pay is made only while pictures come together.
 
 Large pictures take long to decode. They have threads of their own, which give way to the others; few of them are
 decoded at once, very large ones one by one. Among those who wait, clients take turns by the pixels that they have sent.
@@ -134,7 +134,7 @@ class Batcher:
             queue.clear()
 
     def answered(self, count: int, seconds: float) -> None:
-        """The worker has answered so many pictures, at so many seconds for each, and has a core free."""
+        """The worker has answered `count` pictures in `seconds` each, and has a free core."""
         self.pace += (seconds - self.pace) * min(1.0, count / REMEMBERED)
         self.pump()
 
@@ -171,7 +171,7 @@ class Batcher:
         worker.start(kind, items, alone=not self.waiting)
 
     def _expects(self, worker: Slots) -> bool:
-        """Whether pictures come in company: others are being computed, or were computed together a moment ago."""
+        """Whether pictures come together: others are being computed, or were computed together a moment ago."""
         return worker.free < worker.threads or self._last > 1
 
     def _next(self, worker: Slots, large: bool) -> Kind | None:

@@ -1,7 +1,7 @@
 """Large WebP pictures are decoded in a process beside the worker: `python -m vitrail.serving.decoder FD`.
 
 Pillow holds Python's lock for as long as it decodes one, half a second for 49 megapixels, in which the worker could
-answer nobody else; its other decoders release it. The process is started for the first such picture, gives way to
+answer no other request; its other decoders release it. The process is started for the first such picture, gives way to
 everything else, and is replaced if a picture ends it. It sends pixels only, as raw bytes.
 """
 
@@ -30,7 +30,7 @@ class Decoder:
         self._connection: socket | None = None
 
     def decode(self, opened: Image.Image, data: bytes, name: str) -> Image.Image:
-        """The pixels of a WebP file that was opened, with everything that its header told."""
+        """The pixels of a WebP file that was opened, with everything that its header says."""
         mode = "RGBA" if opened.mode == "RGBA" else "RGBX"
         pixels = np.empty(4 * opened.width * opened.height, dtype=np.uint8)  # not touched yet, which would take time
         with self._lock:

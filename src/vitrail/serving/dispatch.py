@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from vitrail.errors import suggest
 from vitrail.serving.batching import Answer, Item, Kind
-from vitrail.serving.exchange import Buffer, ClientGoneError, Exchange, Problem, exchange_of
+from vitrail.serving.exchange import Buffer, ClientGoneError, Exchange, Problem, exchange_of, invalid
 from vitrail.serving.frames import LARGE
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.supervisor import START_RETRY, Host, Say, restarting
@@ -123,8 +123,8 @@ class Call:
 
     service: Service
     request: Request
+    endpoint: "Endpoint"
     arguments: dict[str, Any]
-    body: Schema  # the content that the request may have, by media type
 
     @property
     def settings(self) -> ServeSettings:
@@ -155,7 +155,7 @@ class Endpoint:
     codes: Sequence[str] = ()  # of errors, beside the usual ones
     headers: Schema | None = None  # of the answer
     body: Callable[[ServeSettings], Schema] | None = None  # the content of the request
-    is_open: bool = False  # to everybody: it requires no token, and no pace is kept
+    is_open: bool = False  # it requires no token, and has no rate limit
     handle: Handler | None = None
 
     def __call__(self, handle: Handler) -> "Endpoint":
@@ -165,8 +165,7 @@ class Endpoint:
         """Read the arguments, and let the handler answer."""
         assert self.handle is not None
         arguments = request.path_params if self.is_open else read_arguments(request, self.parameters)
-        body = {} if self.body is None else self.body(service.settings)
-        return await self.handle(Call(service, request, arguments, body))
+        return await self.handle(Call(service, request, self, arguments))
 
 
 def parameter(name: str, schema: Schema, description: str, place: str = "query") -> Schema:
@@ -182,16 +181,16 @@ def read_arguments(request: Request, parameters: Sequence[Schema]) -> dict[str, 
         text = request.scope["query_string"].decode("ascii")
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_ARGUMENTS, errors="strict")
     except ValueError:
-        raise Problem("invalid_argument", "the arguments in the address cannot be read.") from None
+        raise invalid("the arguments in the address cannot be read.") from None
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name not in known:
             hint = suggest(name[:50], tuple(known)) if known else "this address takes none."
-            raise Problem("invalid_argument", f"unknown argument {name[:50]!r}; {hint}")
+            raise invalid(f"unknown argument {name[:50]!r}; {hint}")
         if name in values:
-            raise Problem("invalid_argument", f"{name} is given twice.")
+            raise invalid(f"{name} is given twice.")
         if len(value) > LONGEST_ARGUMENT:
-            raise Problem("invalid_argument", f"{name} must have at most {LONGEST_ARGUMENT} characters.")
+            raise invalid(f"{name} must have at most {LONGEST_ARGUMENT} characters.")
         schema = known[name]["schema"]
         if value or schema["type"] != "integer" or "default" in schema:  # `layer=` is as good as none
             values[name] = read_value(name, schema, value)
@@ -224,7 +223,7 @@ def read_value(name: str, schema: Schema, value: Any) -> Any:
     else:
         expected, is_valid = "an object", isinstance(value, dict)
     if not is_valid:
-        raise Problem("invalid_argument", f"{name} must be {expected}; got {got}.")
+        raise invalid(f"{name} must be {expected}; got {got}.")
     if kind == "array" and "items" in schema:
         return [read_value(f"{name}[{index}]", schema["items"], each) for index, each in enumerate(value)]
     return _read_fields(name, schema, cast("dict[str, Any]", value)) if "properties" in schema else read
@@ -235,9 +234,9 @@ def _read_fields(name: str, schema: Schema, value: dict[str, Any]) -> dict[str, 
     properties, required = schema["properties"], schema["required"]
     if unknown := sorted(value.keys() - properties.keys()):
         known = ", ".join(properties)
-        raise Problem("invalid_argument", f"unknown field {unknown[0][:50]!r} in {name}; known: {known}.")
+        raise invalid(f"unknown field {unknown[0][:50]!r} in {name}; known: {known}.")
     if missing := [field for field in required if field not in value]:
-        raise Problem("invalid_argument", f"{name} must have {' and '.join(missing)}.")
+        raise invalid(f"{name} must have {' and '.join(missing)}.")
     where = "" if name == BODY else f"{name}."
     given = {field: each for field, each in value.items() if each is not None or field in required}
     return {field: read_value(f"{where}{field}", properties[field], each) for field, each in given.items()}

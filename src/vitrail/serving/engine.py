@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitrail.data.pixels import open_picture, prepare_array
+from vitrail.data.pixels import open_picture, prepare_array, prepare_arrays
 from vitrail.errors import ConfigError, InputError, VitrailError, WeightsError
 from vitrail.files import sha256_of
 from vitrail.prediction import load
@@ -31,9 +31,16 @@ Asked = Mapping[str, Any]  # what is asked about one picture
 Answered = dict[str, Any]
 FORMATS = ("JPEG", "PNG", "WEBP")  # that are accepted
 SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more come together, else fewer
-ATTEMPTS = 5  # to read files while somebody writes to them
+ATTEMPTS = 5  # to read files that are being written
 LARGEST = 1e4  # of a prepared picture's numbers, which are rarely above 3: beyond it, no finite answer is our mistake
 SHORTEST_VERSION = 12  # characters of a checksum that make a version
+SECONDS = 1.0  # for measuring what suits a model, roughly
+TIMES, LEAST = 3, 0.05  # how often, and for how many seconds, a size is measured at least; the quickest call counts
+CALL = 0.0012  # seconds of work that a batch takes besides, on its way to the worker and back
+WORTH = 0.05  # of the time per picture, which a larger batch must save
+LONGEST = 0.25  # seconds that one batch may take: those who come next wait for it
+SPREADS = 0.8  # of the time on one core, below which a lone picture is divided among all cores
+WAITS = 1.5  # a batch of two is worth waiting for if it takes less than this many times one picture
 
 
 class Engine:
@@ -152,28 +159,26 @@ class Engine:
     def _prepare(self, items: Sequence[Asked], blobs: Sequence[bytes]) -> tuple[Floats, dict[int, Answered]]:
         """What the model sees of those pictures that can be read, and why the others cannot."""
         spec = self.predictor.preprocess
-        shape = (spec.channels, *spec.size)
-        images = np.empty((len(items), *shape), dtype=np.float32)
-        refusals: dict[int, Answered] = {}
-        whole = 0
-        for index, (item, blob) in enumerate(zip(items, blobs, strict=True)):
-            try:
-                if item.get("tensor"):
-                    if len(blob) != images[whole].nbytes:  # checked before, but against the model of then
-                        raise ConfigError(f"{item['name']} does not fit the model, which now takes {list(shape)}.")
-                    images[whole] = np.frombuffer(blob, dtype="<f4").reshape(shape)
-                    if not bool(np.isfinite(images[whole]).all()):
-                        raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
-                else:
-                    with self._open(blob, item["name"]) as image:
-                        prepare_array(image, spec, images[whole], item["name"])
-                whole += 1
-            except (InputError, OSError, ConfigError) as error:
-                refusals[index] = _refusal(error)
-        return images[:whole], refusals
+
+        def prepare(pair: tuple[Asked, bytes], out: Floats) -> None:
+            item, blob = pair
+            if not item.get("tensor"):
+                with self._open(blob, item["name"]) as image:
+                    prepare_array(image, spec, out, item["name"])
+                return
+            if len(blob) != out.nbytes:  # checked before, but against the model of then
+                raise ConfigError(f"{item['name']} does not fit the model, which now takes {list(out.shape)}.")
+            out[:] = np.frombuffer(blob, dtype="<f4").reshape(out.shape)
+            if not bool(np.isfinite(out).all()):
+                raise ConfigError(f"{item['name']} has numbers that are not finite (NaN or infinite).")
+
+        pairs = list(zip(items, blobs, strict=True))
+        images, broken = prepare_arrays(pairs, spec, prepare, (InputError, OSError, ConfigError))
+        return images, {index: _refusal(error) for index, error in broken.items()}
 
     def _open(self, data: bytes, name: str = "picture") -> Image.Image:
-        """A picture, judged by Pillow's reading of its header, which need not be the front's; few are decoded yet."""
+        """A picture, checked by Pillow's reading of its header, which may differ from the front's; only a large WebP is
+        decoded already."""
         image = open_picture(data, formats=FORMATS, max_pixels=self.max_pixels, name=name)
         if image.format != "WEBP" or image.width * image.height <= LARGE:
             return image
@@ -239,7 +244,7 @@ def model_failure(error: Exception) -> Answered:
     return failed("model_failed", f"the model failed to compute this: {type(error).__name__}.")
 
 
-def _refusal(error: VitrailError | OSError) -> Answered:
+def _refusal(error: Exception) -> Answered:
     """What is wrong with the request, with its picture, or with explaining this model."""
     unreadable = "unreadable_picture" if isinstance(error, InputError | OSError) else "cannot_explain"
     return failed("invalid_argument" if isinstance(error, ConfigError) else unreadable, reason(error))
@@ -249,15 +254,6 @@ def checksum(path: Path) -> str:
     """The sha256 of a model: of its file; of several, of the list of their checksums."""
     sums = [sha256_of(file) for file in files_of(path)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
-
-
-SECONDS = 1.0  # for all of it, roughly
-TIMES, LEAST = 3, 0.05  # how often, and for how many seconds, a size is measured at least; the quickest call counts
-CALL = 0.0012  # seconds of work that a batch takes besides, on its way to the worker and back
-WORTH = 0.05  # of the time per picture, which a larger batch must save
-LONGEST = 0.25  # seconds that one batch may take: those who come next wait for it
-SPREADS = 0.8  # of the time on one core, below which a lone picture is divided among all cores
-WAITS = 1.5  # a batch of two that takes less than so many times one picture is worth waiting for
 
 
 def warm_up(engine: Engine, narrow: Executor, wide: Executor, threads: int, max_batch: int | None) -> dict[str, Any]:
@@ -300,7 +296,7 @@ def choose_batch(seconds: dict[int, float]) -> int:
 
 
 def choose_wait(seconds: dict[int, float]) -> float:
-    """Milliseconds to wait for company while a core is idle: none where two pictures take about twice as long."""
+    """Milliseconds to wait for another picture while a core is idle: none where two take about twice as long."""
     if 2 not in seconds or seconds[2] > WAITS * seconds[1]:
         return 0.0
     return round(250 * seconds[1], 3)

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 UNMATCHED = "unmatched"  # the route of an address that does not exist
 KEY = "vitrail.exchange"  # in the scope of a request
+CLOSE = (("connection", "close"),)  # the header of an answer after which nothing more is read
 BUFFER_RETRY = 1  # seconds after which there may be room for a body again
-_SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_VALID_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 # Code → status, and what to do. Everything that the service can answer with stands here, and in /openapi.json.
 CODES: dict[str, tuple[int, str]] = {
@@ -69,6 +70,11 @@ class Problem(Exception):  # noqa: N818 - it is also an entry of an answer
         return [*self.headers, *retry]
 
 
+def invalid(message: str, hint: str = "") -> Problem:
+    """What is wrong with an argument, or with a value in the body."""
+    return Problem("invalid_argument", message, hint)
+
+
 class ClientGoneError(Exception):
     """The client has closed the connection before its answer."""
 
@@ -80,17 +86,12 @@ class Buffer:
         self.size = size
         self.held = 0
 
-    def take(self, count: int) -> Problem | None:
-        """Count so many bytes more, or say why there is no room for them."""
+    def take(self, count: int) -> None:
+        """Count more bytes, if there is room for them."""
         if self.held + count > self.size:
-            return Problem(
-                "queue_full",
-                f"the requests that are being answered take up {self.held:,} of {self.size:,} bytes already.",
-                retry_after=BUFFER_RETRY,
-                headers=(("connection", "close"),),
-            )
+            message = f"the requests that are being answered take up {self.held:,} of {self.size:,} bytes already."
+            raise Problem("queue_full", message, retry_after=BUFFER_RETRY, headers=CLOSE)
         self.held += count
-        return None
 
 
 @dataclass
@@ -113,12 +114,11 @@ class Exchange:
     def seconds(self) -> float:
         return time.perf_counter() - self.began
 
-    def receive(self, count: int) -> Problem | None:
-        """Count bytes of the body, which stay in memory until the exchange ends, if there is room for them."""
-        problem = None if self.buffer is None else self.buffer.take(count)
-        if problem is None:
-            self.received += count
-        return problem
+    def receive(self, count: int) -> None:
+        """Count bytes of the body, which stay in memory until the exchange ends."""
+        if self.buffer is not None:
+            self.buffer.take(count)
+        self.received += count
 
     def release(self) -> None:
         """The body is no longer in memory."""
@@ -133,10 +133,10 @@ def exchange_of(request: Request) -> Exchange:
 
 
 def begin(scope: Any, given: str, buffer: Buffer) -> Exchange:
-    """A new exchange; the client's own id is kept if it is a sane one."""
+    """A new exchange; the client's own id is kept if it is a valid one."""
     client = scope.get("client")
     exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "", buffer=buffer)
-    if _SANE.fullmatch(given):
+    if _VALID_ID.fullmatch(given):
         exchange.id = given
     scope[KEY] = exchange
     return exchange

@@ -17,7 +17,7 @@ from vitrail.serving.settings import is_local_name
 from vitrail.serving.telemetry import AccessLog, open_tracing
 
 LEFT = 499  # in the log: the client left before the answer
-MOST_CLIENTS = 10_000  # whose pace is remembered
+MOST_CLIENTS = 10_000  # that are remembered
 SECURITY_HEADERS: tuple[tuple[str, str], ...] = (
     (
         "content-security-policy",
@@ -45,7 +45,7 @@ class Gate:
         self._token = settings.token.encode() if settings.token else None
         self._hosts = settings.host if settings.is_local else None
         self._trace = open_tracing()
-        self._limit = Pace(settings.rate_limit) if settings.rate_limit else None
+        self._limit = RateLimiter(settings.rate_limit) if settings.rate_limit else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -107,8 +107,8 @@ class Gate:
             raise Problem("forbidden", "this service answers to localhost only, not to the host name in the request.")
 
 
-class Pace:
-    """How often each client may ask: a bucket that fills at a steady rate."""
+class RateLimiter:
+    """How often each client may ask: a token bucket that fills at a steady rate."""
 
     def __init__(self, rate: float, now: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._now = rate, now

@@ -13,13 +13,26 @@ from starlette.responses import JSONResponse, Response
 from vitrail import __version__
 from vitrail.serving.batching import Answer
 from vitrail.serving.dispatch import BODY, Call, Endpoint, ModelFacts, Query, model_of, parameter, read_value
-from vitrail.serving.exchange import Problem
+from vitrail.serving.exchange import Problem, invalid
 from vitrail.serving.openapi import BINARY, SCHEMAS, json_of
 from vitrail.serving.rest import floats
 from vitrail.serving.settings import ServeSettings
 from vitrail.serving.supervisor import START_RETRY, Host
 from vitrail.serving.uploads import FEW, Picture, check_pictures, decode_base64, describe, read_body, read_json
 from vitrail.wording import counted
+
+HEADER_LENGTH = "inference-header-content-length"
+PICTURE, IMAGES = "picture", "images"
+OUTPUTS = {"logits": "FP32", "probabilities": "FP32", "label": "BYTES"}
+NAMED = ("not_ready", "unknown_model")  # errors of a route that names a model
+MODEL = parameter("model", {"type": "string"}, "The model's name.", "path")
+VERSION = parameter("version", {"type": "string", "maxLength": 64}, "As /v2/models/{model} lists it.", "path")
+LENGTH = parameter(
+    "Inference-Header-Content-Length",
+    {"type": "string", "pattern": "^[0-9]{1,9}$"},
+    "The length of the JSON part, if raw tensors follow it.",
+    "header",
+)
 
 
 @dataclass
@@ -65,10 +78,9 @@ def read_inference(body: bytes, header_length: str | None, most: int) -> Inferen
     for each in requested:
         parameters = each.get("parameters", {})
         if parameters.get("classification"):
-            message = "the classification extension is not supported; ask for the output label."
-            raise Problem("invalid_argument", message)
+            raise invalid("the classification extension is not supported; ask for the output label.")
         if each["name"] in outputs:
-            raise Problem("invalid_argument", "an output is requested twice.")
+            raise invalid("an output is requested twice.")
         outputs[each["name"]] = bool(parameters.get("binary_data", binary))
     return Inference(content.get("id"), tensor, list(outputs.items()))
 
@@ -82,7 +94,7 @@ def read_bytes(tensor: Tensor, limit: int) -> list[bytes]:
     else:
         elements = _split(tensor.raw, tensor.name, count)
     if len(elements) != count:
-        raise Problem("invalid_argument", f"{tensor.name} has {len(elements)} elements; its shape says {count}.")
+        raise invalid(f"{tensor.name} has {len(elements)} elements; its shape says {count}.")
     return elements
 
 
@@ -91,24 +103,22 @@ def read_floats(tensor: Tensor, shape: Sequence[int], limit: int) -> list[bytes]
     count = _count(tensor, len(shape) + 1, limit)
     if tensor.shape[1:] != list(shape):
         wanted = ", ".join(map(str, ("n", *shape)))
-        raise Problem("invalid_argument", f"{tensor.name} must have the shape [{wanted}]; got {tensor.shape[:8]}.")
+        raise invalid(f"{tensor.name} must have the shape [{wanted}]; got {tensor.shape[:8]}.")
     size = prod(shape)
     raw = tensor.raw
     if raw is None:
         numbers = _flatten(tensor.data, tensor.name, tensor.shape)
         if not all(type(number) in (int, float) for number in numbers):
-            raise Problem("invalid_argument", f"{tensor.name} must hold numbers.")
+            raise invalid(f"{tensor.name} must hold numbers.")
         try:
             held = array("f", numbers)
         except OverflowError:
             held = array("f", [inf])
         if held.count(inf) or held.count(-inf):
-            raise Problem("invalid_argument", f"{tensor.name} has a number that float32 cannot hold.")
+            raise invalid(f"{tensor.name} has a number that float32 cannot hold.")
         raw = held.tobytes()
     if len(raw) != 4 * count * size:
-        raise Problem(
-            "invalid_argument", f"{tensor.name} has {len(raw) // 4:,} numbers; its shape says {count * size:,}."
-        )
+        raise invalid(f"{tensor.name} has {len(raw) // 4:,} numbers; its shape says {count * size:,}.")
     return [raw[start : start + 4 * size] for start in range(0, len(raw), 4 * size)]
 
 
@@ -123,28 +133,26 @@ def _count(tensor: Tensor, dimensions: int, limit: int) -> int:
     if len(tensor.shape) == 2 and dimensions == 1 and tensor.shape[1] == 1:  # [n, 1], as some clients write [n]
         return _count(Tensor(tensor.name, tensor.datatype, tensor.shape[:1]), 1, limit)
     if len(tensor.shape) != dimensions or tensor.shape[0] < 1:
-        raise Problem("invalid_argument", f"{tensor.name} must have {dimensions} dimensions and at least one picture.")
+        raise invalid(f"{tensor.name} must have {dimensions} dimensions and at least one picture.")
     if tensor.shape[0] > limit:
         limited = counted(limit, "picture")
-        raise Problem("invalid_argument", f"a request may have at most {limited}; got {tensor.shape[0]:,}.")
+        raise invalid(f"a request may have at most {limited}; got {tensor.shape[0]:,}.")
     return tensor.shape[0]
 
 
 def _flatten(value: Any, name: str, shape: list[int]) -> list[Any]:
     """The elements of a tensor, which is one list, or lists nested as its shape says."""
     if not isinstance(value, list):
-        raise Problem("invalid_argument", f"{name} must have data: a list, or binary_data_size and raw bytes.")
+        raise invalid(f"{name} must have data: a list, or binary_data_size and raw bytes.")
     flat = cast("list[Any]", value)
     if any(isinstance(each, list) for each in flat):
         flat = [flat]
         for side in shape:
             if not all(isinstance(each, list) and len(cast("list[Any]", each)) == side for each in flat):
-                raise Problem(
-                    "invalid_argument", f"{name} must be one list, or lists nested as its shape {shape} says."
-                )
+                raise invalid(f"{name} must be one list, or lists nested as its shape {shape} says.")
             flat = [inner for each in flat for inner in each]
     if len(flat) != prod(shape):
-        raise Problem("invalid_argument", f"{name} has {len(flat):,} elements; its shape says {prod(shape):,}.")
+        raise invalid(f"{name} has {len(flat):,} elements; its shape says {prod(shape):,}.")
     return flat
 
 
@@ -158,20 +166,6 @@ def _split(raw: bytes, name: str, most: int) -> list[bytes]:
         elements.append(raw[position + 4 : position + 4 + size])
         position += 4 + size
     return elements
-
-
-HEADER_LENGTH = "inference-header-content-length"
-PICTURE, IMAGES = "picture", "images"
-OUTPUTS = {"logits": "FP32", "probabilities": "FP32", "label": "BYTES"}
-NAMED = ("not_ready", "unknown_model")  # errors of a route that names a model
-MODEL = parameter("model", {"type": "string"}, "The model's name.", "path")
-VERSION = parameter("version", {"type": "string", "maxLength": 64}, "As /v2/models/{model} lists it.", "path")
-LENGTH = parameter(
-    "Inference-Header-Content-Length",
-    {"type": "string", "pattern": "^[0-9]{1,9}$"},
-    "The length of the JSON part, if raw tensors follow it.",
-    "header",
-)
 
 
 @Endpoint("GET", "/v2", "The name, version and extensions of the server", (), "Server")
@@ -218,7 +212,7 @@ async def show_model_ready(call: Call) -> Response:
 async def infer(call: Call) -> Response:
     host = _find(call)
     if not host.facts["classes"]:
-        raise Problem("invalid_argument", f"{host.name} has no classes.", "Use /v1/embed.")
+        raise invalid(f"{host.name} has no classes.", "Use /v1/embed.")
     body = await read_body(call.request, call.settings)
     most = call.settings.max_pictures * prod(_image_shape(host))
     asked = read_inference(body, call.request.headers.get(HEADER_LENGTH), most)
@@ -265,7 +259,7 @@ def _find(call: Call) -> Host:
 def _queries(tensor: Tensor, host: Host, settings: ServeSettings) -> list[Query]:
     """What the worker gets: encoded pictures, or prepared ones."""
     if {PICTURE: "BYTES", IMAGES: "FP32"}.get(tensor.name) != tensor.datatype:
-        raise Problem("invalid_argument", f"the input must be {PICTURE} (BYTES) or {IMAGES} (FP32).")
+        raise invalid(f"the input must be {PICTURE} (BYTES) or {IMAGES} (FP32).")
     wanted = {"want": "scores"}
     if tensor.name == IMAGES:
         rows = read_floats(tensor, _image_shape(host), settings.max_pictures)

@@ -40,7 +40,7 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _told(schema: Schema, description: str) -> Schema:
+def _about(schema: Schema, description: str) -> Schema:
     return {**schema, "description": description}
 
 
@@ -48,18 +48,18 @@ _PAIR = _list(_COUNT, 2)
 _LABEL = reference("Label")
 _HEADING: Schema = {
     "model": reference("Answering"),
-    "request_id": _told(_TEXT, "Also the header x-request-id, and in the log."),
+    "request_id": _about(_TEXT, "Also the header x-request-id, and in the log."),
 }
 _TIMES = {"milliseconds": reference("Milliseconds")}
 _GEOMETRY: Schema = {
-    "grid": _told(_PAIR, "Rows and columns of patches."),
-    "box": _told(_list(_NUMBER, 4), "Left, top, right and bottom of the grid, in pixels of the upright picture."),
-    "picture_size": _told(_PAIR, "Width and height of the upright picture."),
+    "grid": _about(_PAIR, "Rows and columns of patches."),
+    "box": _about(_list(_NUMBER, 4), "Left, top, right and bottom of the grid, in pixels of the upright picture."),
+    "picture_size": _about(_PAIR, "Width and height of the upright picture."),
 }
 _BASE64: Schema = {"type": "string", "contentEncoding": "base64"}
 _PROBABILITY: Schema = {"type": "number", "minimum": 0, "maximum": 1}
-_FAILED = _told(_or_null(reference("Error")), "Why this picture has no answer.")
-_NAME_OF_PICTURE = _told(_TEXT, "Its file name in a form, or its number.")
+_FAILED = _about(_or_null(reference("Error")), "Why this picture has no answer.")
+_NAME_OF_PICTURE = _about(_TEXT, "Its file name in a form, or its number.")
 _TENSOR: Schema = {
     "name": _TEXT,
     "datatype": {"enum": ["FP32", "BYTES"]},
@@ -91,40 +91,40 @@ SCHEMAS: Schema = {
     "Models": _object(models=_list(reference("Described"))),
     "Described": _object(
         name=_TEXT,
-        version=_told(_TEXT, "The beginning of its sha256."),
-        sha256=_told(_TEXT, "Of the model's file."),
-        classes=_told(_COUNT, "0: it gives embeddings only."),
-        image_size=_told(_PAIR, "Height and width of its input."),
-        grid=_told(_or_null(_PAIR), "Rows and columns of patches."),
+        version=_about(_TEXT, "The beginning of its sha256."),
+        sha256=_about(_TEXT, "Of the model's file."),
+        classes=_about(_COUNT, "0: it gives embeddings only."),
+        image_size=_about(_PAIR, "Height and width of its input."),
+        grid=_about(_or_null(_PAIR), "Rows and columns of patches."),
         depth=_or_null(_COUNT),
         heads=_or_null(_COUNT),
-        runtime=_told(_TEXT, "What computes."),
+        runtime=_about(_TEXT, "The backend that computes."),
         precision=_TEXT,
-        explains=_told({"type": "boolean"}, "Whether /v1/explain and /v1/attention take it."),
-        methods=_told(_list(_TEXT), "The methods of /v1/explain that it has."),
-        temperature=_told(_or_null(_NUMBER), "Of its calibration, if it has one."),
+        explains=_about({"type": "boolean"}, "Whether /v1/explain and /v1/attention take it."),
+        methods=_about(_list(_TEXT), "The methods of /v1/explain that it has."),
+        temperature=_about(_or_null(_NUMBER), "Of its calibration, if it has one."),
     ),
     "Labels": _object(
-        model=_TEXT, version=_TEXT, sha256=_TEXT, labels=_told(_list(_TEXT), "In the order of the logits.")
+        model=_TEXT, version=_TEXT, sha256=_TEXT, labels=_about(_list(_TEXT), "In the order of the logits.")
     ),
     "Answering": _object(name=_TEXT, version=_TEXT, sha256=_TEXT, runtime=_TEXT),
     "Milliseconds": _object(
-        queue=_told(_NUMBER, "Of the picture that waited longest."),
-        decode=_told(_NUMBER, "Of the slowest picture."),
-        compute=_told(_NUMBER, "Of the slowest picture."),
-        total=_told(_NUMBER, "Of the whole request."),
+        queue=_about(_NUMBER, "Of the picture that waited longest."),
+        decode=_about(_NUMBER, "Of the slowest picture."),
+        compute=_about(_NUMBER, "Of the slowest picture."),
+        total=_about(_NUMBER, "Of the whole request."),
     ),
     "Label": _object(
         label=_TEXT,
-        index=_told(_COUNT, "The number of the class."),
-        score=_told({"type": "number", "minimum": 0, "maximum": 1.000001}, "Its probability."),
+        index=_about(_COUNT, "The number of the class."),
+        score=_about({"type": "number", "minimum": 0, "maximum": 1.000001}, "Its probability."),
     ),
     "Prediction": _object(
         picture=_NAME_OF_PICTURE,
-        labels=_told(_list(_LABEL), "The most likely first."),
-        label_set=_told(_or_null(_list(_TEXT)), "With `coverage`: labels that hold the truth this often."),
-        familiarity=_told(_or_null(_PROBABILITY), "The share of validation pictures that are less familiar."),
-        familiar=_told(_or_null({"type": "boolean"}), "Whether it is like the pictures seen in training."),
+        labels=_about(_list(_LABEL), "The most likely first."),
+        label_set=_about(_or_null(_list(_TEXT)), "With `coverage`: labels that contain the right one this often."),
+        familiarity=_about(_or_null(_PROBABILITY), "The share of validation pictures that are less familiar."),
+        familiar=_about(_or_null({"type": "boolean"}), "Whether it is like the pictures seen in training."),
         error=_FAILED,
     ),
     "Predictions": _object(**_HEADING, predictions=_list(reference("Prediction")), **_TIMES),
@@ -132,22 +132,22 @@ SCHEMAS: Schema = {
     "Embeddings": _object(**_HEADING, embeddings=_list(reference("Embedding")), **_TIMES),
     "Explained": _object(
         **_HEADING,
-        method=_told(_TEXT, "The one that was used."),
-        target=_told(_or_null(_LABEL), "The class that is explained, if the method depends on one."),
-        labels=_told(_list(_LABEL), "The most likely classes."),
+        method=_about(_TEXT, "The one that was used."),
+        target=_about(_or_null(_LABEL), "The class that is explained, if the method depends on one."),
+        labels=_about(_list(_LABEL), "The most likely classes."),
         **_GEOMETRY,
-        map=_told(_list(_list(_PROBABILITY)), "How much each patch counts, row by row; the largest is 1."),
+        map=_about(_list(_list(_PROBABILITY)), "How much each patch counts, row by row; the largest is 1."),
         **_TIMES,
     ),
     "Attention": _object(
         **_HEADING,
         **_GEOMETRY,
-        layers=_told(_COUNT, "Of the model."),
-        heads=_told(_COUNT, "Of each layer."),
-        layer=_told(_COUNT, "The one that is shown."),
-        head=_told(_or_null(_COUNT), "The one that is shown; null: the mean of all."),
-        data=_told(_BASE64, "A byte for each two patches, row by row; each row is scaled to its own largest value."),
-        cls=_told(_or_null(_BASE64), "What [cls] attends to: a byte for each patch."),
+        layers=_about(_COUNT, "Of the model."),
+        heads=_about(_COUNT, "Of each layer."),
+        layer=_about(_COUNT, "The one that is shown."),
+        head=_about(_or_null(_COUNT), "The one that is shown; null: the mean of all."),
+        data=_about(_BASE64, "A byte for each two patches, row by row; each row is scaled to its own largest value."),
+        cls=_about(_or_null(_BASE64), "What [cls] attends to: a byte for each patch."),
         **_TIMES,
     ),
     "Server": _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),

@@ -5,7 +5,6 @@ was measured (docs/explain.md), in one forward and one backward pass. Scoring ev
 `vitrail.explain` does, would take 130 passes. A layer or a head belongs to attention, so "auto" means that then.
 """
 
-import io
 from base64 import b64encode
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from vitrail.data.transform import to_pil, to_tensor
 from vitrail.errors import ConfigError, ExplanationError, InputError, suggest
 from vitrail.explanation.attention import check_choice, patch_attention
 from vitrail.explanation.faithfulness import CANDIDATES
-from vitrail.explanation.heatmap import overlay, scale_map, shrink
+from vitrail.explanation.heatmap import overlay, png_bytes, scale_map, shrink
 from vitrail.explanation.saliency import (
     METHODS,
     Method,
@@ -161,9 +160,7 @@ def _as_bytes(rows: Tensor) -> str:
 
 
 def _png(subject: Subject, cells: Tensor) -> bytes:
-    stream = io.BytesIO()
-    overlay(_smaller(subject), cells).save(stream, format="PNG")
-    return stream.getvalue()
+    return png_bytes(overlay(_smaller(subject), cells))
 
 
 def _smaller(subject: Subject) -> Subject:
@@ -171,12 +168,4 @@ def _smaller(subject: Subject) -> Subject:
     if max(subject.view.picture) <= LONGEST:
         return subject
     part = shrink(to_pil(subject.pixels), LONGEST)
-    down, across = part.height / subject.view.picture[0], part.width / subject.view.picture[1]
-    view = View(
-        picture=(part.height, part.width),
-        top=subject.view.top * down,
-        left=subject.view.left * across,
-        height=subject.view.height * down,
-        width=subject.view.width * across,
-    )
-    return replace(subject, pixels=to_tensor(part), view=view)
+    return replace(subject, pixels=to_tensor(part), view=subject.view.scaled((part.height, part.width)))

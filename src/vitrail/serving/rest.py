@@ -9,17 +9,12 @@ from starlette.responses import JSONResponse, Response
 
 from vitrail.serving.batching import Answer, Kind
 from vitrail.serving.dispatch import Call, Endpoint, Query, model_of, parameter
-from vitrail.serving.exchange import Problem
-from vitrail.serving.openapi import BINARY, json_of, pictures_of
+from vitrail.serving.exchange import Problem, invalid
+from vitrail.serving.openapi import BINARY, SCHEMAS, json_of, pictures_of
 from vitrail.serving.supervisor import Host
 from vitrail.serving.uploads import Picture, check_pictures, describe, read_pictures
 
 METHODS = ("auto", "attention", "rollout", "gradient-rollout", "relevance", "occlusion")
-# What is told about a model beside its name.
-_TOLD = (
-    *("version", "sha256", "classes", "image_size", "grid", "depth", "heads"),
-    *("runtime", "precision", "explains", "methods", "temperature"),
-)
 
 MODEL = parameter("model", {"type": "string"}, "The model; the first one by default.")
 TOP_K = parameter(
@@ -46,8 +41,9 @@ _one_picture = partial(pictures_of, most=1)
 
 @Endpoint("GET", "/v1/models", "The models and what they are", (), "Models", ("not_ready",))
 async def list_models(call: Call) -> Response:
+    _, *shown = SCHEMAS["Described"]["properties"]  # all but its name
     hosts = [call.service.find(name) for name in call.service.hosts]
-    return JSONResponse({"models": [{"name": host.name, **_pick(host.facts, *_TOLD)} for host in hosts]})
+    return JSONResponse({"models": [{"name": host.name, **_pick(host.facts, *shown)} for host in hosts]})
 
 
 @Endpoint("GET", "/v1/labels", "The names of a model's classes", (MODEL,), "Labels", ("not_ready", "unknown_model"))
@@ -67,7 +63,7 @@ async def list_labels(call: Call) -> Response:
 async def predict(call: Call) -> Response:
     host = call.host
     if not host.facts["classes"]:
-        raise Problem("invalid_argument", f"{host.name} has no classes to predict.", "Use /v1/embed.")
+        raise invalid(f"{host.name} has no classes to predict.", "Use /v1/embed.")
     pictures, fields = await read_pictures(call)
     top_k = min(fields.get("top_k", call.arguments["top_k"]), host.facts["classes"])
     wanted = {"want": "top", "top_k": top_k, "coverage": call.arguments.get("coverage")}
@@ -126,7 +122,7 @@ async def _answer_one(call: Call, kind: Kind, options: dict[str, Any]) -> tuple[
         raise Problem("cannot_explain", f"{host.name} runs on {host.facts['runtime']} and cannot be explained.")
     pictures, _ = await read_pictures(call)
     if len(pictures) != 1:
-        raise Problem("invalid_argument", f"one picture can be explained at a time; got {len(pictures)}.")
+        raise invalid(f"one picture can be explained at a time; got {len(pictures)}.")
     call.exchange.pictures = 1
     (pixels,) = check_pictures(pictures, call.settings)
     assert isinstance(pixels, int)  # or it would have raised

@@ -1,4 +1,4 @@
-"""The front process: it binds the port, runs the app, and drains when it is told to end."""
+"""The front process: it binds the port, runs the app, and drains when it is asked to end."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,8 @@ from vitrail.serving.telemetry import AccessLog
 from vitrail.wording import reason
 
 LINGER = 0.5  # seconds after a signal in which requests are still taken, each with a note that the connection ends
-GRACE = 0.5  # seconds after that in which those who are connected may still ask
+GRACE = 0.5  # seconds after that in which those who asked before may ask once more
+POLL = 0.05  # seconds between two looks at the connections that are left
 BACKLOG = 512  # connections that are taken at once, or an eighth of the files that this process may open
 
 Ready = Callable[[str, Service], None]
@@ -51,7 +52,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, let whoever has one ask, then end when all are answered."""
+        """Take no more connections, answer what still comes over the open ones, then end.
+
+        A connection that has not asked anything yet was made for a request: it is kept for its `client_timeout`.
+        """
         if not self.force_exit:
             loop = asyncio.get_running_loop()
             for listener in sockets or []:
@@ -59,11 +63,17 @@ class Server(uvicorn.Server):
                 for connection in stop_listening(listener):
                     await loop.connect_accepted_socket(self._open_connection, connection)
             await asyncio.sleep(GRACE)
+            while not self.force_exit and any(map(_has_yet_to_ask, self.server_state.connections)):
+                await asyncio.sleep(POLL)
         await super().shutdown(sockets)
 
     def _open_connection(self) -> asyncio.Protocol:
         opener = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
         return opener(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+
+def _has_yet_to_ask(connection: Any) -> bool:
+    return isinstance(connection, Connection) and connection.cycle is None and not connection.transport.is_closing()
 
 
 def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str], None], on_ready: Ready) -> None:

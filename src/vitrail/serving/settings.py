@@ -151,8 +151,9 @@ def _check_numbers(settings: ServeSettings) -> None:
     ):
         if getattr(settings, part) > getattr(settings, whole):
             raise ConfigError(
-                f"{part}= must be at most {whole}= {getattr(settings, whole):,}, or a request could never be accepted; "
-                f"got {getattr(settings, part):,}."
+                f"must be at most `{whole}=` {getattr(settings, whole):,}, or a request could never be accepted; "
+                f"got {getattr(settings, part):,}.",
+                field=part,
             )
 
 

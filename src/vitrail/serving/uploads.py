@@ -1,12 +1,11 @@
-"""The pictures of a request: read while the limits hold, taken out of whatever carries them, and checked by their
-headers.
-"""
+"""The pictures of a request: read within limits, taken out of whatever carries them, and checked by their headers."""
 
 import asyncio
 import binascii
 import re
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from io import BytesIO
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +14,7 @@ from python_multipart.multipart import Field, File, FormParser, parse_options_he
 from starlette.requests import Request
 
 from vitrail.serving.dispatch import BODY, Call, read_value
-from vitrail.serving.exchange import ClientGoneError, Problem, exchange_of
+from vitrail.serving.exchange import CLOSE, ClientGoneError, Problem, exchange_of, invalid
 from vitrail.serving.settings import ServeSettings
 from vitrail.untrusted import parse_json
 from vitrail.wording import counted, plain
@@ -39,6 +38,14 @@ _CONVERT_HEIC = (
     "Save it as JPEG first; an iPhone takes JPEG photos if Settings > Camera > Formats is set to Most Compatible."
 )
 _CONVERT_PDF = "Export the page that you mean as PNG or JPEG, or take a screenshot of it."
+LONGEST_NAME = 200  # characters of a file name that are sent back
+SLOWEST = 10_000  # bytes per second below which a client is taken to be holding a connection, not using it
+DRAINED = 100_000_000  # bytes over a limit that are thrown away, so that the client can hear why
+DRAIN_SECONDS = 2.0
+MOST_VALUES = 1_000_000  # of a JSON text: parsing more would keep all others waiting for over a tenth of a second
+UNPACKED = 1 << 20  # bytes of a compressed body that are unpacked at once
+FEW = 1000  # values that a JSON text may have beyond those that the request needs
+_NO_ENCODING = "Send the body as it is, or compressed with gzip or deflate."
 
 
 def check_header(data: bytes, max_pixels: int, name: str) -> int:
@@ -147,16 +154,6 @@ def _size_of_webp(data: bytes, name: str) -> tuple[int, int]:
     raise Problem("unreadable_picture", f"{name} is a WebP without a readable size; it is damaged or truncated.")
 
 
-LONGEST_NAME = 200  # characters of a file name that are sent back
-SLOWEST = 10_000  # bytes per second below which a client is taken to be holding a connection, not using it
-DRAINED = 100_000_000  # bytes over a limit that are thrown away, so that the client can hear why
-DRAIN_SECONDS = 2.0
-MOST_VALUES = 1_000_000  # of a JSON text: parsing so many keeps everybody else waiting for a tenth of a second
-UNPACKED = 1 << 20  # bytes of a compressed body that are unpacked at once
-FEW = 1000  # values of a JSON text that nobody has to account for
-_NO_ENCODING = "Send the body as it is, or compressed with gzip or deflate."
-
-
 class Picture(NamedTuple):
     """One picture as it was sent."""
 
@@ -179,50 +176,44 @@ async def read_body(request: Request, settings: ServeSettings) -> bytes:
         raise _over(limit)
     chunks: list[bytes] = []
     size = received = 0
+    more = True
     exchange = exchange_of(request)
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
         async with asyncio.timeout(settings.client_timeout) as deadline:
-            while True:
+            while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 more = message.get("more_body", False)
-                problem = None
                 received += len(message.get("body", b""))
                 async for chunk in _unpack(message.get("body", b""), unpacker):
-                    problem = _over(limit) if size + len(chunk) > limit else exchange.receive(len(chunk))
-                    if problem is not None:
-                        break
                     size += len(chunk)
+                    if size > limit:
+                        raise _over(limit)
+                    exchange.receive(len(chunk))
                     chunks.append(chunk)
-                if problem is not None:
-                    break
-                if not more:
-                    if unpacker is not None and not (unpacker.eof or received == 0):
-                        raise Problem("unreadable_body", f"the body is truncated: its {encoding} data has no end.")
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-                latest = began + 2 * settings.client_timeout + received / SLOWEST
-                deadline.reschedule(min(loop.time() + settings.client_timeout, latest))
+                if more:
+                    latest = began + 2 * settings.client_timeout + received / SLOWEST
+                    deadline.reschedule(min(loop.time() + settings.client_timeout, latest))
     except TimeoutError:
-        raise Problem(
-            "request_timeout",
-            f"the body stopped after {counted(received, 'byte')}.",
-            headers=(("connection", "close"),),
-        ) from None
-    if more:
-        await _drain(request)
-    raise problem
+        message = f"the body stopped after {counted(received, 'byte')}."
+        raise Problem("request_timeout", message, headers=CLOSE) from None
+    except Problem:
+        if more:
+            await _drain(request)
+        raise
+    if unpacker is not None and not (unpacker.eof or received == 0):
+        raise Problem("unreadable_body", f"the body is truncated: its {encoding} data has no end.")
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _unpack(data: bytes, unpacker: Any) -> AsyncIterator[bytes]:
     """A piece of the body as it is, or unpacked step by step: a few bytes can stand for millions."""
-    if unpacker is None:
-        if data:
-            yield data
-        return
-    while data:
+    if unpacker is None and data:
+        yield data
+    while unpacker is not None and data:
         try:
             chunk = unpacker.decompress(data, UNPACKED)
         except zlib.error:
@@ -239,20 +230,17 @@ async def _drain(request: Request) -> None:
     """Throw away some of what is still coming: a client that cannot send does not listen either."""
     if request.headers.get("expect", "").lower() == "100-continue":
         return
-    size = 0
-    try:
+    size, more = 0, True
+    with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):
-            while size < DRAINED:
+            while more and size < DRAINED:
                 message = await request.receive()
                 size += len(message.get("body", b""))
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
-    except TimeoutError:
-        return
+                more = message.get("more_body", False)  # false also if the client has gone
 
 
 def _over(limit: int) -> Problem:
-    return Problem("too_large", f"the body is over the limit of {limit:,} bytes.", headers=(("connection", "close"),))
+    return Problem("too_large", f"the body is over the limit of {limit:,} bytes.", headers=CLOSE)
 
 
 async def read_pictures(call: Call) -> tuple[list[Picture], dict[str, Any]]:
@@ -264,7 +252,8 @@ async def read_pictures(call: Call) -> tuple[list[Picture], dict[str, Any]]:
         pictures = read_multipart(body, options.get(b"boundary", b""), call.settings.max_pictures)
     elif kind == b"application/json":
         content = read_json(body, call.settings.max_pictures + FEW)
-        fields = read_value(BODY, call.body["application/json"]["schema"], content)
+        assert call.endpoint.body is not None  # it takes pictures
+        fields = read_value(BODY, call.endpoint.body(call.settings)["application/json"]["schema"], content)
         texts = enumerate(fields.pop("pictures"))
         pictures = [Picture(str(index), decode_base64(text, describe(str(index)))) for index, text in texts]
     else:  # by what it is, not by what it is called
@@ -317,7 +306,7 @@ def read_json(body: bytes, most: int) -> Any:
 def decode_base64(text: Any, name: str) -> bytes:
     """The bytes that a text stands for."""
     if not isinstance(text, str):
-        raise Problem("invalid_argument", f"{name} must be a base64 string; got {type(text).__name__}.")
+        raise invalid(f"{name} must be a base64 string; got {type(text).__name__}.")
     try:
         return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError):
@@ -334,13 +323,13 @@ def read_multipart(body: bytes, boundary: bytes, limit: int) -> list[Picture]:
     def take_file(file: File) -> None:
         if len(pictures) == limit:
             limited = counted(limit, "picture")
-            raise Problem("invalid_argument", f"a request may have at most {limited}; got {limit + 1:,} or more.")
+            raise invalid(f"a request may have at most {limited}; got {limit + 1:,} or more.")
         name = plain((file.file_name or b"").decode("utf-8", "replace"))[:LONGEST_NAME]
         pictures.append(Picture(name or str(len(pictures)), cast("BytesIO", file.file_object).getvalue()))
 
     def refuse_field(field: Field) -> None:
         name = (field.field_name or b"").decode("utf-8", "replace")[:50]
-        raise Problem("invalid_argument", f"every part of the form must be a file; {name!r} is not.")
+        raise invalid(f"every part of the form must be a file; {name!r} is not.")
 
     def end() -> None:
         ends.append(True)

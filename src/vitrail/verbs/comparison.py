@@ -42,7 +42,6 @@ from vitrail.runtimes.contestants import (
     check_peers,
     check_precisions,
     check_runtimes,
-    cores,
     export_entrant,
     measure_gemm_peak,
     open_exports,
@@ -50,6 +49,7 @@ from vitrail.runtimes.contestants import (
 )
 from vitrail.runtimes.graph_runtime import ExportedRuntime
 from vitrail.runtimes.runtime import Floats
+from vitrail.threads import cores
 from vitrail.timing import Timing
 from vitrail.verbs.benchmark import BenchmarkPlan
 from vitrail.verbs.call import ModelArgument

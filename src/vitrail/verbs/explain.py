@@ -155,7 +155,7 @@ class _Work:
             layers=self.layers,
             heads=self.heads,
             picture=picture,
-            loaded=self.predictor,
+            predictor=self.predictor,
         )
 
     def open(self, source: str, picture: "Picture") -> "Subject":

@@ -15,12 +15,23 @@ from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import ForeignFormat, Holds, positions, stems
 from vitrail.weights.infer import Hints, Raw
-from vitrail.weights.keys import Rule, read_tensors, rule, write_tensors
+from vitrail.weights.keys import Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_npz
 
 NUMBERING, POSITIONS = "separate", "pos_embedding"
 SCANNED = "Transformer/encoderblock/"
+ATTENTION = "MultiHeadDotProductAttention_0"
+POOL = {
+    "probe": "probe",
+    "query": f"{ATTENTION}/query",
+    "key_value": (f"{ATTENTION}/key", f"{ATTENTION}/value"),
+    "proj": f"{ATTENTION}/out",
+    "norm": "LayerNorm_0",
+    "mlp.fc1": "MlpBlock_0/Dense_0",
+    "mlp.fc2": "MlpBlock_0/Dense_1",
+}
+NAMES = {**flax.names_of(NUMBERING, POSITIONS), **under("pool", f"{flax.MAP}/", POOL)}
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
@@ -29,14 +40,7 @@ def recognises(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def key_table(config: ViTConfig) -> list[Rule]:
-    rules = flax.key_table(config, NUMBERING, POSITIONS)
-    if config.pooling == "map":
-        parts = {"pool.query": ("query",), "pool.key_value": ("key", "value")}
-        rules.append(rule("pool.probe", f"{flax.MAP}/probe"))
-        rules += flax.attention(config, parts, "pool.proj", f"{flax.MAP}/MultiHeadDotProductAttention_0")
-        rules += flax.norm("pool.norm", f"{flax.MAP}/LayerNorm_0")
-        rules += flax.mlp("pool.mlp", f"{flax.MAP}/MlpBlock_0")
-    return rules
+    return flax.key_table(config, NAMES)
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:

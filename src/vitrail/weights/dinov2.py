@@ -19,7 +19,7 @@ from vitrail.weights.timm import BLOCK
 
 # Our modules → DINOv2's: timm's names, but for the registers and ViT-g's MLPs, whose gate and up are one matrix.
 _GATED = {"mlp.gate": "mlp.w12", "mlp.up": "mlp.w12", "mlp.down": "mlp.w3"}
-NAMES: Names = {**timm.NAMES, **under("blocks.{}", "blocks.{}", _GATED), "embed.registers": "register_tokens"}
+NAMES: Names = {**timm.NAMES, **under("blocks.{}", "blocks.{}.", _GATED), "embed.registers": "register_tokens"}
 DINOV2_HEADS = "every DINOv2, with 64 features each"
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ViTConfig
 from vitrail.model.config import Pair, Stem
+from vitrail.weights import keys
 from vitrail.weights.formats import COMMON, Check, Holds, anything, computes
 from vitrail.weights.infer import Hints, Raw, infer_image_size, usual_size
-from vitrail.weights.keys import HWIO, TRANSPOSED, Form, Rule, rule
+from vitrail.weights.keys import HWIO, SAME, TRANSPOSED, Form, Names, Rule, under
 
 BLOCK = BlockConfig(activation="gelu_tanh", norm_eps=1e-6)  # what Google's code computes
 
@@ -151,61 +152,44 @@ HOLDS: Holds = {
 }
 
 
-def key_table(config: ViTConfig, numbering: str, positions: str) -> list[Rule]:
-    """All of a model but its stem and its attention pooling."""
-    rules = [*convolution("embed.patches", "embedding"), *norm("norm", "Transformer/encoder_norm")]
-    if config.positions.kind == "learned":
-        rules.append(rule("embed.positions", positions))
-    for index in range(config.depth):
-        rules += block(config, index, numbering)
-    if config.class_token:
-        rules.append(rule("embed.class_token", "cls"))
-    if config.representation:
-        rules += dense("representation", "pre_logits")
-    if config.num_classes:
-        rules += dense("head", "head")
-    return rules
+def key_table(config: ViTConfig, names: Names, group_norm: Form = SAME) -> list[Rule]:
+    """The rules of a model; `group_norm` is the layout of a hybrid's norms."""
+
+    def spelling(module: str, kind: str, parts: int) -> tuple[str, Form]:
+        if module.endswith((".qkv", ".query", ".key_value")):
+            return ("/kernel", heads_in(config, parts)) if kind == "weight" else ("/bias", bias_in(config, parts))
+        if "norm" in module:
+            name = "/scale" if kind == "weight" else "/bias"
+            return name, group_norm if module.startswith("embed.stem.") else SAME
+        if kind == "bias":
+            return "/bias", SAME
+        if module.endswith(".proj"):
+            return "/kernel", heads_out(config)
+        return "/kernel", HWIO if module.startswith("embed.") else TRANSPOSED
+
+    return keys.key_table(config, names, spelling)
 
 
-def block(config: ViTConfig, index: int, numbering: str) -> list[Rule]:
-    """One encoder block."""
-    attention_name, norm_name, mlp_name = BLOCK_NAMES[numbering]
-    ours, theirs = f"blocks.{index}", f"Transformer/encoderblock_{index}"
-    qkv = {f"{ours}.attention.qkv": ("query", "key", "value")}
-    return [
-        *norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
-        *attention(config, qkv, f"{ours}.attention.proj", f"{theirs}/{attention_name}"),
-        *norm(f"{ours}.norm2", f"{theirs}/{norm_name}"),
-        *mlp(f"{ours}.mlp", f"{theirs}/{mlp_name}"),
-    ]
-
-
-def attention(config: ViTConfig, ours: dict[str, tuple[str, ...]], out: str, theirs: str) -> list[Rule]:
-    """Projections: our stacked layer → which of query, key and value it holds; then the output layer."""
-    rules: list[Rule] = []
-    for name, parts in ours.items():
-        kernels, biases = ([f"{theirs}/{part}/{kind}" for part in parts] for kind in ("kernel", "bias"))
-        rules.append(rule(f"{name}.weight", *kernels, form=heads_in(config, len(parts))))
-        rules.append(rule(f"{name}.bias", *biases, form=bias_in(config, len(parts))))
-    rules.append(rule(f"{out}.weight", f"{theirs}/out/kernel", form=heads_out(config)))
-    rules.append(rule(f"{out}.bias", f"{theirs}/out/bias"))
-    return rules
-
-
-def mlp(ours: str, theirs: str) -> list[Rule]:
-    return [*dense(f"{ours}.fc1", f"{theirs}/Dense_0"), *dense(f"{ours}.fc2", f"{theirs}/Dense_1")]
-
-
-def norm(ours: str, theirs: str) -> list[Rule]:
-    return [rule(f"{ours}.weight", f"{theirs}/scale"), rule(f"{ours}.bias", f"{theirs}/bias")]
-
-
-def dense(ours: str, theirs: str, form: Form = TRANSPOSED) -> list[Rule]:
-    return [rule(f"{ours}.weight", f"{theirs}/kernel", form=form), rule(f"{ours}.bias", f"{theirs}/bias")]
-
-
-def convolution(ours: str, theirs: str) -> list[Rule]:
-    return dense(ours, theirs, HWIO)
+def names_of(numbering: str, positions: str) -> Names:
+    """Our modules → Flax's."""
+    attention, norm, mlp = BLOCK_NAMES[numbering]
+    block = {
+        "norm1": "LayerNorm_0",
+        "attention.qkv": (f"{attention}/query", f"{attention}/key", f"{attention}/value"),
+        "attention.proj": f"{attention}/out",
+        "norm2": norm,
+        "mlp.fc1": f"{mlp}/Dense_0",
+        "mlp.fc2": f"{mlp}/Dense_1",
+    }
+    return {
+        "embed.class_token": "cls",
+        "embed.positions": positions,
+        "embed.patches": "embedding",
+        **under("blocks.{}", "Transformer/encoderblock_{}/", block),
+        "norm": "Transformer/encoder_norm",
+        "representation": "pre_logits",
+        "head": "head",
+    }
 
 
 def heads_in(config: ViTConfig, parts: int) -> Form:

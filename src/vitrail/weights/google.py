@@ -12,11 +12,18 @@ from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import ForeignFormat, Holds, positions, resnet_stem
 from vitrail.weights.infer import Hints, Raw
-from vitrail.weights.keys import HWIO, SAME, Form, Rule, read_tensors, rule, write_tensors
+from vitrail.weights.keys import SAME, Form, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_npz
 
 GROUP_NORM_4D = Form(lambda theirs: theirs[0].flatten(), lambda ours: (ours.view(1, 1, 1, -1),))  # early releases
+# The layers of a hybrid's bottleneck → Google's.
+UNIT = {
+    **{f"conv{number}": f"conv{number}" for number in (1, 2, 3)},
+    **{f"norm{number}": f"gn{number}" for number in (1, 2, 3)},
+    "conv_shortcut": "conv_proj",
+    "norm_shortcut": "gn_proj",
+}
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
@@ -25,31 +32,12 @@ def recognises(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def key_table(config: ViTConfig, dialect: Mapping[str, str]) -> list[Rule]:
-    numbering = dialect.get("numbering", "joint")  # of the released files
-    return [*_stem_rules(config.stem, dialect), *flax.key_table(config, numbering, flax.POSITIONS)]
-
-
-def _stem_rules(stem: Stem, dialect: Mapping[str, str]) -> list[Rule]:
-    if not isinstance(stem, ResNetStem):
-        return []
-
-    form = GROUP_NORM_4D if dialect.get("group_norm") == "4d" else SAME
-
-    def norm(ours: str, theirs: str) -> list[Rule]:
-        return [rule(each.ours, *each.theirs, form=form) for each in flax.norm(ours, theirs)]
-
-    rules = [rule("embed.stem.conv_root.weight", flax.ROOT, form=HWIO)]
-    rules += norm("embed.stem.norm_root", "gn_root")
-    for stage, count in enumerate(stem.blocks):
+    names = dict(flax.names_of(dialect.get("numbering", "joint"), flax.POSITIONS))  # released files number jointly
+    names |= {"embed.stem.conv_root": "conv_root", "embed.stem.norm_root": "gn_root"}
+    for stage, count in enumerate(config.stem.blocks if isinstance(config.stem, ResNetStem) else ()):
         for unit in range(count):
-            ours, theirs = f"embed.stem.stages.{stage}.{unit}", f"block{stage + 1}/unit{unit + 1}"
-            for number in (1, 2, 3):
-                rules.append(rule(f"{ours}.conv{number}.weight", f"{theirs}/conv{number}/kernel", form=HWIO))
-                rules += norm(f"{ours}.norm{number}", f"{theirs}/gn{number}")
-            if unit == 0:
-                rules.append(rule(f"{ours}.conv_shortcut.weight", f"{theirs}/conv_proj/kernel", form=HWIO))
-                rules += norm(f"{ours}.norm_shortcut", f"{theirs}/gn_proj")
-    return rules
+            names |= under(f"embed.stem.stages.{stage}.{unit}", f"block{stage + 1}/unit{unit + 1}/", UNIT)
+    return flax.key_table(config, names, GROUP_NORM_4D if dialect.get("group_norm") == "4d" else SAME)
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:

@@ -27,7 +27,7 @@ from vitrail.weights.huggingface_config import (
 )
 from vitrail.weights.huggingface_preprocess import check_input_size, processor_config, read_preprocess
 from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
-from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
+from vitrail.weights.keys import Names, Rule, prefix_parts, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.sidecars import CONFIG, PREPROCESSOR, write_json
 from vitrail.weights.tensor_files import write_safetensors
@@ -77,13 +77,9 @@ GATED: dict[str, Names] = {
 def names_of(dino: bool, prefix: str, generation: str) -> Names:
     """The names of a ViT's or a DINOv2's modules."""
     own = {**DINOV2_BLOCK, **GATED[generation]} if dino else VIT_BLOCK[generation]
-    block = "layers.{}" if generation == "modules" and not dino else "encoder.layer.{}"
+    block = "layers.{}." if generation == "modules" and not dino else "encoder.layer.{}."
     names = {**MODEL, **under("blocks.{}", block, {**ATTENTION[generation], **own})}
-    prefixed = {
-        ours: prefix + theirs if isinstance(theirs, str) else tuple(prefix + part for part in theirs)
-        for ours, theirs in names.items()
-    }
-    return {**prefixed, "head": "classifier"}
+    return {**{ours: prefix_parts(prefix, theirs) for ours, theirs in names.items()}, "head": "classifier"}
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:

@@ -13,6 +13,7 @@ from vitrail.data.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET
 from vitrail.errors import WeightsError, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
+from vitrail.weights.infer import exact_share
 from vitrail.weights.sidecars import PREPROCESSOR as FILE
 from vitrail.weights.sidecars import PROCESSOR, Settings
 
@@ -175,7 +176,12 @@ def _geometry(name: str, settings: Settings) -> dict[str, Any]:
     if crop is None or crop == size:
         return {"size": size, "resize": "squash"}
     _refuse_padding(size, crop)
-    return {"size": crop, "resize": "squash", "crop": _share(crop, size), "anchor": "floor"}
+    share = exact_share(crop, size)
+    if share is None:
+        raise WeightsError(
+            f"{FILE} crops a different share of the height than of the width: {crop} of {size}; we cannot."
+        )
+    return {"size": crop, "resize": "squash", "crop": share, "anchor": "floor"}
 
 
 def _convnext(size: int | Pair, crop: Pair | None, share: float) -> tuple[int | Pair, Pair]:
@@ -202,40 +208,19 @@ def _refuse_padding(size: Pair, crop: Pair) -> None:
         )
 
 
-def _share(crop: Pair, size: Pair) -> float:
-    """The share of each side that the crop keeps, such that floor(crop / share) is the size before it."""
-    share = min(crop[0] / size[0], crop[1] / size[1])
-    for _ in range(4):
-        if all(math.floor(side / share) == whole for side, whole in zip(crop, size, strict=True)):
-            return share
-        share = math.nextafter(share, 0.0)
-    raise WeightsError(f"{FILE} crops a different share of the height than of the width: {crop} of {size}; we cannot.")
-
-
 def _read_size(value: Any, name: str, square: bool = True) -> int | Pair:
     """Both sides, or one number for the shortest."""
-    sides: Any = value
     if isinstance(value, Mapping):
         named = cast("Mapping[str, Any]", value)
         if set(named) == {"shortest_edge"} and name == "size":
-            return _side(named["shortest_edge"], name)
-        if set(named) != {"height", "width"}:
+            value, square = named["shortest_edge"], False
+        elif set(named) == {"height", "width"}:
+            value = [named["height"], named["width"]]
+        else:
             known = "height and width, or shortest_edge" if name == "size" else "height and width"
             raise WeightsError(f"{FILE}: {name} must have {known}; got {shorten(dict(named))}.")
-        sides = [named["height"], named["width"]]
-    if isinstance(sides, list | tuple):
-        pair = cast("list[Any]", sides)
-        if len(pair) != 2:
-            raise WeightsError(f"{FILE}: {name} must have two sides; got {shorten(value)}.")
-        return _side(pair[0], name), _side(pair[1], name)
-    side = _side(sides, name)
-    return (side, side) if square else side
-
-
-def _side(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise WeightsError(f"{FILE}: each side of {name} must be a whole number of at least 1; got {shorten(value)}.")
-    return value
+    pair = Settings(FILE, {name: value}).pair(name)
+    return pair if square or not isinstance(value, int) else pair[0]
 
 
 def _interpolation(resample: Any) -> Any:

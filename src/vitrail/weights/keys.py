@@ -1,6 +1,6 @@
 """Key tables: each foreign format is a list of rules, used in both directions.
 
-A PyTorch library only says how it names our modules; the rules follow from that.
+A format says how it names our modules, and how it spells and lays out their weights and biases; the rules follow.
 
 A rule pairs one of our tensors with one or several of theirs. Reading applies `form.read` to theirs, writing applies
 `form.write` to ours; both only move numbers, so a round trip is exact to the bit. A tensor of theirs that several rules
@@ -55,34 +55,48 @@ def rule(ours: str, *theirs: str, form: Form = SAME) -> Rule:
     return Rule(ours, theirs, form)
 
 
-def key_table(config: ViTConfig, names: Names) -> list[Rule]:
+# Our module, "weight" or "bias", and how many of theirs there are → what follows their module's name, and the layout.
+Spelling = Callable[[str, str, int], tuple[str, Form]]
+
+
+def torch_spelling(module: str, kind: str, parts: int) -> tuple[str, Form]:
+    return f".{kind}", SAME if parts == 1 else stacked(parts)
+
+
+def key_table(config: ViTConfig, names: Names, spelling: Spelling = torch_spelling) -> list[Rule]:
     """A rule for each tensor of a model, in a library with these names."""
     rules: list[Rule | None] = []
     for name in expected_shapes(replace(config, depth=1, merge=())):
         blocks = range(config.depth) if name.startswith("blocks.0.") else range(1)
-        rules += [rule_of(name.replace("blocks.0.", f"blocks.{index}."), names) for index in blocks]
+        rules += [rule_of(name.replace("blocks.0.", f"blocks.{index}."), names, spelling) for index in blocks]
     return [each for each in rules if each is not None]
 
 
-def rule_of(ours: str, names: Names) -> Rule | None:
-    """The rule for one tensor; None if the library has no name for it."""
+def rule_of(ours: str, names: Names, spelling: Spelling = torch_spelling) -> Rule | None:
+    """The rule for one tensor; None if the library has no name for it. A module may be named with its own numbers."""
     numbers = re.findall(r"\.(\d+)(?=\.)", ours)
     tensor = re.sub(r"\.\d+(?=\.)", ".{}", ours)
-    module, _, kind = tensor.rpartition(".")
-    theirs, suffix = (names[tensor], "") if tensor in names else (names.get(module, ()), f".{kind}")
-    parts = (theirs,) if isinstance(theirs, str) else theirs
+    if tensor in names:
+        return rule(ours, *(part.format(*numbers) for part in _parts(names[tensor])))
+    (module, kind), own = tensor.rsplit(".", 1), ours.rpartition(".")[0]
+    parts = _parts(names.get(module) or names.get(own, ()))
     if not parts:
         return None
-    form = SAME if len(parts) == 1 else stacked(len(parts))
+    suffix, form = spelling(module, kind, len(parts))
     return rule(ours, *(part.format(*numbers) + suffix for part in parts), form=form)
 
 
 def under(ours: str, theirs: str, names: Names) -> Names:
-    """The names of modules within another one."""
-    return {
-        f"{ours}.{name}": f"{theirs}.{parts}" if isinstance(parts, str) else tuple(f"{theirs}.{part}" for part in parts)
-        for name, parts in names.items()
-    }
+    """The names of modules within another one; `theirs` ends with what separates them."""
+    return {f"{ours}.{name}": prefix_parts(theirs, parts) for name, parts in names.items()}
+
+
+def prefix_parts(prefix: str, parts: str | tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(prefix + part for part in _parts(parts))
+
+
+def _parts(theirs: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (theirs,) if isinstance(theirs, str) else theirs
 
 
 def read_tensors(rules: Iterable[Rule], theirs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar, cast
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.schema import IF_USED
+from vitrail.untrusted import read_bytes
 from vitrail.weights.resolve import FormatName
 from vitrail.weights.trust import Trust
-from vitrail.wording import counted, hint_path, reason
+from vitrail.wording import counted, hint_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +97,8 @@ def _read(path: Path) -> str:
     if not path.exists():
         hint = hint_path(str(path))
         raise WeightsError(f"there is no file of class names {path}{f'; {hint}' if hint else '.'}")
-    if not path.is_file():
-        raise WeightsError(f"the class names must be in a regular file, and {path} is not one.")
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise WeightsError(f"{path} is larger than {MAX_BYTES // 2**20} MiB, too large for a list of class names.")
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise WeightsError(f"the class names cannot be read: {reason(error)}.") from error
+        return read_bytes(path, MAX_BYTES, WeightsError).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise WeightsError(f"{path} must be UTF-8 text with one class name per line, or JSON.") from error
 

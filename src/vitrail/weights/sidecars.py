@@ -70,6 +70,14 @@ class Settings(dict[str, Any]):
         self._check(name, value, fits, "one positive whole number or two")
         return sides[0], sides[1]
 
+    def choice(self, name: str, choices: Mapping[Any, Any]) -> Any:
+        """What one of the known words stands for; an empty text means none."""
+        value = self.get(name) or None
+        if not isinstance(value, str | None) or value not in choices:
+            known = ", ".join(repr(choice) for choice in choices if choice)
+            raise WeightsError(f"{self.file} says {name}={shorten(self.get(name))}; it must be one of {known}.")
+        return choices[value]
+
     def _check(self, name: str, value: Any, fits: bool, kind: str) -> Any:
         if not fits:
             raise WeightsError(f"{self.file}: {name} must be {kind}; got {shorten(value)}.")

@@ -53,9 +53,9 @@ NAMES: Names = {
     "embed.registers": "reg_token",
     "embed.positions": "pos_embed",
     "embed.patches": "patch_embed.proj",
-    **under("embed.stem.stages.{}.{}", "patch_embed.backbone.stages.{}.blocks.{}", UNIT_NAMES),
-    **under("blocks.{}", "blocks.{}", BLOCK_NAMES),
-    **under("pool", "attn_pool", {**POOL_NAMES, "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
+    **under("embed.stem.stages.{}.{}", "patch_embed.backbone.stages.{}.blocks.{}.", UNIT_NAMES),
+    **under("blocks.{}", "blocks.{}.", BLOCK_NAMES),
+    **under("pool", "attn_pool.", {**POOL_NAMES, "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
     "norm": "norm",
     "head": "head",
 }

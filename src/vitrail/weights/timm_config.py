@@ -43,7 +43,7 @@ FIELDS = {
     "reg_tokens": "registers",
 }
 POOLINGS: dict[Any, Literal["cls", "mean", "map"]] = {"token": "cls", "avg": "mean", "map": "map"}
-GELUS: dict[Any, Literal["gelu", "gelu_tanh"]] = {None: "gelu", "": "gelu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+GELUS: dict[Any, Literal["gelu", "gelu_tanh"]] = {None: "gelu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +85,11 @@ class HubConfig:
                 f"config.json says global_pool {self.global_pool!r}, but timm builds {self.architecture} with {kind!r} "
                 "from it; pass pooling to choose one."
             )
-        return _choose("global_pool", kind, POOLINGS)
+        return self.arguments.choice("global_pool", POOLINGS)
 
     def activation(self) -> Literal["gelu", "gelu_tanh"] | None:
-        if self.arguments["mlp"] == "plain":
-            return _choose("act_layer", self.arguments["act_layer"], GELUS)
-        return _choose("act_layer", self.arguments["act_layer"], {"silu": None})  # SwiGLU has no GELU
+        choices = GELUS if self.arguments["mlp"] == "plain" else {"silu": None}  # SwiGLU has no GELU
+        return self.arguments.choice("act_layer", choices)
 
     def check(self, config: ViTConfig) -> None:
         """Raise unless the weights fit the model that it describes."""
@@ -233,13 +232,6 @@ def _mapping(where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise WeightsError(f"{where} must be a JSON object; got {type(value).__name__}.")
     return cast("Mapping[str, Any]", value)
-
-
-def _choose(name: str, value: Any, choices: Mapping[Any, Any]) -> Any:
-    if not isinstance(value, str | None) or value not in choices:
-        shown = ", ".join(repr(choice) for choice in choices if choice)
-        raise WeightsError(f"config.json says {name}={shorten(value)}; our model computes {shown}.")
-    return choices[value]
 
 
 def _show(value: Any) -> str:

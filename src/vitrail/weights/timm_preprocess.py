@@ -13,6 +13,8 @@ from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.infer import exact_share
+from vitrail.weights.sidecars import Settings
 
 # Fields that say where the weights come from, how to train or test at another size, or what people call them.
 _IRRELEVANT = """
@@ -24,6 +26,7 @@ _USED = """
     input_size fixed_input_size interpolation crop_pct crop_mode mean std num_classes label_offset label_names
 """
 KNOWN = frozenset(f"{_USED} {_IRRELEVANT}".split())
+WHERE = "pretrained_cfg of config.json"
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 BARE = (
     "the file does not state its preprocessing: assumed timm's usual one, with mean and std 0.5; DeiT, "
@@ -42,21 +45,25 @@ def read_preprocess(data: Mapping[str, Any], config: ViTConfig, *, dynamic: bool
     A `dynamic` model takes pictures of the data's size; any other one, pictures of its own size.
     """
     if unknown := sorted(data.keys() - KNOWN):
-        raise WeightsError(f"pretrained_cfg of config.json has {list_names(unknown)}, which we do not know.")
+        raise WeightsError(f"{WHERE} has {list_names(unknown)}, which we do not know.")
     if data.get("label_offset"):
         raise WeightsError(
             f"config.json says label_offset={shorten(data['label_offset'])}; remove those rows of the head."
         )
     prepared, notes = _read_size(data, config, dynamic)
     mean, std, more = _read_statistics(data, config.channels)
+    settings = Settings(WHERE, {name: value for name, value in data.items() if value})
+    crop = settings.number("crop_pct", 0.875)
+    if not 0 < crop <= 1:
+        raise WeightsError(f"{WHERE}: crop_pct must be above 0 and at most 1; got {crop!r}.")
     spec = Preprocess(
         size=prepared,
         channels=config.channels,
         mean=mean,
         std=std,
-        resize=_choose(data, "crop_mode", {None: "shortest", "center": "shortest", "squash": "squash"}),
-        crop=_read_crop(data),
-        interpolation=_choose(data, "interpolation", {None: "bicubic", **{name: name for name in INTERPOLATIONS}}),
+        resize=settings.choice("crop_mode", {None: "shortest", "center": "shortest", "squash": "squash"}),
+        crop=crop,
+        interpolation=settings.choice("interpolation", {None: "bicubic", **{name: name for name in INTERPOLATIONS}}),
     )
     return _settle_kernel(spec), (*notes, *more)
 
@@ -88,39 +95,16 @@ def _read_statistics(
     averaged = False
     for name, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
         values: Any = data.get(name) or usual
-        if not isinstance(values, list | tuple) or not all(
-            isinstance(value, int | float) for value in cast("Any", values)
-        ):
-            raise WeightsError(
-                f"pretrained_cfg of config.json: {name} must be a list of numbers; got {shorten(values)}."
-            )
+        if not isinstance(values, list | tuple) or {type(value) for value in cast("Any", values)} - {int, float}:
+            raise WeightsError(f"{WHERE}: {name} must be a list of numbers; got {shorten(values)}.")
         numbers = tuple(float(value) for value in cast("tuple[float, ...]", values))
         if len(numbers) == 3 != channels:
             numbers, averaged = (sum(numbers) / 3,), True
         if len(numbers) not in (1, channels):
-            raise WeightsError(
-                f"pretrained_cfg of config.json: {name} must have {channels} values, one per channel; got {numbers}."
-            )
+            raise WeightsError(f"{WHERE}: {name} must have {channels} values, one per channel; got {numbers}.")
         both.append(numbers if len(numbers) == channels else numbers * channels)
     note = f"config.json gives mean and std for 3 channels, but the model has {channels}: assumed their average"
     return both[0], both[1], (note,) if averaged else ()
-
-
-def _read_crop(data: Mapping[str, Any]) -> float:
-    crop: Any = data.get("crop_pct") or 0.875
-    if not isinstance(crop, int | float) or not 0 < crop <= 1:
-        raise WeightsError(
-            f"pretrained_cfg of config.json: crop_pct must be above 0 and at most 1; got {shorten(crop)}."
-        )
-    return float(crop)
-
-
-def _choose(data: Mapping[str, Any], name: str, choices: Mapping[str | None, Any]) -> Any:
-    value: Any = data.get(name) or None
-    if not isinstance(value, str | None) or value not in choices:
-        shown = ", ".join(choice for choice in choices if choice)
-        raise WeightsError(f"pretrained_cfg of config.json says {name}={shorten(value)}; we can do {shown}.")
-    return choices[value]
 
 
 def read_classes(data: Mapping[str, Any], config: ViTConfig) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
@@ -149,17 +133,9 @@ def write_data(checkpoint: Checkpoint) -> dict[str, Any]:
         "mean": list(spec.mean),
         "std": list(spec.std),
         "interpolation": spec.interpolation,
-        "crop_pct": spec.crop if spec.resize_to is None else _crop_for(spec.size[0], spec.resize_to),
+        "crop_pct": spec.crop if spec.resize_to is None else exact_share(spec.size[:1], (spec.resize_to,)),
         "crop_mode": "squash" if spec.resize == "squash" else "center",
         "num_classes": checkpoint.config.num_classes,
         "label_names": checkpoint.classes,
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _crop_for(side: int, resize_to: int) -> float:
-    """The crop with which ⌊side / crop⌋ is exactly `resize_to`, rounding included."""
-    crop = side / resize_to
-    while math.floor(side / crop) < resize_to:
-        crop = math.nextafter(crop, 0.0)
-    return crop

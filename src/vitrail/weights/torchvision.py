@@ -74,7 +74,7 @@ def names_of(dialect: Mapping[str, str]) -> Names:
         "embed.class_token": "class_token",
         "embed.positions": "encoder.pos_embedding",
         "embed.patches": "conv_proj",
-        **under("blocks.{}", "encoder.layers.encoder_layer_{}", block),
+        **under("blocks.{}", "encoder.layers.encoder_layer_{}.", block),
         "norm": "encoder.ln",
         "representation": "heads.pre_logits",
         "head": "heads.head",

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.config import DataConfig
 from vitrail.data.pixels import EXTENSIONS, is_picture_name
 from vitrail.data.source import Dataset, FileSource, align_labels, name_after, split_dataset
-from vitrail.data.split import SPLIT_NAMES, SplitPlan
+from vitrail.data.split import SPLIT_NAMES, refuse_split_file
 from vitrail.errors import DataError
 from vitrail.wording import counted
 
 
-def open_folder(root: Path, plan: SplitPlan) -> Dataset:
+def open_folder(root: Path, config: DataConfig) -> Dataset:
     """The data set in a folder; flat class folders are split here, as planned."""
     folders = subfolders(root)
     splits: dict[str, Path] = {}
@@ -26,11 +27,11 @@ def open_folder(root: Path, plan: SplitPlan) -> Dataset:
             splits[split] = folder
     # A single folder called "train" among others is a class (trains, buses, …), not a split.
     if "train" in splits and (len(splits) > 1 or len(folders) == 1):
-        plan.refuse_file(str(root))
+        refuse_split_file(config, str(root))
         return _open_splits(root, splits)
     _refuse_unknown_splits(root, folders, splits)
     _suggest_subfolder(root, folders)
-    return _open_flat(root, folders, plan)
+    return _open_flat(root, folders, config)
 
 
 def _refuse_unknown_splits(root: Path, folders: list[Path], splits: Mapping[str, Path]) -> None:
@@ -81,7 +82,7 @@ def _open_splits(root: Path, splits: Mapping[str, Path]) -> Dataset:
     return Dataset(name=name_after(root), classes=classes, splits=sources, ignored=tuple(others))
 
 
-def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
+def _open_flat(root: Path, folders: list[Path], config: DataConfig) -> Dataset:
     if not folders:
         pictures = sum(map(is_picture_name, _loose_files(root)))
         content = f"{counted(pictures, 'picture')} without a class" if pictures else "an empty folder"
@@ -94,7 +95,7 @@ def _open_flat(root: Path, folders: list[Path], plan: SplitPlan) -> Dataset:
         raise DataError(
             f"{root}: no pictures in its {counted(len(classes), 'folder')}; known extensions: {' '.join(EXTENSIONS)}."
         )
-    return split_dataset(name_after(root), classes, source, plan, others)
+    return split_dataset(name_after(root), classes, source, config, others)
 
 
 def subfolders(root: Path) -> list[Path]:

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset, Labels, RowSource, align_labels, split_dataset
-from vitrail.data.split import SPLIT_NAMES, SplitPlan
+from vitrail.data.split import SPLIT_NAMES, refuse_split_file
 from vitrail.errors import DataError, MissingExtraError
 
 
@@ -25,7 +26,7 @@ class HubSource(RowSource):
         return value["bytes"] or (Path(value["path"]) if value["path"] else b"")
 
 
-def open_hub(name: str, plan: SplitPlan) -> Dataset:
+def open_hub(name: str, config: DataConfig) -> Dataset:
     """A data set by its name on the hub, or a folder that `save_to_disk` wrote."""
     try:
         library = cast("Any", import_module("datasets"))
@@ -35,10 +36,10 @@ def open_hub(name: str, plan: SplitPlan) -> Dataset:
         loaded = library.load_from_disk(name) if Path(name).is_dir() else library.load_dataset(name)
     except Exception as error:  # the library raises many kinds, for the network and for the files
         raise DataError(f"hf:{name}: cannot be loaded ({type(error).__name__}: {error}).") from error
-    return from_hub(loaded, name, plan)
+    return from_hub(loaded, name, config)
 
 
-def from_hub(loaded: Any, name: str, plan: SplitPlan) -> Dataset:
+def from_hub(loaded: Any, name: str, config: DataConfig) -> Dataset:
     """A `datasets.DatasetDict` or `datasets.Dataset` as ours."""
     parts = dict(loaded) if hasattr(loaded, "keys") else {"train": loaded}
     library = cast("Any", import_module("datasets"))
@@ -54,9 +55,9 @@ def from_hub(loaded: Any, name: str, plan: SplitPlan) -> Dataset:
         own = names[role]
         source.labels = np.array([classes.index(own[label]) for label in range(len(own))])[source.labels]
     if len(sources) > 1 or "train" not in sources:
-        plan.refuse_file(name)
+        refuse_split_file(config, name)
         return Dataset(name=name, classes=classes, splits=sources)
-    return split_dataset(name, classes, sources["train"], plan)
+    return split_dataset(name, classes, sources["train"], config)
 
 
 def _convert(library: Any, rows: Any, name: str) -> tuple[HubSource, list[str]] | None:

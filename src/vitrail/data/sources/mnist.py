@@ -12,23 +12,12 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
+from vitrail.data.config import DataConfig
 from vitrail.data.source import ArraySource, Dataset, split_dataset
-from vitrail.data.split import SplitPlan
 from vitrail.errors import DataError
 from vitrail.untrusted import check_regular
 
-FASHION_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 MAX_BYTES = 1 << 34  # no data set in memory is larger
 MAX_RATIO, SMALL = 100, 1 << 26  # pictures do not shrink a hundredfold; a few blank ones may
 # Split → its pictures and labels, plain or gzipped.
@@ -61,7 +50,7 @@ def open_idx(folder: Path, classes: tuple[str, ...] | None = None) -> Dataset:
             raise DataError(f"{folder}: {split} has pictures {pictures.shape} and labels {labels.shape}.")
         arrays[split] = (pictures, labels)
     if classes is None and "fashion" in folder.resolve().as_posix().lower():
-        classes = FASHION_CLASSES
+        classes = FASHION
     highest = max(int(labels.max()) for _, labels in arrays.values())
     classes = classes or tuple(str(number) for number in range(highest + 1))
     if highest >= len(classes):
@@ -116,7 +105,7 @@ def open_digits() -> Dataset:
     levels, labels = _read_levels()
     grey = np.round(levels * (255 / LEVELS)).astype(np.uint8)
     source = ArraySource(torch.as_tensor(grey[:, None]), labels, "digits")
-    return replace(split_dataset("digits", tuple("0123456789"), source, SplitPlan()), made_split=False)
+    return replace(split_dataset("digits", tuple("0123456789"), source, DataConfig()), made_split=False)
 
 
 def _read_levels() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -18,10 +18,11 @@ from typing import Any, cast
 import numpy as np
 from filelock import FileLock
 
+from vitrail.data.config import DataConfig
 from vitrail.data.download import Remote, fetch
 from vitrail.data.pixels import EXTENSIONS
 from vitrail.data.source import Dataset, RowSource, Source, split_dataset
-from vitrail.data.split import SPLIT_NAMES, SPLITS, SplitPlan
+from vitrail.data.split import SPLIT_NAMES, SPLITS, refuse_split_file
 from vitrail.errors import DataError, shorten
 from vitrail.untrusted import check_regular, files_of, open_tar, parse_json, read_bytes, read_member
 
@@ -176,16 +177,16 @@ class ShardSource(RowSource):
         return [len(part) for part in np.split(self.rows[:, 0], changes)]
 
 
-def open_shards(where: str, cache: Path, plan: SplitPlan) -> Dataset:
+def open_shards(where: str, config: DataConfig) -> Dataset:
     """Shards by their `shards.json`, their folder, one file's path or address, or a pattern like t-{000..009}.tar."""
     if where.endswith(INDEX) or (Path(where) / INDEX).is_file():
-        plan.refuse_file(where)
-        return _open_indexed(where if where.endswith(INDEX) else str(Path(where) / INDEX), cache)
+        refuse_split_file(config, where)
+        return _open_indexed(where if where.endswith(INDEX) else str(Path(where) / INDEX), config.cache)
     if Path(where).is_dir():
         locations = [str(path) for path in sorted(Path(where).glob("*.tar"))]
     else:
         locations = expand_braces(where)
-    return _open_foreign(where, [Shard(location, cache) for location in locations], plan)
+    return _open_foreign(where, [Shard(location, config.cache) for location in locations], config)
 
 
 def _open_indexed(where: str, cache: Path) -> Dataset:
@@ -245,7 +246,7 @@ def _fetch_index(url: str, cache: Path) -> bytes:
         return fetch(Remote(url=url), folder).read_bytes()
 
 
-def _open_foreign(where: str, shards: list[Shard], plan: SplitPlan) -> Dataset:
+def _open_foreign(where: str, shards: list[Shard], config: DataConfig) -> Dataset:
     if not shards:
         raise DataError(f"{where}: no .tar shards there.")
     names = [[member.label for member in shard.members] for shard in shards]
@@ -257,8 +258,8 @@ def _open_foreign(where: str, shards: list[Shard], plan: SplitPlan) -> Dataset:
     source = ShardSource(shards, [[codes[name] for name in some] for some in names])
     roles = [SPLIT_NAMES.get(re.split(r"[^a-zA-Z]", shard.name)[0].lower(), "train") for shard in shards]
     if len(set(roles)) == 1:
-        return split_dataset(where, classes, source, plan)
-    plan.refuse_file(where)
+        return split_dataset(where, classes, source, config)
+    refuse_split_file(config, where)
     owners = np.repeat(np.array(roles), [len(some) for some in names])
     splits = {role: source.select(np.flatnonzero(owners == role)) for role in dict.fromkeys(roles)}
     return Dataset(name=where, classes=tuple(classes), splits=splits)

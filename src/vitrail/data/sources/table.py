@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from vitrail.data.config import Columns
+from vitrail.data.config import Columns, DataConfig
 from vitrail.data.source import Dataset, FileSource, Labels, RowSource, Source, align_labels, name_after
 from vitrail.data.sources.parquet import ParquetTable
-from vitrail.data.split import SPLIT_NAMES, SplitPlan
+from vitrail.data.split import SPLIT_NAMES, refuse_split_file, split_samples
 from vitrail.errors import DataError, list_names, shorten
 from vitrail.untrusted import check_regular
 
@@ -67,25 +67,25 @@ class CsvTable:
         return None
 
 
-def open_table(path: Path, plan: SplitPlan, columns: Columns | None = None) -> Dataset:
+def open_table(path: Path, config: DataConfig) -> Dataset:
     """The data set that a table describes. Relative paths start at the table's own folder."""
     table = ParquetTable(path) if path.suffix.lower() == ".parquet" else CsvTable(path)
-    chosen = _choose_columns(path, table.names, columns or Columns())
+    chosen = _choose_columns(path, table.names, config.columns)
     if not table.num_rows:
         raise DataError(f"{path}: the table has no rows.")
     labels = _label_names(path, table.values(chosen["label"]), table.class_names(chosen["label"]))
     source = _source(path, table, chosen["picture"])
     if chosen["split"]:
-        plan.refuse_file(str(path))
+        refuse_split_file(config, str(path))
         parts = _own_splits(path, table.values(chosen["split"]))
     else:
-        parts = plan.apply(source.keys(), labels)
+        parts = split_samples(config, source.keys(), labels)
     used = {name: [labels[int(index)] for index in indices] for name, indices in parts.items()}
     classes = align_labels(str(path), used)
     codes = {name: code for code, name in enumerate(classes)}
     source.labels = np.array([codes[name] for name in labels], dtype=np.int64)
     splits = {name: source.select(indices) for name, indices in parts.items()}
-    made = not chosen["split"] and plan.file is None
+    made = not chosen["split"] and config.split_file is None
     return Dataset(name=name_after(path), classes=classes, splits=splits, made_split=made)
 
 

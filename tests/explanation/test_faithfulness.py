@@ -9,14 +9,14 @@ from tests.explanation.conftest import images_for
 from vitrail.errors import ConfigError
 from vitrail.explanation import occlusion as module
 from vitrail.explanation.faithfulness import blurred, measure, random_map, removals
-from vitrail.explanation.occlusion import log_odds, occlusion
+from vitrail.explanation.occlusion import log_odds, occlude
 
 
 def test_occlusion_is_one_forward_per_patch(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(image_size=(16, 24), pooling="mean")
     images, targets = images_for(model), torch.tensor([4, 1])
     monkeypatch.setattr(module, "PIXELS", 4 * 16 * 24)  # several batches
-    maps, logits = occlusion(model, images, targets)
+    maps, logits = occlude(model, 7, (2, 3), images, targets)
     assert torch.allclose(logits, model(images), atol=1e-5)
     for image, target, found in zip(images, targets, maps, strict=True):
         whole = torch.log_softmax(model(image[None])[0].double(), dim=0)[target].exp()
@@ -81,4 +81,4 @@ def test_random_maps_are_the_same_again() -> None:
 def test_occlusion_needs_a_class(make_model) -> None:
     model = make_model(num_classes=0)
     with pytest.raises(ConfigError, match="no head"):
-        occlusion(model, images_for(model))
+        occlude(model, 0, (4, 4), images_for(model))
