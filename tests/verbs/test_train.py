@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 from tests.data.conftest import make_folder  # noqa: F401
-from vitrail.runs.train import demo, plan, resume, train
 
 from vitrail.cli.main import main
 from vitrail.data import open_data
 from vitrail.errors import ConfigError, ResumableError
 from vitrail.evaluation.confidence import count_pictures
-from vitrail.training import Schedule, TrainConfig, recipe
+from vitrail.training import Schedule, TrainConfig, recipe, recipes
 from vitrail.training.signals import InterruptedRunError, Signals
 from vitrail.verbs import runs
+from vitrail.verbs.train import demo, plan, resume, train
 from vitrail.weights.read import open_checkpoint
 
 
@@ -161,7 +161,7 @@ def test_without_a_report_the_run_is_still_there(here: Path, monkeypatch: pytest
         raise OSError("the disk\nis gone")
 
     quick = replace(recipe("digits"), schedule=Schedule(epochs=1))
-    monkeypatch.setitem(runs.recipes.RECIPES, "digits", lambda: quick)
+    monkeypatch.setitem(recipes.RECIPES, "digits", lambda: quick)
     monkeypatch.setattr(runs, "report_on_run", fail)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
