@@ -48,7 +48,9 @@ FLAG = re.compile(r"(?:^|\s)--[a-z-]+\b(?![-\w])")
 def is_command(text: ast.JoinedStr) -> bool:
     """Whether a text is a whole command to type."""
     first = text.values[0]
-    return isinstance(first, ast.Constant) and str(first.value).strip().startswith(("vitrail ", "docker "))
+    return isinstance(first, ast.Constant) and str(first.value).lstrip().startswith(
+        ("vitrail ", "docker ", "serving on ")
+    )
 
 
 def test_no_message_of_the_library_speaks_of_flags() -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from vitrail.data.source import Dataset
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, suggest
 from vitrail.evaluation import ProbeName, ViewName
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress
@@ -113,6 +113,8 @@ def evaluate(
         raw=raw,
         out=out,
     )
+    if tta is not None and tta not in get_args(ViewName):
+        raise ConfigError(f"has no {tta!r}; {suggest(str(tta), get_args(ViewName))}", field="tta")
     if unfamiliar is not None and tta is not None:
         raise ConfigError("compares pictures as they are; omit `tta=`", field="unfamiliar")
     if isinstance(data, Dataset) and changed:

@@ -22,7 +22,6 @@ from vitrail.evaluation import output, plots
 from vitrail.evaluation.measurement import (
     COVERAGE,
     Measurement,
-    check_view,
     measure_split,
     order_by_position,
     pick_split,
@@ -240,7 +239,6 @@ def carry_out(
     progress: bool | Progress,
 ) -> Evaluation:
     """Measure everything in the plan; `arguments` are those of the call that a report repeats."""
-    check_view(plan.tta)
     if isinstance(plan.unfamiliar, str | Path):
         check_where(str(plan.unfamiliar))
     source, where = model.source or "model", data.name if isinstance(data, Dataset) else data

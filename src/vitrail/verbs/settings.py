@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from vitrail.data.config import Augment, Columns, DataConfig
 from vitrail.errors import ConfigError
+from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.schema import from_dict, parse_size, to_dict
 from vitrail.synonyms import suggest_option
 from vitrail.weights.hints import Hints
 
 if TYPE_CHECKING:
     from vitrail.model.config import Pair
-    from vitrail.registry import PrecisionChoice, RuntimeChoice
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -147,8 +147,8 @@ class ServiceSettings(TypedDict, total=False):
     max_client_connections: int
     max_pictures: int
     rate_limit: float | None
-    runtime: "RuntimeChoice"
-    precision: "PrecisionChoice"
+    runtime: RuntimeChoice
+    precision: PrecisionChoice
     threads: int | None
     reload: bool
     access_log: bool

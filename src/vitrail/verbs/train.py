@@ -175,9 +175,8 @@ class Demo:
             yield f"\nopen {self.run.report} in a browser for {shown}"
         folder = shlex.quote(str(self.run.folder))
         yield "\ntry this model:"
-        yield from (
-            f"  vitrail {rest}" for rest in (f"predict {folder} PICTURES", f"eval {folder} digits --robustness")
-        )
+        yield f"  vitrail predict {folder} PICTURES"
+        yield f"  vitrail eval {folder} digits --robustness"
         yield f"  vitrail figures {folder}"
         yield "\nthen your own pictures, in a folder with one folder per class:"
         yield from (f"  vitrail {verb} PICTURES" for verb in ("data check", "train"))
