@@ -8,8 +8,9 @@ cores that is faster than one computing thread with torch's own division of each
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from threading import Barrier, local
 from typing import Any, TypeVar
@@ -71,6 +72,19 @@ def start_workers(count: int) -> ThreadPoolExecutor:
     if torch:
         torch.set_num_threads(own)  # … which this takes back
     return pool
+
+
+@contextmanager
+def cores(count: int) -> Generator[None]:
+    """Calls of this thread use `count` cores, in torch and in the other runtimes, which ask torch."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def num_cores() -> int:

@@ -157,19 +157,21 @@ def test_timm_with_peft_loads_what_we_write(
         assert_same(ours(images), theirs(images))
 
 
+@pytest.mark.parametrize("mlp", ["plain", "swiglu"])
 def test_dinov2_without_its_head_loads_in_transformers(
-    written: Callable[..., Path], make_model: Callable[..., ViT], images: Tensor, tmp_path: Path
+    written: Callable[..., Path], mlp: Any, images: Tensor, tmp_path: Path
 ) -> None:
     from vitrail.model import BlockConfig
     from vitrail.weights.adapt import adapt
 
-    base = written("hf", num_classes=0, block=BlockConfig(layer_scale=0.1))
+    width = 88 if mlp == "swiglu" else 64
+    base = written("hf", num_classes=0, mlp_width=width, block=BlockConfig(layer_scale=0.1, mlp=mlp))
     ours = adapt(read_checkpoint(base), num_classes=5).build()
-    add_adapters(ours, rank=2, alpha=4, targets=("query", "value"))
+    add_adapters(ours, rank=2, alpha=4, targets=CASES["all"])
     for _, layer in adapted_layers(ours):
         randomize(layer.adapters)
     names = {library.name: library.head for library in libraries(ours.config)}
-    assert names == {"transformers": "", "timm": "head"}
+    assert names == ({"transformers": "", "timm": "head"} if mlp == "plain" else {"transformers": ""})
     library = libraries(ours.config)[0]
     write_adapter(tmp_path / "adapter", library, ours, ours.state_dict(), str(base))
     theirs = PeftModel.from_pretrained(transformers.Dinov2Model.from_pretrained(base), tmp_path / "adapter").eval()

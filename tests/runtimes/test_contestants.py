@@ -9,7 +9,8 @@ import torch
 from conftest import Clock
 from vitrail import timing
 from vitrail.runtimes import contestants
-from vitrail.runtimes.contestants import Turn, cores, measure_gemm_peak, time_in_turns
+from vitrail.runtimes.contestants import Turn, measure_gemm_peak, time_in_turns
+from vitrail.threads import cores
 
 
 def test_calls_take_turns_on_their_own_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from tests.prediction.conftest import CLASSES
 import vitrail
 from vitrail.errors import WeightsError
 from vitrail.runtimes import runtime as dividing
-from vitrail.runtimes.contestants import cores
 from vitrail.runtimes.runtime import (
     TOKENS_PER_SHARE,
     Floats,
@@ -22,7 +21,7 @@ from vitrail.runtimes.runtime import (
     compute_divided,
     open_runtime,
 )
-from vitrail.threads import cores_of_this_thread, start_workers
+from vitrail.threads import cores, cores_of_this_thread, start_workers
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located, locate
 

@@ -17,7 +17,7 @@ from conftest import Clock
 from serving.conftest import encode
 from vitrail.data.pixels import prepare_array
 from vitrail.errors import WeightsError
-from vitrail.serving import engine as computing
+from vitrail.serving import engine as engine_module
 from vitrail.serving.engine import Engine, checksum, choose_batch, choose_wait, measure
 from vitrail.serving.frames import Frame
 from vitrail.weights.resolve import bundled_path
@@ -167,13 +167,13 @@ def test_the_checksum_is_that_of_what_was_loaded(float32_file: Path, monkeypatch
             float32_file.write_bytes(other)
         return vitrail.load(source)
 
-    monkeypatch.setattr(computing, "load", load_late)
+    monkeypatch.setattr(engine_module, "load", load_late)
     assert Engine(str(float32_file), "torch", "float32", 10_000).sha256 == checksum(bundled_path("cifar10"))
 
 
 def test_a_file_that_never_rests_is_not_served(float32_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, times = float32_file, itertools.count(1)
-    monkeypatch.setattr(computing, "load", lambda source: os.utime(path, (0, next(times))) or vitrail.load(source))
+    monkeypatch.setattr(engine_module, "load", lambda source: os.utime(path, (0, next(times))) or vitrail.load(source))
     with pytest.raises(WeightsError, match="changes while it is read"):
         Engine(str(path), "torch", "float32", 10_000)
 

@@ -11,9 +11,7 @@
 | last norm of a ResNet bottleneck | zeros | zeros |
 """
 
-from collections.abc import Callable
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,78 +26,53 @@ def initialize(model: nn.Module, representation: nn.Linear | None, head: nn.Line
     """Fill every parameter and buffer; a model on `meta` has nothing to fill yet."""
     if any(parameter.is_meta for parameter in model.parameters()):
         return
-    for rules in (GENERAL, SPECIAL):
+    for fill in (_fill_layer, _refine):  # the second refines the first
         for module in model.modules():
-            for kind, fill in rules.items():
-                if isinstance(module, kind):
-                    fill(module)
+            fill(module)
     if representation is not None:
         _fill_lecun(representation.weight)
     if head is not None:
         nn.init.zeros_(head.weight)
 
 
-def _linear(layer: nn.Linear) -> None:
-    nn.init.xavier_uniform_(layer.weight)
-    _zero(layer.bias)
+def _fill_layer(layer: nn.Module) -> None:
+    match layer:
+        case nn.Linear():
+            nn.init.xavier_uniform_(layer.weight)
+            _zero(layer.bias)
+        case nn.Conv2d():
+            _fill_lecun(layer.weight)
+            _zero(layer.bias)
+        case nn.LayerNorm() | nn.GroupNorm() | nn.BatchNorm2d():
+            layer.reset_parameters()
+        case _:
+            pass
 
 
-def _convolution(layer: nn.Conv2d) -> None:
-    _fill_lecun(layer.weight)
-    _zero(layer.bias)
-
-
-def _norm(layer: nn.LayerNorm | nn.GroupNorm | nn.BatchNorm2d) -> None:
-    layer.reset_parameters()
-
-
-def _embed(embed: Embed) -> None:
-    _zero(embed.class_token)
-    if embed.registers is not None:
-        nn.init.normal_(embed.registers, std=1e-6)  # not zeros: equal registers would stay equal
-    if embed.positions is not None:
-        nn.init.normal_(embed.positions, std=0.02)
-
-
-def _attention(attention: Attention) -> None:
-    for matrix in attention.qkv.weight.chunk(3):
-        nn.init.xavier_uniform_(matrix)
-
-
-def _feed_forward(mlp: FeedForward) -> None:
-    for layer in mlp.children():
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.bias, std=1e-6)
-
-
-def _branch(branch: Branch) -> None:
-    if branch.scale is not None:
-        nn.init.constant_(branch.scale, branch.scale_init)
-
-
-def _attention_pool(pool: AttentionPool) -> None:
-    for matrix in (pool.probe[0], *pool.key_value.weight.chunk(2)):
-        nn.init.xavier_uniform_(matrix)
-
-
-def _bottleneck(block: Bottleneck) -> None:
-    nn.init.zeros_(block.norm3.weight)  # each residual block starts as the identity
-
-
-# What is done to modules of a kind; the second table refines the first.
-GENERAL: dict[Any, Callable[[Any], None]] = {
-    nn.Linear: _linear,
-    nn.Conv2d: _convolution,
-    (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d): _norm,
-}
-SPECIAL: dict[Any, Callable[[Any], None]] = {
-    Embed: _embed,
-    Attention: _attention,
-    FeedForward: _feed_forward,
-    Branch: _branch,
-    AttentionPool: _attention_pool,
-    Bottleneck: _bottleneck,
-}
+def _refine(module: nn.Module) -> None:
+    match module:
+        case Embed():
+            _zero(module.class_token)
+            if module.registers is not None:
+                nn.init.normal_(module.registers, std=1e-6)  # not zeros: equal registers would stay equal
+            if module.positions is not None:
+                nn.init.normal_(module.positions, std=0.02)
+        case Attention():
+            for matrix in module.qkv.weight.chunk(3):
+                nn.init.xavier_uniform_(matrix)
+        case FeedForward():
+            for layer in module.children():
+                if isinstance(layer, nn.Linear):
+                    nn.init.normal_(layer.bias, std=1e-6)
+        case Branch() if module.scale is not None:
+            nn.init.constant_(module.scale, module.scale_init)
+        case AttentionPool():
+            for matrix in (module.probe[0], *module.key_value.weight.chunk(2)):
+                nn.init.xavier_uniform_(matrix)
+        case Bottleneck():
+            nn.init.zeros_(module.norm3.weight)  # each residual block starts as the identity
+        case _:
+            pass
 
 
 def _fill_lecun(weight: Tensor) -> None:

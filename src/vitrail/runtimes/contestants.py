@@ -5,9 +5,8 @@ it is measured.
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -24,16 +23,13 @@ from vitrail.machine import computes_bf16, processor_name
 from vitrail.model import ViTConfig, summarize
 from vitrail.model.merging import with_merging
 from vitrail.registry import RUNTIMES, Precision, key_of
-from vitrail.runtimes import onnx_runtime
-from vitrail.runtimes.exporter import fit_to_pictures, prepare_export
-from vitrail.runtimes.graph import GraphOptions
+from vitrail.runtimes.auto import Converter, Way
 from vitrail.runtimes.graph_runtime import ExportedRuntime
 from vitrail.runtimes.int8_trials import size_of
-from vitrail.runtimes.manifest import GraphFile
-from vitrail.runtimes.runtime import Floats, LoadOptions, answers_of, backend_of, open_runtime, run_in_pieces
+from vitrail.runtimes.runtime import Floats, LoadOptions, answers_of, open_runtime, run_in_pieces
 from vitrail.runtimes.torch_runtime import DTYPES, TorchRuntime
 from vitrail.schema import from_dict
-from vitrail.threads import num_cores, start_workers
+from vitrail.threads import cores, num_cores, start_workers
 from vitrail.timing import Timing, best_of, repeat, seconds_of, sum_up, take_turns
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.peers import build_peer
@@ -78,17 +74,6 @@ def take_turn(call: Callable[[], object], seconds: float) -> list[float]:
     """The seconds of each call; the first one wakes the threads and counts only if it takes the whole turn."""
     first = seconds_of(call)
     return [first] if first >= seconds else repeat(call, seconds=seconds)
-
-
-@contextmanager
-def cores(count: int) -> Generator[None]:
-    """Calls of this thread use `count` cores, in torch and in the other runtimes, which ask torch."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
@@ -227,34 +212,26 @@ class Workshop:
 
     def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
         self.checkpoint, self.folder = checkpoint, folder
-        self._models: dict[int, TorchRuntime] = {}
-        self._graphs: dict[int, GraphFile] = {}
+        self._converters: dict[int, Converter] = {}  # by the patches that each block merges
 
     def build(self, contestant: Contestant) -> Entrant:
         """A contestant, ready to compute; compiling by torch happens at the first call."""
         if contestant.is_peer:
             return self._build_peer(contestant)
-        checkpoint = merged(self.checkpoint, contestant.merge)
-        if contestant.merge not in self._models:
-            self._models[contestant.merge] = TorchRuntime(checkpoint.build())
-        own = self._models[contestant.merge]
-        runtime = backend_of(contestant.runtime).convert(
-            own, lambda: self._graph(contestant.merge), cast("Precision", contestant.precision)
-        )
+        if contestant.merge not in self._converters:
+            checkpoint = merged(self.checkpoint, contestant.merge)
+            self._converters[contestant.merge] = Converter(TorchRuntime(checkpoint.build()), checkpoint, self.folder)
+        converter = self._converters[contestant.merge]
+        runtime = converter.open(Way(contestant.runtime, cast("Precision", contestant.precision)))
         if isinstance(runtime, TorchRuntime):
             compute = _forward(contestant, runtime.model) if contestant.compiled else answers_of(runtime)
-            return _torch_entrant(contestant, runtime.model, summarize(checkpoint.config).forward_macs, compute)
-        megabytes = self._graph(contestant.merge).path.stat().st_size / 1e6
-        macs = summarize(fit_to_pictures(checkpoint).config).forward_macs
-        return Entrant(contestant=contestant, compute=answers_of(runtime), megabytes=megabytes, macs=macs)
-
-    def _graph(self, merge: int) -> GraphFile:
-        if merge not in self._graphs:
-            path = self.folder / f"merge-{merge}.onnx"
-            exported = prepare_export(merged(self.checkpoint, merge), GraphOptions())
-            onnx_runtime.write_export(exported, path)
-            self._graphs[merge] = GraphFile(path=path, manifest=exported.manifest)
-        return self._graphs[merge]
+            return _torch_entrant(contestant, runtime.model, summarize(runtime.model.config).forward_macs, compute)
+        return Entrant(
+            contestant=contestant,
+            compute=answers_of(runtime),
+            megabytes=size_of(converter.graph.path) / 1e6,
+            macs=summarize(converter.checkpoint.config).forward_macs,
+        )
 
     def _build_peer(self, contestant: Contestant) -> Entrant:
         kind, suffix = PEERS[contestant.runtime]

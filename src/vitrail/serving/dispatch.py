@@ -123,8 +123,8 @@ class Call:
 
     service: Service
     request: Request
+    endpoint: "Endpoint"
     arguments: dict[str, Any]
-    body: Schema  # the content that the request may have, by media type
 
     @property
     def settings(self) -> ServeSettings:
@@ -165,8 +165,7 @@ class Endpoint:
         """Read the arguments, and let the handler answer."""
         assert self.handle is not None
         arguments = request.path_params if self.is_open else read_arguments(request, self.parameters)
-        body = {} if self.body is None else self.body(service.settings)
-        return await self.handle(Call(service, request, arguments, body))
+        return await self.handle(Call(service, request, self, arguments))
 
 
 def parameter(name: str, schema: Schema, description: str, place: str = "query") -> Schema:

@@ -34,6 +34,13 @@ SERVED_BATCH = 4  # pictures in a call to choose the runtime by: under load more
 ATTEMPTS = 5  # to read files that are being written
 LARGEST = 1e4  # of a prepared picture's numbers, which are rarely above 3: beyond it, no finite answer is our mistake
 SHORTEST_VERSION = 12  # characters of a checksum that make a version
+SECONDS = 1.0  # for measuring what suits a model, roughly
+TIMES, LEAST = 3, 0.05  # how often, and for how many seconds, a size is measured at least; the quickest call counts
+CALL = 0.0012  # seconds of work that a batch takes besides, on its way to the worker and back
+WORTH = 0.05  # of the time per picture, which a larger batch must save
+LONGEST = 0.25  # seconds that one batch may take: those who come next wait for it
+SPREADS = 0.8  # of the time on one core, below which a lone picture is divided among all cores
+WAITS = 1.5  # a batch of two is worth waiting for if it takes less than this many times one picture
 
 
 class Engine:
@@ -247,15 +254,6 @@ def checksum(path: Path) -> str:
     """The sha256 of a model: of its file; of several, of the list of their checksums."""
     sums = [sha256_of(file) for file in files_of(path)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
-
-
-SECONDS = 1.0  # for all of it, roughly
-TIMES, LEAST = 3, 0.05  # how often, and for how many seconds, a size is measured at least; the quickest call counts
-CALL = 0.0012  # seconds of work that a batch takes besides, on its way to the worker and back
-WORTH = 0.05  # of the time per picture, which a larger batch must save
-LONGEST = 0.25  # seconds that one batch may take: those who come next wait for it
-SPREADS = 0.8  # of the time on one core, below which a lone picture is divided among all cores
-WAITS = 1.5  # a batch of two is worth waiting for if it takes less than this many times one picture
 
 
 def warm_up(engine: Engine, narrow: Executor, wide: Executor, threads: int, max_batch: int | None) -> dict[str, Any]:

@@ -21,6 +21,19 @@ from vitrail.serving.supervisor import START_RETRY, Host
 from vitrail.serving.uploads import FEW, Picture, check_pictures, decode_base64, describe, read_body, read_json
 from vitrail.wording import counted
 
+HEADER_LENGTH = "inference-header-content-length"
+PICTURE, IMAGES = "picture", "images"
+OUTPUTS = {"logits": "FP32", "probabilities": "FP32", "label": "BYTES"}
+NAMED = ("not_ready", "unknown_model")  # errors of a route that names a model
+MODEL = parameter("model", {"type": "string"}, "The model's name.", "path")
+VERSION = parameter("version", {"type": "string", "maxLength": 64}, "As /v2/models/{model} lists it.", "path")
+LENGTH = parameter(
+    "Inference-Header-Content-Length",
+    {"type": "string", "pattern": "^[0-9]{1,9}$"},
+    "The length of the JSON part, if raw tensors follow it.",
+    "header",
+)
+
 
 @dataclass
 class Tensor:
@@ -153,20 +166,6 @@ def _split(raw: bytes, name: str, most: int) -> list[bytes]:
         elements.append(raw[position + 4 : position + 4 + size])
         position += 4 + size
     return elements
-
-
-HEADER_LENGTH = "inference-header-content-length"
-PICTURE, IMAGES = "picture", "images"
-OUTPUTS = {"logits": "FP32", "probabilities": "FP32", "label": "BYTES"}
-NAMED = ("not_ready", "unknown_model")  # errors of a route that names a model
-MODEL = parameter("model", {"type": "string"}, "The model's name.", "path")
-VERSION = parameter("version", {"type": "string", "maxLength": 64}, "As /v2/models/{model} lists it.", "path")
-LENGTH = parameter(
-    "Inference-Header-Content-Length",
-    {"type": "string", "pattern": "^[0-9]{1,9}$"},
-    "The length of the JSON part, if raw tensors follow it.",
-    "header",
-)
 
 
 @Endpoint("GET", "/v2", "The name, version and extensions of the server", (), "Server")

@@ -23,6 +23,14 @@ GONE_RETRY = 2  # seconds after which a worker that has ended may be back
 END_SECONDS = 5.0  # that a worker gets to end by itself
 LOAD_SILENCE = 60.0  # seconds without a heartbeat while it loads: a library may hold up all of Python for some time
 BLOBS = {"top": 0, "row": 1, "scores": 2}  # of a picture's answer, by what is wanted
+LONGEST_PAUSE = 30.0  # seconds between two attempts to start a worker
+STEADY = 60.0  # seconds after which a worker counts as healthy, and the pauses begin anew
+LOOK = 0.5  # seconds between two looks at a model's files, and at its worker
+SILENT, HUNG = 6, 20  # looks without a heartbeat after which a worker is not ready, and is ended
+START_RETRY = 5  # seconds after which a model that is being loaded may be ready
+SHORTEST_STUCK = 30.0  # seconds without an answer after which a worker is ended
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -197,16 +205,6 @@ def _has_descriptor(stream: Any) -> bool:
         return stream.fileno() >= 0
     except (OSError, ValueError, AttributeError):
         return False
-
-
-LONGEST_PAUSE = 30.0  # seconds between two attempts to start a worker
-STEADY = 60.0  # seconds after which a worker counts as healthy, and the pauses begin anew
-LOOK = 0.5  # seconds between two looks at a model's files, and at its worker
-SILENT, HUNG = 6, 20  # looks without a heartbeat after which a worker is not ready, and is ended
-START_RETRY = 5  # seconds after which a model that is being loaded may be ready
-SHORTEST_STUCK = 30.0  # seconds without an answer after which a worker is ended
-
-Say = Callable[[str], None]
 
 
 class Host:

@@ -24,6 +24,9 @@ T = TypeVar("T", bound=MetricWrapperBase)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+PAUSE = 0.2  # seconds between two looks at what is to be written to the log
+MOST_LINES = 10_000  # of the log that wait while it is not read; then the oldest are dropped
+Trace = Callable[[Exchange, Mapping[bytes, bytes]], None]
 
 
 class Metrics:
@@ -63,10 +66,6 @@ class Metrics:
     def text(self) -> bytes:
         """As Prometheus reads it."""
         return generate_latest(self._registry)
-
-
-PAUSE = 0.2  # seconds between two looks at what is to be written
-MOST_LINES = 10_000  # that wait while nobody reads the log; then the oldest are dropped
 
 
 class AccessLog:
@@ -116,9 +115,6 @@ class AccessLog:
             with suppress(OSError, ValueError):  # nobody reads it any more
                 self._stream.write("".join(lines))
                 self._stream.flush()
-
-
-Trace = Callable[[Exchange, Mapping[bytes, bytes]], None]
 
 
 def open_tracing() -> Trace | None:

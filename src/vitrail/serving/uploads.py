@@ -38,6 +38,14 @@ _CONVERT_HEIC = (
     "Save it as JPEG first; an iPhone takes JPEG photos if Settings > Camera > Formats is set to Most Compatible."
 )
 _CONVERT_PDF = "Export the page that you mean as PNG or JPEG, or take a screenshot of it."
+LONGEST_NAME = 200  # characters of a file name that are sent back
+SLOWEST = 10_000  # bytes per second below which a client is taken to be holding a connection, not using it
+DRAINED = 100_000_000  # bytes over a limit that are thrown away, so that the client can hear why
+DRAIN_SECONDS = 2.0
+MOST_VALUES = 1_000_000  # of a JSON text: parsing more would keep all others waiting for over a tenth of a second
+UNPACKED = 1 << 20  # bytes of a compressed body that are unpacked at once
+FEW = 1000  # values that a JSON text may have beyond those that the request needs
+_NO_ENCODING = "Send the body as it is, or compressed with gzip or deflate."
 
 
 def check_header(data: bytes, max_pixels: int, name: str) -> int:
@@ -146,16 +154,6 @@ def _size_of_webp(data: bytes, name: str) -> tuple[int, int]:
     raise Problem("unreadable_picture", f"{name} is a WebP without a readable size; it is damaged or truncated.")
 
 
-LONGEST_NAME = 200  # characters of a file name that are sent back
-SLOWEST = 10_000  # bytes per second below which a client is taken to be holding a connection, not using it
-DRAINED = 100_000_000  # bytes over a limit that are thrown away, so that the client can hear why
-DRAIN_SECONDS = 2.0
-MOST_VALUES = 1_000_000  # of a JSON text: parsing more would keep all others waiting for over a tenth of a second
-UNPACKED = 1 << 20  # bytes of a compressed body that are unpacked at once
-FEW = 1000  # values that a JSON text may have beyond those that the request needs
-_NO_ENCODING = "Send the body as it is, or compressed with gzip or deflate."
-
-
 class Picture(NamedTuple):
     """One picture as it was sent."""
 
@@ -196,8 +194,9 @@ async def read_body(request: Request, settings: ServeSettings) -> bytes:
                         raise _over(limit)
                     exchange.receive(len(chunk))
                     chunks.append(chunk)
-                latest = began + 2 * settings.client_timeout + received / SLOWEST
-                deadline.reschedule(min(loop.time() + settings.client_timeout, latest))
+                if more:
+                    latest = began + 2 * settings.client_timeout + received / SLOWEST
+                    deadline.reschedule(min(loop.time() + settings.client_timeout, latest))
     except TimeoutError:
         message = f"the body stopped after {counted(received, 'byte')}."
         raise Problem("request_timeout", message, headers=CLOSE) from None
@@ -253,7 +252,8 @@ async def read_pictures(call: Call) -> tuple[list[Picture], dict[str, Any]]:
         pictures = read_multipart(body, options.get(b"boundary", b""), call.settings.max_pictures)
     elif kind == b"application/json":
         content = read_json(body, call.settings.max_pictures + FEW)
-        fields = read_value(BODY, call.body["application/json"]["schema"], content)
+        assert call.endpoint.body is not None  # it takes pictures
+        fields = read_value(BODY, call.endpoint.body(call.settings)["application/json"]["schema"], content)
         texts = enumerate(fields.pop("pictures"))
         pictures = [Picture(str(index), decode_base64(text, describe(str(index)))) for index, text in texts]
     else:  # by what it is, not by what it is called

@@ -1,5 +1,6 @@
 """Settings that suit the data, for users who pass only a folder: a recipe, pretrained weights, a size; and the whole
-config, from these and whatever was passed."""
+config, from these and whatever was passed.
+"""
 
 import warnings
 from collections.abc import Callable

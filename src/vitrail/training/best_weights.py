@@ -1,5 +1,6 @@
 """The best weights of a run as a model for use, `weights/best.safetensors`: written whenever they improve, and
-calibrated on validation at the end."""
+calibrated on validation at the end.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -125,10 +125,10 @@ def is_better(accuracy: float, loss: float, best_accuracy: float, lowest_loss: f
     return accuracy > best_accuracy or (accuracy == best_accuracy and loss <= OVERFITTED * lowest_loss)
 
 
-def best_row(judged: Sequence[EpochRow]) -> EpochRow:
+def best_row(evaluated: Sequence[EpochRow]) -> EpochRow:
     """The epoch whose weights are kept, of those with a validation."""
-    best, lowest = judged[0], float("inf")
-    for row in judged:
+    best, lowest = evaluated[0], float("inf")
+    for row in evaluated:
         accuracy, loss = row.val_accuracy or 0.0, row.val_loss or 0.0
         lowest = min(lowest, loss)
         if is_better(accuracy, loss, best.val_accuracy or 0.0, lowest):
@@ -164,17 +164,17 @@ def draw_curves(rows: Sequence[EpochRow], path: Path, title: str, rates: dict[st
     loss, accuracy, rate = figure.subplots(1, 3)
     epochs = [row.epoch for row in rows]
     dots: dict[str, Any] = {"marker": "o", "markersize": 4} if len(rows) == 1 else {}  # one point makes no line
-    judged = [row for row in rows if row.val_loss is not None and row.val_accuracy is not None]
+    evaluated = [row for row in rows if row.val_loss is not None and row.val_accuracy is not None]
     loss.plot(epochs, [row.train_loss for row in rows], color=INK, label="training", **dots)
-    if judged:
-        places = [row.epoch for row in judged]
-        loss.plot(places, [row.val_loss for row in judged], color=ACCENT, label="validation", **dots)
-        best = best_row(judged)
-        percent = [100 * (row.val_accuracy or 0.0) for row in judged]
+    if evaluated:
+        places = [row.epoch for row in evaluated]
+        loss.plot(places, [row.val_loss for row in evaluated], color=ACCENT, label="validation", **dots)
+        best = best_row(evaluated)
+        percent = [100 * (row.val_accuracy or 0.0) for row in evaluated]
         accuracy.plot(places, percent, color=ACCENT)
         top = 100 * (best.val_accuracy or 0.0)
         accuracy.plot([best.epoch], [top], "o", color=ACCENT)
-        chosen = ", which it chose" if len(judged) > 1 else ""
+        chosen = ", which it chose" if len(evaluated) > 1 else ""
         accuracy.set_title(f"validation accuracy: {top:.2f} % at epoch {best.epoch}{chosen}", fontsize=10)
     groups = rates or {"highest of all weights": 1.0}
     highest = max(groups.values())

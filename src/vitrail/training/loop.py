@@ -8,8 +8,7 @@ with the same bits as one that was not.
 import math
 import signal
 import time
-from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.ranks import Ranks
+from vitrail.threads import cores
 from vitrail.training import budget, snapshots
 from vitrail.training.best_weights import BestWeights
 from vitrail.training.curves import RESULTS, EpochRow, append_row, keep_rows
@@ -102,16 +102,9 @@ class Trainer:
             self.listener.ended()
         return self.state
 
-    @contextmanager
-    def one_thread(self) -> Generator[None]:
+    def one_thread(self) -> AbstractContextManager[None]:
         """With lanes, this thread's own work is small, and its sums have a fixed order only on a single thread."""
-        before = torch.get_num_threads()
-        if isinstance(self.engine, Lanes):
-            torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        return cores(1) if isinstance(self.engine, Lanes) else nullcontext()
 
     def resume(self) -> None:
         """Go back to the newest whole checkpoint of the folder, on disk and in memory; without any, to the beginning.

@@ -5,20 +5,19 @@ A new kind of training is a class here with its line in `OBJECTIVES`, and one in
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.data import Batch
+from vitrail.data.loader import Loader
 from vitrail.errors import DataError
 from vitrail.ranks import Ranks
 from vitrail.training.curves import is_better
-from vitrail.training.features import feature_loader
+from vitrail.training.features import FeatureLoader, feature_loader
 from vitrail.training.gradients import Forward, Scores
 from vitrail.training.listener import Listener
 from vitrail.training.lora import adapted_layers, merged, write_adapter
@@ -28,19 +27,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.peft import libraries
 from vitrail.weights.proof import Agreement, compare, outputs, sample_images
 
-
-class Batches(Protocol):
-    """The batches of one split, epoch after epoch; the position within the epoch can be saved."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+Batches = Loader | FeatureLoader  # of one split, epoch after epoch; the position within the epoch can be saved
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Which weights an optimiser changes, and how: groups with their decay and learning rate, the optimisers, the learning
-rate over a run, and the moving average of the weights (EMA)."""
+rate over a run, and the moving average of the weights (EMA).
+"""
 
 import math
 import re

@@ -104,7 +104,7 @@ def carry_out(setup: Setup, ranks: Ranks, folder: Path, listener: Listener, *, r
         best_epoch=state.best_epoch,
         seconds=state.seconds,
         val=_scores_of(setup, state),
-        test=None if on_test is None else _as_judgement(on_test),
+        test=None if on_test is None else _as_score(on_test),
         measurement=on_test or on_val,
     )
     if ranks.is_first:
@@ -122,7 +122,7 @@ def _scores_of(setup: Setup, state: RunState) -> SplitScore | None:
     return SplitScore(loss=state.best_loss, accuracy=state.best_accuracy, count=count)
 
 
-def _as_judgement(measurement: Measurement) -> SplitScore:
+def _as_score(measurement: Measurement) -> SplitScore:
     metrics = measurement.metrics
     return SplitScore(loss=measurement.uncalibrated.nll, accuracy=metrics.top1.value, count=metrics.top1.total)
 

@@ -3,7 +3,8 @@ order, and notices by pictures.csv if they were replaced.
 
 Of each file, pictures.csv has the size and time of change; and of an evenly spaced sample, which is all of a small
 split, a hash of the contents. Whether a file whose time differs was replaced or only copied, its hash decides; a file
-without one was copied if others of its split were."""
+without one was copied if others of its split were.
+"""
 
 import csv
 import hashlib

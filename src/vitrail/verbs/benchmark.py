@@ -34,7 +34,6 @@ from vitrail.runtimes.contestants import (
     check_peers,
     check_precisions,
     check_runtimes,
-    cores,
     export_entrant,
     measure_gemm_peak,
     open_exports,
@@ -42,7 +41,7 @@ from vitrail.runtimes.contestants import (
 )
 from vitrail.runtimes.graph_runtime import ExportedRuntime
 from vitrail.runtimes.runtime import Floats
-from vitrail.threads import num_cores
+from vitrail.threads import cores, num_cores
 from vitrail.timing import Timing
 from vitrail.verbs.comparison import Comparison, Row
 from vitrail.verbs.data import open_data

@@ -13,6 +13,7 @@ from vitrail.data.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET
 from vitrail.errors import WeightsError, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
+from vitrail.weights.infer import exact_share
 from vitrail.weights.sidecars import PREPROCESSOR as FILE
 from vitrail.weights.sidecars import PROCESSOR, Settings
 
@@ -175,7 +176,12 @@ def _geometry(name: str, settings: Settings) -> dict[str, Any]:
     if crop is None or crop == size:
         return {"size": size, "resize": "squash"}
     _refuse_padding(size, crop)
-    return {"size": crop, "resize": "squash", "crop": _share(crop, size), "anchor": "floor"}
+    share = exact_share(crop, size)
+    if share is None:
+        raise WeightsError(
+            f"{FILE} crops a different share of the height than of the width: {crop} of {size}; we cannot."
+        )
+    return {"size": crop, "resize": "squash", "crop": share, "anchor": "floor"}
 
 
 def _convnext(size: int | Pair, crop: Pair | None, share: float) -> tuple[int | Pair, Pair]:
@@ -200,16 +206,6 @@ def _refuse_padding(size: Pair, crop: Pair) -> None:
             f"{FILE} crops {crop[0]}×{crop[1]} from pictures of {size[0]}×{size[1]}, which transformers pads with "
             "black; we do not."
         )
-
-
-def _share(crop: Pair, size: Pair) -> float:
-    """The share of each side that the crop keeps, such that floor(crop / share) is the size before it."""
-    share = min(crop[0] / size[0], crop[1] / size[1])
-    for _ in range(4):
-        if all(math.floor(side / share) == whole for side, whole in zip(crop, size, strict=True)):
-            return share
-        share = math.nextafter(share, 0.0)
-    raise WeightsError(f"{FILE} crops a different share of the height than of the width: {crop} of {size}; we cannot.")
 
 
 def _read_size(value: Any, name: str, square: bool = True) -> int | Pair:

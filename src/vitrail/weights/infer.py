@@ -4,9 +4,9 @@ If a fact cannot be inferred, the user passes it as a hint; we never guess: the 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isqrt, nextafter
+from math import floor, inf, isqrt, nextafter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,6 +192,16 @@ def exact_ratio(width: int, hidden: int) -> float:
     while int(width * ratio) < hidden:
         ratio = nextafter(ratio, inf)
     return int(ratio) if ratio.is_integer() else ratio
+
+
+def exact_share(parts: Sequence[int], wholes: Sequence[int]) -> float | None:
+    """The share of which the parts are, ⌊part / share⌋ being each whole, rounding included; None if there is none."""
+    share = min(part / whole for part, whole in zip(parts, wholes, strict=True))
+    for _ in range(4):
+        if all(floor(part / share) == whole for part, whole in zip(parts, wholes, strict=True)):
+            return share
+        share = nextafter(share, 0.0)
+    return None
 
 
 def infer_image_size(positions: int, prefixes: tuple[int, ...], stride: Pair, hints: Hints) -> tuple[Pair, int]:

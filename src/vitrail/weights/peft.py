@@ -70,19 +70,16 @@ class Library:
 
 def libraries(config: ViTConfig) -> list[Library]:
     """The libraries that have such a model, with its head or at least without it."""
-    if config.block.mlp != "plain":  # theirs is packed into one matrix, which a pair for each half does not fit
-        return []
     found: list[Library] = []
-    formats: tuple[tuple[str, FormatName], ...] = (("transformers", "hf"), ("timm", "timm"))
-    for name, format_name in formats:
-        for held in (config, replace(config, num_classes=0)):
-            if not FORMATS[format_name].refusals(held):
-                rules = timm.key_table(held)
-                if name == "transformers":
-                    rules = huggingface.key_table(held, {"generation": "modules"})
-                head = {"transformers": "classifier", "timm": "head"}[name] if held.num_classes else ""
-                found.append(Library(name=name, rules=tuple(rules), head=head))
-                break
+    formats: dict[FormatName, tuple[str, str]] = {"hf": ("transformers", "classifier"), "timm": ("timm", "head")}
+    for format_name, (name, head) in formats.items():
+        held = config if not FORMATS[format_name].refusals(config) else replace(config, num_classes=0)
+        if FORMATS[format_name].refusals(held):
+            continue
+        rules = timm.key_table(held) if name == "timm" else huggingface.key_table(held, {"generation": "modules"})
+        theirs = [each for rule in rules for each in rule.theirs]
+        if len(set(theirs)) == len(theirs):  # timm's SwiGLU is one matrix, which a pair for each half does not fit
+            found.append(Library(name=name, rules=tuple(rules), head=head if held.num_classes else ""))
     return found
 
 

@@ -13,6 +13,7 @@ from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.infer import exact_share
 from vitrail.weights.sidecars import Settings
 
 # Fields that say where the weights come from, how to train or test at another size, or what people call them.
@@ -132,17 +133,9 @@ def write_data(checkpoint: Checkpoint) -> dict[str, Any]:
         "mean": list(spec.mean),
         "std": list(spec.std),
         "interpolation": spec.interpolation,
-        "crop_pct": spec.crop if spec.resize_to is None else _crop_for(spec.size[0], spec.resize_to),
+        "crop_pct": spec.crop if spec.resize_to is None else exact_share(spec.size[:1], (spec.resize_to,)),
         "crop_mode": "squash" if spec.resize == "squash" else "center",
         "num_classes": checkpoint.config.num_classes,
         "label_names": checkpoint.classes,
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _crop_for(side: int, resize_to: int) -> float:
-    """The crop with which ⌊side / crop⌋ is exactly `resize_to`, rounding included."""
-    crop = side / resize_to
-    while math.floor(side / crop) < resize_to:
-        crop = math.nextafter(crop, 0.0)
-    return crop
