@@ -9,9 +9,9 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.explanation import passes
-from vitrail.explanation.attention import attention_maps
 from vitrail.explanation.paper_figures import attention_distance
 from vitrail.explanation.passes import Groups, LayerInputs, probabilities, run
+from vitrail.explanation.raw_attention import attention_maps
 from vitrail.explanation.relevance import gradient_rollout, relevance, rollout
 from vitrail.explanation.saliency import METHODS, explain_by
 from vitrail.model import AttentionQuery, BlockConfig, PositionConfig
