@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from vitrail.files import atomic_path
+from vitrail.wording import cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +78,7 @@ def open_frame(*plots: Axes) -> None:
 
 def shorten(name: str, length: int = 22) -> str:
     """A name that fits beside an axis; `$` must not start a formula."""
-    text = name if len(name) <= length else name[: length - 1] + "…"
-    return text.replace("$", r"\$")
+    return cut(name, length).replace("$", r"\$")
 
 
 def shading(theme: Theme) -> LinearSegmentedColormap:

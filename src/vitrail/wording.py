@@ -41,6 +41,11 @@ def word_arguments(text: str, spell: Spell = "{}={}".format) -> str:
     return _ARGUMENT.sub(lambda argument: spell(argument[1], argument[2]), text)
 
 
+def cut(text: str, length: int) -> str:
+    """A text of at most this many characters; a longer one ends with …"""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def markdown_cell(text: str) -> str:
     """A text as a cell of a Markdown table."""
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())

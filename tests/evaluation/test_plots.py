@@ -82,7 +82,7 @@ def draw_all(theme: Theme) -> dict[str, Figure]:
         "robustness": plots.robustness_figure(Robustness(clean=rate(9, 10), curves=curves), "t", theme),
         "filters": plot_filters(filters, theme),
         "positions": plot_positions(similarity, "learned", theme),
-        "distance": plot_distance(torch.rand(3, 4), 2, 45.0, theme),
+        "distance": plot_distance(torch.rand(3, 4), 2, (32, 32), theme),
     }
 
 

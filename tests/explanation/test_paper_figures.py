@@ -103,7 +103,7 @@ def test_a_figure_is_a_pdf_and_a_png(make_model, tmp_path) -> None:
     figures = {
         "filters": plot_filters(patch_filters(model)),
         "positions": plot_positions(similarity, "learned"),
-        "distance": plot_distance(torch.rand(3, 4), 2, 45.0),
+        "distance": plot_distance(torch.rand(3, 4), 2, (32, 32)),
     }
     for name, figure in figures.items():
         pdf, png = save_paper_figure(figure, tmp_path, name)

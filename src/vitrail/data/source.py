@@ -80,8 +80,8 @@ class ArraySource(Source):
         return f"{self._keys}/{index}" if isinstance(self._keys, str) else self._keys[index]
 
     def select(self, indices: Sequence[int] | Labels) -> "ArraySource":
-        keys = [self.key(int(index)) for index in indices]
-        return ArraySource(self.images[np.asarray(indices)], self.labels[np.asarray(indices)], keys)
+        chosen = np.asarray(indices, dtype=np.int64)
+        return ArraySource(self.images[chosen], self.labels[chosen], [self.key(index) for index in chosen.tolist()])
 
 
 class FileSource(Source):
@@ -102,8 +102,8 @@ class FileSource(Source):
         return list(self.names)
 
     def select(self, indices: Sequence[int] | Labels) -> "FileSource":
-        places: list[int] = np.asarray(indices).tolist()
-        return FileSource([self.names[place] for place in places], self.labels[places], self.root)
+        chosen = np.asarray(indices, dtype=np.int64)
+        return FileSource([self.names[index] for index in chosen.tolist()], self.labels[chosen], self.root)
 
 
 class RowSource(Source):
@@ -118,7 +118,7 @@ class RowSource(Source):
         return f"{self.name}:{self.rows[index]}"
 
     def select(self, indices: Sequence[int] | Labels) -> Self:
-        part, chosen = copy(self), np.asarray(indices)
+        part, chosen = copy(self), np.asarray(indices, dtype=np.int64)
         part.rows, part.labels = self.rows[chosen], self.labels[chosen]
         return part
 

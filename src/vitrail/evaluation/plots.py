@@ -47,7 +47,9 @@ def _draw_matrix(confusion: Confusion, classes: Sequence[str], title: str, theme
     axes.set_xticks(range(count), names, rotation=0 if upright else 90, fontsize=size)
     axes.set_yticks(range(count), names, fontsize=size)
     if count <= MOST_NUMBERS:
-        _write_counts(axes, counts, shares, size, theme)
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            color = theme.on_shade if shares[row, column] ** 0.5 > 0.55 else theme.ink
+            axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=size, color=color)
     else:
         axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
@@ -62,12 +64,6 @@ def _draw_matrix(confusion: Confusion, classes: Sequence[str], title: str, theme
     bar.set_label("share of the true class", fontsize=8 * large)
     cast("Any", bar).outline.set_visible(False)
     return figure
-
-
-def _write_counts(axes: Axes, counts: Integers, shares: np.ndarray[Any, Any], size: float, theme: Theme) -> None:
-    for row, column in zip(*np.nonzero(counts), strict=True):
-        color = theme.on_shade if shares[row, column] ** 0.5 > 0.55 else theme.ink
-        axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=size, color=color)
 
 
 def _draw_pairs(confusion: Confusion, classes: Sequence[str], title: str, theme: Theme) -> Figure:
@@ -131,7 +127,10 @@ def robustness_figure(robustness: Robustness, title: str, theme: Theme = LIGHT) 
         axes.fill_between(levels, [r.low for r in rates], [r.high for r in rates], color=color, alpha=0.10, linewidth=0)
         axes.plot(levels, [rate.value for rate in rates], color=color, marker="o", markersize=4, linewidth=1.8)
         ends.append((rates[-1].value, name, color))
-    _write_ends(axes, ends, len(next(iter(robustness.curves.values()))))
+    position, last = -1.0, len(next(iter(robustness.curves.values())))
+    for value, name, color in sorted(ends):
+        position = max(value, position + 0.055)  # names that would overlap are moved apart
+        axes.annotate(name, (last + 0.12, position), color=color, fontsize=9, va="center", annotation_clip=False)
     axes.set_ylim(0, 1.02)
     axes.set_xlim(-0.1, 6.1)
     axes.set_xticks(range(6), ["clean", "1", "2", "3", "4", "5"])
@@ -142,14 +141,6 @@ def robustness_figure(robustness: Robustness, title: str, theme: Theme = LIGHT) 
     axes.set_ylabel("top-1 accuracy")
     axes.set_title(f"{shorten(title, 60)}\nmean over corruptions {robustness.mean:.1%}", loc="left", fontsize=11)
     return paint(figure, theme)
-
-
-def _write_ends(axes: Axes, ends: list[tuple[float, str, str]], last: int) -> None:
-    """The names at the ends of the lines, moved apart where they would overlap."""
-    position = -1.0
-    for value, name, color in sorted(ends):
-        position = max(value, position + 0.055)
-        axes.annotate(name, (last + 0.12, position), color=color, fontsize=9, va="center", annotation_clip=False)
 
 
 def map_figure(points: np.ndarray[Any, Any], labels: Sequence[str] | None, title: str) -> Figure:
@@ -171,7 +162,8 @@ def _scatter_classes(axes: Axes, points: np.ndarray[Any, Any], labels: np.ndarra
     names = sorted(set(labels.tolist()))
     many = len(names) > len(COLORS)
     for number, name in enumerate(names):
-        color = _hue(number, len(names)) if many else COLORS[number]
+        hue = hsv_to_rgb((number / len(names), 0.75, 0.85 if number % 2 else 0.6))  # all around, light and dark in turn
+        color = tuple(hue.tolist()) if many else COLORS[number]
         own = points[labels == name]
         axes.scatter(own[:, 0], own[:, 1], s=size, color=color, alpha=0.75, linewidths=0, label=shorten(name, 18))
         if many:  # a legend of so many colours is useless; each name is placed where its class is
@@ -181,12 +173,6 @@ def _scatter_classes(axes: Axes, points: np.ndarray[Any, Any], labels: np.ndarra
     if not many:
         scale = (40 / size) ** 0.5
         axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=scale)
-
-
-def _hue(number: int, count: int) -> tuple[float, float, float]:
-    """The colour of one of many classes: hues all around, light and dark in turn."""
-    red, green, blue = hsv_to_rgb((number / count, 0.75, 0.85 if number % 2 else 0.6))
-    return float(red), float(green), float(blue)
 
 
 def top_losses(measurement: Measurement, count: int) -> Integers:

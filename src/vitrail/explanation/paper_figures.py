@@ -1,6 +1,7 @@
 """The paper's figures 6 and 7 for any checkpoint: filters, positions, attention distance, and attention on pictures.
 
-What a model does not have (positions, patches cut from pixels) is `None` with a reason, never a stand-in."""
+What a model does not have (positions, patches cut from pixels) is `None` with a reason, never a stand-in.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def patch_filters(model: ViT, count: int = COMPONENTS) -> Filters:
         side = f"{weight.shape[-2]}×{weight.shape[-1]}"
         return Filters(pictures=weight.cpu(), explained=None, what=f"first {side} convolution of the {name} stem")
     weight = model.embed.patches.weight.detach().float()  # (D, C, rows, columns)
-    components, explained = principal_components(weight.flatten(1), count)
+    components, explained = _principal_components(weight.flatten(1), count)
     pictures = components.unflatten(1, weight.shape[1:])
     return Filters(pictures=pictures, explained=explained, what="principal components of the patch embedding")
 
@@ -62,7 +63,7 @@ def _first_convolution(model: ViT) -> Tensor:
     return first.weight.detach().float()
 
 
-def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The first directions of the largest variance (count, features), and each one's share of the variance.
 
     The sign, which is arbitrary, is such that the largest entry is positive.
@@ -201,8 +202,9 @@ def plot_positions(similarity: Tensor, kind: str, theme: Theme = LIGHT) -> Figur
     axes = figure.add_subplot()
     low, high = _range_of_others(similarity)
     shown = axes.imshow(mosaic, cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
-    axes.set_xticks([cell * (columns + gap) + (columns - 1) / 2 for cell in range(len(across))], _numbers(across))
-    axes.set_yticks([line * (rows + gap) + (rows - 1) / 2 for line in range(len(down))], _numbers(down))
+    for places, indices, side in ((axes.set_xticks, across, columns), (axes.set_yticks, down, rows)):
+        middles = [tile * (side + gap) + (side - 1) / 2 for tile in range(len(indices))]
+        places(middles, [f"{index + 1}" for index in indices])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("input patch column")
@@ -230,13 +232,9 @@ def _spread(count: int) -> list[int]:
     return [round(tile * (count - 1) / (MOST_TILES - 1)) for tile in range(MOST_TILES)]
 
 
-def _numbers(indices: Sequence[int]) -> list[str]:
-    return [str(index + 1) for index in indices]
-
-
 @matplotlib.rc_context(STYLE)
-def plot_distance(distance: Tensor, pictures: int, longest: float, theme: Theme = LIGHT) -> Figure:
-    """One dot per head and layer, and the layers' means as a line."""
+def plot_distance(distance: Tensor, pictures: int, size: Pair, theme: Theme = LIGHT) -> Figure:
+    """One dot per head and layer, and the layers' means as a line; the axis reaches to half the picture's diagonal."""
     layers, heads = distance.shape
     figure = Figure(figsize=(4.2, 3.0))
     axes = figure.add_subplot()
@@ -247,7 +245,7 @@ def plot_distance(distance: Tensor, pictures: int, longest: float, theme: Theme 
     axes.plot(range(layers), distance.mean(dim=1).numpy(), color=theme.faint, linewidth=1, zorder=2, label="mean")
     axes.set_xlabel("network depth (layer)")
     axes.set_ylabel("mean attention distance (pixels)")
-    axes.set_ylim(0, max(float(distance.max()) * 1.1, longest * 0.5))
+    axes.set_ylim(0, max(float(distance.max()) * 1.1, float(np.hypot(*size)) * 0.5))
     axes.set_xticks(range(0, layers, -(-layers // MOST_TICKS)))
     axes.grid(axis="y", linewidth=0.6, color=theme.line)
     on = counted(pictures, "picture")
@@ -287,8 +285,3 @@ def _lit(subject: Subject, explanation: Explanation) -> tuple[np.ndarray[Any, An
     pixels = np.asarray(picture_of(seen))
     light = spread(scale_map(explanation.map), seen.view).clamp(0, 1).numpy()[..., None]
     return pixels, (pixels * (DARKEST + (1 - DARKEST) * light**GAMMA)).astype(np.uint8)
-
-
-def longest_distance(size: Pair) -> float:
-    """The diagonal of a picture, which no attention can exceed."""
-    return float(np.hypot(*size))

@@ -121,7 +121,9 @@ def gradient_rollout(model: ViT, images: Tensor, targets: Tensor | None = None) 
     flow = Flow(model.config, weighted.groups)
     for layer, matrix in enumerate(weighted.layers):
         shares = _rows_to_one(matrix)
-        flow.multiply(shares if layer == model.config.depth else _keep_silent(half_residual(shares)))
+        if layer < model.config.depth:  # rows that attend to nothing have lost half of what they had
+            shares = _rows_to_one(half_residual(shares))
+        flow.multiply(shares)
         if layer in weighted.merged:
             flow.multiply(weighted.merged[layer])
     return flow.reading().unflatten(-1, grid_of(model, images)), weighted.logits
@@ -175,8 +177,3 @@ def _reading_row(model: ViT, weighted: WeightedAttention) -> Tensor:
 def _rows_to_one(matrix: Tensor) -> Tensor:
     sums = matrix.sum(dim=-1, keepdim=True)
     return torch.where(sums == 0, 0.0, matrix / sums)
-
-
-def _keep_silent(matrix: Tensor) -> Tensor:
-    """Rows that attend to nothing have lost half: scale them back to sum to 1."""
-    return matrix / matrix.sum(dim=-1, keepdim=True)

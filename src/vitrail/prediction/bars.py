@@ -10,6 +10,7 @@ from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import pixels, to_pil
 from vitrail.errors import InputError
+from vitrail.wording import cut
 
 SIDE = 480  # pixels of the shown picture's longer side
 LONGEST_LABEL = 32
@@ -31,7 +32,7 @@ def plot_prediction(
     bars = figure.add_subplot(grid[1])
     colours = [theme.blue, *[theme.faint] * (len(labels) - 1)]
     bars.barh(range(len(labels)), scores, color=colours, height=0.7)
-    bars.set_yticks(range(len(labels)), [_shorten(label) for label in labels])
+    bars.set_yticks(range(len(labels)), [cut(label, LONGEST_LABEL) for label in labels])
     bars.set(xlim=(0, 1.18), ylim=(max(len(labels), 3) - 0.4, -0.6), xticks=[])
     bars.spines[:].set_visible(False)
     bars.tick_params(length=0)
@@ -56,7 +57,3 @@ def _open(picture: Picture | None) -> Image.Image | None:
         return None
     image.thumbnail((SIDE, SIDE))
     return image
-
-
-def _shorten(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"

@@ -15,7 +15,6 @@ from vitrail.explanation import Subject, explain_by, open_subject
 from vitrail.explanation.heatmap import enlarge, overlay, picture_of, seen_part
 from vitrail.explanation.paper_figures import (
     attention_distance,
-    longest_distance,
     patch_filters,
     plot_distance,
     plot_filters,
@@ -42,7 +41,6 @@ from vitrail.report.blocks import (
 )
 from vitrail.report.sections import MOST_CLASSES, interval_text, rate_text
 from vitrail.rng import permutation
-from vitrail.weights.trust import Trust
 from vitrail.wording import counted
 
 MISTAKES, RIGHT = 12, 6  # pictures that are explained
@@ -140,11 +138,10 @@ def attention_section(predictor: Predictor, dataset: Dataset, measurement: Measu
             continue  # unreadable pictures have been counted already
         distances.append(attention_distance(model, image[None]))
     if distances:
-        distance, longest = torch.stack(distances).mean(dim=0), longest_distance(model.config.image_size)
+        distance, count, size = torch.stack(distances).mean(dim=0), len(distances), model.config.image_size
         ends = f"{distance[0].mean():.1f} pixels in the first layer, {distance[-1].mean():.1f} in the last"
         alt, about = f"Mean attention distance: {ends}", f"A head looks {ends}, on average."
-        count = len(distances)
-        drawn.append(encode_figure(lambda theme: plot_distance(distance, count, longest, theme), alt, about))
+        drawn.append(encode_figure(lambda theme: plot_distance(distance, count, size, theme), alt, about))
     about = "The figures of the ViT paper, for this checkpoint."
     return Section("Attention", [Paragraph(about, quiet=True), Drawings(drawn)])
 
@@ -156,7 +153,11 @@ def trust_sections(
     trust = measurement.trust
     if trust is None:
         return []
-    blocks: list[Block] = [Paragraph(_origin(trust, measurement)), Numbers(_numbers(measurement, unfamiliar))]
+    text = f"The calibration was made on {counted(trust.pictures, 'picture')} of {trust.data}, and is measured here on "
+    text += f"{measurement.split}."
+    if trust.data == f"{measurement.data}, {measurement.split}":
+        text += " These are the same pictures, so its figures are optimistic."
+    blocks: list[Block] = [Paragraph(text), Numbers(_numbers(measurement, unfamiliar))]
     if measurement.label_sets is not None:
         blocks += _set_blocks(measurement)
     if measurement.familiarity is not None:
@@ -165,14 +166,6 @@ def trust_sections(
         text = "The most unfamiliar pictures: their features are farthest from those of the training pictures."
         blocks += [Paragraph(text), Gallery(tiles, scale=False)]
     return [Section("How far to trust it", blocks)]
-
-
-def _origin(trust: Trust, measurement: Measurement) -> str:
-    text = f"The calibration was made on {counted(trust.pictures, 'picture')} of {trust.data}, and is measured here on "
-    text += f"{measurement.split}."
-    if trust.data == f"{measurement.data}, {measurement.split}":
-        text += " These are the same pictures, so its figures are optimistic."
-    return text
 
 
 def _numbers(measurement: Measurement, unfamiliar: OodScores | None) -> list[Fact]:

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 from vitrail import __version__
 from vitrail.files import atomic_path
 from vitrail.report.blocks import Block, Curve, Drawings, EncodedPicture, Gallery, Plot, Point, Report
+from vitrail.wording import cut, plain
 
 WIDTH, HEIGHT = 340, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 46, 30  # margins around the curves
@@ -168,9 +169,7 @@ def render_template(name: str, **values: Any) -> Markup:
 
 def harmless(text: str, longest: int = LONGEST) -> Markup:
     """Any text as HTML that is nothing but text: no tags, no control or direction codes, no lone surrogates."""
-    short = text if len(text) <= longest else text[: longest - 1] + "…"
-    safe = (char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in short)
-    return escape("".join(safe))
+    return escape(plain(cut(text, longest), lines=True))
 
 
 @cache

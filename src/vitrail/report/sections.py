@@ -28,7 +28,7 @@ from vitrail.report.blocks import (
     encode_figure,
 )
 from vitrail.training.curves import EpochRow, best_row
-from vitrail.wording import counted
+from vitrail.wording import counted, cut
 
 MOST_CLASSES = 40  # rows of a table
 ORDERED = 12  # classes up to which a table keeps the data's order
@@ -160,9 +160,8 @@ def result_section(measurement: Measurement, curves: Robustness | None = None) -
     if (speed := measurement.images_per_second) is not None:
         numbers.append(Fact("throughput", f"{speed:,.0f}", "pictures per second, from file to prediction"))
     blocks += [Numbers(numbers), _class_table(measurement)]
-    worst = [
-        f"{_brief(truth)} → {_brief(predicted)} ({count:,}×)" for truth, predicted, count in confusions(measurement, 5)
-    ]
+    pairs = [(cut(truth, 32), cut(predicted, 32), count) for truth, predicted, count in confusions(measurement, 5)]
+    worst = [f"{truth} → {predicted} ({count:,}×)" for truth, predicted, count in pairs]
     if worst:
         blocks.append(Paragraph("Most frequent mistakes (true → predicted): " + ", ".join(worst) + "."))
     if measurement.broken:
@@ -211,10 +210,6 @@ def _class_table(measurement: Measurement) -> Table:
         for index in indices
     ]
     return Table(("class", "precision", "recall", "F1", "pictures"), rows, note)
-
-
-def _brief(name: str, length: int = 32) -> str:
-    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def _number(value: float, form: str = ".3f") -> str:

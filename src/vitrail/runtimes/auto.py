@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -60,10 +61,14 @@ PLAIN = Way("torch", "float32")
 
 
 class Converter:
-    """Opens a model on any runtime; what that takes is done once, and when it is needed."""
+    """Opens a model on any runtime; what that takes is done once, and when it is needed.
 
-    def __init__(self, own: TorchRuntime, checkpoint: Checkpoint) -> None:
-        self.own, self.loaded = own, checkpoint
+    Args:
+        folder: where to write the ONNX file that other runtimes are made of; by default, the user's cache.
+    """
+
+    def __init__(self, own: TorchRuntime, checkpoint: Checkpoint, folder: Path | None = None) -> None:
+        self.own, self.loaded, self.folder = own, checkpoint, folder
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -77,7 +82,7 @@ class Converter:
     @cached_property
     def kept(self) -> GraphFile | None:
         """The ONNX file that is in the cache already."""
-        return find_graph(self.checkpoint, self.sha256)
+        return None if self.folder is not None else find_graph(self.checkpoint, self.sha256)
 
     @cached_property
     def int8(self) -> Int8Export | None:
@@ -88,7 +93,7 @@ class Converter:
 
     @cached_property
     def graph(self) -> GraphFile:
-        return self.kept or make_graph(self.checkpoint, self.sha256)
+        return self.kept or make_graph(self.checkpoint, self.sha256, self.folder)
 
     @property
     def num_bytes(self) -> int:

@@ -123,16 +123,16 @@ def find_graph(checkpoint: Checkpoint, sha256: str) -> GraphFile | None:
     return GraphFile(path=path, manifest=manifest)
 
 
-def make_graph(checkpoint: Checkpoint, sha256: str) -> GraphFile:
-    """Convert a checkpoint, and keep the result where the cache has room for it; elsewhere it lasts until the end."""
+def make_graph(checkpoint: Checkpoint, sha256: str, folder: Path | None = None) -> GraphFile:
+    """Convert a checkpoint, into a folder or the cache; without room there, the file lasts until the process ends."""
     exported = prepare_export(checkpoint, GraphOptions(), sha256)
-    folder = GRAPHS.folder
     size = sum(tensor.numel() * 4 for tensor in checkpoint.tensors.values())
-    if not _has_room(folder, size):
+    if folder is None and _has_room(GRAPHS.folder, size):
+        folder = GRAPHS.folder
+        GRAPHS.make_room(size)
+    elif folder is None:
         folder = Path(tempfile.mkdtemp(prefix="vitrail-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    else:
-        GRAPHS.make_room(size)
     target = folder / _graph_name(checkpoint, sha256)
     with atomic_path(target) as draft:
         draft.mkdir()

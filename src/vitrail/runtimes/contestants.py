@@ -5,7 +5,7 @@ it is measured.
 import json
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError, suggest
@@ -23,13 +23,10 @@ from vitrail.machine import computes_bf16, processor_name
 from vitrail.model import ViTConfig, summarize
 from vitrail.model.merging import with_merging
 from vitrail.registry import RUNTIMES, Precision, key_of
-from vitrail.runtimes import onnx_runtime
-from vitrail.runtimes.exporter import fit_to_pictures, prepare_export
-from vitrail.runtimes.graph import GraphOptions
+from vitrail.runtimes.auto import Converter, Way
 from vitrail.runtimes.graph_runtime import ExportedRuntime
 from vitrail.runtimes.int8_trials import size_of
-from vitrail.runtimes.manifest import GraphFile
-from vitrail.runtimes.runtime import Floats, LoadOptions, answers_of, backend_of, open_runtime, run_in_pieces
+from vitrail.runtimes.runtime import Floats, LoadOptions, answers_of, open_runtime, run_in_pieces
 from vitrail.runtimes.torch_runtime import DTYPES, TorchRuntime
 from vitrail.schema import from_dict
 from vitrail.threads import cores, num_cores, start_workers
@@ -85,35 +82,28 @@ def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
     A multiplication and an addition are two. The best of torch's library, NumPy's, and a product for each core by
     itself, which no core has to wait for.
     """
-    with_numpy = count == num_cores()  # NumPy always takes them all
     with cores(count), start_workers(count) as workers:
-        runs = [run for sizes in PRODUCTS for run in _products(*sizes, with_numpy)]
-        runs += [_products_apart(*sizes, workers, count) for sizes in PRODUCTS if count > 1]
+        runs = [run for sizes in PRODUCTS for run in _products(*sizes, workers, count)]
         laps = take_turns([multiply for _, multiply in runs], sys.maxsize, patience=seconds)
     return max(operations / best_of(own).wall for (operations, _), own in zip(runs, laps, strict=True))
 
 
-Product = tuple[int, Callable[[], object]]  # its operations, and what does it
-
-
-def _products(rows: int, inner: int, columns: int, with_numpy: bool) -> list[Product]:
-    left, right, out = torch.randn(rows, inner), torch.randn(inner, columns), torch.empty(rows, columns)
-    operations = 2 * rows * inner * columns
-    products: list[Product] = [(operations, lambda: torch.mm(left, right, out=out))]
-    if with_numpy:
-        arrays = left.numpy(), right.numpy(), out.numpy()
-        products.append((operations, lambda: np.matmul(arrays[0], arrays[1], out=arrays[2])))
-    return products
-
-
-def _products_apart(rows: int, inner: int, columns: int, workers: ThreadPoolExecutor, count: int) -> Product:
-    """As many products at once as there are cores."""
+def _products(
+    rows: int, inner: int, columns: int, workers: ThreadPoolExecutor, count: int
+) -> Iterator[tuple[int, Callable[[], object]]]:
+    """The operations of a product, and what does it."""
     own = [(torch.randn(rows, inner), torch.randn(inner, columns), torch.empty(rows, columns)) for _ in range(count)]
+    operations = 2 * rows * inner * columns
 
-    def multiply(matrices: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    def multiply(matrices: tuple[Tensor, Tensor, Tensor]) -> None:
         torch.mm(matrices[0], matrices[1], out=matrices[2])
 
-    return 2 * rows * inner * columns * count, lambda: list(workers.map(multiply, own))
+    yield operations, partial(multiply, own[0])
+    if count == num_cores():  # NumPy always takes them all
+        left, right, out = (matrix.numpy() for matrix in own[0])
+        yield operations, lambda: np.matmul(left, right, out=out)
+    if count > 1:
+        yield operations * count, lambda: list(workers.map(multiply, own))
 
 
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -215,34 +205,26 @@ class Workshop:
 
     def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
         self.checkpoint, self.folder = checkpoint, folder
-        self._models: dict[int, TorchRuntime] = {}
-        self._graphs: dict[int, GraphFile] = {}
+        self._converters: dict[int, Converter] = {}  # by the patches that each block merges
 
     def build(self, contestant: Contestant) -> Entrant:
         """A contestant, ready to compute; compiling by torch happens at the first call."""
         if contestant.is_peer:
             return self._build_peer(contestant)
-        checkpoint = merged(self.checkpoint, contestant.merge)
-        if contestant.merge not in self._models:
-            self._models[contestant.merge] = TorchRuntime(checkpoint.build())
-        own = self._models[contestant.merge]
-        runtime = backend_of(contestant.runtime).convert(
-            own, lambda: self._graph(contestant.merge), cast("Precision", contestant.precision)
-        )
+        if contestant.merge not in self._converters:
+            checkpoint = merged(self.checkpoint, contestant.merge)
+            self._converters[contestant.merge] = Converter(TorchRuntime(checkpoint.build()), checkpoint, self.folder)
+        converter = self._converters[contestant.merge]
+        runtime = converter.open(Way(contestant.runtime, cast("Precision", contestant.precision)))
         if isinstance(runtime, TorchRuntime):
             compute = _forward(contestant, runtime.model) if contestant.compiled else answers_of(runtime)
-            return _torch_entrant(contestant, runtime.model, summarize(checkpoint.config).forward_macs, compute)
-        megabytes = self._graph(contestant.merge).path.stat().st_size / 1e6
-        macs = summarize(fit_to_pictures(checkpoint).config).forward_macs
-        return Entrant(contestant=contestant, compute=answers_of(runtime), megabytes=megabytes, macs=macs)
-
-    def _graph(self, merge: int) -> GraphFile:
-        if merge not in self._graphs:
-            path = self.folder / f"merge-{merge}.onnx"
-            exported = prepare_export(merged(self.checkpoint, merge), GraphOptions())
-            onnx_runtime.write_export(exported, path)
-            self._graphs[merge] = GraphFile(path=path, manifest=exported.manifest)
-        return self._graphs[merge]
+            return _torch_entrant(contestant, runtime.model, summarize(runtime.model.config).forward_macs, compute)
+        return Entrant(
+            contestant=contestant,
+            compute=answers_of(runtime),
+            megabytes=size_of(converter.graph.path) / 1e6,
+            macs=summarize(converter.checkpoint.config).forward_macs,
+        )
 
     def _build_peer(self, contestant: Contestant) -> Entrant:
         kind, suffix = PEERS[contestant.runtime]

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from vitrail.errors import WeightsError
 from vitrail.progress import working
@@ -28,7 +29,7 @@ from vitrail.runtimes.int8_trials import (
 )
 from vitrail.runtimes.manifest import IMAGES, Manifest
 from vitrail.runtimes.runtime import Floats, backend_of, quietly
-from vitrail.weights.proof import Agreement
+from vitrail.weights.proof import Agreement, compare
 
 CHOOSING, ACCEPTING = "choosing", "accepting"
 NEAR = 0.05  # how far below the goal accuracy control may still help: it puts back single layers, not the whole model
@@ -189,13 +190,8 @@ class _Sweep:
         expected = self._expected[ACCEPTING]
         trial, logits = candidate.try_on(self._pictures[ACCEPTING], ACCEPTING, expected)
         self.trials.append(trial)
-        return trial, Agreement(
-            what="logits",
-            difference=float(np.abs(logits - expected).max()),
-            scale=float(np.abs(expected).max()),
-            top1=trial.agreement,
-            pictures=trial.pictures,
-        )
+        compared = compare("logits", torch.from_numpy(expected), torch.from_numpy(logits))
+        return trial, replace(compared, top1=trial.agreement)
 
     def _try(self, name: str, writer: Writer, method: Method) -> tuple[Trial, Candidate]:
         with working(f"quantising: {name}", speaks=self._speaks):

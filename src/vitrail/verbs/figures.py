@@ -13,7 +13,6 @@ from vitrail.explanation import Subject, explain_by, open_subject
 from vitrail.explanation.paper_figures import (
     EXAMPLES,
     attention_distance,
-    longest_distance,
     patch_filters,
     plot_attention,
     plot_distance,
@@ -146,7 +145,7 @@ def draw_attention(looks: Looks, folder: Path) -> tuple[list[Path], list[str]]:
     """The figures of the model's attention on pictures, and notes on those that are missing."""
     config = looks.predictor.model.config
     distance = torch.stack(looks.distances).mean(dim=0)
-    plot = plot_distance(distance, len(looks.distances), longest_distance(config.image_size))
+    plot = plot_distance(distance, len(looks.distances), config.image_size)
     written = save_paper_figure(plot, folder, "distance")
     try:
         explained = [(subject, explain_by(looks.predictor, subject, "rollout")) for subject in looks.shown]

@@ -19,6 +19,7 @@ from vitrail.weights.adapt import adapt, without_trust
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.keys import Rule, read_tensors, write_tensors
 from vitrail.weights.read import FORMATS
+from vitrail.weights.resolve import FormatName
 from vitrail.weights.sidecars import read_json
 from vitrail.weights.tensor_files import read_safetensors
 
