@@ -61,9 +61,7 @@ class Decoder:
                 )
             except OSError as error:  # not the picture's fault
                 ours.close()
-                raise RuntimeError(
-                    f"the process for large WebP pictures cannot be started: {error}"
-                ) from error
+                raise RuntimeError(f"the process for large WebP pictures cannot be started: {error}") from error
         self._connection = ours
         return ours
 
