@@ -82,14 +82,15 @@ def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
     A multiplication and an addition are two. The best of torch's library, NumPy's, and a product for each core by
     itself, which no core has to wait for.
     """
+    with_numpy = count == num_cores()  # NumPy always takes them all
     with cores(count), start_workers(count) as workers:
-        runs = [run for sizes in PRODUCTS for run in _products(*sizes, workers, count)]
+        runs = [run for sizes in PRODUCTS for run in _products(*sizes, workers, count, with_numpy)]
         laps = take_turns([multiply for _, multiply in runs], sys.maxsize, patience=seconds)
     return max(operations / best_of(own).wall for (operations, _), own in zip(runs, laps, strict=True))
 
 
 def _products(
-    rows: int, inner: int, columns: int, workers: ThreadPoolExecutor, count: int
+    rows: int, inner: int, columns: int, workers: ThreadPoolExecutor, count: int, with_numpy: bool
 ) -> Iterator[tuple[int, Callable[[], object]]]:
     """The operations of a product, and what does it."""
     own = [(torch.randn(rows, inner), torch.randn(inner, columns), torch.empty(rows, columns)) for _ in range(count)]
@@ -99,7 +100,7 @@ def _products(
         torch.mm(matrices[0], matrices[1], out=matrices[2])
 
     yield operations, partial(multiply, own[0])
-    if count == num_cores():  # NumPy always takes them all
+    if with_numpy:
         left, right, out = (matrix.numpy() for matrix in own[0])
         yield operations, lambda: np.matmul(left, right, out=out)
     if count > 1:
