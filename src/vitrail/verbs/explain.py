@@ -10,9 +10,9 @@ import torch
 from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError, ExplanationError, VitrailError, suggest
 from vitrail.explanation import METHODS, MethodChoice, choose, explain_by, measure, open_subject
-from vitrail.explanation.attention import check_choice
 from vitrail.explanation.faithfulness import CANDIDATES, JUDGED
 from vitrail.explanation.heatmap import Explained, Explanations, unique_stems
+from vitrail.explanation.raw_attention import check_choice
 from vitrail.explanation.saliency import Method, Subject, check_explainable, target_index
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress
