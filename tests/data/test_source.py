@@ -1,11 +1,15 @@
-"""What data are called."""
+"""What data are called, and parts of a source."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from vitrail.data import open_data
-from vitrail.data.source import name_after
+from vitrail.data.source import ArraySource, FileSource, Source, name_after
+from vitrail.data.sources.hf_datasets import HubSource
+from vitrail.data.sources.shards import Shard, ShardSource
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,22 @@ def test_the_current_folder_has_a_name_too(make_folder, monkeypatch: pytest.Monk
     assert open_data(".").name == "flowers"
     (root.parent / "labels.csv").write_text("picture,label\n" + "dataset/train/cat/000.jpg,cat\n" * 1)
     assert name_after(root.parent / "labels.csv") == "flowers"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ArraySource(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1, 0], "a"),
+        FileSource(["a/0", "a/1", "a/2"], [0, 1, 0], Path()),
+        HubSource([], "image", [0, 1, 0], "a"),
+        ShardSource([Shard("x.tar", Path()), Shard("y.tar", Path())], [[0], [1, 0]]),
+    ],
+    ids=lambda source: type(source).__name__,
+)
+def test_parts_keep_names_and_may_be_empty(source: Source) -> None:
+    keys = source.keys()
+    part = source.select([2, 1]).select(np.array([1, 0]))
+    assert part.keys() == keys[1:]
+    assert part.labels.tolist() == [1, 0]
+    assert source.keys() == keys
+    assert len(source.select([])) == 0

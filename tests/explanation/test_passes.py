@@ -9,16 +9,16 @@ from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.explanation import passes
-from vitrail.explanation.attention import attention_maps
 from vitrail.explanation.paper_figures import attention_distance
-from vitrail.explanation.passes import Groups, fused, head_chunks, head_mean, probabilities, run
+from vitrail.explanation.passes import Groups, LayerInputs, probabilities, run
+from vitrail.explanation.raw_attention import attention_maps
 from vitrail.explanation.relevance import gradient_rollout, relevance, rollout
 from vitrail.explanation.saliency import METHODS, explain_by
 from vitrail.model import AttentionQuery, BlockConfig, PositionConfig
 
 
-def only_fused(layer, query, key, value, mask, scale):
-    return fused(query, key, value, mask, scale)
+def only_fused(inputs: LayerInputs) -> Tensor:
+    return inputs.output()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -39,11 +39,12 @@ def test_heads_can_be_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key = torch.randn(2, 5, 7, 4), torch.randn(2, 5, 9, 4)
     whole = probabilities(query, key, 0.5)
     assert torch.allclose(whole.sum(dim=-1), torch.ones(2, 5, 7))
-    mean = head_mean(query, key, None, 0.5)
+    inputs = LayerInputs(0, query, key, key, None, 0.5)
+    mean = inputs.mean()
     monkeypatch.setattr(passes, "CHUNK", 2 * 2 * 7 * 9)
-    assert [len(chunk[0]) for chunk in head_chunks(query, key, None, 0.5)] == [2, 2, 1]
-    assert torch.equal(torch.cat(list(head_chunks(query, key, None, 0.5)), dim=1), whole)
-    assert torch.allclose(head_mean(query, key, None, 0.5), mean)
+    assert [len(chunk[0]) for chunk in inputs.chunks()] == [2, 2, 1]
+    assert torch.equal(torch.cat(list(inputs.chunks()), dim=1), whole)
+    assert torch.allclose(inputs.mean(), mean)
     assert torch.allclose(mean, whole.mean(dim=1))
 
 

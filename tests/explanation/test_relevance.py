@@ -8,7 +8,7 @@ from tests.explanation.conftest import SHAPES, eager, images_for
 from torch import Tensor
 
 from vitrail.errors import ConfigError
-from vitrail.explanation.attention import attention_maps
+from vitrail.explanation.raw_attention import attention_maps
 from vitrail.explanation.relevance import gradient_rollout, relevance, rollout
 
 

@@ -5,7 +5,7 @@ import torch
 from benchmarks.peers import transformers
 
 from conftest import randomize
-from vitrail.explanation.attention import attention_maps
+from vitrail.explanation.raw_attention import attention_maps
 from vitrail.explanation.relevance import rollout
 from vitrail.weights.read import read_checkpoint
 

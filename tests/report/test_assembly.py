@@ -22,7 +22,7 @@ from vitrail.explanation import explain_by
 from vitrail.model import ConvStem, PositionConfig
 from vitrail.report import insights
 from vitrail.report.assembly import report_on_run
-from vitrail.report.commands import as_typed, run_commands
+from vitrail.report.command_lines import as_typed, run_commands
 from vitrail.report.sections import training_section
 from vitrail.training.curves import EpochRow
 from vitrail.training.recipes import RECIPES, digits

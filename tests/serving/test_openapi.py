@@ -18,11 +18,14 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
     unsupported_method,
 )
+from starlette.responses import JSONResponse, Response
 
 from fuzzing import cases
 from serving.conftest import InProcess, Running
 from serving.test_gate import ask
 from vitrail import explanation
+from vitrail.serving import app
+from vitrail.serving.dispatch import Call, Endpoint, parameter
 from vitrail.serving.rest import METHODS
 
 CHECKS = [
@@ -67,6 +70,31 @@ def try_out(operation: Any, mode: GenerationMode) -> None:
 
 def test_the_methods_are_those_of_the_library() -> None:
     assert ("auto", *explanation.METHODS) == METHODS
+
+
+def test_a_route_is_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arguments are checked, it is described, and it requires the token, by its declaration."""
+    size = {"type": "integer", "minimum": 1, "maximum": 3, "default": 2}
+
+    @Endpoint("GET", "/v1/toy", "A toy", (parameter("size", size, "How large."),), "Labels")
+    async def toy(call: Call) -> Response:
+        return JSONResponse(call.arguments)
+
+    monkeypatch.setattr(app, "ENDPOINTS", (*app.ENDPOINTS, toy))
+    service = InProcess(token="correct-horse")
+    headers = {"authorization": "Bearer correct-horse"}
+    for query, status, told in (
+        ("", 200, '{"size":2}'),
+        ("?size=3", 200, '{"size":3}'),
+        ("?size=4", 422, "size must be a whole number from 1 to 3; got '4'."),
+        ("?sizes=1", 422, "unknown argument 'sizes'"),
+    ):
+        answer = ask(service, lambda client, query=query: client.get(f"/v1/toy{query}", headers=headers))
+        assert answer.status_code == status
+        assert told in answer.text
+    assert ask(service, lambda client: client.get("/v1/toy")).status_code == 401
+    described = ask(service, lambda client: client.get("/openapi.json", headers=headers)).json()["paths"]["/v1/toy"]
+    assert described["get"]["parameters"][0]["schema"] == size
 
 
 def test_tokens_are_described() -> None:

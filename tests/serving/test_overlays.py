@@ -18,8 +18,8 @@ import vitrail
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, ExplanationError, InputError
 from vitrail.explanation import METHODS, open_subject
-from vitrail.explanation.attention import patch_attention
 from vitrail.explanation.heatmap import scale_map
+from vitrail.explanation.raw_attention import patch_attention
 from vitrail.explanation.saliency import explain_by
 from vitrail.model import AttentionQuery
 from vitrail.prediction import Predictor

@@ -22,8 +22,8 @@ from serving.browser import CHROMIUM, FRAME, Chromium, Held, Script
 from serving.conftest import Running, encode
 from vitrail.data.preprocess import Preprocess
 from vitrail.explanation import open_subject
-from vitrail.explanation.attention import patch_attention
 from vitrail.explanation.heatmap import scale_map
+from vitrail.explanation.raw_attention import patch_attention
 from vitrail.prediction import Predictor
 from vitrail.runtimes.torch_runtime import TorchRuntime
 

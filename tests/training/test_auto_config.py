@@ -43,7 +43,7 @@ def arrays(count: int, channels: int, side: int) -> Dataset:
     ],
 )
 def test_choice(dataset: Dataset, weights: str | None, expected: str, model: str | None) -> None:
-    chosen = choose(dataset, weights)
+    chosen = choose(dataset, look_at(dataset.split("train")), weights)
     assert (chosen.recipe, chosen.start.model, chosen.start.weights) == (expected, model, weights)
 
 

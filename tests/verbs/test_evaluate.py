@@ -15,7 +15,7 @@ import vitrail
 from vitrail.cli.main import main
 from vitrail.data import DataConfig, open_data, write_split_file
 from vitrail.errors import ConfigError, InputError
-from vitrail.report.commands import flags
+from vitrail.report.command_lines import flags
 from vitrail.verbs.evaluate import evaluate
 
 DIGITS = tuple("9876543210")

@@ -9,20 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.augment.crops import (
-    crop_picture,
-    crop_tensor,
-    fit_batch_for_shift,
-    fit_for_shift,
-    resized_crop_numbers,
-    shift_batch,
-)
+from vitrail.data.augment.crops import crop_picture, crop_tensor, fit_for_shift, resized_crop_numbers, shift_batch
 from vitrail.data.augment.ops import take
 from vitrail.data.augment.pipeline import augment_batch, mix, one_hot
 from vitrail.data.config import Augment
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import ArraySource, Source
-from vitrail.data.transform import fit, fit_tensor, normalize
+from vitrail.data.transform import fit, fit_tensor, normalize, pixels
 from vitrail.errors import DataError, InputError
 from vitrail.rng import Draws, Floats, Integers
 from vitrail.wording import reason
@@ -136,8 +129,8 @@ class ChunkMaker:
         if self.augment.crop == "resized":
             return crop_picture(picture, self._train_spec, self.augment, numbers, name)
         if self.augment.crop == "pad":
-            whole = fit_for_shift(picture, self._train_spec, name)
-            return shift_batch(whole[None], self._train_spec, self.augment, draws)[0]
+            whole = fit_for_shift(pixels(picture, self._train_spec, name)[None], self._train_spec)
+            return shift_batch(whole, self._train_spec, self.augment, draws)[0]
         return fit(picture, self._train_spec, name)
 
     def _crop_arrays(self, source: ArraySource, samples: Integers, draws: Draws) -> Tensor:
@@ -149,7 +142,7 @@ class ChunkMaker:
         if not self.augment:
             return fit_tensor(images, self.spec)
         if self.augment.crop == "pad":
-            return shift_batch(fit_batch_for_shift(images, self._train_spec), self._train_spec, self.augment, draws)
+            return shift_batch(fit_for_shift(images, self._train_spec), self._train_spec, self.augment, draws)
         if self.augment.crop == "none":
             return fit_tensor(images, self._train_spec).contiguous()
         numbers = resized_crop_numbers(draws)

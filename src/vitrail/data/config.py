@@ -130,11 +130,11 @@ class Augment:
     policy: Literal["none", "rand", "auto", "trivial", "three"] = "none"
     """RandAugment, AutoAugment (with CIFAR-10's policy), TrivialAugment or 3-Augment."""
     num_ops: int = 2
-    """With policy=rand: operations per picture."""
+    """With policy=rand: number of operations per picture."""
     magnitude: float = 9.0
-    """With policy=rand: their strength, 0 to 30."""
+    """With policy=rand: strength of the operations, 0 to 30."""
     magnitude_std: float = 0.0
-    """With policy=rand: how much the strength varies."""
+    """With policy=rand: standard deviation of the strength."""
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Strength of random changes of brightness, contrast, saturation and hue."""
     erase_rate: float = 0.0
@@ -146,9 +146,9 @@ class Augment:
     cutmix: float = 0.0
     """Alpha of cutmix's Beta distribution; 0 turns it off."""
     mix_rate: float = 1.0
-    """Share of pictures that are mixed."""
+    """Share of pictures that are mixed with another."""
     switch_rate: float = 0.5
-    """Share of these that are mixed by cutmix, if both are on."""
+    """Share of the mixed pictures that use cutmix, if both are on."""
     repeats: int = 1
     """Versions of each picture in one batch (repeated augmentation)."""
 

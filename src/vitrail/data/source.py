@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.split import split_samples, stratify
 from vitrail.errors import DataError, list_names, shorten
+from vitrail.rng import Integers
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
@@ -29,14 +30,13 @@ GENERIC = frozenset(
 )
 ELSEWHERE = frozenset({"", "tmp", "home", "root", "mnt", "media", "users", "content", "workspace", "work"})
 SMALL_SIDE = 64  # pictures up to this side are not cropped, since every pixel counts
-Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Source(ABC):
     """The pictures and labels of one split."""
 
-    def __init__(self, labels: Sequence[int] | Labels) -> None:
-        self.labels: Labels = np.asarray(labels, dtype=np.int64)
+    def __init__(self, labels: Sequence[int] | Integers) -> None:
+        self.labels: Integers = np.asarray(labels, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -54,7 +54,7 @@ class Source(ABC):
         return [self.key(index) for index in range(len(self))]
 
     @abstractmethod
-    def select(self, indices: Sequence[int] | Labels) -> "Source":
+    def select(self, indices: Sequence[int] | Integers) -> "Source":
         """A part of this source, in the order given."""
 
     @property
@@ -66,7 +66,7 @@ class Source(ABC):
 class ArraySource(Source):
     """Pictures that live in memory: bytes (N, C, H, W)."""
 
-    def __init__(self, images: "Tensor", labels: Sequence[int] | Labels, keys: Sequence[str] | str) -> None:
+    def __init__(self, images: "Tensor", labels: Sequence[int] | Integers, keys: Sequence[str] | str) -> None:
         super().__init__(labels)
         assert images.ndim == 4
         assert len(images) == len(self.labels)
@@ -79,15 +79,15 @@ class ArraySource(Source):
     def key(self, index: int) -> str:
         return f"{self._keys}/{index}" if isinstance(self._keys, str) else self._keys[index]
 
-    def select(self, indices: Sequence[int] | Labels) -> "ArraySource":
-        keys = [self.key(int(index)) for index in indices]
-        return ArraySource(self.images[np.asarray(indices)], self.labels[np.asarray(indices)], keys)
+    def select(self, indices: Sequence[int] | Integers) -> "ArraySource":
+        chosen = np.asarray(indices, dtype=np.int64)
+        return ArraySource(self.images[chosen], self.labels[chosen], [self.key(index) for index in chosen.tolist()])
 
 
 class FileSource(Source):
     """Pictures that are files, by their names below `root`: texts, since a `Path` for each of millions takes long."""
 
-    def __init__(self, names: Sequence[str], labels: Sequence[int] | Labels, root: Path) -> None:
+    def __init__(self, names: Sequence[str], labels: Sequence[int] | Integers, root: Path) -> None:
         super().__init__(labels)
         self.names = names  # with "/" between folders on every system; absolute for a file elsewhere
         self.root = root
@@ -101,15 +101,15 @@ class FileSource(Source):
     def keys(self) -> list[str]:
         return list(self.names)
 
-    def select(self, indices: Sequence[int] | Labels) -> "FileSource":
-        places: list[int] = np.asarray(indices).tolist()
-        return FileSource([self.names[place] for place in places], self.labels[places], self.root)
+    def select(self, indices: Sequence[int] | Integers) -> "FileSource":
+        chosen: list[int] = np.asarray(indices, dtype=np.int64).tolist()
+        return FileSource([self.names[index] for index in chosen], self.labels[chosen], self.root)
 
 
 class RowSource(Source):
     """Pictures that are rows of something, which samples are named after; a part of it keeps the rows' numbers."""
 
-    def __init__(self, name: str, labels: Sequence[int] | Labels, rows: Labels | None = None) -> None:
+    def __init__(self, name: str, labels: Sequence[int] | Integers, rows: Integers | None = None) -> None:
         super().__init__(labels)
         self.name = name
         self.rows = np.arange(len(self.labels)) if rows is None else rows  # of each sample, (N,) or (N, …)
@@ -117,8 +117,8 @@ class RowSource(Source):
     def key(self, index: int) -> str:
         return f"{self.name}:{self.rows[index]}"
 
-    def select(self, indices: Sequence[int] | Labels) -> Self:
-        part, chosen = copy(self), np.asarray(indices)
+    def select(self, indices: Sequence[int] | Integers) -> Self:
+        part, chosen = copy(self), np.asarray(indices, dtype=np.int64)
         part.rows, part.labels = self.rows[chosen], self.labels[chosen]
         return part
 

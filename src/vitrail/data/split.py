@@ -4,13 +4,13 @@ import csv
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, DataError, shorten
 from vitrail.files import atomic_path
+from vitrail.rng import Integers
 
 # Folder or column value → the split that it means.
 SPLIT_NAMES = {
@@ -25,10 +25,11 @@ SPLIT_NAMES = {
 }
 SPLITS = ("train", "val", "test")
 UNUSED = "unused"  # in a split file: a sample that is in no split
-Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def split_samples(config: DataConfig, keys: Sequence[str], labels: Sequence[int | str] | Indices) -> dict[str, Indices]:
+def split_samples(
+    config: DataConfig, keys: Sequence[str], labels: Sequence[int | str] | Integers
+) -> dict[str, Integers]:
     """Split → indices, for data without splits: by the split file, or stratified; empty splits are left out."""
     if config.split_file:
         parts = read_split(config.split_file, keys)
@@ -44,8 +45,8 @@ def refuse_split_file(config: DataConfig, name: str) -> None:
 
 
 def stratify(
-    keys: Sequence[str], labels: Sequence[int | str] | Indices, rates: Mapping[str, float], seed: int
-) -> dict[str, Indices]:
+    keys: Sequence[str], labels: Sequence[int | str] | Integers, rates: Mapping[str, float], seed: int
+) -> dict[str, Integers]:
     """Split → indices, each class in the same proportions; "train" gets the rest and at least one of each class.
 
     A sample's position follows from the hash of its name, so neither the order of the files nor new ones move the
@@ -81,7 +82,7 @@ def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> No
             writer.writerows((key, split, name) for key, name in samples)
 
 
-def read_split(path: Path, keys: Sequence[str]) -> dict[str, Indices]:
+def read_split(path: Path, keys: Sequence[str]) -> dict[str, Integers]:
     """Split → indices into `keys`, as written; every sample must be there, and no other."""
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:

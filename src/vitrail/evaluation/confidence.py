@@ -108,9 +108,9 @@ class Scaling(NamedTuple):
 def fit_scaling(logits: Any, targets: Any) -> Scaling | None:
     """The scaling with the lowest NLL on these pictures, which must not be training pictures; None: too few of them.
 
-    The targets are smoothed as Platt's are, by one picture in all, so that a model that made no mistake on them is not
-    told that it never will. Smoothing is subtracted only if the NLL falls by more than a second number is worth
-    (the Bayesian information criterion). The NLL of the unsmoothed targets never rises: nothing changes where it would.
+    The targets are smoothed as Platt's are, by one picture in total, so that a model without a single mistake on them
+    does not become absolutely certain. A second number, the smoothing, is kept only if it lowers the NLL enough (by the
+    Bayesian information criterion). The NLL of the unsmoothed targets never rises: where it would, nothing changes.
     """
     scores, truth = check(logits, targets)
     if len(truth) < FEWEST:
@@ -146,10 +146,10 @@ def _nll(logits: Array, targets: Integers, scaling: Scaling, smoothed: float = 0
 
 
 def fit_sets(logits: Array, targets: Integers, trust: Trust) -> LabelSets | None:
-    """The thresholds of every level that so many pictures can promise; None if they cannot promise any.
+    """The thresholds of every coverage level that this number of pictures can guarantee; None if it is too small.
 
-    Of n scores, the one at place ⌈(n + 1) · level⌉ in ascending order is the threshold, so that the promise holds for
-    any number of pictures that are like these.
+    Of n scores, the one at place ⌈(n + 1) · level⌉ in ascending order is the threshold, so that the guarantee holds
+    for any number of pictures that are like these.
     """
     plain = LabelSets(levels=(0.5,), thresholds=(0.0,), free_ranks=FREE_RANKS, penalty=PENALTY)
     ranks = answer(logits, targets).rank

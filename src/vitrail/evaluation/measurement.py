@@ -71,7 +71,7 @@ class Measurement:
     logits: Singles  # (N, classes); with test-time augmentation, the logarithms of the mean probabilities
     targets: Integers  # (N,)
     broken: dict[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be read
-    seconds: float | None  # None: with features that were known before
+    seconds: float | None  # None if the features were known already
     trust: Trust | None = None  # what the model's calibration found
     familiarity: Floats | None = None  # (N,) the scores of its `Familiarity`; None if it cannot tell
     coverage: float = COVERAGE  # of the label sets that are measured

@@ -16,7 +16,7 @@ from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
 from vitrail.weights.trust import UNFAMILIAR_RATE, Familiarity, Packed, pack
 
-TRAINING_PICTURES = 1000  # whose features are looked at: more change little
+TRAINING_PICTURES = 1000  # whose features are used: more change little
 FEWEST = 50
 DIRECTIONS = 32
 MOST_CENTRES = 100  # classes up to which each has a centre of its own,
@@ -71,7 +71,7 @@ def is_unlabelled(path: Path) -> bool:
 
 
 def open_unlabelled(folder: Path) -> FileSource:
-    """The pictures of such a folder, by name; their labels mean nothing."""
+    """The pictures of a folder without classes, by name; their labels mean nothing."""
     names = _picture_names(folder)
     return FileSource(names, np.zeros(len(names), dtype=np.int64), folder)
 

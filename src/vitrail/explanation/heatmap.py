@@ -37,8 +37,8 @@ from vitrail.data.sheet import (
 )
 from vitrail.data.transform import to_pil, to_tensor
 from vitrail.errors import ConfigError
-from vitrail.explanation.attention import AttentionMaps, attention_maps
 from vitrail.explanation.faithfulness import Faithfulness, MethodChoice
+from vitrail.explanation.raw_attention import AttentionMaps, attention_maps
 from vitrail.explanation.saliency import Explanation, Method, Subject, View, open_subject, spread
 from vitrail.files import atomic_path
 from vitrail.prediction import Predictor

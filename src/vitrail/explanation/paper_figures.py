@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitrail.canvas import LIGHT, Theme, paint, save_figure
 from vitrail.explanation.heatmap import enlarge, picture_of, scale_map, seen_part
-from vitrail.explanation.passes import Groups, fused, grid_of, head_chunks, on_model, run
+from vitrail.explanation.passes import Groups, LayerInputs, grid_of, on_model, run
 from vitrail.explanation.saliency import Explanation, Subject, spread
 from vitrail.model import ViT
 from vitrail.model.config import ConvStem, Pair, PatchStem
@@ -89,7 +89,7 @@ def attention_distance(model: ViT, images: Tensor) -> Tensor:
 
     The mean, over the patches that look and the pictures, of the distance between the centres of patches, weighted by
     attention. [cls] and registers have no place: their rows are left out, and each patch's attention to patches is
-    brought to the sum 1. Where tokens are merged, the patches in one look and are looked at as one.
+    scaled to sum to 1. Where tokens are merged, the patches in one attend and are attended to as one.
     """
     images = on_model(model, images)
     prefix, depth = model.config.prefix, model.config.depth
@@ -97,18 +97,17 @@ def attention_distance(model: ViT, images: Tensor) -> Tensor:
     layers: list[Tensor] = []
     groups = Groups(prefix)
 
-    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        if layer < depth:
+    def look(inputs: LayerInputs) -> None:
+        if inputs.layer < depth:
             means: list[Tensor] = []
-            for part in head_chunks(query[:, :, prefix:], key, mask, scale):
+            for part in inputs._replace(query=inputs.query[:, :, prefix:]).chunks():
                 among = part[..., prefix:]
                 among = groups.repeat(groups.spread(among / among.sum(dim=-1, keepdim=True)))
                 means.append((among * far).sum(dim=-1).mean(dim=(0, 2)))
             layers.append(torch.cat(means))
-        return fused(query, key, value, mask, scale)
 
     with torch.inference_mode():
-        run(model, images, mix, watch=groups.watch, all_queries=True)
+        run(model, images, look, watch=groups.watch, all_queries=True)
     return torch.stack(layers).float().cpu()
 
 

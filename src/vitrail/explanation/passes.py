@@ -1,14 +1,15 @@
-"""The model's own forward pass, with the mixing left to the caller.
+"""The model's own forward pass, with what each layer's attention gets shown to the caller.
 
-`run` hands the queries, keys and values of each layer to a `Mix`, which returns softmax(Q Kᵀ · scale) V in whatever way
-it likes: fused while it reads the queries and keys, or with probabilities that gradients can flow to.
+`run` hands the queries, keys and values of each layer to a function, which may return softmax(Q Kᵀ · scale) V with
+probabilities that gradients can flow to. Otherwise, the pass stays fused.
 
 `Groups` follows a pass and knows which token each patch is part of in the layer that is at work. What a merged token
 gets is shared equally among its patches, because its value is their mean. As long as nothing is merged, everything
-passes through unchanged."""
+passes through unchanged.
+"""
 
-from collections.abc import Generator
-from typing import Protocol
+from collections.abc import Callable, Generator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,55 +24,63 @@ from vitrail.model.vit import Watch
 CHUNK = 1 << 22  # probabilities held at once where heads are taken one after the other
 
 
-class Mix(Protocol):
-    """Layers are counted from 0; attention pooling counts as one more, whose only query is the probe.
+class LayerInputs(NamedTuple):
+    """What the attention of one layer gets. Layers count from 0; attention pooling is one more, after the last.
 
-    Attention pooling looks only at the patches: its keys leave out [cls] and registers. Where [cls] is pooled, the
-    last layer's only query is [cls], because nobody reads the others. `mask` is None, or where tokens were merged, what
-    their sizes add to the scores.
+    Attention pooling has one query, its probe, and only the patches as keys, not [cls] and registers. Where [cls] is
+    pooled, the last layer's only query is [cls], because the others are not read.
     """
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
-    ) -> Tensor: ...
+    layer: int
+    query: Tensor  # (B, H, queries, K)
+    key: Tensor  # (B, H, keys, K)
+    value: Tensor
+    mask: Tensor | None  # what the sizes of merged tokens add to the scores
+    scale: float
+
+    def output(self) -> Tensor:
+        """softmax(Q Kᵀ · scale) V by the kernel that the model itself uses."""
+        return F.scaled_dot_product_attention(self.query, self.key, self.value, self.mask, scale=self.scale)
+
+    def chunks(self) -> Generator[Tensor]:
+        """The probabilities of all heads, a few heads at a time, so that many tokens need little memory."""
+        step = max(1, CHUNK // (self.query.shape[0] * self.query.shape[2] * self.key.shape[2]))
+        for query, key in zip(self.query.split(step, dim=1), self.key.split(step, dim=1), strict=True):
+            yield probabilities(query, key, self.scale, self.mask)
+
+    def mean(self) -> Tensor:
+        """The probabilities averaged over the heads: (B, queries, keys)."""
+        sums = [chunk.sum(dim=1) for chunk in self.chunks()]
+        return (torch.stack(sums).sum(dim=0) if len(sums) > 1 else sums[0]).div_(self.query.shape[1])
 
 
-def run(model: ViT, images: Tensor, mix: Mix, *, watch: Watch | None = None, all_queries: bool = False) -> Tensor:
-    """Logits (B, classes) of prepared pictures, as `model(images)` computes them, attention done by `mix`.
+def run(
+    model: ViT,
+    images: Tensor,
+    look: Callable[[LayerInputs], Tensor | None],
+    *,
+    watch: Watch | None = None,
+    all_queries: bool = False,
+) -> Tensor:
+    """Logits (B, classes) of prepared pictures, as `model(images)` computes them.
 
-    `watch` is called after each block; `all_queries` computes every token of the last layer too, for those who want to
-    see them look.
+    `look` is called in each layer, and its result, unless it is None, is the output of the layer's attention. `watch`
+    is called after each block; `all_queries` computes every token of the last layer too.
     """
     if model.training:
         raise ConfigError("a model is explained as it predicts, without dropout; call model.eval() first.")
 
-    def mix_layer(
+    def mix(
         layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, /, *, scale: float
     ) -> Tensor:
-        return mix(layer, query, key, value, mask, scale)
+        inputs = LayerInputs(layer, query, key, value, mask, scale)
+        output = look(inputs)
+        return inputs.output() if output is None else output
 
     tokens, _ = model.embed_images(images, None)
     keep = 1 if model.config.pooling == "cls" and not all_queries else None
-    tokens, sizes = model.encode(tokens, keep=keep, mix=mix_layer, watch=watch)
-    return model.classify(model.summarize(tokens, sizes, mix=mix_layer))
-
-
-def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The kernel that the model itself uses."""
-    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
-
-
-def head_chunks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Generator[Tensor]:
-    """The probabilities of all heads, a few heads at a time, so that many tokens need little memory."""
-    step = max(1, CHUNK // (query.shape[0] * query.shape[2] * key.shape[2]))
-    for start in range(0, query.shape[1], step):
-        yield probabilities(query[:, start : start + step], key[:, start : start + step], scale, mask)
-
-
-def head_mean(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The probabilities averaged over the heads: (B, queries, keys)."""
-    sums = [chunk.sum(dim=1) for chunk in head_chunks(query, key, mask, scale)]
-    return torch.stack(sums).sum(dim=0).div_(query.shape[1]) if len(sums) > 1 else sums[0].div_(query.shape[1])
+    tokens, sizes = model.encode(tokens, keep=keep, mix=mix, watch=watch)
+    return model.classify(model.summarize(tokens, sizes, mix=mix))
 
 
 def grid_of(model: ViT, images: Tensor) -> Pair:

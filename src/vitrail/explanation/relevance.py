@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import ConfigError
-from vitrail.explanation.passes import Groups, fused, grid_of, head_mean, on_model, run
+from vitrail.explanation.passes import Groups, LayerInputs, grid_of, on_model, run
 from vitrail.model import ViT, ViTConfig
 from vitrail.model.attention import probabilities
 
@@ -40,10 +40,9 @@ def rollout(model: ViT, images: Tensor) -> tuple[Tensor, Tensor]:
     config, groups = model.config, Groups(model.config.prefix)
     flow = Flow(config, groups)
 
-    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        mean = head_mean(query, key, mask, scale)  # (B, queries, keys)
-        flow.multiply(mean if layer == config.depth else half_residual(mean))
-        return fused(query, key, value, mask, scale)
+    def look(inputs: LayerInputs) -> None:
+        mean = inputs.mean()  # (B, queries, keys)
+        flow.multiply(mean if inputs.layer == config.depth else half_residual(mean))
 
     def watch(layer: int, tokens: Tensor, patches: Tensor | None) -> None:
         groups.watch(layer, tokens, patches)
@@ -51,7 +50,7 @@ def rollout(model: ViT, images: Tensor) -> tuple[Tensor, Tensor]:
             flow.multiply(groups.merged)
 
     with torch.inference_mode():
-        logits = run(model, images, mix, watch=watch)
+        logits = run(model, images, look, watch=watch)
         return flow.reading().unflatten(-1, grid_of(model, images)), logits
 
 
@@ -142,16 +141,17 @@ def weigh_attention(model: ViT, images: Tensor, targets: Tensor | None) -> Weigh
         if groups.merged is not None:
             merged[layer] = groups.merged
 
-    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        attention = probabilities(query, key, scale, mask)
+    def look(inputs: LayerInputs) -> Tensor:
+        attention = probabilities(inputs.query, inputs.key, inputs.scale, inputs.mask)
         attention = attention if attention.requires_grad else attention.requires_grad_()  # frozen weights
         kept.append(attention)
-        probe = layer == model.config.depth  # of attention pooling, which is never merged
-        sizes.append(1.0 if mask is None or probe else mask.exp()[..., : query.shape[2]].mT)
-        return attention.to(value.dtype) @ value
+        probe = inputs.layer == model.config.depth  # of attention pooling, which is never merged
+        merged_sizes = None if inputs.mask is None or probe else inputs.mask.exp()
+        sizes.append(1.0 if merged_sizes is None else merged_sizes[..., : inputs.query.shape[2]].mT)
+        return attention.to(inputs.value.dtype) @ inputs.value
 
     with torch.inference_mode(False), torch.enable_grad():
-        logits = run(model, on_model(model, images).detach().clone(), mix, watch=watch)
+        logits = run(model, on_model(model, images).detach().clone(), look, watch=watch)
         chosen = logits.argmax(dim=1) if targets is None else targets.to(logits.device)
         gradients = torch.autograd.grad(logits.gather(1, chosen[:, None]).sum(), kept)
     weighted: list[Tensor] = []

@@ -12,8 +12,8 @@ from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import fit_tensor, normalize, pixels
 from vitrail.errors import ConfigError, ExplanationError, suggest
-from vitrail.explanation.attention import attention_maps
 from vitrail.explanation.occlusion import occlude
+from vitrail.explanation.raw_attention import attention_maps
 from vitrail.explanation.relevance import gradient_rollout, relevance, rollout
 from vitrail.model import ViT
 from vitrail.model.config import Pair

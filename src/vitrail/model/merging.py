@@ -11,7 +11,7 @@ A merged token is the mean of all patches in it, so its size, the number of thes
 proportional: a token of size s counts as s equal ones, softmax(Q Kᵀ · scale + log s). [cls] and registers never merge.
 
 Every shape follows from the config and the picture's size, and every step is a plain operation of ONNX (TopK, Gather,
-Equal, MatMul), so exports contain it. Which pairs are best depends on each picture alone, not on the others of a batch.
+Equal, MatMul), so exports contain it. Which pairs are best depends only on the picture, not on the rest of the batch.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
 """Pictures in, labelled scores or embeddings out.
 
-predictor    `load` and `Predictor`: what users work with
-results      `Prediction` and `Embedding`
-predictions  several predictions, as a sequence
-pictures     what the user names on the command line → pictures
-arguments    which of several arguments is the model and which are pictures
+predictor  `load` and `Predictor`: what users work with
+results    `Prediction` and `Embedding`, how they are made from a row of numbers, and several of them as a sequence
+inputs     names of files, folders and patterns → pictures
+bars       a prediction as a figure
 """
 
 from vitrail.prediction.predictor import Predictor, load

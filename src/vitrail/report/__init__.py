@@ -2,6 +2,6 @@
 
 blocks    what a page consists of, as values: texts, tables, curves, encoded photographs and figures
 sections  the data, the training and the results; insights: single predictions, how far to trust them, attention
-assembly  the whole page, of a training run or an evaluation; commands: what a reader may run next
+assembly  the whole page, of a training run or an evaluation; command_lines: what a reader may run next
 render    a page as HTML, by the templates in `templates/`
 """

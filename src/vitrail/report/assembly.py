@@ -19,7 +19,7 @@ from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
 from vitrail.report.blocks import Block, Drawings, Fact, Listing, Paragraph, Report, Section, Table
-from vitrail.report.commands import data_arguments, eval_commands, run_commands
+from vitrail.report.command_lines import data_arguments, eval_commands, run_commands
 from vitrail.report.insights import attention_section, picture_sections, trust_sections
 from vitrail.report.render import render_template, write_report
 from vitrail.report.sections import (

@@ -108,7 +108,7 @@ def explain_tiles(
 def _map_of(predictor: Predictor, subject: Subject, target: int) -> tuple[Tensor, str]:
     """What counted for the predicted class, by a cheap class-specific method, or else by one that ignores the class.
 
-    An export has no gradients and no attention; covering its patches one by one is what is left.
+    An export has no gradients and no attention, so its patches are covered one by one.
     """
     if not predictor.in_torch:
         return explain_by(predictor, subject, "occlusion", target).map, "occlusion"

@@ -152,7 +152,7 @@ def render(report: Report) -> str:
     """The page as HTML, below `MOST_BYTES`: if necessary, the largest pictures are replaced by their descriptions."""
 
     def page(limit: int) -> str:
-        """With pictures of at most so many bytes."""
+        """With pictures of at most `limit` bytes."""
         return render_template("page.html.j2", report=report, limit=limit)
 
     largest = sorted((picture.size for picture in _all_pictures(report)), reverse=True)

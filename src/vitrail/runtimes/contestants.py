@@ -5,7 +5,7 @@ it is measured.
 import json
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError, suggest
@@ -84,33 +84,27 @@ def measure_gemm_peak(count: int, seconds: float = 1.0) -> float:
     """
     with_numpy = count == num_cores()  # NumPy always takes them all
     with cores(count), start_workers(count) as workers:
-        runs = [run for sizes in PRODUCTS for run in _products(*sizes, with_numpy)]
-        runs += [_products_apart(*sizes, workers, count) for sizes in PRODUCTS if count > 1]
+        runs = [run for sizes in PRODUCTS for run in _products(*sizes, workers, count, with_numpy)]
         laps = take_turns([multiply for _, multiply in runs], sys.maxsize, patience=seconds)
     return max(operations / best_of(own).wall for (operations, _), own in zip(runs, laps, strict=True))
 
 
-Product = tuple[int, Callable[[], object]]  # its operations, and what does it
-
-
-def _products(rows: int, inner: int, columns: int, with_numpy: bool) -> list[Product]:
-    left, right, out = torch.randn(rows, inner), torch.randn(inner, columns), torch.empty(rows, columns)
-    operations = 2 * rows * inner * columns
-    products: list[Product] = [(operations, lambda: torch.mm(left, right, out=out))]
-    if with_numpy:
-        arrays = left.numpy(), right.numpy(), out.numpy()
-        products.append((operations, lambda: np.matmul(arrays[0], arrays[1], out=arrays[2])))
-    return products
-
-
-def _products_apart(rows: int, inner: int, columns: int, workers: ThreadPoolExecutor, count: int) -> Product:
-    """As many products at once as there are cores."""
+def _products(
+    rows: int, inner: int, columns: int, workers: ThreadPoolExecutor, count: int, with_numpy: bool
+) -> Iterator[tuple[int, Callable[[], object]]]:
+    """The operations of a product, and what does it."""
     own = [(torch.randn(rows, inner), torch.randn(inner, columns), torch.empty(rows, columns)) for _ in range(count)]
+    operations = 2 * rows * inner * columns
 
-    def multiply(matrices: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    def multiply(matrices: tuple[Tensor, Tensor, Tensor]) -> None:
         torch.mm(matrices[0], matrices[1], out=matrices[2])
 
-    return 2 * rows * inner * columns * count, lambda: list(workers.map(multiply, own))
+    yield operations, partial(multiply, own[0])
+    if with_numpy:
+        left, right, out = (matrix.numpy() for matrix in own[0])
+        yield operations, lambda: np.matmul(left, right, out=out)
+    if count > 1:
+        yield operations * count, lambda: list(workers.map(multiply, own))
 
 
 PRECISIONS: tuple[str, ...] = get_args(Precision)

@@ -52,13 +52,18 @@ class Decoder:
         return image
 
     def _start(self) -> socket:
-        self._connection, theirs = socketpair()
+        ours, theirs = socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", "vitrail.serving.decoder", str(theirs.fileno())]
-            self.process = subprocess.Popen(  # noqa: S603 - our own
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            )
-        return self._connection
+            try:
+                self.process = subprocess.Popen(  # noqa: S603 - our own
+                    command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                )
+            except OSError as error:  # not the picture's fault
+                ours.close()
+                raise RuntimeError(f"the process for large WebP pictures cannot be started: {error}") from error
+        self._connection = ours
+        return ours
 
     def stop(self) -> None:
         """End the process; another one is started for the next picture."""

@@ -23,11 +23,8 @@ def _list(items: Schema, count: int | None = None) -> Schema:
     return {"type": "array", "items": items} | ({} if count is None else {"minItems": count, "maxItems": count})
 
 
-def _object(**properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _partly(optional: tuple[str, ...], properties: Schema) -> Schema:
+def _object(*optional: str, **properties: Schema) -> Schema:
+    """An object with these fields, of which some are optional."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required}
 
@@ -68,21 +65,15 @@ _TENSOR: Schema = {
 _PARAMETERS: Schema = {"type": "object"}
 _VALUES: Schema = {"type": "array"}
 
-_INPUT = _closed(
-    _partly(
-        ("parameters", "data"),
-        {
-            "name": {"enum": ["picture", "images"]},
-            "datatype": {"enum": ["BYTES", "FP32"]},
-            "shape": {"type": "array", "items": _POSITIVE, "minItems": 1, "maxItems": 4},
-            "parameters": _PARAMETERS,
-            "data": _VALUES,
-        },
-    )
+_INPUT = _object(
+    *("parameters", "data"),
+    name={"enum": ["picture", "images"]},
+    datatype={"enum": ["BYTES", "FP32"]},
+    shape={"type": "array", "items": _POSITIVE, "minItems": 1, "maxItems": 4},
+    parameters=_PARAMETERS,
+    data=_VALUES,
 )
-_OUTPUT = _closed(
-    _partly(("parameters",), {"name": {"enum": ["logits", "probabilities", "label"]}, "parameters": _PARAMETERS})
-)
+_OUTPUT = _object("parameters", name={"enum": ["logits", "probabilities", "label"]}, parameters=_PARAMETERS)
 
 SCHEMAS: Schema = {
     "Problem": _object(error=reference("Error")),
@@ -162,32 +153,28 @@ SCHEMAS: Schema = {
         outputs=_list(_object(**_TENSOR)),
     ),
     "Inference": _closed(
-        _partly(
-            ("id", "parameters", "outputs"),
-            {
-                "id": {"type": "string", "maxLength": 200},
-                "parameters": _PARAMETERS,
-                "inputs": {"type": "array", "minItems": 1, "maxItems": 1, "items": _INPUT},
-                "outputs": {"type": "array", "maxItems": 3, "items": _OUTPUT},
-            },
+        _object(
+            *("id", "parameters", "outputs"),
+            id={"type": "string", "maxLength": 200},
+            parameters=_PARAMETERS,
+            inputs={"type": "array", "minItems": 1, "maxItems": 1, "items": _closed(_INPUT)},
+            outputs={"type": "array", "maxItems": 3, "items": _closed(_OUTPUT)},
         )
     ),
-    "Inferred": _partly(
-        ("id",),
-        {
-            "id": _TEXT,
-            "model_name": _TEXT,
-            "model_version": _TEXT,
-            "parameters": _object(sha256=_TEXT),
-            "outputs": _list(_partly(("data", "parameters"), {**_TENSOR, "data": _VALUES, "parameters": _PARAMETERS})),
-        },
+    "Inferred": _object(
+        "id",
+        id=_TEXT,
+        model_name=_TEXT,
+        model_version=_TEXT,
+        parameters=_object(sha256=_TEXT),
+        outputs=_list(_object("data", "parameters", **_TENSOR, data=_VALUES, parameters=_PARAMETERS)),
     ),
 }
 
 PICTURE_TYPES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 BINARY: Schema = {"type": "string", "format": "binary"}
 _EVERYWHERE = ("invalid_request", "forbidden", "request_timeout", "headers_too_large", "internal_error")
-_GUARDED = ("unauthorized", "rate_limited", "invalid_argument")  # where a token and a pace may be asked for
+_GUARDED = ("unauthorized", "rate_limited", "invalid_argument")  # where a token may be required, and requests limited
 _BODY = ("unreadable_body", "unreadable_picture", "too_large", "unsupported_format")
 _COMPUTED = ("model_failed", "queue_full", "not_ready", "timeout", "too_many_connections")
 
@@ -237,7 +224,7 @@ def pictures_of(settings: ServeSettings, most: int | None = None, fields: Sequen
     return {
         **{kind: {"schema": BINARY} for kind in PICTURE_TYPES},
         "multipart/form-data": {"schema": parts},
-        "application/json": {"schema": _closed(_partly(tuple(listed)[1:], listed))},
+        "application/json": {"schema": _closed(_object(*tuple(listed)[1:], **listed))},
     }
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from vitrail.data.pixels import Picture
 from vitrail.data.transform import to_pil, to_tensor
 from vitrail.errors import ConfigError, ExplanationError, InputError, suggest
-from vitrail.explanation.attention import check_choice, patch_attention
 from vitrail.explanation.faithfulness import CANDIDATES
 from vitrail.explanation.heatmap import overlay, png_bytes, scale_map, shrink
+from vitrail.explanation.raw_attention import check_choice, patch_attention
 from vitrail.explanation.saliency import (
     METHODS,
     Method,

@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
 
 
 def _has_yet_to_ask(connection: Any) -> bool:
-    return isinstance(connection, Connection) and connection.cycle is None and not connection.transport.is_closing()
+    return isinstance(connection, Connection) and not connection.cycle and not connection.transport.is_closing()
 
 
 def run(models: Mapping[str, str], settings: ServeSettings, say: Callable[[str], None], on_ready: Ready) -> None:

@@ -91,26 +91,6 @@ BEYOND_THE_HEAD = {
 GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "F")
 
 
-def choose(dataset: Dataset, weights: str | None, suited: str = "") -> TrainConfig:
-    """A recipe for the data's number, size and colours, and for whether there are weights to start from.
-
-    `suited` is the recipe of what is to be trained, if it has one.
-    """
-    train = dataset.split("train")
-    if weights is not None:
-        name = suited or ("finetune" if len(train) >= MANY else "finetune-adamw")
-        return apply_changes(recipe(name), {"weights": weights})
-    side, grey = look_at(train)
-    if grey and isinstance(train, ArraySource) and side <= 32:
-        return recipe("digits" if side < 16 else "mnist")
-    if side <= 32:
-        return recipe("cifar10")
-    if len(train) >= HUGE and torch.cuda.is_available():
-        return recipe("imagenet-s16")
-    chosen = recipe("scratch")
-    return replace(chosen, start=Start(model="compact-64" if side < 100 else "compact-128"))
-
-
 class PictureKind(NamedTuple):
     """What most of some pictures look like."""
 
@@ -120,6 +100,26 @@ class PictureKind(NamedTuple):
     @property
     def is_photograph(self) -> bool:
         return self.side >= PHOTO_SIDE and not self.grey
+
+
+def choose(dataset: Dataset, kind: PictureKind, weights: str | None, suited: str = "") -> TrainConfig:
+    """A recipe for the data's number, size and colours, and for whether there are weights to start from.
+
+    `suited` is the recipe of what is to be trained, if it has one.
+    """
+    train = dataset.split("train")
+    if weights is not None:
+        name = suited or ("finetune" if len(train) >= MANY else "finetune-adamw")
+        return apply_changes(recipe(name), {"weights": weights})
+    side, grey = kind
+    if grey and isinstance(train, ArraySource) and side <= 32:
+        return recipe("digits" if side < 16 else "mnist")
+    if side <= 32:
+        return recipe("cifar10")
+    if len(train) >= HUGE and torch.cuda.is_available():
+        return recipe("imagenet-s16")
+    chosen = recipe("scratch")
+    return replace(chosen, start=Start(model="compact-64" if side < 100 else "compact-128"))
 
 
 def look_at(source: Source) -> PictureKind:
@@ -169,7 +169,8 @@ def resolve(
     check_same_data(dataset, ranks)
     if check:
         dataset.refuse_labels()
-    backbone, why = _get_backbone(dataset, ranks, say, bool(name)) if auto else (None, "")
+    kind = None if name and not auto else look_at(dataset.split("train"))
+    backbone, why = _get_backbone(dataset, kind, ranks, say, bool(name)) if auto and kind else (None, "")
     reasons = [why]
     if backbone is not None:
         changes["weights"] = backbone.source
@@ -181,8 +182,8 @@ def resolve(
         if "image_size" not in changes and size is not None:
             changes["image_size"] = size
             reasons.append(why)
-    if not name:
-        made, why = _choose(dataset, weights, changes, ranks)
+    if kind and not name:
+        made, why = _choose(dataset, kind, weights, changes, ranks)
         reasons.append(why)
         source = config.source
         if not dataset.made_split and "val_rate" not in changes:
@@ -211,11 +212,11 @@ def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:
 
 
 def _get_backbone(
-    dataset: Dataset, ranks: Ranks, say: Callable[[str], None], required: bool
+    dataset: Dataset, kind: PictureKind, ranks: Ranks, say: Callable[[str], None], required: bool
 ) -> tuple[Backbone | None, str]:
     """Weights for photographs, if they can be had; and what was chosen, and why."""
     train, device = dataset.split("train"), ranks.device.type
-    if not look_at(train).is_photograph or (device == "cuda" and len(train) >= HUGE):
+    if not kind.is_photograph or (device == "cuda" and len(train) >= HUGE):
         return None, ""
     backbone = pick_backbone(device)
     if problem := ranks.from_first(lambda: fetch(backbone, say)):
@@ -246,11 +247,13 @@ def _choose_size(model: ViTConfig) -> tuple[tuple[int, int] | None, str]:
     return (height, width), f"Pictures of {width}×{height}, for speed; the weights' own size is {own}"
 
 
-def _choose(dataset: Dataset, weights: str | None, changes: dict[str, Any], ranks: Ranks) -> tuple[TrainConfig, str]:
+def _choose(
+    dataset: Dataset, kind: PictureKind, weights: str | None, changes: dict[str, Any], ranks: Ranks
+) -> tuple[TrainConfig, str]:
     """A recipe; and for photographs, why it was chosen: what a GPU has time for, a CPU may not."""
     train = dataset.split("train")
-    if weights is None or "train" in changes or not look_at(train).is_photograph:
-        return choose(dataset, weights, with_start(TrainConfig(), changes).start.training.recipe), ""
+    if weights is None or "train" in changes or not kind.is_photograph:
+        return choose(dataset, kind, weights, with_start(TrainConfig(), changes).start.training.recipe), ""
     if ranks.device.type == "cuda" and len(train) >= MANY:
         name, why = "finetune", f"Everything is trained: there are {len(train):,} pictures, and a GPU"
     elif ranks.device.type == "cuda":
@@ -261,7 +264,7 @@ def _choose(dataset: Dataset, weights: str | None, changes: dict[str, Any], rank
     else:
         name, why = "linear", "Only the head is trained, on features computed once, since there is no GPU"
         why += "; `minutes=` allows fine-tuning too"
-    return choose(dataset, weights, name), why
+    return choose(dataset, kind, weights, name), why
 
 
 def _without_augmentation(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:

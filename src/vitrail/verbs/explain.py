@@ -58,7 +58,7 @@ def explain(
     source = resolve_model(model, device=device)
     gathered = found.gather()
     from vitrail.explanation import METHODS
-    from vitrail.explanation.attention import check_choice
+    from vitrail.explanation.raw_attention import check_choice
     from vitrail.explanation.heatmap import Explained, Explanations, unique_stems
     from vitrail.explanation.saliency import target_index
 

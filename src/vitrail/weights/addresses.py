@@ -120,7 +120,7 @@ def _mirror_of(name: str) -> str:
 
 
 def is_cached(identifier: str) -> bool:
-    """Whether all that loading `owner/name[@revision]` takes is in the hub's cache; asks nobody."""
+    """Whether all that loading `owner/name[@revision]` takes is in the hub's cache, without asking the hub."""
     from huggingface_hub import snapshot_download
 
     name, _, revision = identifier.partition("@")

@@ -92,9 +92,9 @@ def read_preprocess(sidecars: Mapping[str, Any], kind: str, config: ViTConfig) -
         raise WeightsError(f"{FILE}: do_resize must be true, since models need pictures of one size.")
     if "crop_pct" in settings and processor.crop_pct is None:
         notes.append(f"{FILE}: crop_pct has no effect in {name}, nor here")
-    silent = [key for key in ("image_mean", "image_std") if key not in settings]
-    if silent and settings.flag("do_normalize", True):
-        notes.append(f"{FILE} does not give {' and '.join(silent)}: the defaults of {name} are used")
+    missing = [key for key in ("image_mean", "image_std") if key not in settings]
+    if missing and settings.flag("do_normalize", True):
+        notes.append(f"{FILE} does not give {' and '.join(missing)}: the defaults of {name} are used")
     spec = Preprocess(
         channels=config.channels,
         interpolation=_interpolation(settings.get("resample", processor.resample)),

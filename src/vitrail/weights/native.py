@@ -11,22 +11,21 @@ import os
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.files import atomic_path
 from vitrail.model import ViTConfig
 from vitrail.schema import from_dict, to_dict
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import Format
-from vitrail.weights.metadata import Origin
+from vitrail.weights.metadata import Metadata
 from vitrail.weights.tensor_files import DTYPES, bytes_of, read_safetensors, write_safetensors
-from vitrail.weights.trust import Trust
 
 VERSION = 1
 EXTRA = "extra."  # prefix of the names of `Checkpoint.extras` in the file
@@ -44,21 +43,12 @@ def save_checkpoint(checkpoint: Checkpoint, path: str | Path) -> None:
 def write(checkpoint: Checkpoint, path: Path) -> None:
     """Write to a path directly."""
     tensors = {**checkpoint.tensors, **{EXTRA + name: tensor for name, tensor in checkpoint.extras.items()}}
-    facts = {
-        "version": VERSION,
-        "config": to_dict(checkpoint.config),
-        "preprocess": to_dict(checkpoint.preprocess),
-        "classes": checkpoint.classes,
-        "origin": to_dict(checkpoint.origin),
-        "notes": checkpoint.notes,
-        "remarks": checkpoint.remarks,
-        "crc32": checksums(tensors),
-    }
-    if checkpoint.trust is not None:  # readers from before there was any ignore it: the logits are the same
-        facts["trust"] = to_dict(checkpoint.trust)
+    metadata = to_dict(Metadata(**checkpoint.facts()))
+    del metadata["file_format"]  # which is this one
+    facts = {"version": VERSION, "config": to_dict(checkpoint.config), **metadata, "crc32": checksums(tensors)}
     text = json.dumps(facts, ensure_ascii=False)
-    metadata = {"vitrail": text, "vitrail.crc32": str(zlib.crc32(text.encode()))}
-    write_safetensors(path, tensors, metadata)
+    header = {"vitrail": text, "vitrail.crc32": str(zlib.crc32(text.encode()))}
+    write_safetensors(path, tensors, header)
 
 
 def read_native(path: Path) -> Checkpoint:
@@ -74,15 +64,11 @@ def parse_native(
     facts = _read_facts(path, metadata)
     if verify and checksums(tensors) != facts.get("crc32"):
         raise WeightsError(f"{path} is damaged: the checksums of its tensors do not match; get a fresh copy.")
+    known = {each.name: facts[each.name] for each in fields(Metadata) if each.name in facts}  # newer ones may say more
     try:
         return Checkpoint(
             config=from_dict(ViTConfig, facts.get("config"), "config"),
-            preprocess=from_dict(Preprocess, facts.get("preprocess"), "preprocess"),
-            classes=None if facts.get("classes") is None else tuple(map(str, facts["classes"])),
-            origin=from_dict(Origin, facts.get("origin"), "origin"),
-            notes=tuple(map(str, facts.get("notes", ()))),
-            remarks=tuple(map(str, facts.get("remarks", ()))),
-            trust=None if facts.get("trust") is None else from_dict(Trust, facts["trust"], "trust"),
+            **from_dict(Metadata, known, "metadata").facts(),
             tensors={name: tensor for name, tensor in tensors.items() if not name.startswith(EXTRA)},
             extras={name.removeprefix(EXTRA): tensors[name] for name in tensors if name.startswith(EXTRA)},
         )

@@ -1,4 +1,4 @@
-"""A checkpoint's own library as a witness: does it give the same outputs from the files themselves?
+"""A checkpoint's own library as the reference: does it give the same outputs from the files themselves?
 
 What the library builds comes from the files: transformers reads the folder's `config.json` and image processor, timm
 the architecture, its arguments and the transform of its `config.json`. Only if files say nothing (torchvision's, and

@@ -133,15 +133,15 @@ def other_names(config: ViTConfig, hints: Hints) -> str:
     """
     different: list[str] = []
     for name, arguments in {**NAMES, **LOOKALIKES}.items():
-        told = Settings(CONFIG, {**PLAIN, **arguments})
-        told |= {"num_classes": config.num_classes, "in_chans": config.channels}
-        hub = HubConfig(architecture=name, arguments=told, data=told, global_pool=None, num_features=None)
+        stated = Settings(CONFIG, {**PLAIN, **arguments})
+        stated |= {"num_classes": config.num_classes, "in_chans": config.channels}
+        hub = HubConfig(architecture=name, arguments=stated, data=stated, global_pool=None, num_features=None)
         try:
             hub.check(config)
         except WeightsError:
             continue
         ours = {"heads": config.heads, "pooling": config.pooling, "activation": config.block.activation}
-        theirs = {"heads": told["num_heads"], "pooling": hub.pooling(), "activation": hub.activation()}
+        theirs = {"heads": stated["num_heads"], "pooling": hub.pooling(), "activation": hub.activation()}
         traits = [
             f"{fact} {theirs[fact]}"
             for fact in ours

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.data.config import Augment
 from vitrail.data.pixels import Picture, decode, opened, orientation
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transform import as_bytes, pixels, resize, to_tensor
+from vitrail.data.transform import as_bytes, resize, to_tensor
 from vitrail.rng import Draws, Floats
 
 TRIES = 10  # as torchvision does before it falls back to the centre
@@ -46,23 +46,19 @@ def crop_picture(picture: Picture, spec: Preprocess, augment: Augment, numbers: 
     if isinstance(picture, np.ndarray | Tensor):
         return crop_tensor(as_bytes(picture, spec, name), spec, augment, numbers)
     with opened(picture, name) as image:
-        return _crop_image(image, spec, augment, numbers, name)
-
-
-def _crop_image(image: Image.Image, spec: Preprocess, augment: Augment, numbers: Floats, name: str) -> Tensor:
-    turned = spec.orient and orientation(image) != 1
-    if image.format == "JPEG" and not turned:
-        full_width, full_height = image.size
-        top, left, height, width = resized_crop_box(full_height, full_width, augment, numbers)
-        shrink_jpeg(image, min(height / spec.size[0], width / spec.size[1]), "L" if spec.channels == 1 else "RGB")
-        image = decode(image, spec, name)
-        across, down = image.width / full_width, image.height / full_height
-        box = (round(left * across), round(top * down), round((left + width) * across), round((top + height) * down))
-    else:
-        image = decode(image, spec, name)
-        top, left, height, width = resized_crop_box(image.height, image.width, augment, numbers)
-        box = (left, top, left + width, top + height)
-    return resize(to_tensor(image.crop(box))[None], spec, *spec.size)[0]
+        turned = spec.orient and orientation(image) != 1
+        if image.format == "JPEG" and not turned:
+            width, height = image.size
+            top, left, down, across = resized_crop_box(height, width, augment, numbers)
+            shrink_jpeg(image, min(down / spec.size[0], across / spec.size[1]), "L" if spec.channels == 1 else "RGB")
+            image = decode(image, spec, name)
+            x, y = image.width / width, image.height / height
+            box = (round(left * x), round(top * y), round((left + across) * x), round((top + down) * y))
+        else:
+            image = decode(image, spec, name)
+            top, left, down, across = resized_crop_box(image.height, image.width, augment, numbers)
+            box = (left, top, left + across, top + down)
+        return resize(to_tensor(image.crop(box))[None], spec, *spec.size)[0]
 
 
 def shrink_jpeg(image: Image.Image, factor: float, mode: str) -> None:
@@ -78,13 +74,8 @@ def crop_tensor(image: Tensor, spec: Preprocess, augment: Augment, numbers: Floa
     return resize(image[None, :, top : top + height, left : left + width], spec, *spec.size)[0]
 
 
-def fit_for_shift(picture: Picture, spec: Preprocess, name: str) -> Tensor:
-    """What `shift_batch` crops from: the whole picture, resized to cover the spec's size, bytes (C, h, w)."""
-    return fit_batch_for_shift(pixels(picture, spec, name)[None], spec)[0]
-
-
-def fit_batch_for_shift(images: Tensor, spec: Preprocess) -> Tensor:
-    """`fit_for_shift` for pictures in memory, bytes (B, C, h, w)."""
+def fit_for_shift(images: Tensor, spec: Preprocess) -> Tensor:
+    """What `shift_batch` crops from: whole pictures, resized to cover the spec's size, bytes (B, C, h, w)."""
     whole = replace(spec, crop=1.0, resize_to=None)
     return resize(images, spec, *whole.resized(images.shape[-2], images.shape[-1]))
 

@@ -5,16 +5,16 @@ separate steps and sums over pixels are integers, so a sample's result does not 
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.data.pixels import Array
+
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
-Array = np.ndarray[Any, Any]
 
 WARPS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLUR_RADIUS = 6  # three times the largest sigma, 2

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.check.scan import THUMBNAIL, PictureFacts
-from vitrail.rng import permutation
+from vitrail.rng import Integers, permutation
 
 MIN_CORRELATION = 0.97  # between the grey levels of two thumbnails; on CIFAR-10 this finds what people call the same
 MIN_EDGE_CORRELATION = 0.8  # between their differences; copies have 0.9, two photographs of one layout below 0.7
@@ -17,7 +17,6 @@ MIN_CONTRAST = 8.0  # standard deviation of a thumbnail; below it there is nothi
 ALL_PAIRS = 100_000  # up to this many pictures, every pair is compared; beyond, those near the same pivots
 BLOCK = 256
 MOST = 8  # near duplicates shown of one picture, in its own split and in others
-Rows = np.ndarray[Any, np.dtype[np.int64]]
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -86,7 +85,7 @@ def _buckets(vectors: Vectors) -> Iterator[np.ndarray[Any, Any]]:
         yield np.flatnonzero((best == pivot).any(1))
 
 
-def _similar(coarse: Vectors, fine: Vectors, splits: Rows) -> Iterator[tuple[Rows, Rows]]:
+def _similar(coarse: Vectors, fine: Vectors, splits: Integers) -> Iterator[tuple[Integers, Integers]]:
     """Rows (left < right) that correlate, block after block; each right one at most MOST times in its split and others.
 
     Without that limit, the frames of one film would give a quadratic number of pairs.

@@ -8,15 +8,16 @@ from typing import Any, cast
 import numpy as np
 
 from vitrail.data.config import DataConfig
-from vitrail.data.source import Dataset, Labels, RowSource, align_labels, split_dataset
+from vitrail.data.source import Dataset, RowSource, align_labels, split_dataset
 from vitrail.data.split import SPLIT_NAMES, refuse_split_file
 from vitrail.errors import DataError, MissingExtraError
+from vitrail.rng import Integers
 
 
 class HubSource(RowSource):
     """The pictures of one `datasets.Dataset`, still encoded."""
 
-    def __init__(self, table: Any, column: str, labels: Sequence[int] | Labels, name: str) -> None:
+    def __init__(self, table: Any, column: str, labels: Sequence[int] | Integers, name: str) -> None:
         super().__init__(name, labels)
         self._table = table
         self._column = column

@@ -8,10 +8,11 @@ from typing import Any, cast
 import numpy as np
 
 from vitrail.data.config import Columns, DataConfig
-from vitrail.data.source import Dataset, FileSource, Labels, RowSource, Source, align_labels, name_after
+from vitrail.data.source import Dataset, FileSource, RowSource, Source, align_labels, name_after
 from vitrail.data.sources.parquet import ParquetTable
 from vitrail.data.split import SPLIT_NAMES, refuse_split_file, split_samples
 from vitrail.errors import DataError, list_names, shorten
+from vitrail.rng import Integers
 from vitrail.untrusted import check_regular
 
 # What we need from a table → the column names that are tried, in this order.
@@ -26,7 +27,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 class BytesSource(RowSource):
     """Pictures in a column of encoded bytes."""
 
-    def __init__(self, pictures: Any, labels: Sequence[int] | Labels, path: Path) -> None:
+    def __init__(self, pictures: Any, labels: Sequence[int] | Integers, path: Path) -> None:
         super().__init__(path.name, labels)
         self._pictures = pictures  # an Arrow column, not copied
         self._folder = path.parent
@@ -125,7 +126,7 @@ def _source(path: Path, table: ParquetTable | CsvTable, column: str) -> Source:
     return FileSource([Path(value or "").as_posix() for value in table.values(column)], nothing, folder)
 
 
-def _own_splits(path: Path, values: list[Any]) -> dict[str, Labels]:
+def _own_splits(path: Path, values: list[Any]) -> dict[str, Integers]:
     parts: dict[str, list[int]] = {}
     for row, value in enumerate(values):
         name = SPLIT_NAMES.get(str(value).strip().lower())

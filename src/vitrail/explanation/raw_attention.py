@@ -2,8 +2,8 @@
 
 The pooling decides whose attention counts. With [cls] it is the [cls] row. With the mean of the patches it is the mean
 of all patches' rows. With attention pooling the patches' rows are weighted by the probe's own attention, and the probe
-itself is the last layer, named "pool". Where tokens are merged, the patches in one look and are looked at as one, each
-with an equal share.
+itself is the last layer, named "pool". Where tokens are merged, the patches in one attend and are attended to as one,
+each with an equal share.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.explanation.passes import Groups, fused, grid_of, head_chunks, head_mean, on_model, run
+from vitrail.explanation.passes import Groups, LayerInputs, grid_of, on_model, run
 from vitrail.model import ViT
 
 
@@ -50,20 +50,17 @@ def attention_maps(model: ViT, images: Tensor) -> AttentionMaps:
         maps: list[Tensor] = []
         groups = Groups(config.prefix)
 
-        def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-            if layer == config.depth:  # the probe's only row, over the patches only
-                rows = [part[:, :, 0] for part in head_chunks(query, key, mask, scale)]
-                maps.append(groups.spread(torch.cat(rows, dim=1)))
-                return fused(query, key, value, mask, scale)
+        def look(inputs: LayerInputs) -> None:
+            if inputs.layer == config.depth:  # the probe's only row, over the patches only
+                maps.append(groups.spread(torch.cat([part[:, :, 0] for part in inputs.chunks()], dim=1)))
+                return
             cls = config.pooling == "cls"
-            readers, weights = (
-                (query[:, :, :1], reads) if cls else (query[:, :, config.prefix :], groups.collect(reads))
-            )
-            rows = [torch.einsum("bq,bhqk->bhk", weights, part) for part in head_chunks(readers, key, mask, scale)]
+            tokens, weights = (slice(1), reads) if cls else (slice(config.prefix, None), groups.collect(reads))
+            readers = inputs._replace(query=inputs.query[:, :, tokens])
+            rows = [torch.einsum("bq,bhqk->bhk", weights, part) for part in readers.chunks()]
             maps.append(groups.spread(torch.cat(rows, dim=1)[:, :, config.prefix :]))
-            return fused(query, key, value, mask, scale)
 
-        logits = run(model, images, mix, watch=groups.watch)
+        logits = run(model, images, look, watch=groups.watch)
     names = [str(layer) for layer in range(config.depth)] + (["pool"] if config.pooling == "map" else [])
     stacked = torch.stack(maps, dim=1).unflatten(-1, grid)
     return AttentionMaps(names=tuple(names), maps=stacked, logits=logits)
@@ -89,18 +86,18 @@ def patch_attention(model: ViT, images: Tensor, layer: int = -1, head: int | Non
     chosen = None if head is None else _index("head", head, config.heads)
     groups, looks = Groups(config.prefix), list[Tensor]()
 
-    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        if layer == number:
+    def look(inputs: LayerInputs) -> None:
+        if inputs.layer == number:
             one = slice(None) if chosen is None else slice(chosen, chosen + 1)
-            looks.append(groups.spread(head_mean(query[:, one], key[:, one], mask, scale)[:, :, config.prefix :]))
-        return fused(query, key, value, mask, scale)
+            mean = inputs._replace(query=inputs.query[:, one], key=inputs.key[:, one]).mean()
+            looks.append(groups.spread(mean[:, :, config.prefix :]))
 
     def watch(layer: int, tokens: Tensor, patches: Tensor | None) -> None:
         if layer < number:  # the tokens that the chosen layer gets
             groups.watch(layer, tokens, patches)
 
     with torch.inference_mode():
-        run(model, images, mix, watch=watch, all_queries=True)
+        run(model, images, look, watch=watch, all_queries=True)
         rows = groups.repeat(looks[0][:, None, config.prefix :])[:, 0]
     return PatchAttention(patches=rows, cls=looks[0][:, 0] if config.class_token else None, layer=number, head=chosen)
 
@@ -115,12 +112,11 @@ def _reading_weights(model: ViT, images: Tensor) -> Tensor:
     weights: list[Tensor] = []
     groups = Groups(model.config.prefix)
 
-    def mix(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        if layer == model.config.depth:
-            weights.append(groups.spread(head_mean(query, key, mask, scale)[:, 0]))
-        return fused(query, key, value, mask, scale)
+    def look(inputs: LayerInputs) -> None:
+        if inputs.layer == model.config.depth:
+            weights.append(groups.spread(inputs.mean()[:, 0]))
 
-    run(model, images, mix, watch=groups.watch)
+    run(model, images, look, watch=groups.watch)
     return weights[0]
 
 
