@@ -58,8 +58,8 @@ def explain(
     source = resolve_model(model, device=device)
     gathered = found.gather()
     from vitrail.explanation import METHODS
-    from vitrail.explanation.raw_attention import check_choice
     from vitrail.explanation.heatmap import Explained, Explanations, unique_stems
+    from vitrail.explanation.raw_attention import check_choice
     from vitrail.explanation.saliency import target_index
 
     if method != "auto" and method not in METHODS:
