@@ -150,7 +150,7 @@ def test_flags_beat_the_file_which_beats_the_recipe(here: Path, capsys: pytest.C
 def test_a_time_budget_decides_the_epochs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--minutes", "0.05", "--no-check", "--json", "--out", "short"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["epochs"] < 20, "three seconds are not time for more"
+    assert 1 <= facts["epochs"] < 80, "three seconds decide, not the recipe"
     schedule = yaml.safe_load(Path("short/config.yaml").read_text())["schedule"]
     assert schedule["minutes"] == 0.05
     assert "epochs" not in schedule, "they follow, and are revised on the way"
@@ -204,7 +204,7 @@ def test_the_config_of_a_run_makes_the_same_run_again(here: Path, capsys: pytest
     weights = [(here / name / "weights" / "best.safetensors").read_bytes() for name in ("one", "two")]
     assert weights[0] == weights[1]
     capsys.readouterr()
-    assert main(["train", "--config", "one/config.yaml", "--minutes", "0.02", "--dry-run", "--no-check"]) == 0
+    assert main(["train", "--config", "one/config.yaml", "--minutes", "9", "--dry-run", "--no-check"]) == 0
 
 
 @pytest.mark.usefixtures("no_report")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -58,8 +59,17 @@ class Running:
         self.port = int(match[1])
         self.url = f"http://127.0.0.1:{self.port}"
 
+    def workers(self) -> list[psutil.Process]:
+        """One, or two while a model is exchanged."""
+        found: list[psutil.Process] = []
+        for each in psutil.Process(self.process.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if each.status() != "zombie":
+                    found.append(each)
+        return found
+
     def worker(self) -> psutil.Process:
-        (worker,) = (each for each in psutil.Process(self.process.pid).children() if each.status() != "zombie")
+        (worker,) = self.workers()
         return worker
 
     def end(self) -> int:

@@ -120,7 +120,7 @@ def test_a_changed_file_is_served_without_losing_a_request(tmp_path: Path) -> No
         wait_for(lambda: any("the old one stays" in line for line in service.said))
         newer.replace(path)
         wait_for(lambda: len({version for _, version in seen}) == 2)
-        wait_for(lambda: service.worker().pid != old)
+        wait_for(lambda: old not in [worker.pid for worker in service.workers()])
     finally:
         ended.set()
         thread.join()

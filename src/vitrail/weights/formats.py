@@ -2,7 +2,8 @@
 
 A format names the fields of `ViTConfig` that it holds, each with a check. Every other field must have its plain value,
 the default of its dataclass: an option that is added to the model is refused by name until a format declares that it
-holds it."""
+holds it.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass

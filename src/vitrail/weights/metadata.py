@@ -1,6 +1,7 @@
 """What belongs to a model besides its weights: preprocessing, class names, origin, notes.
 
-Needs no torch: exports are loaded without it."""
+Needs no torch: exports are loaded without it.
+"""
 
 import json
 from collections.abc import Mapping, Sequence

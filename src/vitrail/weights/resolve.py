@@ -1,7 +1,8 @@
 """Where a model is: a path, a run folder, a bundled name, `hf://owner/name[@revision]`, or `google://NAME`.
 
-A source is parsed once, by `locate`, and its result is passed on.
-This reads and downloads nothing, and needs no torch."""
+A source is parsed once, by `locate`, and its result is passed on. This reads and downloads nothing, and needs no
+torch.
+"""
 
 import re
 from collections.abc import Mapping
@@ -15,6 +16,13 @@ from vitrail.registry import EXPORTS
 from vitrail.weights.addresses import check_address, download, find_path
 from vitrail.weights.sidecars import read_json
 
+# A new format is a file that defines a `ForeignFormat`, its name here, and its module in `read.py`.
+FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
+
+PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
+CHECKPOINT_SUFFIXES = frozenset({".safetensors", ".npz"} | PICKLES)
+WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
+RUN_CONFIG = "config.yaml"  # in the folder of a training run
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 BUNDLED = ("cifar10",)
 DEFAULT_MODEL = "cifar10"
@@ -29,14 +37,6 @@ def bundled_path(name: str) -> Path:
             "or name a checkpoint: a file, a run folder, hf://owner/name or google://NAME."
         )
     return path
-
-
-# A new format is a file that defines a `ForeignFormat`, its name here, and its module in `read.py`.
-FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
-
-PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
-CHECKPOINT_SUFFIXES = frozenset({".safetensors", ".npz"} | PICKLES)
-WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
 
 
 def find_files(source: Path) -> list[Path]:
@@ -120,9 +120,6 @@ def check_suffix(path: Path, allow_pickle: bool) -> None:
             f"{path} is a pickle, which we do not load directly; convert it once: "
             f"vitrail convert {path} {path.with_suffix('.safetensors')}"
         )
-
-
-RUN_CONFIG = "config.yaml"  # in the folder of a training run
 
 
 @dataclass(frozen=True, kw_only=True)

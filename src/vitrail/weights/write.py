@@ -1,6 +1,7 @@
 """Any format, written completely or not at all; and conversion with proof.
 
-The result of a conversion is read back, and its outputs must be the same."""
+The result of a conversion is read back, and its outputs must be the same.
+"""
 
 import ctypes
 import re
