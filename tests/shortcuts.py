@@ -14,7 +14,7 @@ def skip_reports(patch: Any) -> None:
         target.touch()
         return target
 
-    patch.setattr("vitrail.verbs.train.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
+    patch.setattr("vitrail.verbs.runs.report_on_run", lambda folder, *_, **__: [folder / "report.html"])
     patch.setattr("vitrail.verbs.scores.write_page", write)
 
 

@@ -171,7 +171,7 @@ def check_command(arguments: list[str]) -> None:
     _, bound, ignored, *_ = build_app().parse_known_args(words)
     assert not ignored
     assert len(bound.args) == 1
-    flags = given(bound.kwargs["flags"])
+    flags = given(bound.kwargs["settings"])
     assert ServeSettings(**flags, token="x" * 20).host == "0.0.0.0"
     with pytest.raises(ConfigError, match="requires a token"):
         ServeSettings(**flags)

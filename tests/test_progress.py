@@ -8,8 +8,7 @@ import pytest
 
 from processes import wait_for
 from vitrail import progress as pulse
-from vitrail.cli.printing import PlainConsole, progress_bar, working
-from vitrail.progress import EVERY, Pulse
+from vitrail.progress import EVERY, PlainConsole, Pulse, progress_bar, working
 from vitrail.training.curves import EpochRow
 from vitrail.training.display import Display
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitrail.prediction import load as load
     from vitrail.training.config import TrainConfig as TrainConfig
     from vitrail.training.recipes import recipe as recipe
-    from vitrail.training.run import Run as Run
+    from vitrail.training.run_folder import Run as Run
     from vitrail.verbs.benchmark import benchmark as benchmark
     from vitrail.verbs.calibrate import calibrate as calibrate
     from vitrail.verbs.convert import convert as convert
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vitrail.verbs.embed import embed as embed
     from vitrail.verbs.evaluate import evaluate as evaluate
     from vitrail.verbs.explain import explain as explain
+    from vitrail.verbs.explain import figures as figures
     from vitrail.verbs.export import export as export
-    from vitrail.verbs.figures import figures as figures
     from vitrail.verbs.inspect import inspect as inspect
     from vitrail.verbs.inspect import models as models
     from vitrail.verbs.inspect import summary as summary
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.train import plan as plan
     from vitrail.verbs.train import resume as resume
     from vitrail.verbs.train import train as train
-    from vitrail.weights.infer import Hints as Hints
+    from vitrail.weights.hints import Hints as Hints
 
 __version__ = "0.1.0"
 

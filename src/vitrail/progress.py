@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from threading import Event, Thread
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from vitrail.wording import plain
 
@@ -104,6 +107,30 @@ class SteadyConsole(PlainConsole):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+def table(
+    rows: Iterable[Sequence[str | Text]], *columns: str, left: int = 1, edge: bool = True, whole: bool = False
+) -> Table:
+    """Rows under their headings, of which those after the first `left` are of numbers; or else named values."""
+    shown = Table(*columns, box=None, show_header=bool(columns), pad_edge=edge)
+    for place, column in enumerate(shown.columns):
+        column.justify = "right" if place >= left else "left"
+        column.no_wrap = whole
+    for row in rows:
+        cells = [cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row]
+        if not columns:
+            cells[0].stylize("bold")
+            cells[-1].overflow = "fold"
+        shown.add_row(*cells)
+    return shown
+
+
+def ending(written: Iterable[Path], following: str) -> Generator[str]:
+    """The last lines of a command: the paths that were written, and what to try next."""
+    if paths := [plain(str(path)) for path in written]:
+        yield f"\nwrote {', '.join(paths)}"
+    yield f"next: {plain(following)}"
 
 
 @contextmanager

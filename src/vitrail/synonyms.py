@@ -50,7 +50,6 @@ SYNONYMS = {
     "track": "tensorboard tb logger report_to",
     "config": "cfg yaml config_file hyp",
     "data": "dataset dataset_path dataset_name data_path data_root train_dir train_data input input_dir images folder",
-    "where": "data dataset dataset_path data_path data_root input input_dir images folder",
     "pictures": "data images image input input_dir source files folder dataset data_dir",
     "models": "model weights checkpoint ckpt",
     "val_rate": "val_split validation_split val_size val_ratio valid_pct",

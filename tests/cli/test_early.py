@@ -30,7 +30,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: list[Path], 
 
     monkeypatch.setattr(opening, "_open", scan)
     monkeypatch.setattr(opening, "_open_path", scan)
-    monkeypatch.setattr(predict_pictures, "_stream", scan)
+    monkeypatch.setattr(predict_pictures, "stream_names", scan)
     monkeypatch.setattr(reader, "read_files", scan)
     return tmp_path
 
@@ -114,6 +114,6 @@ def test_weights_that_cannot_be_used_are_told_of_before_the_pictures(
 def test_impossible_values_are_told_before_torch_is_loaded(
     flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vitrail.verbs.train", None)  # an import of it would be an ImportError
+    monkeypatch.setitem(sys.modules, "vitrail.verbs.runs", None)  # an import of it would be an ImportError
     assert main([*TRAIN, *flags]) == 2
     assert f"{flags[0][2:]} must be between" in capsys.readouterr().err

@@ -61,6 +61,6 @@ def test_equal_pictures_have_features_and_no_map(method: str, capsys: pytest.Cap
     assert main(["embed", "my tiny.safetensors", "photos", "--map", method, "--out", "x"]) == 0
     printed = capsys.readouterr().out
     assert "no map: a map needs pictures that differ" in printed
-    assert "next: vitrail eval 'my tiny.safetensors' DATA --probe knn linear" in printed
+    assert "next: vitrail eval 'my tiny.safetensors' DATA --probe knn,linear" in printed
     assert [path.name for path in Path("x").iterdir()] == ["features.npz"]
     assert np.load("x/features.npz")["features"].shape == (4, 32)

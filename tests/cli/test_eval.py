@@ -182,7 +182,7 @@ def test_what_is_measured_survives_what_fails_later(
         assert options["tta"] == "flip"
         raise DataError("the power is gone")
 
-    monkeypatch.setattr("vitrail.verbs.evaluate.measure_robustness", fail)
+    monkeypatch.setattr("vitrail.verbs.scores.measure_robustness", fail)
     arguments = ["--tta", "flip", "--robustness", "--probe", "knn", "--out", "x"]
     assert main(["eval", "digits.safetensors", "digits", *arguments]) == 2
     assert "the power is gone" in capsys.readouterr().err

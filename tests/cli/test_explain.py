@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from tests.data.conftest import picture
 
-from vitrail.cli.explain import parse_numbers
 from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess
 from vitrail.explanation.faithfulness import CANDIDATES
@@ -234,7 +233,5 @@ def test_figures_of_many_channels_need_no_pictures(save, capsys: pytest.CaptureF
 
 
 def test_small_parts(photos) -> None:
-    assert parse_numbers("layers", "0,5,-1") == (0, 5, -1)
-    assert parse_numbers("layers", None) is None
     assert unique_stems(["a/x.png", "b/x.png", "x-2.png"]) == ["x", "x-2", "x-2-2"]
     assert torch.is_grad_enabled()

@@ -1,12 +1,10 @@
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from vitrail.cli.commands import HintFlags
 from vitrail.cli.main import main
-from vitrail.weights.infer import Hints
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.write import write_checkpoint
 
@@ -19,10 +17,6 @@ def test_the_table_and_the_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     for fact in ("google", "3 blocks, width 32, 4 heads, MLP 64", "gelu_tanh", "17: [cls] + patches", "32,679"):
         assert fact in printed
     assert "warning: the 7 classes have no names" in printed
-
-
-def test_every_hint_is_a_flag() -> None:
-    assert {field.name for field in fields(HintFlags)} == {field.name for field in fields(Hints)}
 
 
 def test_an_attention_scale_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

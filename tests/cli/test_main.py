@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from vitrail import __version__
-from vitrail.cli.main import VERBS, entry, main
+from vitrail.cli.main import entry, main
+from vitrail.verbs import VERBS
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,7 +259,7 @@ def test_signals_save_and_say_how_to_go_on(number: signal.Signals, code: int, tm
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("place", ["vitrail.training.run.measure_test", "vitrail.verbs.train.write_reports"])
+@pytest.mark.parametrize("place", ["vitrail.training.run.measure_test", "vitrail.verbs.runs.write_reports"])
 def test_ctrl_c_after_the_last_step_says_how_to_go_on(
     place: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

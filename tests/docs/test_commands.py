@@ -9,8 +9,9 @@ import pytest
 from cyclopts import CycloptsError
 from tests.docs.pages import ROOT, blocks, pages
 
-from vitrail.cli.main import VERBS, build_app
+from vitrail.cli.main import build_app
 from vitrail.cli.usage import describe_usage
+from vitrail.verbs import VERBS
 
 SHELL = ("sh", "bash", "console", "")
 COMMAND = re.compile(r"(?:^|[|] |-m |\$ )(?:[A-Z_]+=\S+ )*(vitrail .*)$")

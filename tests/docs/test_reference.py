@@ -12,9 +12,10 @@ from tests.docs.pages import ROOT
 
 import vitrail
 from vitrail import errors
-from vitrail.cli.main import VERBS, build_app
+from vitrail.cli.main import build_app
 from vitrail.cli.usage import flags_of
 from vitrail.serving.exchange import CODES
+from vitrail.verbs import VERBS
 
 
 def text_of(name: str) -> str:

@@ -3,14 +3,13 @@ folder tells about figures that are measured later."""
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.training.test_curves import row
 
+from processes import SECONDS, start, wait_for
 from vitrail.cli.main import main
 from vitrail.data.check.findings import RECORD, CheckRecord, write_record
 from vitrail.errors import ConfigError
@@ -22,25 +21,21 @@ from vitrail.training.run_folder import LOCK, RunLock, chose_epoch, data_check, 
 
 from .conftest import quick_config
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from vitrail.training.run_folder import RunLock
-lock = RunLock()
-lock.take(Path(sys.argv[1]))
-print("taken", flush=True)
-time.sleep(60)
-"""
+
+def hold(folder: Path) -> None:
+    lock = RunLock()
+    lock.take(folder)
+    (folder / "taken").touch()
+    signal.pause()
 
 
 def test_a_second_process_is_told_who_has_it_and_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "taken\n"
+    process = start(hold, tmp_path)
+    wait_for(lambda: (tmp_path / "taken").exists() or not process.is_alive())
     with pytest.raises(ConfigError, match=f"in use by another process \\(pid {process.pid} on .*since"):
         RunLock().take(tmp_path)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.join(SECONDS)
     mine = RunLock()
     mine.take(tmp_path)
     mine.release()

@@ -16,7 +16,7 @@ from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
 from vitrail.model import BlockConfig, ConvStem
 from vitrail.runtimes import contestants
 from vitrail.runtimes.contestants import Contestant
-from vitrail.verbs.comparison import Comparison, Row
+from vitrail.verbs.comparison import BenchmarkRow, Comparison
 
 QUICK = {"seconds": 0.01, "batch": (1,)}
 CLASSES = tuple(f"class {index}" for index in range(7))
@@ -30,7 +30,7 @@ def labels(comparison: Comparison) -> list[str]:
 def _without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor of the tests computes in, and however fast it is."""
     monkeypatch.setattr(contestants, "computes_bf16", lambda: False)
-    monkeypatch.setattr("vitrail.verbs.benchmark.measure_gemm_peak", lambda *_: 1e11)
+    monkeypatch.setattr("vitrail.verbs.comparison.measure_gemm_peak", lambda *_: 1e11)
 
 
 def test_bf16_takes_part_where_the_processor_computes_in_it(
@@ -193,9 +193,9 @@ def test_lists_on_the_command_line(save_model: Callable[..., str], capsys: pytes
         assert f"{flag} must be whole numbers" in capsys.readouterr().err
 
 
-def rows_of(*speeds: tuple[str, int, float, float | None]) -> tuple[Row, ...]:
+def rows_of(*speeds: tuple[str, int, float, float | None]) -> tuple[BenchmarkRow, ...]:
     return tuple(
-        Row(
+        BenchmarkRow(
             contestant=Contestant(runtime=runtime, merge=merge),
             batch=8,
             threads=2,

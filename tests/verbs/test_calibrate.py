@@ -80,7 +80,7 @@ def test_in_place_only_if_asked_and_only_ours(world: Path, tmp_path: Path) -> No
     assert vitrail.calibrate(own, "animals", in_place=True).path == own
     assert vitrail.load(own).trust == vitrail.load("calibrated.safetensors").trust
     convert(own, "folder", "hf")
-    with pytest.raises(ConfigError, match="in_place= is for files of ours; folder is not one"):
+    with pytest.raises(ConfigError, match="in_place= is for files of vitrail; folder is not one"):
         vitrail.calibrate("folder", "animals", in_place=True)
     found = vitrail.calibrate("folder", "animals", out="ours.safetensors")
     assert list(vitrail.load("ours.safetensors").origin.sha256) == ["model.safetensors"]
@@ -104,7 +104,7 @@ def test_data_without_a_validation_split(world: Path) -> None:
         (["tiny.safetensors", "animals", "--out", "calibrated.safetensors"], "calibrated.safetensors exists"),
         (["tiny.safetensors", "animals", "--out", "a.npz"], "--out must end in .safetensors"),
         (["tiny.safetensors", "animals", "--in-place", "--out", "b.safetensors"], "omit --out"),
-        (["cifar10", "animals", "--in-place"], "--in-place is for files of ours; cifar10 is not one"),
+        (["cifar10", "animals", "--in-place"], "--in-place is for files of vitrail; cifar10 is not one"),
         (["gone.onnx", "animals"], "there is no"),
         (["tiny.safetensors", "anmals"], "did you mean animals?"),
         (["tiny.safetensors", "animals", "--split", "dev"], "has no split 'dev'"),

@@ -6,14 +6,14 @@ import pytest
 from tests.prediction.conftest import write_tiny
 
 from vitrail.errors import VitrailError
-from vitrail.verbs.call import tell_data, tell_pictures
-from vitrail.weights import resolve
+from vitrail.verbs.call import resolve_data, resolve_model, resolve_pictures, tell_pictures
+from vitrail.weights import resolve as resolving
 
 
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resolve, "BUNDLED_FOLDER", tmp_path)
+    monkeypatch.setattr(resolving, "BUNDLED_FOLDER", tmp_path)
     write_tiny(tmp_path / "cifar10.safetensors")
     write_tiny(tmp_path / "runs" / "train-1" / "weights" / "best.safetensors")
     for name in ("runs/train-1/results.png", "photos/a.jpg", "photos/b.jpg", "runs/explain-1/sheet.png", "vit.onnx"):
@@ -23,6 +23,17 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in (1, 2):
         (tmp_path / "runs" / f"train-{number}" / "config.yaml").touch()
     return tmp_path
+
+
+def resolve(arguments: list[str], model: str | None) -> tuple[str, tuple[object, ...]]:
+    """What a verb makes of the arguments of its command."""
+    source, pictures = tell_pictures(arguments, model)
+    return resolve_model(source).source, tuple(resolve_pictures(pictures).given)
+
+
+def tell_data(first: str, second: str | None) -> tuple[str, object]:
+    model, data = resolve_data(first, second)
+    return model.source, data
 
 
 @pytest.mark.parametrize(
@@ -38,7 +49,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_model_and_the_pictures(
     arguments: list[str], model: str | None, expected: tuple[str, tuple[str, ...]]
 ) -> None:
-    assert tell_pictures(arguments, model) == expected
+    assert resolve(arguments, model) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +77,7 @@ def test_the_model_and_the_pictures(
 )
 def test_what_is_neither(arguments: list[str], model: str | None, message: str) -> None:
     with pytest.raises(VitrailError) as caught:
-        tell_pictures(arguments, model)
+        resolve(arguments, model)
     assert message in str(caught.value)
 
 

@@ -26,7 +26,7 @@ CASES: list[tuple[str, list[str], dict[str, Any]]] = [
     ("a.safetensors", ["--num-classes", "3", "--attention-scale", "0.3"], {"num_classes": 3, "attention_scale": 0.3}),
     ("a.safetensors", ["--from", "google", "--image-size", "32"], {"source_format": "google", "image_size": 32}),
     ("a.npz", ["--to", "big_vision", "--fold-class-position"], {"format": "big_vision", "fold_class_position": True}),
-    ("a.safetensors", ["--classes", "CLASSES"], {"classes": CLASSES}),
+    ("a.safetensors", ["--class-names", "CLASSES"], {"class_names": CLASSES}),
 ]
 
 
@@ -67,7 +67,7 @@ def _contents(target: Path) -> dict[str, bytes]:
         ({"resize": "3 x 4"}, ConfigError, "resize must be one number or HEIGHTxWIDTH"),
         ({"format": "tim"}, WeightsError, "unknown format 'tim'; did you mean timm"),
         ({"source_format": "googel"}, WeightsError, "unknown format 'googel'; did you mean google"),
-        ({"classes": "nowhere.txt"}, WeightsError, "there is no file of class names nowhere.txt"),
+        ({"class_names": "nowhere.txt"}, WeightsError, "there is no file of class names nowhere.txt"),
         ({"pictures": ["nowhere.jpg"]}, VitrailError, "nowhere.jpg"),
         ({"format": "timm"}, WeightsError, "exists; choose another name, or pass overwrite= to replace it"),
     ],

@@ -94,7 +94,7 @@ def test_the_result_shows_itself(flat: Path) -> None:
     assert not Path("runs").exists()
     page = Page(evaluation._repr_html_())
     (drawn,) = page.all("img")
-    assert drawn["alt"] == "Which of 7 classes are taken for which"  # the confusion matrix
+    assert drawn["alt"] == "Which of 7 classes are taken for which; 14.3% are correct."  # the confusion matrix
     assert "macro F1" in " ".join(page.text)
     assert f"{evaluation.metrics.top1.value:.2%}" in " ".join(page.text)
     assert sum(row["correct"] for row in evaluation.predictions) == evaluation.metrics.top1.correct
@@ -128,8 +128,8 @@ def test_settings_are_checked_before_anything_is_opened(options: dict[str, Any],
 
 def test_what_is_open_already_cannot_be_changed(flat: Path) -> None:
     model, data = vitrail.load("run"), open_data(flat)
-    with pytest.raises(ConfigError, match="classes= cannot change a loaded model"):
-        evaluate(model, data, classes=CLASSES)
+    with pytest.raises(ConfigError, match="class_names= cannot change a loaded model"):
+        evaluate(model, data, class_names=CLASSES)
     with pytest.raises(ConfigError, match="split_seed= cannot change an open data set"):
         evaluate(model, data, split_seed=3)
     with pytest.raises(ConfigError, match="probe= has no 'kn'"):

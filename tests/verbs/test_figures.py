@@ -13,7 +13,7 @@ from vitrail import load
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, InputError
 from vitrail.model import ConvStem, PositionConfig
-from vitrail.verbs.figures import figures
+from vitrail.verbs.explain import figures
 
 NAMES = ["filters", "positions", "distance", "attention"]
 

@@ -44,7 +44,7 @@ def test_both_doors_give_the_same_rows(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["predict", "tiny.safetensors", "photos", "--list", "list", "--format", "jsonl"]) == 1
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     predictions = several("tiny.safetensors", "photos", list_file="list")
-    assert predictions.top_k == 3
+    assert predictions.top_k == 5
     rows = fields(predictions)
     assert not "".join(capsys.readouterr())  # quiet
     assert rows == printed
@@ -58,7 +58,7 @@ def test_both_doors_write_the_same_file(name: str, inside: Path) -> None:
     Path("names.txt").write_text("\n".join(f"={label}" for label in CLASSES))
     command = ["predict", "bare.safetensors", "photos/0*.jpg", "--classes", "names.txt", "--top-k", "99"]
     assert main([*command, "--out", f"command-{name}"]) == 1
-    predictions = several("bare.safetensors", ["photos/0*.jpg"], classes="names.txt", top_k=99)
+    predictions = several("bare.safetensors", ["photos/0*.jpg"], class_names="names.txt", top_k=99)
     assert predictions.top_k == len(CLASSES)
     path = predictions.save(f"python-{name}")
     if name.endswith("parquet"):
@@ -69,7 +69,7 @@ def test_both_doors_write_the_same_file(name: str, inside: Path) -> None:
 
 def test_one_picture_is_one_prediction() -> None:
     model = vitrail.load("tiny.safetensors")
-    expected = model.predict("photos/00.jpg", top_k=3)
+    expected = model.predict("photos/00.jpg")
     assert predict(model, "photos/00.jpg") == predict("tiny.safetensors", Path("photos/00.jpg")) == expected
     with Image.open("photos/00.jpg") as image:
         pixels = np.array(image)
@@ -96,7 +96,7 @@ def test_a_picture_on_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"top_k": 0}, "top_k= must be at least 1; got 0"),
         ({"batch_size": 0}, "batch_size= must be at least 1; got 0"),
-        ({"classes": "gone.txt"}, "gone.txt"),
+        ({"class_names": "gone.txt"}, "gone.txt"),
         ({"device": "abacus"}, "device 'abacus' cannot be used"),
         ({"pictures": "gone.jpg"}, "gone.jpg: there is no such picture"),
         ({"pictures": ()}, "name at least one picture"),
@@ -201,7 +201,7 @@ def test_another_job_is_not_continued(die_after: Any, inside: Path) -> None:
     write_tiny(inside / "other.safetensors", None)
     for model, pictures, options, message in (
         ("other.safetensors", "photos", {}, "model="),
-        ("tiny.safetensors", "photos", {"top_k": 2}, "top_k=2 conflicts with the interrupted job, which has 3"),
+        ("tiny.safetensors", "photos", {"top_k": 2}, "top_k=2 conflicts with the interrupted job, which has 5"),
         ("tiny.safetensors", "photos", {"precision": "bf16"}, "precision='bf16' conflicts"),
         ("tiny.safetensors", "photos/0[1-9].jpg", {}, "there is photos/01.jpg where photos/00.jpg was"),
         ("tiny.safetensors", ["photos/00.jpg", "photos/01.jpg"], {}, "there is nothing where photos/02.jpg was"),

@@ -10,7 +10,6 @@ from tests.prediction.conftest import write_tiny
 import vitrail
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError
-from vitrail.schema import to_dict
 from vitrail.verbs.inspect import summary
 
 
@@ -21,7 +20,7 @@ def test_both_doors_count_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
         assert main(["summary", str(source), "--image-size", "64x32", "--num-classes", "5", "--json"]) == 0
         printed = json.loads(capsys.readouterr().out)
         counted = summary(source, image_size="64x32", num_classes=5)
-        assert json.loads(json.dumps(to_dict(counted))) == printed
+        assert json.loads(json.dumps(counted.to_dict())) == printed
         assert counted == summary(source, image_size=(64, 32), num_classes=5)
     assert counted.config.image_size == (64, 32)
     assert main(["summary"]) == 0

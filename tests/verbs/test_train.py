@@ -13,13 +13,12 @@ import torch
 from tests.data.conftest import make_folder  # noqa: F401
 
 from vitrail.cli.main import main
-from vitrail.cli.train import exit_code
 from vitrail.data import open_data
 from vitrail.errors import ConfigError, ResumableError
 from vitrail.evaluation.confidence import count_pictures
-from vitrail.training import Schedule, TrainConfig, recipe
+from vitrail.training import Schedule, TrainConfig, recipe, recipes
 from vitrail.training.signals import InterruptedRunError, Signals
-from vitrail.verbs import train as verbs
+from vitrail.verbs import runs
 from vitrail.verbs.train import demo, plan, resume, train
 from vitrail.weights.read import open_checkpoint
 
@@ -95,7 +94,7 @@ def test_what_the_run_measured_is_what_its_report_shows(make_folder, here: Path)
     assert all(path.is_file() for path in run.written)
     assert run.measurement is not None
     assert (run.measurement.split, len(run.measurement.keys)) == ("val", 60)
-    assert exit_code(run) == 0, "nothing failed"
+    assert run.exit_code == 0, "nothing failed"
 
 
 def test_the_linear_recipe_trains_only_the_head(here: Path) -> None:
@@ -142,7 +141,7 @@ def test_an_interrupted_run_says_how_to_go_on(here: Path, monkeypatch: pytest.Mo
     enter = Signals.__enter__
     monkeypatch.setattr(Signals, "__enter__", lambda self: entered.append(self) or enter(self))
 
-    class Stopper(verbs.Listener):
+    class Stopper(runs.Listener):
         def stepped(self, step: int, loss: float, images_per_second: float) -> None:
             if step == 3:
                 entered[-1].received = signal.SIGINT
@@ -162,8 +161,8 @@ def test_without_a_report_the_run_is_still_there(here: Path, monkeypatch: pytest
         raise OSError("the disk\nis gone")
 
     quick = replace(recipe("digits"), schedule=Schedule(epochs=1))
-    monkeypatch.setitem(verbs.recipes.RECIPES, "digits", lambda: quick)
-    monkeypatch.setattr(verbs, "report_on_run", fail)
+    monkeypatch.setitem(recipes.RECIPES, "digits", lambda: quick)
+    monkeypatch.setattr(runs, "report_on_run", fail)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run = demo()

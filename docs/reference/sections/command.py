@@ -11,7 +11,8 @@ from cyclopts.argument import Argument
 from docs.reference.sections.markdown import code, joined, link, listed, protected, sentence, table, wrapped
 
 from vitrail.cli.commands import UNSET, as_typed
-from vitrail.cli.main import VERBS, build_app
+from vitrail.cli.main import build_app
+from vitrail.verbs import VERBS
 
 _VALUES = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 _DEFAULT = re.compile(r"\s*\[default: (.*)\]\.?$")

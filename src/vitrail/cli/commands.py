@@ -1,109 +1,38 @@
-"""The flags of the command."""
+"""From verbs to commands: the signature and the docstring of a verb's function become its arguments, flags and help.
+
+`commands.verb_predict`, which cyclopts asks for when it is needed, is the command of `VERBS["predict"]`; so only the
+module of the verb that runs is loaded, and none for `vitrail --help`.
+"""
 
 import ast
 import dataclasses
 import inspect
-from dataclasses import dataclass
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter, Token
 
+from vitrail.cli.printing import show
+from vitrail.cli.usage import as_flags, describe_unknown_option
 from vitrail.errors import ConfigError
-
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of a table, for programs.")]
-Raw = Annotated[
-    bool,
-    Parameter(
-        negative=(),
-        help="Write the cells of CSV files unchanged, for programs. By default, a cell that a spreadsheet would take "
-        "for a formula gets a leading apostrophe, and control characters are spelled out.",
-    ),
-]
-Size = str | None  # 384, or HEIGHTxWIDTH such as 224x320
-Device = Annotated[str, Parameter(help="Where to compute: auto, cpu, cuda, cuda:1, mps, …")]
-
-Runtime = Annotated[
-    Literal["auto", "torch", "onnx", "openvino"],
-    Parameter(
-        help="What computes; auto: the fastest whose answers equal torch's, measured once if there is enough to do."
-    ),
-]
-Precision = Annotated[
-    Literal["float32", "bf16", "auto"],
-    Parameter(
-        help="The numbers to compute in; auto: bf16, or your int8 export of this model, if it is measured to be faster."
-    ),
-]
-
-Classes = Annotated[
-    Path | None,
-    Parameter(
-        name="--classes",
-        help="A file with the names of the model's classes, one per line in the model's order, or JSON (index → name).",
-    ),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HintFlags:
-    """What a foreign checkpoint may not say, or what the user knows better: `Hints`, as they are typed."""
-
-    image_size: Annotated[
-        str | None, Parameter(help="The size of the source's pictures, where the file does not tell (not square).")
-    ] = None
-    heads: Annotated[int | None, Parameter(help="Number of heads, where the file does not tell.")] = None
-    pooling: Annotated[
-        Literal["cls", "mean", "map"] | None, Parameter(help="Pooling, instead of what the keys suggest.")
-    ] = None
-    activation: Annotated[Literal["gelu", "gelu_tanh"] | None, Parameter(help="GELU, instead of the format's own.")] = (
-        None
-    )
-    norm_eps: Annotated[float | None, Parameter(help="LayerNorm's epsilon, instead of the format's own.")] = None
-    ema: Annotated[
-        bool | None, Parameter(help="Of a torch file with both: take the moving average of the weights, or not.")
-    ] = None
-    attention_scale: Annotated[
-        float | None, Parameter(help="What scores are multiplied with before the softmax, instead of 1 / √(head size).")
-    ] = None
-
-
-NO_HINTS = HintFlags()
-
-Merge = Annotated[
-    str | None,
-    Parameter(
-        help="Merge about this many similar patches away in each block, for speed, such as 8; or a number for each "
-        "block, such as 8,8,4,4."
-    ),
-]
-
-
-Preprocessing = Annotated[
-    str | None,
-    Parameter(
-        help="For an ONNX file of another tool, how its pictures are prepared: google, timm, timm-imagenet, hf, "
-        "torchvision, dinov2 or clip."
-    ),
-]
-
-
-def read_merge(text: str | None) -> tuple[int, ...] | None:
-    """The numbers of `--merge`."""
-    if text is None:
-        return None
-    numbers = text.split(",")
-    if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
-        raise ConfigError(f"--merge must be a whole number, or one for each block such as 8,8,4,4; got {text!r}.")
-    return tuple(map(int, numbers))
-
+from vitrail.verbs import VERBS, Verb
 
 UNSET: Any = object()  # not None, which is a value that can be passed: --clip none
-
-
+HIDDEN = ("progress", "as_json", "word")  # arguments that the command itself passes
+PREFIX = "verb_"  # of the names in this module that are commands
+UNIONS = (Union, types.UnionType)
+JSON_HELP = "Print JSON instead of a table, for programs."
+JSON = Annotated[bool, Parameter(name="--json", negative=(), show_default=False, help=JSON_HELP)]
+MODEL_HELP = "The checkpoint; every positional argument is then a picture [default: the bundled cifar10]."
 # Config → the heading of its flags in `--help`, in this order, after those of the verb itself.
-GROUPS = {
+HEADINGS = {
     "Start": "Model",
     "Optim": "Optimiser",
     "Schedule": "Schedule",
@@ -111,17 +40,218 @@ GROUPS = {
     "DataConfig": "Data",
     "Machine": "Machine",
     "ServeSettings": "Service",
+    "Hints": "What the file does not tell",
 }
 
 
-def group_of(config: type[Any]) -> Group:
-    """The group that the flags of a config are shown in."""
-    return Group(GROUPS[config.__name__], sort_key=1 + list(GROUPS).index(config.__name__))
+def __getattr__(name: str) -> Any:
+    verb = VERBS.get(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+    if verb is None:
+        raise AttributeError(name)
+    return (build_group if verb.verbs else build_command)(name.removeprefix(PREFIX), verb)
 
 
-def optional_fields(
-    name: str, *configs: type[Any], skip: tuple[str, ...] = (), default: str = "the recipe's, else {}"
-) -> type[Any]:
+def show_examples(commands: Iterable[str]) -> str:
+    """The top of a verb's help."""
+    return "\n".join(["Examples:", *(f"  {command}" for command in commands)])
+
+
+def build_group(name: str, verb: Verb) -> App:
+    """A verb that has verbs of its own."""
+    app = App(name=name, help_format="plaintext", help_prologue=show_examples(verb.examples))
+    for inner, each in verb.verbs.items():
+        app.command(build_command(f"{name} {inner}", each), name=inner, help=f"{each.line}\n\n{each.about}".strip())
+    return app
+
+
+@dataclasses.dataclass
+class _Declared:
+    """One argument of a command, beside its name."""
+
+    type: Any
+    kind: Any = inspect.Parameter.KEYWORD_ONLY
+    default: Any = inspect.Parameter.empty
+
+    def parameter(self, name: str) -> inspect.Parameter:
+        return inspect.Parameter(name, self.kind, default=self.default, annotation=self.type)
+
+
+def build_command(name: str, verb: Verb) -> Callable[..., int]:
+    """The function that cyclopts calls, with the arguments and the help of the verb's own function."""
+    module, _, attribute = (verb.home or f"{name}:{name}").partition(":")
+    function = getattr(import_module(f"vitrail.verbs.{module}"), attribute)
+    declared = _arguments(function, verb)
+    signature = inspect.Signature([each.parameter(argument) for argument, each in declared.items()])
+
+    def command(*arguments: Any, **options: Any) -> int:
+        values = dict(signature.bind(*arguments, **options).arguments)
+        return run(function, name, verb, values)
+
+    cast("Any", command).__signature__ = signature
+    command.__annotations__ = {argument: each.type for argument, each in declared.items()}
+    command.__name__ = name.replace(" ", "_")
+    return command
+
+
+def run(function: Callable[..., Any], name: str, verb: Verb, values: dict[str, Any]) -> int:
+    """Call a verb with what was typed, and show its result."""
+    from vitrail.verbs.call import Out, tell_pictures
+
+    as_json = values.pop("as_json", False)
+    arguments = inspect.signature(function).parameters
+    flags = values.pop("settings", None)
+    settings = {} if flags is None else given(flags)
+    several = values.pop(verb.several, ())
+    if verb.several == "pictures":
+        _refuse_options(several, name, function, verb)
+        values["model"], pictures = tell_pictures(several, values.get("model"))
+        if pictures or arguments["pictures"].default is inspect.Parameter.empty:
+            values["pictures"] = pictures
+    elif verb.several:
+        values["model"] = several or None
+    if name == "predict" and "out" not in values and getattr(sys.stdout, "name", "") == os.devnull:
+        raise ConfigError("standard output is closed, so the predictions would be lost; pass `out=` FILE.")
+    if "out" in arguments and arguments["out"].annotation == Out:
+        values.setdefault("out", True)
+    if "progress" in arguments:
+        values["progress"] = True
+    known = {flag for argument, each in _arguments(function, verb).items() for flag in _names(argument, each)}
+    how = {"as_json": as_json, "word": lambda text: as_flags(text, known)}
+    values |= {argument: value for argument, value in how.items() if argument in arguments}
+    return show(function(**values, **settings), **how)
+
+
+def _arguments(function: Callable[..., Any], verb: Verb) -> dict[str, _Declared]:
+    """The arguments of a verb's function as those of a command, in the order that Python wants."""
+    texts = argument_texts(function)
+    heading_of = {argument: heading for heading, names in verb.headings.items() for argument in names.split()}
+    groups = {heading: Group(heading, sort_key=1 + place) for place, heading in enumerate(verb.headings)}
+    places: dict[str, _Declared] = {}
+    flags: dict[str, _Declared] = {}
+    if verb.several:
+        text = texts[verb.several.rstrip("s") if verb.several == "models" else verb.several]
+        # A single hyphen is a value; other words with a leading hyphen, which this lets through, are refused later.
+        hyphen = Parameter(allow_leading_hyphen=verb.several == "pictures", help=text)
+        places[verb.several] = _Declared(Annotated[str, hyphen], inspect.Parameter.VAR_POSITIONAL)
+    for argument, each in inspect.signature(function).parameters.items():
+        if each.kind is each.VAR_KEYWORD:
+            flags |= _settings(each.annotation, function)
+        elif argument in HIDDEN or (verb.several and argument in (verb.several, verb.several[:-1])):
+            continue
+        else:
+            positional = each.kind is each.POSITIONAL_OR_KEYWORD and not verb.several and argument not in verb.flags
+            text = MODEL_HELP if verb.several and argument == "model" else texts.get(argument, "")
+            options: dict[str, Any] = {"help": text, "negative": ()} if each.default is not True else {"help": text}
+            if argument in verb.flags:
+                options["name"] = f"--{verb.flags[argument]}"
+            if argument in heading_of:
+                options["group"] = groups[heading_of[argument]]
+            if argument == "list_file":
+                options["allow_leading_hyphen"] = True
+            kind, more = flag_type(each.annotation)
+            default = each.default if each.default is not each.empty or positional else None
+            if "[default:" in text or default in (None, False, (), "") or default is each.empty:
+                more["show_default"] = False
+            elif kind in LISTS and isinstance(default, tuple):
+                more["show_default"] = as_typed
+            hint = kind if default is not None or kind is bool else kind | None
+            (places if positional else flags)[argument] = _Declared(
+                Annotated[hint, Parameter(**options, **more)],
+                each.POSITIONAL_OR_KEYWORD if positional else each.KEYWORD_ONLY,
+                default,
+            )
+    if verb.json:
+        flags["as_json"] = _Declared(JSON, default=False)
+    return places | flags
+
+
+def argument_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """Argument → what the docstring says of it, without what is only for Python."""
+    _, _, section = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
+    entries = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)[1:]
+    texts = {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
+    return {name: re.sub(r"\s*In Python[^.]*\.", "", text) for name, text in texts.items()}
+
+
+LISTS = {tuple[int, ...]: int, tuple[str, ...]: str, tuple[float, ...]: float}
+
+
+def flag_type(annotation: Any) -> tuple[Any, dict[str, Any]]:
+    """What is typed for an argument, and the options of such a flag: lists have commas, paths come one by one.
+
+    A type that Python takes beside texts, such as a loaded model, is not typed; an annotation that is a text of its own
+    names one whose module would be slow to load.
+    """
+    if isinstance(annotation, str) or annotation in (str, Path):
+        return str, {}
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)] if _is_union(annotation) else [annotation]
+    for kind in kinds if Path not in kinds else ():
+        if get_origin(kind) is Sequence:
+            (item, *_) = get_args(kind)
+            if _is_union(item):
+                return tuple[Path, ...], {"consume_multiple": True}
+            listed = tuple[item, ...]
+            return listed, {"converter": split_list, "n_tokens": 1, "accepts_keys": False}
+    if {str, Path} & set(kinds) or any(
+        not isinstance(kind, type) and get_origin(kind) is not Literal for kind in kinds
+    ):
+        return str, {}
+    return Union[tuple(kinds)], {}  # noqa: UP007 - of a tuple
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in UNIONS
+
+
+def split_list(kind: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
+    """The items of a list, which has commas between them."""
+    (token,) = tokens
+    name = (token.keyword or "").lstrip("-").replace("-", "_")
+    items = [item.strip() for item in token.value.split(",")]
+    kinds = [each for each in get_args(kind) if each is not Ellipsis]
+    if kinds[0] in (int, float):
+        number, such = ("whole numbers", "0,5,-1") if kinds[0] is int else ("numbers", "0.5,1")
+        pattern = r"[+-]?\d{1,9}" if kinds[0] is int else r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
+        if not all(re.fullmatch(pattern, item, re.ASCII) for item in items):
+            raise ConfigError(f"must be {number} separated by commas, such as {such}; got {token.value!r}.", field=name)
+        return tuple(map(kinds[0], items))
+    if choices := get_args(kinds[0]):
+        for item in items:
+            if item not in choices:
+                raise ConfigError(f"must be any of {', '.join(choices)}; got {item!r}.", field=name)
+    return tuple(item for item in items if item)
+
+
+def _refuse_options(words: Sequence[str], name: str, function: Callable[..., Any], verb: Verb) -> None:
+    """A picture may be called anything, but a word with a leading hyphen is an option that was mistyped."""
+    for word in words:
+        if word.startswith("-") and word != "-":
+            known = {flag for argument, each in _arguments(function, verb).items() for flag in _names(argument, each)}
+            unknown = describe_unknown_option(word, f"vitrail {name}", known)
+            raise ConfigError(f"{unknown} A picture of that name is ./{word}")
+
+
+def _names(argument: str, declared: _Declared) -> set[str]:
+    """How an argument is typed."""
+    if declared.kind is inspect.Parameter.VAR_POSITIONAL:
+        return {argument.upper()}
+    if argument == "settings":
+        return flags_of_configs(get_args(declared.type)[0])
+    (parameter,) = get_args(declared.type)[1:]
+    return set(parameter.name) or {f"--{argument.replace('_', '-')}"}
+
+
+def _settings(annotation: Any, function: Callable[..., Any]) -> dict[str, _Declared]:
+    """The fields of configs that a verb takes as keywords, as flags."""
+    from vitrail.verbs.settings import configs_of
+
+    configs = configs_of(get_args(annotation)[0])
+    by_recipe = any(config.__name__ == "Start" for config in configs)
+    fields = optional_fields(*configs, default="the recipe's, else {}" if by_recipe else "{}")
+    return {"settings": _Declared(Annotated[fields, Parameter(name="*")], default=fields())}
+
+
+def optional_fields(*configs: type[Any], default: str = "the recipe's, else {}") -> type[Any]:
     """A dataclass with every field of the configs, unset by default, with the configs' own help texts.
 
     `default` says what holds for a flag that is not passed; the braces are the field's own default.
@@ -129,36 +259,33 @@ def optional_fields(
     fields: list[tuple[str, Any, Any]] = []
     for config in configs:
         hints, texts = get_type_hints(config), field_texts(config)
+        group = Group(HEADINGS[config.__name__], sort_key=10 + list(HEADINGS).index(config.__name__))
         for field in dataclasses.fields(config):
-            if field.name in skip or dataclasses.is_dataclass(hints[field.name]):
-                continue
-            shown = _shown_default(field)
+            shown = "" if field.default in (dataclasses.MISSING, None) else as_typed(field.default)
             text = texts.get(field.name, "")
-            known = "[default:" in text or not shown
-            help_text = text if known else f"{text.removesuffix('.')} [default: {default.format(shown)}]."
-            parameter = Parameter(help=help_text, show_default=False, group=group_of(config))
-            hint = Annotated[_flag_type(hints[field.name]) | None, parameter]
-            fields.append((field.name, hint, dataclasses.field(default=UNSET)))
-    flags = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
+            if shown and shown != "False" and "[default:" not in text:
+                text = f"{text.removesuffix('.')} [default: {default.format(shown)}]."
+            hint, more = _field_type(hints[field.name])
+            parameter = Parameter(help=text, show_default=False, group=group, **more)
+            fields.append((field.name, Annotated[hint, parameter], dataclasses.field(default=UNSET)))
+    flags = dataclasses.make_dataclass("Settings", fields, frozen=True, kw_only=True)
     flags.__module__ = __name__  # cyclopts ignores a dataclass without a module of its own
     return flags
 
 
-def _flag_type(hint: Any) -> Any:
-    """An image size is written 384 or 224x320."""
-    return str if hint == tuple[int, int] | None else hint
-
-
-def _shown_default(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING or field.default is None:
-        return ""
-    return as_typed(field.default)
+def _field_type(hint: Any) -> tuple[Any, dict[str, Any]]:
+    """An image size is typed 384 or 224x320, and a list with commas."""
+    if hint == tuple[int, int] | None:
+        return str | None, {}
+    if get_origin(hint) is tuple:
+        return hint | None, {"converter": split_list, "n_tokens": 1, "accepts_keys": False}
+    return (hint, {"negative": ()}) if dataclasses.is_dataclass(hint) else (hint | None, {})
 
 
 def as_typed(value: Any) -> str:
-    """A value as it is typed: the numbers of a tuple one after the other, with four digits."""
+    """A value as it is typed: the items of a list with commas between them, numbers with four digits."""
     if isinstance(value, tuple):
-        return " ".join(as_typed(item) for item in cast("tuple[Any, ...]", value))
+        return ",".join(as_typed(item) for item in cast("tuple[Any, ...]", value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Dispatch: `vitrail VERB …` → the one function of `vitrail/cli/VERB.py`."""
+"""Dispatch: `vitrail VERB …` → the command that `commands.py` builds from the verb; errors, notes and exit codes."""
 
 import codecs
 import os
@@ -8,166 +8,18 @@ import traceback
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, Group
 
 from vitrail import __version__
-from vitrail.cli.printing import print_error, print_note
-from vitrail.cli.usage import as_flags, describe_usage, flags_of, show_examples
+from vitrail.cli.printing import print_error, print_note, print_text
+from vitrail.cli.usage import as_flags, describe_usage, flags_of, renew
 from vitrail.errors import AssumptionWarning, VitrailError
+from vitrail.verbs import VERBS
 from vitrail.wording import without_number
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verb:
-    """One command: the function of its name in the file of its name."""
-
-    group: str
-    line: str  # what `vitrail --help` shows
-    usage: str = ""  # its arguments, where they are more than one name each
-    about: str = ""  # what its own help adds to the line
-    examples: tuple[str, ...] = ()  # shown at the top of its help; empty for a verb that has verbs of its own
-
-
-# In the order of a model's life, which is also that of `vitrail --help`.
-VERBS = {
-    "demo": Verb(
-        group="Try it",
-        line="Train a small ViT on handwritten digits, and show what it has learned.",
-        examples=("vitrail demo",),
-    ),
-    "data": Verb(
-        group="Pictures",
-        line="Check a data set, show how the model sees it, or write it as shards.",
-        about="A data set is a folder of class folders, a CSV or Parquet table, CIFAR or MNIST files, shards, "
-        "hf:NAME, or one of digits, cifar10, cifar100, mnist and fashion-mnist.",
-    ),
-    "train": Verb(
-        group="Make a model",
-        line="Train or fine-tune on your pictures; resumable, in one process or many.",
-        usage="[DATA]",
-        about="By default, the model and the recipe are chosen to suit the pictures. Flags override the YAML "
-        "file, which overrides the recipe. Under torchrun, all processes train one model.",
-        examples=(
-            "vitrail train photos",
-            "vitrail train photos --minutes 30",
-            "vitrail train --resume runs/train-1",
-        ),
-    ),
-    "eval": Verb(
-        group="Make a model",
-        line="Evaluate a model: accuracy, calibration, confusion, the worst mistakes.",
-        usage="[MODEL] DATA",
-        about="Writes report.html, metrics.json, predictions.csv, classes.csv, confusion.csv, "
-        "confusion_matrix.png, reliability.png and top_losses.jpg. Under torchrun the ranks share the "
-        "pictures, and the result is the same. With --probe, a model without a head for these classes is "
-        "measured by its features only. Exit code 1: some pictures could not be read, or no report could "
-        "be made.",
-        examples=("vitrail eval runs/train-1 photos", "vitrail eval runs/train-1 photos --robustness --tta flip"),
-    ),
-    "calibrate": Verb(
-        group="Make a model",
-        line="Measure how far to trust a checkpoint, and write that into it.",
-        usage="MODEL DATA",
-        about="A training run with a validation split has done this already.",
-        examples=("vitrail calibrate hf://google/vit-base-patch16-224 photos",),
-    ),
-    "predict": Verb(
-        group="Use it",
-        line="Classify pictures: files, folders, patterns or standard input.",
-        usage="[MODEL] PICTURES…",
-        about="A picture that cannot be read becomes a row with its error, and the exit code is then 1.",
-        examples=("vitrail predict cat.jpg", "vitrail predict runs/train-1 photos --out labels.csv"),
-    ),
-    "embed": Verb(
-        group="Use it",
-        line="Write the embeddings of pictures, and draw a map of them.",
-        usage="[MODEL] PICTURES… | [MODEL] --data DATA",
-        about="See `vitrail predict --help` for what a model and a picture can be. For a data set, the labels "
-        "and splits are written too. Pictures that cannot be read are left out and listed, and the exit "
-        "code is then 1.",
-        examples=("vitrail embed runs/train-1 photos", "vitrail embed runs/train-1 --data photos --map tsne"),
-    ),
-    "explain": Verb(
-        group="Use it",
-        line="Show which parts of a picture an answer rests on, and how far to trust that.",
-        usage="[MODEL] PICTURES…",
-        about="Writes overlays, heads, layers, and one sheet of them all. See `vitrail predict --help` for what "
-        "a model and a picture can be. Exit code 1: some pictures could not be explained; the others "
-        "were.",
-        examples=("vitrail explain cat.jpg", "vitrail explain runs/train-1 photos --target cat --score"),
-    ),
-    "figures": Verb(
-        group="Use it",
-        line="Draw the paper's figures for a checkpoint.",
-        usage="[MODEL] [PICTURES…]",
-        about="Filters, positions, attention distance and attention, each as PDF and PNG. Exit code 1: some "
-        "pictures could not be read.",
-        examples=("vitrail figures runs/train-1", "vitrail figures runs/train-1 photos --out figures"),
-    ),
-    "inspect": Verb(
-        group="Checkpoints",
-        line="Show what a checkpoint is, and likely problems with it.",
-        about="Exit code 1: the checkpoint cannot work as it is.",
-        examples=("vitrail inspect B_16.npz", "vitrail inspect hf://google/vit-base-patch16-224"),
-    ),
-    "convert": Verb(
-        group="Checkpoints",
-        line="Convert a checkpoint to another format, and prove that its outputs stay the same.",
-        examples=("vitrail convert B_16.npz vit-b16.safetensors", "vitrail convert runs/train-1 folder --to hf"),
-    ),
-    "export": Verb(
-        group="Ship it",
-        line="Export a model to ONNX, OpenVINO or torch.export, and prove that it answers the same.",
-        usage="MODEL PATH | MODEL --repository DIR",
-        examples=(
-            "vitrail export runs/train-1 model.onnx",
-            "vitrail export runs/train-1 folder --to openvino",
-            "vitrail export runs/train-1 --repository models --name flowers",
-        ),
-    ),
-    "benchmark": Verb(
-        group="Ship it",
-        line="Measure a model on every runtime, beside other libraries: speed, size, agreement, accuracy.",
-        examples=(
-            "vitrail benchmark runs/train-1",
-            "vitrail benchmark runs/train-1 --merge 0,2,4,8 --data photos --out speed",
-            "vitrail benchmark runs/train-1 --with model-int8 --compare timm,transformers",
-        ),
-    ),
-    "serve": Verb(
-        group="Ship it",
-        line="Serve models over HTTP, with a page to try them: predict, embed, explain.",
-        usage="[MODEL | NAME=MODEL]…",
-        about="Listens on this machine only, unless --host and a token say otherwise. Ctrl-C and SIGTERM answer what "
-        "was accepted, then end. One line of JSON for each request goes to standard output.",
-        examples=(
-            "vitrail serve",
-            "vitrail serve runs/train-1 --port 8080",
-            "VITRAIL_TOKEN=… vitrail serve cats=runs/train-1 small=model.onnx --host 0.0.0.0",
-        ),
-    ),
-    "models": Verb(
-        group="Reference",
-        line="List the model variants: patch, layers, width, heads, parameters, GMACs.",
-        examples=("vitrail models",),
-    ),
-    "summary": Verb(
-        group="Reference",
-        line="Show a model step by step: the shape after each step, parameters and MACs.",
-        examples=("vitrail summary vit-b16", "vitrail summary runs/train-1"),
-    ),
-    "doctor": Verb(
-        group="Reference",
-        line="Print what a bug report needs: versions, device, optional packages, cache.",
-        about="The output is Markdown, ready to paste. Exit code 1: something is wrong; the report says what.",
-        examples=("vitrail doctor", "vitrail doctor runs/train-1 --data photos"),
-    ),
-}
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -187,19 +39,37 @@ def build_app() -> App:
     names = list(dict.fromkeys(verb.group for verb in VERBS.values()))
     groups = {name: Group(name, sort_key=order) for order, name in enumerate(names)}
     for order, (name, verb) in enumerate(VERBS.items()):
-        shown = {"help_prologue": show_examples(verb.examples)} if verb.examples else {}
+        examples = "\n".join(["Examples:", *(f"  {command}" for command in verb.examples)])
+        shown = {"help_prologue": examples} if not verb.verbs else {}
         if verb.usage:
             shown["usage"] = f"Usage: vitrail {name} [OPTIONS] {verb.usage}"
         help_text = f"{verb.line}\n\n{verb.about}".strip()
         app.command(
-            f"vitrail.cli.{name}:{name}", name=name, help=help_text, group=groups[verb.group], sort_key=order, **shown
+            f"vitrail.cli.commands:verb_{name}",
+            name=name,
+            help=help_text,
+            group=groups[verb.group],
+            sort_key=order,
+            **shown,
         )
     options = Group("Options", sort_key=len(groups))
     completion = "Print the script that lets bash, zsh or fish complete verbs and flags."
-    app.command("vitrail.cli.completion:show_completion", name="--show-completion", help=completion, group=options)
+    app.command(show_completion, name="--show-completion", help=completion, group=options)
     for flag in ("--help", "--version"):
         app[flag].group = options
     return app
+
+
+def show_completion(shell: Literal["bash", "zsh", "fish"]) -> int:
+    """Print the completion script of a shell; nothing is installed.
+
+    Parameters
+    ----------
+    shell
+        bash, zsh or fish.
+    """
+    print_text(build_app().generate_completion(prog_name="vitrail", shell=shell))
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -210,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     app = build_app()
     try:
         with _notes_shown(app, tokens):
+            tokens, notes = renew(app, tokens)
+            for note in notes:
+                print_note(note)
             code = app(
                 tokens,
                 exit_on_error=False,

@@ -1,35 +1,17 @@
-"""What all verbs print in the same way: consoles for any text, progress, how a command ends."""
+"""What the command prints: results, errors and notes."""
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rich import markup
+from rich.table import Table
+from rich.text import Text
 
-from vitrail.progress import PlainConsole, SteadyConsole, progress_bar, working
-from vitrail.wording import duration, plain, reason
+from vitrail.progress import PlainConsole, SteadyConsole
+from vitrail.wording import plain, reason
 
-__all__ = [
-    "PlainConsole",
-    "SteadyConsole",
-    "duration",
-    "escape",
-    "plain",
-    "print_end",
-    "print_error",
-    "print_json",
-    "print_no_report",
-    "print_note",
-    "print_text",
-    "progress_bar",
-    "working",
-]
-
-
-def escape(text: str) -> str:
-    """A file name, escaped for a text with markup."""
-    return markup.escape(plain(text))
+WIDEST = 200  # characters in a line
 
 
 def print_json(facts: Any) -> None:
@@ -53,16 +35,28 @@ def print_note(text: str) -> None:
     PlainConsole(stderr=True, highlight=False, markup=False).print(f"note: {plain(text)}", soft_wrap=True)
 
 
-def print_no_report(why: str, safe: str) -> None:
-    """Why there is no report, and what is `safe` nevertheless."""
-    console = SteadyConsole(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"no report: {plain(why)} ({safe})")
-
-
-def print_end(paths: Iterable[Path], following: str) -> None:
-    """The paths written and the next command to try."""
-    console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
-    written = [plain(str(path)) for path in paths]
-    if written:
-        console.print("\nwrote " + ", ".join(written))
-    console.print(f"next: {plain(following)}")
+def show(result: Any, *, as_json: bool = False, word: Callable[[str], str] = str) -> int:
+    """Print what a verb returns, its arguments as `word` puts them, and give its exit code."""
+    if result is None:
+        return 0
+    if not getattr(result, "speaks", True):  # one of several ranks
+        return int(result.exit_code)
+    if hasattr(result, "show_rows"):  # one row after the other, as they are computed
+        result.show_rows()
+        return int(result.exit_code)
+    for remark in getattr(result, "remarks", tuple)():
+        PlainConsole(stderr=True, highlight=False, markup=False).print(word(plain(remark)), soft_wrap=True)
+    if as_json:
+        print_json(result.to_dict())
+        return int(result.exit_code)
+    console = SteadyConsole(highlight=False, markup=False)
+    for line in result.lines():
+        if isinstance(line, Table):
+            if any(column.no_wrap for column in line.columns):  # numbers that are cut off are worth nothing
+                whole = console.measure(line, options=console.options.update(max_width=WIDEST)).maximum
+                console.width = max(console.width, whole)
+            console.print(line)
+        else:
+            text = line if isinstance(line, Text) else Text(line)
+            console.print(Text(word(text.plain), style=text.style, spans=text.spans), soft_wrap=True)
+    return int(result.exit_code)

@@ -1,7 +1,9 @@
 """Errors about the arguments of a command, in the style of our own errors."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any, get_args, get_origin
 
 from cyclopts import (
     App,
@@ -11,8 +13,10 @@ from cyclopts import (
     UnknownOptionError,
     UnusedCliTokensError,
 )
+from cyclopts.argument import Argument
 
 from vitrail.synonyms import suggest_option
+from vitrail.verbs import VERBS
 from vitrail.wording import word_arguments
 
 QUOTES = "\"'"
@@ -57,29 +61,64 @@ def _describe_unknown(typed: str, command: str, known: Sequence[str]) -> str:
     return f"{command} has no {what} {typed!r}; {hint} {', '.join(known)}."
 
 
-def show_examples(commands: Iterable[str]) -> str:
-    """The top of a verb's help."""
-    return "\n".join(["Examples:", *(f"  {command}" for command in commands)])
+# Arguments whose flag has another name in some verbs.
+RENAMED = {argument: flag for verb in VERBS.values() for argument, flag in verb.flags.items()}
+OLD_FLAGS = {"--classes": "--class-names", "--where": "--data"}  # which go on working
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)")
 
 
-# Arguments whose flag has another name.
-RENAMED = {
-    "format": "to",
-    "source_format": "from",
-    "list_file": "list",
-    "exports": "with",
-    "compiled": "compile",
-    "class_names": "classes",
-}
+def renew(app: App, tokens: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What was typed in today's spelling, and a note on each old one: flags with another name, lists without commas."""
+    verb = VERBS.get(tokens[0] if tokens else "")
+    if verb is None or "--help" in tokens or (verb.verbs and (len(tokens) < 2 or tokens[1] not in verb.verbs)):
+        return list(tokens), []
+    arguments = _arguments(app, tokens[: 2 if verb.verbs else 1])
+    by_name = {name: argument for argument in arguments for name in argument.names}
+    renewed: list[str] = []
+    notes: list[str] = []
+    rest = list(tokens)
+    while rest:
+        token = rest.pop(0)
+        flag, equals, value = token.partition("=")
+        if flag not in by_name and OLD_FLAGS.get(flag) in by_name:
+            notes.append(f"{flag} is called {OLD_FLAGS[flag]} now")
+            flag = OLD_FLAGS[flag]
+        positive = flag.replace("--no-", "--", 1)
+        if flag not in by_name and positive != flag and positive in by_name and by_name[positive].hint is bool:
+            notes.append(f"{flag} is the default; omit it")
+            continue
+        fits = _fits(by_name[flag].hint) if flag in by_name and by_name[flag].parameter.n_tokens == 1 else None
+        if fits is None or equals or not rest:
+            renewed.append(f"{flag}{equals}{value}")
+            continue
+        items = [rest.pop(0)]
+        while rest and "," not in items[0] and fits(items[0]) and fits(rest[0]):
+            items.append(rest.pop(0))
+        if len(items) > 1:
+            notes.append(f"lists have commas: {flag} {','.join(items)}")
+        renewed.append(f"{flag}={','.join(items)}")
+    return renewed, notes
+
+
+def _fits(hint: Any) -> Callable[[str], object]:
+    """Whether a word can be an item of a list."""
+    kinds = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is tuple]
+    item = get_args(kinds[0])[0]
+    if item in (int, float):
+        return NUMBER.fullmatch
+    choices = get_args(item)
+    return lambda word: word in choices if choices else not word.startswith("-")
+
+
+def _arguments(app: App, tokens: Sequence[str]) -> Iterable[Argument]:
+    """The arguments of the verb that these tokens call."""
+    _, apps, _ = app.parse_commands(list(tokens))
+    return () if apps[-1].default_command is None else apps[-1].assemble_argument_collection()
 
 
 def flags_of(app: App, tokens: Sequence[str]) -> set[str]:
     """The flags of the verb that these tokens call."""
-    _, apps, _ = app.parse_commands(list(tokens))
-    verb = apps[-1]
-    if verb.default_command is None:
-        return set()
-    return {name for argument in verb.assemble_argument_collection() for name in argument.names}
+    return {name for argument in _arguments(app, tokens) for name in argument.names}
 
 
 def as_flags(message: str, flags: set[str]) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from rich.text import Text
 from torch import Tensor
 
 from vitrail.data.pixels import FORMATS, Picture, open_picture
@@ -20,9 +22,10 @@ from vitrail.data.sources.shards import INDEX
 from vitrail.data.transform import as_bytes, to_pil
 from vitrail.errors import DataError, InputError
 from vitrail.files import sweep_drafts, workshop_in
+from vitrail.progress import ending
 from vitrail.rng import permutation
 from vitrail.untrusted import read_bytes
-from vitrail.wording import reason
+from vitrail.wording import counted, plain, reason
 
 MAX_FILE = 1 << 30  # bytes of one picture
 _COLOR, _GREY = Preprocess(), preset("google", channels=1)
@@ -35,6 +38,20 @@ class WrittenShards:
     files: tuple[Path, ...]
     num_samples: int
     skipped: dict[str, str]  # the samples that could not be read, and why
+
+    @property
+    def exit_code(self) -> int:
+        """1: some pictures could not be read and were left out."""
+        return int(bool(self.skipped))
+
+    def lines(self) -> Iterator[Any]:
+        """What the command prints."""
+        yield f"{counted(self.num_samples, 'picture')} in {counted(len(self.files) - 1, 'shard')}"
+        for key, why in list(self.skipped.items())[:10]:
+            yield Text("left out", "yellow") + Text(plain(f" {key}: {why}"))
+        if len(self.skipped) > 10:
+            yield f"… and {len(self.skipped) - 10} more"
+        yield from ending([self.files[-1]], shlex.join(["vitrail", "data", "check", str(self.files[-1].parent)]))
 
 
 def write_shards(

@@ -6,6 +6,8 @@ enlarged by a whole number, so that its pixels stay what they are and the map ca
 """
 
 import io
+import math
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
@@ -15,6 +17,8 @@ from typing import Any, overload
 import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw
+from rich.console import RenderableType
+from rich.text import Text
 from torch import Tensor
 
 from vitrail.data.pixels import Picture
@@ -39,11 +43,12 @@ from vitrail.explanation.saliency import Explanation, Method, Subject, View, ope
 from vitrail.files import atomic_path
 from vitrail.prediction import Predictor
 from vitrail.prediction.inputs import STDIN
-from vitrail.progress import Progress, pick_progress
-from vitrail.wording import counted, reason
+from vitrail.progress import Progress, pick_progress, table
+from vitrail.wording import counted, plain, reason
 
 Array = np.ndarray[Any, Any]
 
+SCORES = ("deletion ↓", "insertion ↑", "score")
 COLOURS = "inferno"
 SLAB = 1 << 20  # pixels that are blended at once, so that a large photo is never all floats
 SMALLEST = 224  # the shorter side of a drawn picture
@@ -291,6 +296,9 @@ class Explanations(Sequence[Explained]):
     choice: MethodChoice | None = None  # how method "auto" chose
     pictures: tuple[Explained, ...]
     failures: dict[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be explained
+    source: str = field(default="", repr=False)  # where the model is from
+    targeted: bool = field(default=False, repr=False)  # a class was asked for, rather than the predicted one
+    written: tuple[Path, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -335,6 +343,86 @@ class Explanations(Sequence[Explained]):
 
     def _repr_png_(self) -> bytes:
         return png_bytes(self.sheet)
+
+    @property
+    def exit_code(self) -> int:
+        """1: some pictures could not be explained."""
+        return int(bool(self.failures))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        choice = self.choice
+        return {
+            "method": self.method,
+            "reason": choice.reason if choice else "as requested",
+            "methods": {} if choice is None else {name: _scores(score) for name, score in choice.scores.items()},
+            "method_failures": {} if choice is None else choice.failures,
+            "pictures": [
+                {
+                    "name": explained.name,
+                    "predicted": explained.explanation.predicted,
+                    "confidence": _number(explained.explanation.confidence),
+                    "target": explained.explanation.label,
+                    "probability": _number(explained.explanation.probability),
+                    "faithfulness": None if explained.faithfulness is None else _scores(explained.faithfulness),
+                }
+                for explained in self
+            ],
+            "failures": self.failures,
+            "written": [str(path) for path in self.written],
+        }
+
+    def lines(self) -> Iterator[RenderableType]:
+        """What the command prints."""
+        scored = any(explained.faithfulness for explained in self)
+        names = ["picture", "predicted", "", *(["explained", ""] if self.targeted else [])]
+        yield table(map(self._cells, self), *names, *(SCORES[:2] if scored else ()), left=len(names), edge=False)
+        if self.choice is None:
+            yield f"\nmethod {self.method}"
+        else:
+            yield from _choice_lines(self.choice)
+        for path, why in self.failures.items():
+            yield Text("not explained ", style="yellow") + Text(plain(why if path in why else f"{path}: {why}"))
+        if not self.written:
+            return
+        inside = any(path.stem.endswith("heads") for path in self.written)  # which an export does not show
+        files = f"overlays, {'heads, layers, ' if inside else ''}raw maps (npz)"
+        yield f"\nwrote {plain(str(self.written[0]))} and {counted(len(self.written) - 1, 'file')} beside it: {files}"
+        yield f"next: {shlex.join(['vitrail', 'figures' if inside else 'predict', self.source, self[0].source])}"
+
+    def _cells(self, explained: Explained) -> list[str]:
+        explanation, score = explained.explanation, explained.faithfulness
+        cells = [explained.name, explanation.predicted, _percent(explanation.confidence)]
+        cells += [explanation.label, _percent(explanation.probability)] if self.targeted else []
+        return cells + ([] if score is None else [f"{score.deletion:.3f}", f"{score.insertion:.3f}"])
+
+
+def _choice_lines(choice: MethodChoice) -> Iterator[RenderableType]:
+    """How the methods did, and which was chosen."""
+    if choice.scores:
+        rows = sorted(choice.scores.items(), key=lambda item: -item[1].score)
+        styles = {choice.method: "bold", "random": "dim"}
+        numbers = [(name, *(f"{value:.3f}" for value in _scores(score).values())) for name, score in rows]
+        yield ""
+        yield table(
+            ([Text(cell, styles.get(row[0], "")) for cell in row] for row in numbers), "method", *SCORES, edge=False
+        )
+    for name, why in choice.failures.items():
+        yield Text("left out ", style="yellow") + Text(plain(f"{name}: {why}"))
+    yield f"\nauto chose {choice.reason}"
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(value) else value
+
+
+def _scores(score: Faithfulness) -> dict[str, float]:
+    return {"deletion": score.deletion, "insertion": score.insertion, "score": score.score}
+
+
+def _percent(share: float) -> str:
+    return "" if math.isnan(share) else f"{share:.1%}"
 
 
 def unique_stems(sources: Iterable[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """A model step by step: the shape after each step, its parameters and its multiply-adds (MACs) for one picture."""
 
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from vitrail.model.block import AttentionPool, Block
 from vitrail.model.config import ViTConfig
 from vitrail.model.positions import POSITIONS
 from vitrail.model.vit import ViT
+from vitrail.schema import to_dict
 from vitrail.wording import counted
 
 
@@ -38,6 +40,7 @@ class Summary:
     parameters: int
     macs: int
     forward_macs: int
+    name: str = field(default="", compare=False)  # as its user wrote it
 
     @property
     def rows(self) -> list[tuple[str, str, str, str, str]]:
@@ -67,6 +70,28 @@ class Summary:
 
     def _repr_markdown_(self) -> str:
         return self.markdown()
+
+    exit_code = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: value for name, value in to_dict(self).items() if name != "name"}
+
+    def lines(self) -> Iterator[Any]:
+        """What `vitrail summary` prints."""
+        from vitrail.progress import table
+
+        shown = table(self.rows, "step", "shape", "", "parameters", "MACs", left=3)
+        shown.add_section()
+        shown.add_row(*self.total, style="bold")
+        yield from ([self.name] if self.name else [])
+        yield shown
+        if self.forward_macs < self.macs:
+            saved = 1 - self.forward_macs / self.macs
+            yield (
+                f"\nforward computes {self.forward_macs / 1e6:,.1f} M MACs, {saved:.1%} fewer: only [cls] is read, so "
+                "the last block computes only that token."
+            )
 
 
 def summarize(config: ViTConfig) -> Summary:

@@ -24,7 +24,7 @@ def find_pictures(names: Sequence[str]) -> Iterator[Named]:
     standard input. A name that stands for nothing is an error before the first picture is read.
     """
     check_pictures(names)
-    return _stream(names)
+    return stream_names(names)
 
 
 def stands_for_several(name: str) -> bool:
@@ -97,7 +97,8 @@ def _lines(file: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def _stream(names: Sequence[str]) -> Iterator[Named]:
+def stream_names(names: Sequence[str]) -> Iterator[Named]:
+    """The same for names that are checked already."""
     for name in names:
         if name == STDIN:
             yield STDIN, _standard_input().buffer.read()

@@ -29,7 +29,7 @@ from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice, key_of
 from vitrail.runtimes.runtime import Floats, LoadOptions, Runtime, check_wanted, is_converted, open_runtime
 from vitrail.threads import in_chunks, map_in_order
 from vitrail.weights.metadata import ClassNames, Metadata
-from vitrail.weights.resolve import DEFAULT_MODEL, FormatName, locate
+from vitrail.weights.resolve import DEFAULT_MODEL, FormatName, Located, locate
 from vitrail.wording import counted, reason
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class Predictor(Metadata):
 
 
 def load(
-    source: str | Path = DEFAULT_MODEL,
+    source: str | Path | Located = DEFAULT_MODEL,
     *,
     num_classes: int | None = None,
     classes: Sequence[str] | None = None,
@@ -336,7 +336,7 @@ def load(
     What a foreign file leaves open is settled by `hints`, or by a convention: an `AssumptionWarning` then lists what
     was assumed, and `Predictor.notes` keeps it.
     """
-    located = locate(source, allow_export=True)
+    located = source if isinstance(source, Located) else locate(source, allow_export=True)
     check_wanted(located, runtime, precision, device)
     is_open = located.suffix in EXPORTS or (runtime in (None, "torch") and precision != "auto")
     options = LoadOptions(
@@ -355,7 +355,7 @@ def load(
         verify=verify,
     )
     opened, facts = open_runtime(located, options)
-    predictor = Predictor(runtime=opened, source=str(source), **facts.facts())
+    predictor = Predictor(runtime=opened, source=located.name, **facts.facts())
     return predictor if is_open else predictor.on(runtime or "torch", precision, count=MANY)
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
+from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split, pick_split
 from vitrail.evaluation.ood import OodScores
 from vitrail.evaluation.output import facts, write_evaluation, write_facts
@@ -18,14 +20,13 @@ from vitrail.evaluation.robustness import Robustness
 from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
-from vitrail.report.blocks import Block, Drawings, Fact, Listing, Paragraph, Report, Section, Table
+from vitrail.report.blocks import Block, Drawings, Fact, Listing, Paragraph, Report, Section, Table, encode_figure
 from vitrail.report.command_lines import data_arguments, eval_commands, run_commands
 from vitrail.report.insights import attention_section, picture_sections, trust_sections
 from vitrail.report.render import render_template, write_report
 from vitrail.report.sections import (
     calibration_text,
     check_blocks,
-    confusion_drawing,
     data_section,
     headline,
     rate_text,
@@ -204,8 +205,11 @@ def _read_json(file: Path) -> dict[str, Any]:
 def show_evaluation(title: str, measurement: Measurement | None, facts: dict[str, Any]) -> str:
     """An evaluation in a notebook: its numbers and the confusion matrix; only probes if there are no predictions."""
     rows: list[tuple[str, str]] = []
+    drawn = Drawings([])
     if measurement is not None:
-        metrics = measurement.metrics
+        metrics, names = measurement.metrics, measurement.classes
+        draw = partial(plots.confusion_figure, metrics.confusion, names, "confusion matrix")
+        drawn = Drawings([encode_figure(draw, f"Which of {len(names):,} classes are taken for which")])
         rows += [("pictures", f"{metrics.top1.total:,}"), ("top-1 accuracy", rate_text(metrics.top1))]
         rows += [("top-5 accuracy", rate_text(metrics.top5))] if metrics.top5 else []
         rows += [("macro F1", f"{metrics.macro_f1:.3f}"), ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}")]
@@ -216,6 +220,5 @@ def show_evaluation(title: str, measurement: Measurement | None, facts: dict[str
         rows.append((f"{few['shots']}-shot probe", f"{few['mean']:.2%} ± {few['std']:.2%}"))
     if "robustness" in facts:
         rows.append(("under corruptions", f"{facts['robustness']['mean']:.2%}"))
-    drawn = Drawings([] if measurement is None else [replace(confusion_drawing(measurement), caption="")])
     table = Table(("measure", "value"), rows, texts=(1,))
     return render_template("evaluation.html.j2", title=title, table=table, drawn=drawn)

@@ -168,7 +168,7 @@ def result_section(measurement: Measurement, curves: Robustness | None = None) -
         was = "was" if len(measurement.broken) == 1 else "were"
         text = f"{counted(len(measurement.broken), 'picture')} could not be read and {was} left out."
         blocks.append(Paragraph(text))
-    blocks.append(Drawings([confusion_drawing(measurement), _reliability_drawing(measurement)]))
+    blocks.append(Drawings([_confusion_drawing(measurement), _reliability_drawing(measurement)]))
     if curves is not None:
         alt = f"Accuracy against severity of {', '.join(curves.curves)}; mean {curves.mean:.1%}."
         title = "accuracy under corruptions"
@@ -176,7 +176,7 @@ def result_section(measurement: Measurement, curves: Robustness | None = None) -
     return Section(f"Results on {measurement.split}", blocks)
 
 
-def confusion_drawing(measurement: Measurement) -> EncodedPicture:
+def _confusion_drawing(measurement: Measurement) -> EncodedPicture:
     """The confusion matrix; of many classes, the most confused ones."""
     metrics, many = measurement.metrics, len(measurement.classes) > plots.MOST_NAMES
     title = "most confused classes" if many else "confusion matrix"

@@ -142,7 +142,7 @@ def _check_numbers(settings: ServeSettings) -> None:
         value = getattr(settings, each.name)
         least, most = each.metadata.get(LIMITS, (value, value))
         if value is not None and not least <= value <= most:
-            raise ConfigError(f"{each.name}= must be from {least:,} to {most:,}; got {value:,}.")
+            raise ConfigError(f"must be from {least:,} to {most:,}; got {value:,}.", field=each.name)
     for part, whole in (
         ("max_pictures", "queue_size"),
         ("max_body_mb", "max_buffer_mb"),
@@ -151,8 +151,9 @@ def _check_numbers(settings: ServeSettings) -> None:
     ):
         if getattr(settings, part) > getattr(settings, whole):
             raise ConfigError(
-                f"{part}= must be at most {whole}= {getattr(settings, whole):,}, or a request could never be accepted; "
-                f"got {getattr(settings, part):,}."
+                f"must be at most `{whole}=` {getattr(settings, whole):,}, or a request could never be accepted; "
+                f"got {getattr(settings, part):,}.",
+                field=part,
             )
 
 

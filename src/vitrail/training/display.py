@@ -14,7 +14,7 @@ from vitrail.data.check.findings import DataFinding
 from vitrail.progress import Pulse
 from vitrail.training.curves import EpochRow
 from vitrail.training.listener import Listener, Plan
-from vitrail.wording import counted, duration, word_arguments
+from vitrail.wording import word_arguments
 
 STYLES = {"error": "bold red", "warning": "yellow"}
 
@@ -41,25 +41,8 @@ class Display(Listener):
             self._print(f"[dim]training continues with these data; details: vitrail data check {escape(data)}[/]")
 
     def decided(self, plan: Plan) -> None:
-        counts = ", ".join(f"{name} {count:,}" for name, count in plan.pictures.items())
-        self._print(f"data    {escape(plan.data)}: {counted(plan.classes, 'class')}; {counts}")
-        height, width = plan.image_size
-        trained = "" if plan.trained in (0, plan.parameters) else f" of which {plan.trained:,} are trained,"
-        self._print(
-            f"model   {escape(plan.model)}: {plan.parameters:,} parameters,{trained} pictures of {width}×{height}, "
-            f"recipe {plan.recipe}"
-        )
-        if plan.chosen:
-            self._print(f"chosen  {escape(plan.chosen)}")
-        seconds = 60 * plan.minutes
-        work = f"{counted(plan.epochs, 'epoch')} of about {seconds / plan.epochs:.1f} s ({duration(seconds)})"
-        if plan.training.on_features:
-            epochs = f"{counted(plan.epochs, 'epoch')} of the {plan.training.part}"
-            work = f"features once, in about {duration(seconds)}; then {epochs}"
-        self._print(
-            f"plan    {work} on {plan.device} × {plan.ranks}, batch {plan.config['machine']['batch_size']}, "
-            f"memory {plan.memory_mb:,} MB"
-        )
+        for line in plan.describe():
+            self._print(escape(line))
 
     def opened(self, folder: Path, *, resume: bool) -> None:
         self._print(f"{'continuing' if resume else 'writing to'} [bold]{escape(str(folder))}[/]")

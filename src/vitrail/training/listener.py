@@ -1,16 +1,19 @@
 """What a run reports to observers: the command's progress bar, TensorBoard, a notebook."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
+
 from vitrail.data.check.findings import DataFinding
 from vitrail.errors import MissingExtraError
 from vitrail.training.config import TRAININGS, Training
 from vitrail.training.curves import EpochRow
+from vitrail.wording import counted, duration, word_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,37 @@ class Plan:
     def training(self) -> Training:
         """What is trained, and on what."""
         return TRAININGS[self.config["start"]["train"]]
+
+    exit_code = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "chosen": word_arguments(self.chosen)}
+
+    def lines(self) -> Iterator[str]:
+        """What `vitrail train --dry-run` prints: the whole config, and what the run will need."""
+        yield yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True).rstrip()
+        yield from self.describe()
+
+    def describe(self) -> Iterator[str]:
+        """The data, the model, and what the run will need, a line for each."""
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.pictures.items())
+        yield f"data    {self.data}: {counted(self.classes, 'class')}; {counts}"
+        height, width = self.image_size
+        trained = "" if self.trained in (0, self.parameters) else f" of which {self.trained:,} are trained,"
+        yield (
+            f"model   {self.model}: {self.parameters:,} parameters,{trained} pictures of {width}×{height}, "
+            f"recipe {self.recipe}"
+        )
+        if self.chosen:
+            yield f"chosen  {self.chosen}"
+        seconds = 60 * self.minutes
+        work = f"{counted(self.epochs, 'epoch')} of about {seconds / self.epochs:.1f} s ({duration(seconds)})"
+        if self.training.on_features:
+            epochs = f"{counted(self.epochs, 'epoch')} of the {self.training.part}"
+            work = f"features once, in about {duration(seconds)}; then {epochs}"
+        batch = self.config["machine"]["batch_size"]
+        yield f"plan    {work} on {self.device} × {self.ranks}, batch {batch}, memory {self.memory_mb:,} MB"
 
 
 class Listener:

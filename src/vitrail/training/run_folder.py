@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
 import yaml
+from rich.text import Text
 
 from vitrail.data import write_split_file
 from vitrail.data.check.findings import RECORD, CheckRecord, read_record
@@ -22,6 +25,7 @@ from vitrail.evaluation.measurement import Measurement
 from vitrail.evaluation.output import disk_bytes
 from vitrail.files import MARKS, atomic_path, lock_file, sweep_drafts
 from vitrail.machine import environment
+from vitrail.progress import ending
 from vitrail.ranks import Ranks, elastic_id, was_restarted
 from vitrail.schema import from_dict
 from vitrail.training import snapshots
@@ -81,6 +85,42 @@ class Run:
         scores = {name: None if it is None else vars(it) for name, it in (("val", self.val), ("test", self.test))}
         counts = {"epochs": self.epochs, "best_epoch": self.best_epoch, "seconds": self.seconds}
         return {**counts, **scores, "val_chose_epoch": self.val_chose_epoch}
+
+    @property
+    def exit_code(self) -> int:
+        """1: no report could be made; torchrun must not start a finished run again because of that."""
+        return int(bool(self.problem) and int(os.environ.get("WORLD_SIZE", "1")) == 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        facts = {name: value for name, value in self.facts().items() if value is not None}
+        written = [str(path) for path in self.written]
+        return {"folder": str(self.folder), "weights": str(self.best), **facts, "written": written}
+
+    def remarks(self) -> Iterator[str]:
+        """Why there is no report, and what is safe."""
+        if self.problem:
+            yield f"no report: {self.problem} (the model is in {self.best})"
+
+    def lines(self) -> Iterator[Any]:
+        """What the command prints."""
+        if not self.ended:
+            yield from self.scores()
+            yield from ending(self.written, f"vitrail predict {shlex.quote(str(self.folder))} PICTURES")
+            return
+        yield self.ended
+        if self.report is not None:
+            yield f"its report: {self.report}"
+        again = f"vitrail train PICTURES --weights {shlex.quote(str(self.folder))}"
+        yield from ending([], f"{again} starts a new run from its weights")
+
+    def scores(self) -> Iterator[Text]:
+        """Accuracy and loss on each split."""
+        for name, score in (("val", self.val), ("test", self.test)):
+            if score is not None:
+                chose = "; val also chose the epoch" if name == "val" and self.val_chose_epoch else ""
+                accuracy = Text(f"{name:5} accuracy ") + Text(f"{score.accuracy:.2%}", "bold")
+                yield accuracy + Text(f"  loss {score.loss:.4f}  ({counted(score.count, 'picture')}{chose})")
 
     def _repr_png_(self) -> bytes | None:
         curves = self.folder / "results.png"

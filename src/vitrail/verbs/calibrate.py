@@ -1,30 +1,29 @@
 """`vitrail.calibrate`: measure how far to trust a checkpoint, and write that into it."""
 
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
+
+from rich.console import RenderableType
 
 from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.evaluation.confidence import count_pictures, fit_trust
-from vitrail.evaluation.measurement import Measurement
 from vitrail.machine import pick_device
 from vitrail.prediction import Predictor
-from vitrail.progress import Progress, pick_progress, silent, working
+from vitrail.progress import Progress, ending, pick_progress, table, working
 from vitrail.registry import EXPORTS
-from vitrail.report.assembly import run_of
-from vitrail.runtimes.torch_runtime import TorchRuntime
-from vitrail.verbs.call import tell_data
-from vitrail.verbs.evaluate import open_with_splits
-from vitrail.verbs.loading import check_model
-from vitrail.verbs.settings import DataSettings, read_data_settings
-from vitrail.weights.checkpoint import Checkpoint
+from vitrail.verbs.call import resolve_data
+from vitrail.verbs.settings import DataSettings, read_data_settings, renamed
 from vitrail.weights.metadata import ClassNames
-from vitrail.weights.native import save_checkpoint
-from vitrail.weights.read import open_checkpoint
-from vitrail.weights.resolve import BUNDLED, Located, checksums_of, find_files, locate
-from vitrail.weights.trust import Trust
+from vitrail.weights.resolve import BUNDLED, Located, checksums_of, find_files
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.measurement import Measurement
+    from vitrail.weights.checkpoint import Checkpoint
+    from vitrail.weights.trust import Trust
 
 MADE = (
     "these data have no validation split, so one was made of their training pictures; a model that was trained on them "
@@ -37,10 +36,11 @@ class Calibrated:
     """A calibrated checkpoint, and what was found."""
 
     path: Path
-    trust: Trust
-    before: Measurement  # of the pictures that it was calibrated on, without the temperature
-    after: Measurement
+    trust: "Trust"
+    before: "Measurement"  # of the pictures that it was calibrated on, without the temperature
+    after: "Measurement"
     notes: tuple[str, ...] = ()
+    data: str = field(default="", repr=False)  # as its user named it
 
     def facts(self) -> dict[str, Any]:
         """The numbers, as JSON values."""
@@ -50,7 +50,29 @@ class Calibrated:
         }
         return {"path": str(self.path), **self.trust.facts(), **numbers, "notes": list(self.notes)}
 
+    exit_code = 0
 
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, as JSON values."""
+        return self.facts()
+
+    def remarks(self) -> Iterator[str]:
+        """What the command prints on the error stream."""
+        return (f"note: {note}" for note in self.notes)
+
+    def lines(self) -> Iterator[RenderableType]:
+        """What the command prints."""
+        yield from self.trust.describe()
+        measured = (self.before.metrics, self.after.metrics)
+        rows = [
+            ("calibration error", *(f"{each.calibration.error:.2%}" for each in measured)),
+            ("NLL", *(f"{each.nll:.4f}" for each in measured)),
+        ]
+        yield table(rows, "on these pictures", "before", "after", left=3)
+        yield from ending([self.path], shlex.join(["vitrail", "eval", str(self.path), self.data]))
+
+
+@renamed(classes="class_names")
 def calibrate(
     model: str | Path,
     data: Dataset | str | Path,
@@ -59,7 +81,7 @@ def calibrate(
     in_place: bool = False,
     split: str = "val",
     by_position: bool = False,
-    classes: ClassNames | None = None,
+    class_names: ClassNames | None = None,
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Unpack[DataSettings],
@@ -70,35 +92,40 @@ def calibrate(
     trained on, and that are like those that it will see.
 
     Args:
-        model: a checkpoint: what `vitrail.load` takes, except exports.
-        data: an open data set, or what `vitrail.open_data` takes; `settings` are the fields of its `DataConfig`. Data
-            without splits of their own get those of the model's run.
-        out: the file to write; by default the model's name with -calibrated.safetensors, beside it, or in this folder
-            for a model of the hub or a bundled one.
-        in_place: write into the model's own file instead, which must be one of ours.
-        split: the pictures to measure on.
-        by_position: for a checkpoint without class names: its classes are those of the data, in the same order.
-        classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
+        model: A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name.
+        data: Pictures that the model was not trained on: a folder, a table, or a name such as cifar10 or digits. In
+            Python, also an open data set. Data without splits of their own get those of the model's run.
+        out: The file to write [default: the model's name with -calibrated.safetensors, beside it, or in this folder for
+            a model of the hub].
+        in_place: Write into the model's own file, which must be in vitrail's format.
+        split: The pictures to measure on.
+        by_position: For a checkpoint without class names: its classes are those of the data, in the same order.
+        class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
+            name). In Python, also the names themselves.
+        device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
     """
     config = read_data_settings(calibrate, settings)
-    source, where = str(model), data.name if isinstance(data, Dataset) else str(data)
-    check_model(source, device, classes)
-    if not isinstance(data, Dataset):
-        source, where = tell_data(source, where)
-    located = locate(source, allow_export=True)
+    argument, found = resolve_data(model, data, device=device, class_names=class_names)
+    located, source = argument.place, argument.source
+    from vitrail.evaluation.confidence import count_pictures, fit_trust
+    from vitrail.runtimes.torch_runtime import TorchRuntime
+    from vitrail.weights.native import save_checkpoint
+
     target = _target(located, None if out is None else Path(out), in_place)
-    show = pick_progress(progress) if progress is not False else silent
+    show = pick_progress(progress)
     with working(f"loading {source}", speaks=progress is not False):
-        checkpoint = _open(located, classes)
+        checkpoint = _open(located, class_names)
         if in_place and checkpoint.file_format != "vitrail":
-            raise ConfigError(f"is for files of ours; {source} is not one; pass `out=` instead.", field="in_place")
+            raise ConfigError(f"is for files of vitrail; {source} is not one; pass `out=` instead.", field="in_place")
         runtime = TorchRuntime(checkpoint.build().to(pick_device(device)))
-    dataset, notes = _open_data(data, where, config, source, split)
+    dataset, notes = _open_data(found, config, source, split)
     predictor = Predictor(runtime=runtime, source=source, **replace(checkpoint, trust=None).facts())
     with show("calibrating", count_pictures(dataset, split)) as advance:
         trust, before = fit_trust(predictor, dataset, split, by_position=by_position, progress=advance)
     save_checkpoint(replace(checkpoint, trust=trust), target)
-    return Calibrated(path=target, trust=trust, before=before, after=replace(before, trust=trust), notes=notes)
+    return Calibrated(
+        path=target, trust=trust, before=before, after=replace(before, trust=trust), notes=notes, data=str(data)
+    )
 
 
 def _target(located: Located, out: Path | None, in_place: bool) -> Path:
@@ -115,7 +142,7 @@ def _target(located: Located, out: Path | None, in_place: bool) -> Path:
     if out.suffix != ".safetensors":
         raise ConfigError(f"must end in .safetensors; got {out}.", field="out")
     if out.exists():
-        raise ConfigError(f"{out} exists; choose another `out=`, or pass `in_place=True` for a file of ours.")
+        raise ConfigError(f"{out} exists; choose another `out=`, or pass `in_place=True` for a file of vitrail.")
     return out
 
 
@@ -124,13 +151,15 @@ def _own_file(located: Located, out: Path | None) -> Path:
         raise ConfigError("writes into the model's own file; omit `out=`.", field="in_place")
     files = [] if located.path is None or located.name in BUNDLED else find_files(located.path)
     if len(files) != 1 or files[0].suffix != ".safetensors":
-        raise ConfigError(f"is for files of ours; {located.name} is not one; pass `out=` instead.", field="in_place")
+        raise ConfigError(f"is for files of vitrail; {located.name} is not one; pass `out=` instead.", field="in_place")
     return files[0]
 
 
-def _open(located: Located, classes: ClassNames | None) -> Checkpoint:
+def _open(located: Located, class_names: ClassNames | None) -> "Checkpoint":
     """The checkpoint in its own number types, with the checksums of a foreign one in its origin."""
-    checkpoint = open_checkpoint(located, class_names=classes)
+    from vitrail.weights.read import open_checkpoint
+
+    checkpoint = open_checkpoint(located, class_names=class_names)
     if not checkpoint.config.num_classes:
         raise WeightsError(f"{located.name} has no head, so there are no probabilities to calibrate.")
     if checkpoint.file_format == "vitrail":
@@ -138,10 +167,12 @@ def _open(located: Located, classes: ClassNames | None) -> Checkpoint:
     return replace(checkpoint, origin=replace(checkpoint.origin, sha256=checksums_of(located.fetch())))
 
 
-def _open_data(
-    data: Dataset | str | Path, where: str, config: DataConfig, source: str, split: str
-) -> tuple[Dataset, tuple[str, ...]]:
+def _open_data(data: Dataset | str, config: DataConfig, source: str, split: str) -> tuple[Dataset, tuple[str, ...]]:
     """The data with the split to calibrate on, and what the user should know about that."""
+    from vitrail.report.assembly import run_of
+    from vitrail.verbs.scores import open_with_splits
+
+    where = data.name if isinstance(data, Dataset) else data
     dataset, split_from = open_with_splits(data, where, config, run_of(source))
     if split == "val" and "val" not in dataset.splits:
         return dataset.with_validation(config.val_rate, config.split_seed), (MADE,)

@@ -2,63 +2,22 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from PIL import Image
-
-from vitrail.data.check.findings import Report
-from vitrail.data.check.findings import check_data as check_dataset
 from vitrail.data.config import Augment, DataConfig, check_workers
-from vitrail.data.datasets import open_data as open_dataset
-from vitrail.data.datasets import write_split_file
-from vitrail.data.shard_writer import WrittenShards, write_shards
-from vitrail.data.sheet import augmentation_sheet, contact_sheet
-from vitrail.data.source import Dataset, default_preprocess
+from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError
-from vitrail.files import atomic_path
 from vitrail.progress import Progress, pick_progress
+from vitrail.verbs.call import Out, check_out, make_out
 from vitrail.verbs.settings import DataSettings, ShowSettings, build, check_settings
-from vitrail.wording import counted, markdown_cell, reason
 
+if TYPE_CHECKING:
+    from PIL import Image
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class DataCheck(Report):
-    """What is in a data set, and what problems it has."""
-
-    def write(self, folder: str | Path, *, raw: bool = False) -> tuple[Path, ...]:
-        """Write check.csv, contact_sheet.png and, if vitrail made the splits, split.csv; returns the paths.
-
-        `raw` leaves the cells unchanged, for programs rather than spreadsheets.
-        """
-        folder = Path(folder)
-        written = [folder / "check.csv", folder / "contact_sheet.png"]
-        try:
-            with atomic_path(written[0]) as draft:
-                self.write_csv(draft, raw=raw)
-            with atomic_path(written[1]) as draft:
-                contact_sheet(self).save(draft)
-            if self.dataset.made_split:
-                written.append(folder / "split.csv")
-                write_split_file(self.dataset, written[-1])
-        except OSError as error:
-            raise ConfigError(f"{folder}: the check cannot be written there ({reason(error)}).") from error
-        return tuple(written)
-
-    def _repr_markdown_(self) -> str:
-        pictures, classes = counted(len(self.facts), "picture"), counted(len(self.dataset.classes), "class")
-        about = f"; {self.split_note}" if self.split_note else ""
-        lines = [f"**{markdown_cell(self.dataset.name)}**: {pictures}, {classes}{about}", ""]
-        if not self.findings:
-            return "\n".join([*lines, "No problems were found."])
-        lines += ["| severity | finding | count | example |", "|---|---|--:|---|"]
-        for finding, count in self.summary():
-            example = f"{finding.key} ({finding.detail})" if finding.detail else finding.key
-            lines.append(
-                f"| {finding.severity} | {markdown_cell(finding.what)} | {count:,} | {markdown_cell(example)} |"
-            )
-        return "\n".join(lines)
+    from vitrail.data.shard_writer import WrittenShards
+    from vitrail.verbs.data_check import DataCheck
 
 
 def open_data(data: str | Path, **settings: Unpack[DataSettings]) -> Dataset:
@@ -74,20 +33,36 @@ def open_data(data: str | Path, **settings: Unpack[DataSettings]) -> Dataset:
 def check_data(
     data: str | Path | Dataset,
     *,
+    out: Out = None,
+    raw: bool = False,
     workers: int | None = None,
     progress: bool | Progress = False,
     **settings: Unpack[DataSettings],
-) -> DataCheck:
+) -> "DataCheck":
     """Check every picture: damaged files, duplicates, leakage between splits, imbalance.
 
-    `workers` are the threads that decode pictures, by default one per core; `settings` are the fields of `DataConfig`.
+    The `settings` are the fields of `DataConfig`.
+
+    Args:
+        data: The data set: a path, an address or a name. In Python, also an open one.
+        out: The folder to write to [default: runs/data-check-N]. In Python, nothing is written by default.
+        raw: Write the cells of CSV files unchanged, for programs. By default, a cell that a spreadsheet would take
+            for a formula gets a leading apostrophe, and control characters are spelled out.
+        workers: Threads that decode pictures [default: one per core].
     """
     check_settings(check_data, settings, DataConfig)
     check_workers(workers)
+    check_out(out)
     dataset = _open(data, settings)
-    with pick_progress(progress)("checking pictures", dataset.num_pictures) as advance:
+    from vitrail.data.check.findings import check_data as check_dataset
+    from vitrail.verbs.data_check import DataCheck
+
+    with pick_progress(progress)("checking pictures", _count(dataset)) as advance:
         report = check_dataset(dataset, workers or os.cpu_count() or 1, advance)
-    return DataCheck(dataset=report.dataset, facts=report.facts, findings=report.findings)
+    checked = DataCheck(dataset=report.dataset, facts=report.facts, findings=report.findings, where=_name(data))
+    if out is None or out is False:
+        return checked
+    return replace(checked, written=checked.write(make_out(out, "data-check"), raw=raw))
 
 
 def show_data(
@@ -97,21 +72,36 @@ def show_data(
     size: int | None = None,
     pictures: int = 8,
     seed: int = 0,
+    out: Out = None,
     **settings: Unpack[ShowSettings],
-) -> Image.Image:
+) -> "Image.Image":
     """What the model sees: training pictures after preprocessing and augmentation, epoch after epoch, on a sheet.
 
-    `preset` is the preprocessing of a family: google, timm, timm-imagenet, hf, torchvision, dinov2 or clip; `size` the
-    side of the model's input; `settings` are the fields of `DataConfig` and `Augment`.
+    The `settings` are the fields of `DataConfig` and `Augment`.
+
+    Args:
+        data: The data set: a path, an address or a name. In Python, also an open one.
+        preset: The preprocessing: google, timm, timm-imagenet, hf, torchvision, dinov2 or clip.
+        size: The side of the model's input, in pixels [default: 224, or the pictures' own size for data sets in
+            memory].
+        pictures: How many pictures to show.
+        seed: The seed for choosing pictures and for augmentation.
+        out: The folder to write to [default: runs/data-show-N]. In Python, nothing is written by default.
     """
     check_settings(show_data, settings, DataConfig, Augment)
     if pictures < 1:
         raise ConfigError(f"pictures must be at least 1; got {pictures}.")
+    check_out(out)
     augment = build(Augment, settings)
     augmentation = set(vars(augment))
     dataset = _open(data, {name: value for name, value in settings.items() if name not in augmentation})
+    from vitrail.data.sheet import augmentation_sheet
+    from vitrail.data.source import default_preprocess
+    from vitrail.verbs.data_check import write_sheet
+
     spec = default_preprocess(dataset, size, preset)
-    return augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
+    sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
+    return sheet if out is None or out is False else write_sheet(sheet, make_out(out, "data-show"), _name(data))
 
 
 def shard_data(
@@ -122,22 +112,40 @@ def shard_data(
     seed: int = 0,
     progress: bool | Progress = False,
     **settings: Unpack[DataSettings],
-) -> WrittenShards:
+) -> "WrittenShards":
     """Write a data set as webdataset tar shards, shuffled, with a shards.json beside them, into a new or empty folder.
 
-    `max_megabytes` is the largest size of one shard; `settings` are the fields of `DataConfig`.
+    The `settings` are the fields of `DataConfig`.
+
+    Args:
+        data: The data set: a path, an address or a name. In Python, also an open one.
+        out: An empty or new folder.
+        max_megabytes: The largest size of one shard, in megabytes.
+        seed: The seed for the order of the pictures.
     """
     check_settings(shard_data, settings, DataConfig)
     if max_megabytes < 1:
         raise ConfigError(f"max_megabytes must be at least 1; got {max_megabytes}.")
     dataset = _open(data, settings)
-    with pick_progress(progress)("writing shards", dataset.num_pictures) as advance:
+    from vitrail.data.shard_writer import write_shards
+
+    with pick_progress(progress)("writing shards", _count(dataset)) as advance:
         return write_shards(dataset, Path(out), max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
+
+
+def _name(data: str | Path | Dataset) -> str:
+    return data.name if isinstance(data, Dataset) else str(data)
 
 
 def _open(data: str | Path | Dataset, settings: Mapping[str, Any]) -> Dataset:
     if not isinstance(data, Dataset):
+        from vitrail.data.datasets import open_data as open_dataset
+
         return open_dataset(data, build(DataConfig, settings))
     if settings:
         raise ConfigError(f"{', '.join(settings)} cannot change an open data set; pass it to vitrail.open_data.")
     return data
+
+
+def _count(dataset: Dataset) -> int:
+    return sum(len(source) for source in dataset.splits.values())

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -58,9 +58,23 @@ class Diagnosis:
     def _repr_markdown_(self) -> str:
         return self.markdown
 
+    @property
+    def exit_code(self) -> int:
+        """1: something is wrong."""
+        return int(bool(self.problems))
+
+    def lines(self) -> Iterator[str]:
+        """What the command prints."""
+        yield self.markdown.rstrip()
+
 
 def doctor(model: str | Path | None = None, data: str | Path | None = None) -> Diagnosis:
-    """Examine this installation, and a checkpoint and a data set if they are given."""
+    """Examine this installation, and a checkpoint and a data set if they are given.
+
+    Args:
+        model: Also examine this checkpoint: a file, a run folder, hf://owner/name or google://NAME.
+        data: Also examine this data set.
+    """
     sections = [_machine(), _installation()]
     if model is not None:
         sections.append(_guarded("Checkpoint", str(model), _checkpoint))

@@ -1,33 +1,32 @@
 """`vitrail.embed`: the embeddings of pictures or of a data set, and a map of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 import numpy as np
-from matplotlib.figure import Figure
+from rich.console import RenderableType
+from rich.text import Text
 
-from vitrail.canvas import save_figure
-from vitrail.data.datasets import check_where, open_data
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, InputError, suggest
 from vitrail.evaluation import MapMethod
-from vitrail.evaluation.plots import map_figure
-from vitrail.evaluation.probe import project
-from vitrail.files import as_utf8, atomic_path, check_run_folder, load_pyarrow, new_run_folder
+from vitrail.files import as_utf8, atomic_path, load_pyarrow
 from vitrail.prediction import Predictor
 from vitrail.prediction.predictor import Named
-from vitrail.progress import Progress, pick_progress, working
+from vitrail.progress import Progress, ending, pick_progress, working
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.rng import permutation
-from vitrail.verbs.call import Pictures, RuntimeRequest, size_up, stream_pictures
-from vitrail.verbs.loading import check_model, open_model
-from vitrail.verbs.settings import DataSettings, Out, changed_settings, read_data_settings
-from vitrail.wording import counted
+from vitrail.verbs.call import Out, Pictures, RuntimeRequest, check_out, make_out, resolve_model, resolve_pictures
+from vitrail.verbs.settings import DataSettings, changed_settings, read_data_settings
+from vitrail.wording import counted, plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_POINTS = 5000  # on a map; t-SNE of more takes minutes and shows no more
 
@@ -43,12 +42,16 @@ class FeatureMap:
     labels: tuple[str, ...] | None
     title: str
 
-    def figure(self) -> Figure:
+    def figure(self) -> "Figure":
         """The drawing, coloured by class."""
+        from vitrail.evaluation.plots import map_figure
+
         return map_figure(self.points, self.labels, self.title)
 
     def save(self, path: str | Path) -> Path:
         """Write the drawing to a picture file."""
+        from vitrail.canvas import save_figure
+
         save_figure(self.figure(), Path(path))
         return Path(path)
 
@@ -70,9 +73,39 @@ class Embeddings:
     folder: Path | None = None
     written: tuple[Path, ...] = ()
     map_error: str = ""  # why no map could be drawn; the features are written
+    following: str = field(default="", repr=False)  # a command to try next
 
     def __len__(self) -> int:
         return len(self.features)
+
+    @property
+    def exit_code(self) -> int:
+        """1: some pictures could not be read."""
+        return int(bool(self.errors))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known of them but the features, for JSON."""
+        count, width = self.features.shape
+        written = [str(path) for path in self.written]
+        return {
+            "pictures": count,
+            "width": width,
+            "errors": self.errors,
+            "map_error": self.map_error,
+            "written": written,
+        }
+
+    def lines(self) -> Iterator[RenderableType]:
+        """What the command prints."""
+        count, width = self.features.shape
+        yield f"{counted(count, 'picture')}, {counted(width, 'feature')} each"
+        if self.map_error:
+            yield Text(f"no map: {self.map_error}", style="yellow")
+        for name, why in list(self.errors.items())[:10]:
+            yield Text(plain(f"left out {name}: {why}"), style="yellow")
+        if len(self.errors) > 10:
+            yield Text(f"… and {len(self.errors) - 10} more", style="yellow")
+        yield from ending(self.written, self.following)
 
     def save(self, path: str | Path) -> Path:
         """Write the table to an .npz or .parquet file."""
@@ -94,6 +127,8 @@ class Embeddings:
 
     def map(self, method: MapMethod = "pca") -> FeatureMap:
         """The features on a plane, by "pca" or "tsne"; of very many, a fixed sample."""
+        from vitrail.evaluation.probe import project
+
         places = np.sort(permutation(0, 0, len(self), "map")[:MOST_POINTS])
         count = counted(len(self), "picture")
         shown = count if len(places) == len(self) else f"{len(places):,} of {count}"
@@ -106,7 +141,7 @@ class Embeddings:
 
 
 def embed(
-    model: Predictor | str | Path,
+    model: Predictor | str | Path | None,
     pictures: Pictures | None = None,
     *,
     data: Dataset | str | Path | None = None,
@@ -125,53 +160,60 @@ def embed(
 ) -> Embeddings:
     """The embeddings of pictures or of a data set: the features that the model's head gets.
 
-    A picture that cannot be read is left out and listed in `errors`.
+    A picture that cannot be read is left out and listed in `errors`. The `settings` are the fields of `DataConfig`.
 
     Args:
-        model: a loaded model, or what `vitrail.load` takes.
-        pictures: one or several, as for `Predictor.embed`; a folder and a pattern such as `photos/*.jpg` stand for
-            several.
-        data: a data set instead of pictures: open, or what `vitrail.open_data` takes; `settings` are the fields of its
-            `DataConfig`. The labels and splits come with the features.
-        split: the splits of the data set; by default all.
-        list_file: a file that names more pictures, one path per line.
-        out: the folder for features.npz (or .parquet, by `format`) and a `map`; without it, nothing is written.
-        batch_size: pictures per forward pass; by default whatever suits the model.
-        runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
-        precision: float32, bf16, or auto: bf16 where it is measured to be faster.
-        merge: merge about so many similar patches away in each block, for speed; see docs/model.md.
+        model: A checkpoint, as for `vitrail predict`. In Python, also a loaded model.
+        pictures: [MODEL] PICTURES…, as for `vitrail predict`.
+        data: A data set instead of pictures: see `vitrail data --help`. The labels and splits come with the features.
+        split: The splits of the data set, such as train,val [default: all].
+        list_file: A file with one path per line; - for standard input.
+        format: The kind of file to write.
+        map: The 2-D map of the features to draw.
+        out: The folder to write to [default: runs/embed-N]. In Python, nothing is written by default.
+        batch_size: Pictures per forward pass [default: whatever suits the model].
+        runtime: The backend; auto: the fastest whose answers equal torch's, measured once if there is enough to do.
+        precision: The number format; auto: bf16, or your int8 export of this model, if it is measured to be faster.
+        merge: Merge about this many similar patches in each block, for speed, such as 8; or a number for each block,
+            such as 8,8,4,4.
+        device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
     """
     config = read_data_settings(embed, settings)
     splits = (split,) if isinstance(split, str) else tuple(split)
-    changed = changed_settings(config)
-    check_arguments(data=data, split=splits, settings=changed, form=format, method=map, batch_size=batch_size)
-    if out is not None and not callable(out):
-        check_run_folder(Path(out))
-    if data is not None and (pictures is not None or list_file is not None):
+    check_arguments(
+        data=data, split=splits, settings=changed_settings(config), form=format, method=map, batch_size=batch_size
+    )
+    check_out(out)
+    found = resolve_pictures(pictures, list_file) if data is None or pictures or list_file is not None else None
+    if data is not None and found is not None:
         raise ConfigError("pass pictures or `data=`, not both.")
-    wanted = RuntimeRequest(runtime=runtime, precision=precision, merge=merge)
-    check_model(model, device, wanted=wanted)
-    show, shows = pick_progress(progress), progress is not False
-    stream = stream_pictures(pictures, list_file) if data is None else None
+    request = RuntimeRequest(runtime=runtime, precision=precision, merge=merge)
+    source = resolve_model(model, device=device, request=request)
     if data is not None and not isinstance(data, Dataset):
+        from vitrail.data.datasets import check_where
+
         check_where(str(data))
-    predictor = open_model(model, device, wanted=wanted, progress=progress)
-    put = _keep if isinstance(model, Predictor) else partial(wanted.put, speaks=shows)
-    if stream is not None:
-        predictor = put(predictor, *size_up(pictures, list_file))
-        columns = _embed_pictures(predictor, stream, batch_size, show)
+    show, shows = pick_progress(progress), progress is not False
+    predictor = source.open(speaks=shows)
+    if found is not None:
+        predictor = source.put(predictor, *found.size_up(), speaks=shows)
+        columns = _embed_pictures(predictor, found.stream(), batch_size, show)
     else:
+        from vitrail.data.datasets import open_data
+
         with working(f"opening {data}", speaks=shows) if not isinstance(data, Dataset) else nullcontext():
             dataset = data if isinstance(data, Dataset) else open_data(str(data), config)
         sources = [dataset.split(name) for name in splits or dataset.splits]
         some = (source.picture(place) for source in sources for place in range(len(source)))
-        predictor = put(predictor, sum(len(source) for source in sources), some)
+        predictor = source.put(predictor, sum(len(source) for source in sources), some, speaks=shows)
         columns = _embed_data(predictor, dataset, splits, batch_size, show)
-    embeddings = columns.joined()
-    if out is None:
+    where = "DATA" if data is None else data.name if isinstance(data, Dataset) else str(data)
+    following = f"vitrail eval {shlex.join([source.source, where])} --probe knn,linear"
+    embeddings = replace(columns.joined(), following=following)
+    if out is None or out is False:
         return embeddings
     with working("drawing the map", speaks=shows and map != "none"):
-        return _write(embeddings, out() if callable(out) else new_run_folder("embed", Path(out)), format, map)
+        return _write(embeddings, make_out(out, "embed"), format, map)
 
 
 @dataclass(kw_only=True)
@@ -228,11 +270,6 @@ def check_arguments(
         raise ConfigError(f"{', '.join(arguments)} {'goes' if len(arguments) == 1 else 'go'} with `data=`.")
     if isinstance(data, Dataset) and names:
         raise ConfigError(f"{', '.join(names)} cannot change an open data set; pass it to vitrail.open_data instead.")
-
-
-def _keep(predictor: Predictor, *_: object) -> Predictor:
-    """A model that was loaded by its user runs where it is."""
-    return predictor
 
 
 def _embed_pictures(

@@ -1,54 +1,47 @@
 """`vitrail.evaluate`: how good a model is on a data set, and where it fails."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
-import torch
-
-from vitrail.canvas import save_figure
-from vitrail.data.agreement import check_same_data
-from vitrail.data.config import DataConfig
-from vitrail.data.datasets import check_where, open_data
-from vitrail.data.source import Dataset, Source
-from vitrail.data.split import read_split
-from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation import ProbeName, ViewName, output, plots
-from vitrail.evaluation.measurement import (
-    COVERAGE,
-    Measurement,
-    check_view,
-    measure_split,
-    order_by_position,
-    pick_split,
-    views,
-)
-from vitrail.evaluation.ood import MOST_OTHERS, OodScores, is_unlabelled, measure_ood, open_unlabelled
-from vitrail.evaluation.probe import plan_probes, run_probes
-from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, measure_robustness
-from vitrail.files import check_run_folder, new_run_folder
+from vitrail.data.source import Dataset
+from vitrail.errors import ConfigError, suggest
+from vitrail.evaluation import ProbeName, ViewName
 from vitrail.prediction import Predictor
-from vitrail.prediction.results import Request, require_familiarity
-from vitrail.progress import Progress, pick_progress, silent, working
-from vitrail.ranks import shared_ranks
+from vitrail.progress import Progress
 from vitrail.registry import PrecisionChoice, RuntimeChoice
-from vitrail.report.assembly import REPORT, evaluation_context, run_of
-from vitrail.schema import to_dict
-from vitrail.training.run_folder import chose_epoch
-from vitrail.verbs.call import RuntimeRequest, tell_data
-from vitrail.verbs.loading import check_model, open_model
-from vitrail.verbs.scores import Evaluation
-from vitrail.verbs.settings import DataSettings, Out, changed_settings, read_data_settings
+from vitrail.verbs.call import Out, RuntimeRequest, check_out, resolve_data
+from vitrail.verbs.settings import DataSettings, changed_settings, read_data_settings, renamed
 from vitrail.weights.metadata import ClassNames
+
+if TYPE_CHECKING:
+    from vitrail.verbs.scores import Evaluation
 
 SHOTS = 5
 ROBUSTNESS_PICTURES = 1000
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """What to measure, and how."""
+
+    split: str | None
+    tta: ViewName | None
+    robustness_pictures: int | None  # None: corruptions are not measured
+    probes: tuple[ProbeName, ...]
+    shots: int
+    coverage: float | None
+    unfamiliar: Dataset | str | Path | None  # pictures that the model should tell from these
+    by_position: bool
+    raw: bool
+    out: Out
+
+
+@renamed(classes="class_names")
 def evaluate(
     model: Predictor | str | Path,
-    data: Dataset | str | Path,
+    data: Dataset | str | Path | None = None,
     *,
     split: str | None = None,
     tta: ViewName | None = None,
@@ -59,7 +52,7 @@ def evaluate(
     coverage: float | None = None,
     unfamiliar: Dataset | str | Path | None = None,
     by_position: bool = False,
-    classes: ClassNames | None = None,
+    class_names: ClassNames | None = None,
     out: Out = None,
     raw: bool = False,
     runtime: RuntimeChoice = "auto",
@@ -69,55 +62,67 @@ def evaluate(
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Unpack[DataSettings],
-) -> Evaluation:
+) -> "Evaluation":
     """Measure a model on a data set.
 
     Data without splits of their own get those that the model's run was trained with, so that no training picture is
-    measured. Under torchrun the ranks share the pictures, and each returns the same numbers.
+    measured. Under torchrun the ranks share the pictures, and each returns the same numbers. The `settings` are the
+    fields of `DataConfig`.
 
     Args:
-        model: a loaded model, or what `vitrail.load` takes.
-        data: an open data set, or what `vitrail.open_data` takes; `settings` are the fields of its `DataConfig`.
-        split: train, val, test or all; by default test, or val if there is no test split.
-        tta: test-time augmentation: average over mirrored pictures ("flip"), shifted ones ("shift"), or both ("full").
-        robustness: also measure under corruptions at five severities, on `robustness_pictures` (1000) of the split.
-        probe: also fit simple classifiers on the frozen features: knn, linear, shots. A model without a head for these
-            classes is measured by these only.
-        shots: training pictures per class for the probe "shots"; by default 5.
-        coverage: how often label sets should hold the truth, by default 0.95; for a calibrated model.
-        unfamiliar: other data, such as a folder of pictures, which the model should tell from these; for a calibrated
-            model.
-        by_position: for a checkpoint without class names: its classes are those of the data, in the same order.
-        classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
-        out: the folder for report.html, metrics.json, the tables and the figures; without it, nothing is written.
-        raw: write the cells of CSV files unchanged, for programs.
-        runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
-        precision: float32, bf16, or auto: bf16 where it is measured to be faster.
-        merge: merge about so many similar patches away in each block, for speed; see docs/model.md.
-        preprocess: for an ONNX file of another tool, how its pictures are prepared: google, timm, timm-imagenet, hf,
+        model: A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. A single argument
+            is the data, and the model is then the bundled cifar10. In Python, also a loaded model.
+        data: A folder, a table, or a name such as cifar10 or digits: see `vitrail data --help`. In Python, also an open
+            data set.
+        split: train, val, test or all [default: test, or val if there is no test split].
+        tta: Test-time augmentation: average over mirrored pictures (flip), shifted ones (shift), or both (full).
+        robustness: Also measure under noise, blur, JPEG, brightness and rotation at five severities.
+        robustness_pictures: How many pictures of the split the corruptions are measured on [default: 1000].
+        probe: Also fit simple classifiers on the frozen features of the training split: knn, linear, shots.
+        shots: Training pictures per class for the probe shots [default: 5].
+        coverage: How often label sets should hold the truth, for a calibrated model [default: 0.95].
+        unfamiliar: Other data, such as a folder of pictures, which a calibrated model should recognise as unlike these.
+        by_position: For a checkpoint without class names: its classes are those of the data, in the same order.
+        class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
+            name). In Python, also the names themselves.
+        out: The folder for the report, the tables and the figures [default: runs/eval-N]. In Python, nothing is written
+            by default.
+        raw: Write the cells of CSV files unchanged, for programs. By default, a cell that a spreadsheet would take
+            for a formula gets a leading apostrophe, and control characters are spelled out.
+        runtime: The backend; auto: the fastest whose answers equal torch's, measured once if there is enough to do.
+        precision: The number format; auto: bf16, or your int8 export of this model, if it is measured to be faster.
+        merge: Merge about this many similar patches in each block, for speed, such as 8; or a number for each block,
+            such as 8,8,4,4.
+        preprocess: For an ONNX file of another tool, how its pictures are prepared: google, timm, timm-imagenet, hf,
             torchvision, dinov2 or clip.
+        device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
     """
     probes = (probe,) if isinstance(probe, str) else tuple(probe)
     config = read_data_settings(evaluate, settings)
+    changed = changed_settings(config)
     limit = _number("`robustness_pictures=`", robustness_pictures, ROBUSTNESS_PICTURES, "`robustness=True`", robustness)
-    num_shots = _number("`shots=`", shots, SHOTS, '`probe="shots"`', "shots" in probes)
-    check_view(tta)
-    plan = _Plan(
+    plan = EvaluationPlan(
+        split=split,
         tta=tta,
         robustness_pictures=limit if robustness else None,
         probes=probes,
-        shots=num_shots,
+        shots=_number("`shots=`", shots, SHOTS, '`probe="shots"`', "shots" in probes),
         coverage=coverage,
+        unfamiliar=unfamiliar,
         by_position=by_position,
         raw=raw,
+        out=out,
     )
-    if isinstance(unfamiliar, str | Path):
-        check_where(str(unfamiliar))
+    if tta is not None and tta not in get_args(ViewName):
+        raise ConfigError(f"has no {tta!r}; {suggest(str(tta), get_args(ViewName))}", field="tta")
     if unfamiliar is not None and tta is not None:
         raise ConfigError("compares pictures as they are; omit `tta=`", field="unfamiliar")
-    if out is not None and not callable(out):
-        check_run_folder(Path(out))
-    wanted = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
+    if isinstance(data, Dataset) and changed:
+        names = ", ".join(f"`{name}=`" for name in changed)
+        raise ConfigError(f"{names} cannot change an open data set; pass it to vitrail.open_data instead.")
+    check_out(out)
+    request = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
+    source, found = resolve_data(model, data, device=device, class_names=class_names, request=request)
     arguments = _passed(
         split=split,
         tta=tta,
@@ -128,179 +133,15 @@ def evaluate(
         coverage=coverage,
         unfamiliar=str(unfamiliar) if isinstance(unfamiliar, str | Path) else None,
         by_position=by_position,
-        classes=str(classes) if isinstance(classes, str | Path) else None,
+        class_names=str(class_names) if isinstance(class_names, str | Path) else None,
         raw=raw,
-        **wanted.given(),
+        **request.given(),
         device=None if device == "auto" else device,
-        **changed_settings(config),
+        **changed,
     )
-    source, where = _names(model, data, classes, config, device)
-    wanted.check(model if isinstance(model, Predictor) else source, device)
-    with shared_ranks() as ranks:
-        shows = progress is not False and ranks.is_first
-        show = pick_progress(progress) if shows else silent
-        predictor = open_model(model, device, classes, wanted=wanted, progress=shows)
-        Request(coverage=coverage).check(predictor, predictor.runtime)
-        if unfamiliar is not None:
-            require_familiarity(predictor, predictor.runtime, "`unfamiliar=`")
-        plan = replace(plan, others=None if unfamiliar is None else open_others(unfamiliar, config))
-        with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
-            dataset, split_from = open_with_splits(data, where, config, run_of(source))
-            check_same_data(dataset, ranks)
-        name = split or default_split(dataset)
-        fast = predictor
-        if not isinstance(model, Predictor):
-            count = _count_pictures(dataset, name, plan)
-            fast = _put(wanted, predictor, pick_split(dataset, name), count, ranks.world_size, speaks=shows)
-        about = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None, "tta": tta}
-        about["runtime"] = fast.runtime.name
-        results = _Results(out=out if ranks.is_first else None, facts=dict(about))
-        _measure(results, fast, dataset, plan, show, flatters=chose_epoch(run_of(source), where, name))
-    evaluation = Evaluation(
-        model=source,
-        data=where,
-        split=name,
-        facts=results.facts,
-        measurement=results.measurement,
-        robustness=results.robustness,
-        unfamiliar=results.unfamiliar,
-        folder=results.folder,
-        written=tuple(results.written),
-        class_order=tuple(order_by_position(dataset.classes)) if by_position else None,
-        predictor=predictor,
-        dataset=dataset,
-        context=evaluation_context(
-            source,
-            where,
-            run_of(source),
-            arguments=arguments,
-            settings={**about, "data": where, "source": to_dict(config)},
-            split_from=split_from,
-        ),
-    )
-    with working("writing the report", speaks=shows and results.folder is not None):
-        return _with_report(evaluation)
+    from vitrail.verbs.scores import carry_out
 
-
-def _put(
-    wanted: RuntimeRequest, predictor: Predictor, source: Source, count: int, world_size: int, *, speaks: bool
-) -> Predictor:
-    """The model on what suits the work; ranks, which must compute the same, choose nothing by measuring."""
-    wanted = wanted if world_size == 1 else wanted.unmeasured()
-    return wanted.put(predictor, count, (source.picture(place) for place in range(len(source))), speaks=speaks)
-
-
-def _count_pictures(dataset: Dataset, split: str, plan: "_Plan") -> int:
-    """How many pictures the model will see, roughly."""
-    count = len(pick_split(dataset, split))
-    passes = 1 if plan.tta is None else len(views(torch.zeros(1, 1, 1, 1), plan.tta))
-    corrupted = (1 + len(STRENGTHS) * len(SEVERITIES)) * min(plan.robustness_pictures or 0, count)
-    return passes * (count + corrupted) + (sum(map(len, dataset.splits.values())) if plan.probes else 0)
-
-
-def open_others(data: Dataset | str | Path, config: DataConfig) -> tuple[str, Source]:
-    """The pictures of other data, whatever their labels, and their name."""
-    if not isinstance(data, Dataset):
-        if is_unlabelled(Path(data)):
-            return Path(data).name, open_unlabelled(Path(data))
-        data = open_data(str(data), DataConfig(data_dir=config.data_dir))
-    return data.name, pick_split(data, "all")
-
-
-def default_split(dataset: Dataset) -> str:
-    """Test, or val if there is no test split."""
-    for name in ("test", "val"):
-        if name in dataset.splits:
-            return name
-    raise DataError(f'{dataset.name} has no test or val split; pass `split="train"` or `split="all"`.')
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """What to measure, and how."""
-
-    tta: ViewName | None
-    robustness_pictures: int | None  # None: corruptions are not measured
-    probes: tuple[ProbeName, ...]
-    shots: int
-    coverage: float | None
-    by_position: bool
-    raw: bool
-    others: tuple[str, Source] | None = None  # pictures that the model should tell from these, and their name
-
-
-@dataclass(kw_only=True)
-class _Results:
-    """The results so far, written at once, so that a later failure loses nothing."""
-
-    out: Out
-    facts: dict[str, Any]
-    measurement: Measurement | None = None
-    robustness: Robustness | None = None
-    unfamiliar: OodScores | None = None
-    folder: Path | None = None
-    written: list[Path] = field(default_factory=list[Path])
-
-    def add(self, facts: dict[str, Any]) -> None:
-        """Add these facts, and write metrics.json."""
-        self.facts.update(facts)
-        if self.out is None:
-            return
-        if self.folder is None:
-            self.folder = self.out() if callable(self.out) else new_run_folder("eval", Path(self.out))
-            self.written.append(self.folder / "metrics.json")
-        output.write_facts(self.facts, self.folder / "metrics.json")
-
-    def add_measurement(self, measurement: Measurement, dataset: Dataset, raw: bool) -> None:
-        self.measurement = measurement
-        self.add(output.facts(measurement))
-        if self.folder is not None:
-            self.written += output.write_evaluation(self.folder, measurement, dataset, raw=raw)
-
-    def add_robustness(self, robustness: Robustness) -> None:
-        self.robustness = robustness
-        self.add({"robustness": output.robustness_facts(robustness)})
-        if self.folder is not None:
-            title = f"{self.facts['data']}, {self.facts['split']}"
-            self.written.append(self.folder / "robustness.png")
-            save_figure(plots.robustness_figure(robustness, title), self.written[-1])
-
-
-def _measure(
-    results: _Results, predictor: Predictor, dataset: Dataset, plan: _Plan, progress: Progress, *, flatters: bool
-) -> None:
-    """Measure everything in the plan; `flatters`: the split chose the epoch of the weights."""
-    split: str = results.facts["split"]
-    parts = plan_probes(dataset, split, plan.probes, plan.shots)
-    has_head = plan.by_position or set(predictor.classes or ()) == set(dataset.classes)
-    if parts is not None and not has_head:
-        unusable = {"`tta=`": plan.tta, "`robustness=`": plan.robustness_pictures, "`unfamiliar=`": plan.others}
-        _refuse_for_features(results.facts["model"], unusable)
-    else:
-        with progress("evaluating", len(pick_split(dataset, split))) as advance:
-            measurement = measure_split(
-                predictor, dataset, split, tta=plan.tta, by_position=plan.by_position, progress=advance
-            )
-        measurement = replace(measurement, chose_epoch=flatters, coverage=plan.coverage or COVERAGE)
-        results.add_measurement(measurement, dataset, plan.raw)
-        if plan.others is not None:
-            with progress("comparing", min(MOST_OTHERS, len(plan.others[1]))) as advance:
-                results.unfamiliar = measure_ood(predictor, *plan.others, measurement, progress=advance)
-            results.add({"unfamiliar": asdict(results.unfamiliar)})
-    if parts is not None:
-        results.add({"probes": run_probes(predictor, parts, plan.probes, plan.shots, progress)})
-    if plan.robustness_pictures is not None:
-        results.add_robustness(_measure_robustness(predictor, dataset, split, plan, plan.robustness_pictures, progress))
-
-
-def _measure_robustness(
-    predictor: Predictor, dataset: Dataset, split: str, plan: _Plan, limit: int, progress: Progress
-) -> Robustness:
-    passes = 1 + len(STRENGTHS) * len(SEVERITIES)
-    with progress("corrupting", passes * min(limit, len(pick_split(dataset, split)))) as advance:
-        return measure_robustness(
-            predictor, dataset, split, tta=plan.tta, limit=limit, by_position=plan.by_position, progress=advance
-        )
+    return carry_out(source, found, config, plan, arguments, progress)
 
 
 def _number(name: str, number: int | None, usual: int, other: str, goes: bool) -> int:
@@ -317,73 +158,3 @@ def _number(name: str, number: int | None, usual: int, other: str, goes: bool) -
 def _passed(**settings: Any) -> dict[str, Any]:
     """The settings that were passed."""
     return {name: value for name, value in settings.items() if value is not None and value is not False and value != ()}
-
-
-def _names(
-    model: Predictor | str | Path,
-    data: Dataset | str | Path,
-    classes: ClassNames | None,
-    config: DataConfig,
-    device: str,
-) -> tuple[str, str]:
-    """The names of the model and the data, for reports; a mistake in them or in their settings is an error."""
-    check_model(model, device, classes)
-    if isinstance(data, Dataset) and (changed := changed_settings(config)):
-        names = ", ".join(f"`{name}=`" for name in changed)
-        raise ConfigError(f"{names} cannot change an open data set; pass it to vitrail.open_data instead.")
-    source = model.source or "model" if isinstance(model, Predictor) else str(model)
-    where = data.name if isinstance(data, Dataset) else str(data)
-    if not isinstance(model, Predictor) and not isinstance(data, Dataset):
-        return tell_data(source, where)
-    return source, where
-
-
-def open_with_splits(data: Dataset | str | Path, where: str, config: DataConfig, run: Path) -> tuple[Dataset, str]:
-    """The data, and the origin of their splits if they have none of their own: the run's, or new ones."""
-    dataset = data if isinstance(data, Dataset) else open_data(where, config)
-    if not dataset.made_split:
-        return dataset, ""
-    file = run / "split.csv"
-    new = "made now, from names and a seed; a model trained on these data may have seen the measured pictures"
-    if isinstance(data, Dataset):
-        return dataset, str(file) if _agrees(dataset, file) else new
-    if not file.is_file():
-        return dataset, new
-    try:
-        return open_data(where, replace(config, split_file=file)), str(file)
-    except DataError:
-        return dataset, f'{file} is for other pictures, so a new split was made; the split "all" uses every picture'
-
-
-def _agrees(dataset: Dataset, file: Path) -> bool:
-    """Whether an open data set has the splits that a run recorded."""
-    if not file.is_file():
-        return False
-    keys = [source.key(index) for source in dataset.splits.values() for index in range(len(source))]
-    names = [name for name, source in dataset.splits.items() for _ in range(len(source))]
-    try:
-        parts = read_split(file, keys)
-    except DataError:
-        return False
-    return all(names[index] == name for name, indices in parts.items() for index in indices)
-
-
-def _refuse_for_features(source: str, options: dict[str, Any]) -> None:
-    """Refuse settings that have no effect when only features are measured."""
-    unusable = [option for option, value in options.items() if value]
-    if unusable:
-        raise ConfigError(
-            f"{' and '.join(unusable)} cannot be used here: {source} has no head for the classes of the data, so only "
-            "its features are measured, by the probes."
-        )
-
-
-def _with_report(evaluation: Evaluation) -> Evaluation:
-    """The same with its report, if there is a folder for it; if that fails, the numbers are kept."""
-    if evaluation.folder is None or evaluation.measurement is None:
-        return evaluation
-    try:
-        page = evaluation.report(evaluation.folder / REPORT)
-    except Exception as error:
-        return replace(evaluation, report_error=" ".join(str(error).split()) or type(error).__name__)
-    return replace(evaluation, written=(page, *evaluation.written))

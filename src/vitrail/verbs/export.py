@@ -1,36 +1,27 @@
 """`vitrail.export`: a model for ONNX Runtime, OpenVINO or torch's own tools, with proof that it computes the same."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitrail.data.datasets import check_where
+from rich.console import RenderableType
+
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.model.merging import with_merging
 from vitrail.prediction import Predictor
-from vitrail.progress import working
+from vitrail.progress import ending, table, working
 from vitrail.registry import RUNTIMES, GraphPrecision, RuntimeName
-from vitrail.runtimes.auto_cache import remember_int8
-from vitrail.runtimes.exporter import (
-    check_exportable,
-    choose_target,
-    draft_of,
-    prepare_export,
-    prove,
-)
-from vitrail.runtimes.graph import GraphOptions
-from vitrail.runtimes.int8 import quantize
-from vitrail.runtimes.int8_trials import AGREEMENT, Goal, Trial, size_of
-from vitrail.runtimes.manifest import Manifest
-from vitrail.runtimes.repository import MODEL, RUN_BY, check_repository, choose_name, complete_model, draft_model
-from vitrail.runtimes.runtime import backend_of
-from vitrail.verbs.loading import name_of
-from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.proof import Agreement
-from vitrail.weights.read import open_checkpoint
-from vitrail.weights.resolve import locate
+from vitrail.verbs.call import ModelArgument, resolve_model
+from vitrail.wording import counted
+
+if TYPE_CHECKING:
+    from vitrail.runtimes.graph import GraphOptions
+    from vitrail.runtimes.int8_trials import Goal, Trial
+    from vitrail.runtimes.manifest import Manifest
+    from vitrail.weights.checkpoint import Checkpoint
+    from vitrail.weights.proof import Agreement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +34,59 @@ class Export:
 
     path: Path
     target: str
-    manifest: Manifest
-    agreement: Agreement
+    manifest: "Manifest"
+    agreement: "Agreement"
     megabytes: float
-    trials: tuple[Trial, ...] = ()
+    trials: "tuple[Trial, ...]" = ()
     calibration: str = ""  # how many pictures served for what
+    source: str = field(default="", repr=False)  # the model that was exported, as its user named it
+    in_repository: bool = field(default=False, repr=False)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """What the graph gives, in its order."""
         return self.manifest.outputs
+
+    exit_code = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "path": str(self.path),
+            "target": self.target,
+            "outputs": self.outputs,
+            "megabytes": self.megabytes,
+            "precision": self.manifest.precision,
+            "agreement": asdict(self.agreement),
+            "trials": [asdict(trial) for trial in self.trials],
+        }
+
+    def lines(self) -> Iterator[RenderableType]:
+        """What the command prints."""
+        proof = self.agreement
+        yield f"{self.source} → {self.path} ({self.target}, {self.megabytes:.1f} MB), gives {', '.join(self.outputs)}"
+        if self.trials:
+            from vitrail.runtimes.int8_trials import HEAD
+
+            yield self.calibration
+            yield table((trial.cells for trial in self.trials), *HEAD, left=2, edge=False, whole=True)
+        reference, digits = ("float32", 2) if self.trials else ("torch", 0)
+        yield (
+            f"beside {reference}: largest difference {proof.difference:.2e} of {proof.what} up to {proof.scale:.3g} "
+            f"({proof.relative:.1e}), same largest one for {proof.top1:.{digits}%} of "
+            f"{counted(proof.pictures, 'picture')}"
+        )
+        if not self.in_repository:
+            usable = self.target != "torch"
+            following = ["vitrail", "predict", str(self.path)] if usable else ["vitrail", "inspect", self.source]
+            yield from ending([self.path], shlex.join(following) + (" PICTURES…" if usable else ""))
+            return
+        if self.manifest.facts.classes is None:
+            yield "no labels.txt: this model has no class names; `vitrail convert --class-names FILE` adds them"
+        volume = shlex.quote(f"{self.path.parent.absolute()}:/models:ro")
+        server = "openvino/model_server"
+        serve = f"docker run --rm -p 8000:8000 -v {volume} {server} --config_path /models/config.json --rest_port 8000"
+        yield from ending([self.path], serve)
 
 
 def export(
@@ -80,32 +114,49 @@ def export(
     its own runtime on real pictures and compared with torch; nothing is left at `path` unless they agree.
 
     Args:
-        model: a loaded model, or what `vitrail.load` takes.
-        path: a file that ends in .onnx, or in .pt2 for torch.export, or a folder for OpenVINO.
-        repository: instead of `path`, a model repository for Triton and OpenVINO Model Server, a new folder or one with
-            other models: an ONNX graph with its preprocessing, proven in both runtimes, and the servers' settings.
-        name: of the model in the repository; by default, made from what the model was loaded from.
-        to: onnx, openvino or torch, where the path does not tell.
-        with_preprocess: put resizing and normalisation into the graph: bytes (batch, height, width, 3) of any size in,
+        model: A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name. In Python, also a
+            loaded model.
+        path: A file that ends in .onnx, or in .pt2 for torch.export, or a folder for OpenVINO.
+        repository: Instead of PATH: a model repository, as a new folder or one with other models. It gets an ONNX graph
+            that takes bytes of pictures and gives probabilities, proven in both runtimes, labels, and settings for both
+            servers.
+        name: The model's name in the repository [default: from MODEL].
+        to: The kind of export, where the path does not tell.
+        with_preprocess: Put resizing and normalisation into the graph: pictures of any size in, as bytes, and
             probabilities out.
-        dynamic_size: take prepared pictures of any size into which whole patches fit.
-        attention: also give the attention of these layers; negative numbers count from the last.
-        merge: merge about this many patches away in each block, or these numbers, one for each block; 0 for none.
-        precision: "int8" computes in 8 bits where that is faster, which changes the answers a little.
-        calibrate: for int8, data that show what the model will see: what `vitrail.open_data` takes, an open data set,
-            or a folder of pictures without labels. Up to 300 training pictures set the ranges; up to 1,000 held-out
-            ones choose among several ways to 8 bits and decide whether the best is good enough.
-        agreement: for int8, the share of held-out pictures that must get the same class as in float32 (0.99) …
-        max_loss: … or the accuracy, in percentage points, that may be lost on them; needs labels.
-        pictures: pictures on which the float32 graph and torch must agree; by default, two photographs.
-        overwrite: replace what is at `path`.
-        progress: show a sign of life on the error stream.
+        dynamic_size: Take prepared pictures of any size into which whole patches fit.
+        attention: Also give the attention of these layers, such as 0,-1; negative numbers count from the last.
+        merge: Merge about this many similar patches in each block, for speed, such as 8; or a number for each block,
+            such as 8,8,4,4.
+        precision: int8 computes in 8 bits where that is faster, which changes the answers a little.
+        calibrate: For int8: pictures like those that the model will see, as data with labels (what `vitrail eval`
+            takes) or a folder of pictures. Up to 300 training pictures set the ranges, up to 1,000 held-out ones choose
+            and judge. In Python, also an open data set.
+        agreement: For int8: the share of held-out pictures that must get the same class as in float32 [default: 0.99].
+        max_loss: For int8: also accept a model that loses at most this many percentage points of accuracy; needs
+            labels.
+        pictures: Pictures on which the float32 graph and torch must agree [default: two photographs].
+        overwrite: Replace what is at PATH.
+        progress: Show progress on the error stream.
     """
+    source = resolve_model(model, allow_export=False)
+    from vitrail.runtimes.exporter import (
+        check_exportable,
+        choose_target,
+        draft_of,
+        prepare_export,
+        prove,
+    )
+    from vitrail.runtimes.graph import GraphOptions
+    from vitrail.runtimes.int8_trials import size_of
+    from vitrail.runtimes.repository import choose_name
+    from vitrail.runtimes.runtime import backend_of
+
     if repository is not None:
         unfit = {"`to=`": to, "`dynamic_size=`": dynamic_size, "`calibrate=`": calibrate, "`agreement=`": agreement}
         check_repository_options({"`path=`": path, **unfit, "`max_loss=`": max_loss}, precision)
-        place = RepositoryPlace(Path(repository), choose_name(name, name_of(model)), overwrite)
-        return export_to_repository(model, place, attention, merge, pictures, progress)
+        place = RepositoryPlace(Path(repository), choose_name(name, source.name), overwrite)
+        return export_to_repository(source, place, attention, merge, pictures, progress)
     if name is not None or path is None:
         raise ConfigError("`name=` goes with `repository=`" if path else "an export needs a `path=` or a `repository=`")
     target_path = Path(path)
@@ -115,13 +166,13 @@ def export(
     if target_path.exists() and not overwrite:
         raise WeightsError(f"{target_path} exists already; pass `overwrite=True` to replace it.")
     check_exportable(target, precision)
-    with working(f"exporting {name_of(model)}", speaks=progress):
-        checkpoint = checkpoint_of(model, merge)
+    with working(f"exporting {source.name}", speaks=progress):
+        checkpoint = checkpoint_of(source, merge)
         calibration = None
         if goal is not None and calibrate is not None:
-            from vitrail.verbs.calibration import read_calibration  # a second of imports, which float32 does not need
+            from vitrail.verbs.int8_pictures import read_calibration  # a second of imports, which float32 does not need
 
-            calibration = read_calibration(calibrate, checkpoint, model, goal)
+            calibration = read_calibration(calibrate, checkpoint, source.source, goal)
         exported = prepare_export(checkpoint, options)
         with draft_of(target_path, target) as draft:
             plain = draft if calibration is None else draft.with_name(f"float32{RUNTIMES[target].path_suffix}")
@@ -130,9 +181,13 @@ def export(
             if calibration is None or goal is None:
                 manifest, trials = exported.manifest, ()
             else:
+                from vitrail.runtimes.int8 import quantize
+
                 result = quantize(exported.manifest, plain, draft, target, calibration, goal, speaks=progress)
                 manifest, proof, trials = result.manifest, result.agreement, result.trials
     if manifest.precision == "int8":
+        from vitrail.runtimes.auto_cache import remember_int8
+
         remember_int8(target_path, manifest)
     return Export(
         path=target_path,
@@ -142,18 +197,22 @@ def export(
         megabytes=size_of(target_path) / 1e6,
         trials=trials,
         calibration="" if calibration is None else calibration.describe(),
+        source=source.source or source.name,
     )
 
 
 def check_precision(
     precision: str,
     target: str,
-    options: GraphOptions,
+    options: "GraphOptions",
     calibrate: Dataset | str | Path | None,
     agreement: float | None,
     max_loss: float | None,
-) -> Goal | None:
+) -> "Goal | None":
     """What int8 must reach, or None for float32; what does not go together is an error."""
+    from vitrail.data.datasets import check_where
+    from vitrail.runtimes.int8_trials import AGREEMENT, Goal
+
     if precision not in ("float32", "int8"):
         raise ConfigError(f"must be float32 or int8; got {precision!r}.", field="precision")
     given = {"`calibrate=`": calibrate, "`agreement=`": agreement, "`max_loss=`": max_loss}
@@ -196,7 +255,7 @@ def check_repository_options(given: Mapping[str, object], precision: str) -> Non
 
 
 def export_to_repository(
-    model: Predictor | str | Path,
+    source: ModelArgument,
     place: RepositoryPlace,
     attention: Sequence[int],
     merge: int | Sequence[int] | None,
@@ -204,11 +263,17 @@ def export_to_repository(
     progress: bool,
 ) -> Export:
     """Add a model to a repository; every proof is made before anything in the repository changes."""
+    from vitrail.runtimes.exporter import check_exportable, prepare_export, prove
+    from vitrail.runtimes.graph import GraphOptions
+    from vitrail.runtimes.int8_trials import size_of
+    from vitrail.runtimes.repository import MODEL, RUN_BY, check_repository, complete_model, draft_model
+    from vitrail.runtimes.runtime import backend_of
+
     check_repository(place.repository, place.name, overwrite=place.overwrite)
     for target in RUN_BY:
         check_exportable(target)
-    with working(f"exporting {name_of(model)}", speaks=progress):
-        checkpoint = checkpoint_of(model, merge)
+    with working(f"exporting {source.name}", speaks=progress):
+        checkpoint = checkpoint_of(source, merge)
         exported = prepare_export(checkpoint, GraphOptions(attention=tuple(attention), with_preprocess=True))
         with draft_model(place.repository, place.name) as draft:
             file = draft / MODEL
@@ -223,15 +288,20 @@ def export_to_repository(
         manifest=exported.manifest,
         agreement=max(proofs, key=lambda proof: proof.difference),
         megabytes=size_of(folder / MODEL) / 1e6,
+        source=source.source or source.name,
+        in_repository=True,
     )
 
 
-def checkpoint_of(model: Predictor | str | Path, merge: int | Sequence[int] | None = None) -> Checkpoint:
+def checkpoint_of(model: ModelArgument, merge: int | Sequence[int] | None = None) -> "Checkpoint":
     """The weights of a loaded model, or of a source, with as many merged tokens as requested."""
-    if isinstance(model, Predictor):
-        checkpoint = model.checkpoint()
+    from vitrail.model.merging import with_merging
+    from vitrail.weights.read import open_checkpoint
+
+    if model.loaded is not None:
+        checkpoint = model.loaded.checkpoint()
     else:
-        checkpoint = open_checkpoint(locate(model))
+        checkpoint = open_checkpoint(model.place)
         if not checkpoint.origin.source:
-            checkpoint = replace(checkpoint, origin=replace(checkpoint.origin, source=str(model)))
+            checkpoint = replace(checkpoint, origin=replace(checkpoint.origin, source=model.source))
     return checkpoint if merge is None else replace(checkpoint, config=with_merging(checkpoint.config, merge))

@@ -1,6 +1,5 @@
-"""`vitrail.figures`: the paper's figures 6 and 7 for a model."""
+"""What the paper's figures 6 and 7 are drawn from, and into which files."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,41 +23,12 @@ from vitrail.explanation.paper_figures import (
 from vitrail.model.positions import POSITIONS
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress, working
-from vitrail.verbs.call import Pictures, gather_pictures
-from vitrail.verbs.loading import open_model
+from vitrail.verbs.explain import Figures
 from vitrail.weights.proof import sample_photos
 from vitrail.wording import counted, reason
 
 MOST_PICTURES = 128  # over which attention distance is averaged, as in the paper
 READERS = {"cls": "[cls]", "mean": "the mean of the patches", "map": "the attention pooling"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """The figures that were drawn."""
-
-    written: tuple[Path, ...]  # a PDF and a PNG of each
-    notes: tuple[str, ...] = ()  # the figures that could not be drawn, and why
-    failures: Mapping[str, str] = field(default_factory=dict[str, str])  # picture → why it could not be read
-
-
-def figures(
-    model: Predictor | str | Path | None,
-    out: str | Path,
-    pictures: Pictures | None = None,
-    *,
-    device: str | torch.device = "auto",
-    progress: bool | Progress = False,
-) -> Figures:
-    """Draw filters, positions, attention distance and attention into the folder `out`, each as PDF and PNG.
-
-    Attention distance is averaged over the first 128 pictures, and the first six are shown; by default, they are two
-    photographs.
-    """
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} must be a folder; it is a file.")
-    return look(model, pictures, device=device, progress=progress).draw(folder, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +57,8 @@ class Looks:
         )
 
 
-def look(
-    model: Predictor | str | Path | None,
-    pictures: Pictures | None = None,
-    *,
-    device: str | torch.device = "auto",
-    progress: bool | Progress = False,
-) -> Looks:
+def look(predictor: Predictor, gathered: dict[str, Picture] | None, *, progress: bool | Progress = False) -> Looks:
     """Run the model on one picture after the other; only those to show stay in memory."""
-    gathered = None if pictures is None else gather_pictures(pictures)
-    predictor = open_model(model, device, progress=progress)
     examples, notes = _choose_examples(predictor, gathered)
     looks = Looks(predictor=predictor, notes=notes)
     with pick_progress(progress)("looking", len(examples)) as advance:

@@ -1,22 +1,28 @@
 """`vitrail.inspect`, `models` and `summary`: what a checkpoint is, the variants, and one model step by step."""
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from vitrail.data.preprocess import Preprocess
+from rich.console import RenderableType
+from rich.text import Text
+
 from vitrail.errors import AssumptionWarning
-from vitrail.model import Summary, ViT, ViTConfig, summarize, variants
-from vitrail.prediction import Predictor
+from vitrail.progress import table
 from vitrail.schema import to_dict
 from vitrail.verbs.settings import HintSettings, Size, read_hints, read_size
-from vitrail.weights.metadata import Origin
-from vitrail.weights.read import open_checkpoint, open_config
 from vitrail.weights.resolve import FormatName
-from vitrail.weights.sanity import Diagnostic, diagnose
-from vitrail.weights.trust import Trust
 from vitrail.wording import counted, markdown_cell
+
+if TYPE_CHECKING:
+    from vitrail.data.preprocess import Preprocess
+    from vitrail.model import Summary, ViT, ViTConfig
+    from vitrail.prediction import Predictor
+    from vitrail.weights.metadata import Origin
+    from vitrail.weights.sanity import Diagnostic
+    from vitrail.weights.trust import Trust
 
 SHOWN = 5  # names of classes in a row
 
@@ -27,14 +33,14 @@ class Inspection:
 
     source: str
     format: FormatName  # of the file
-    config: ViTConfig
+    config: "ViTConfig"
     parameters: int
     dtypes: tuple[str, ...]
-    preprocess: Preprocess
+    preprocess: "Preprocess"
     classes: tuple[str, ...] | None
-    origin: Origin
-    trust: Trust | None
-    findings: tuple[Diagnostic, ...]
+    origin: "Origin"
+    trust: "Trust | None"
+    findings: "tuple[Diagnostic, ...]"
 
     @property
     def usable(self) -> bool:
@@ -86,10 +92,27 @@ class Inspection:
             return [("calibration", "none; vitrail calibrate makes one")]
         return [("calibration", text) if not index else ("", text) for index, text in enumerate(self.trust.describe())]
 
+    @property
+    def exit_code(self) -> int:
+        """1: the checkpoint cannot work as it is."""
+        return 0 if self.usable else 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        return self.facts
+
+    def lines(self) -> Iterator[RenderableType]:
+        """What the command prints."""
+        yield Text(self.source, style="bold")
+        yield table(self.rows)
+        for finding in self.findings:
+            style = {"error": "red", "warning": "yellow", "note": ""}[finding.severity]
+            yield Text(f"{finding.severity}: ", style=style) + Text(finding.message)
+
     def _repr_markdown_(self) -> str:
-        table = [f"| {name} | {markdown_cell(value)} |" for name, value in [("checkpoint", self.source), *self.rows]]
+        rows = [f"| {name} | {markdown_cell(value)} |" for name, value in [("checkpoint", self.source), *self.rows]]
         findings = [f"- **{finding.severity}**: {finding.message}" for finding in self.findings]
-        return "\n".join([table[0], "|---|---|", *table[1:], "", *findings])
+        return "\n".join([rows[0], "|---|---|", *rows[1:], "", *findings])
 
 
 def inspect(
@@ -97,9 +120,15 @@ def inspect(
 ) -> Inspection:
     """The facts about a checkpoint, and likely problems with it.
 
-    A source is a file, a folder, hf://owner/name or google://NAME; `source_format` names its format if its keys do not
-    identify it. The `settings` are the fields of `Hints`, each for something that the source leaves open.
+    The `settings` are the fields of `Hints`, each for something that the source leaves open.
+
+    Args:
+        source: A file, a folder, hf://owner/name or google://NAME.
+        source_format: The format of the source, if its keys do not identify it.
     """
+    from vitrail.weights.read import open_checkpoint
+    from vitrail.weights.sanity import diagnose
+
     hints = read_hints(inspect, settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AssumptionWarning)  # what is assumed is among the findings
@@ -119,7 +148,7 @@ def inspect(
     )
 
 
-def _resizing(spec: Preprocess) -> str:
+def _resizing(spec: "Preprocess") -> str:
     squashed = "×".join(map(str, spec.resized(*spec.size)))
     resize = {"squash": f"squashed to {squashed}", "shortest": "shortest side"}[spec.resize]
     if spec.resize == "shortest" or spec.crop != 1.0:
@@ -127,12 +156,12 @@ def _resizing(spec: Preprocess) -> str:
     return f"{resize}, {spec.interpolation}"
 
 
-def _encoder(config: ViTConfig) -> str:
+def _encoder(config: "ViTConfig") -> str:
     blocks, heads = counted(config.depth, "block"), counted(config.heads, "head")
     return f"{blocks}, width {config.width}, {heads}, MLP {config.hidden_width}"
 
 
-def _block(config: ViTConfig) -> str:
+def _block(config: "ViTConfig") -> str:
     block = config.block
     parts = [block.activation, f"epsilon {block.norm_eps:g}", "qkv with bias" if block.qkv_bias else "qkv without bias"]
     extras = [
@@ -143,14 +172,14 @@ def _block(config: ViTConfig) -> str:
     return ", ".join([*parts, *(name for name, there in extras if there)])
 
 
-def _tokens(config: ViTConfig) -> str:
+def _tokens(config: "ViTConfig") -> str:
     extras = [("[cls]", config.class_token), (counted(config.registers, "register"), config.registers > 0)]
     names = " + ".join([*(name for name, there in extras if there), "patches"])
     merged = f", merged to {config.block_tokens[-1]} after the last block" if config.merge else ""
     return f"{config.tokens}: {names}{merged}; positions {config.positions.kind}"
 
 
-def _classes(config: ViTConfig, classes: tuple[str, ...] | None) -> str:
+def _classes(config: "ViTConfig", classes: tuple[str, ...] | None) -> str:
     names = classes or ()
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     return f"{config.num_classes}" + (f": {shown}" if shown else "")
@@ -163,13 +192,24 @@ def _numbers(values: tuple[float, ...]) -> str:
 COLUMNS = ("model", "pixels", "patch", "layers", "width", "MLP", "heads", "parameters", "GMACs")
 
 
-class Models(dict[str, Summary]):
+class Models(dict[str, "Summary"]):
     """Name → what that model is and takes."""
+
+    exit_code = 0
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """The cells of a table with these `COLUMNS`."""
         return [(name, *_cells(summary)) for name, summary in self.items()]
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """For JSON."""
+        return [{"name": name, "parameters": row.parameters, "macs": row.macs} for name, row in self.items()]
+
+    def lines(self) -> Iterator[RenderableType]:
+        """What the command prints."""
+        yield table(self.rows, *COLUMNS)
+        yield '\nDetails of one:  vitrail summary vit-b16\nIn Python: vitrail.create("vit-b16", num_classes=10)'
 
     def _repr_markdown_(self) -> str:
         lines = [COLUMNS, ("---", *["--:"] * (len(COLUMNS) - 1)), *self.rows]
@@ -178,33 +218,37 @@ class Models(dict[str, Summary]):
 
 def models() -> Models:
     """Every model that `vitrail.create` and `vitrail.train` know by name."""
+    from vitrail.model import summarize, variants
+
     return Models({name: summarize(config) for name, config in variants().items()})
 
 
-def _cells(summary: Summary) -> tuple[str, ...]:
+def _cells(summary: "Summary") -> tuple[str, ...]:
     config = summary.config
     numbers = (config.image_size[0], config.stride[0], config.depth, config.width, config.hidden_width, config.heads)
     return *map(str, numbers), f"{summary.parameters / 1e6:,.1f} M", f"{summary.macs / 1e9:,.2f}"
 
 
 def summary(
-    model: str | Path | Predictor | ViT | ViTConfig = "vit-b16",
+    model: "str | Path | Predictor | ViT | ViTConfig" = "vit-b16",
     *,
     image_size: Size | None = None,
     num_classes: int | None = None,
-) -> Summary:
+) -> "Summary":
     """The shape after each step of a model, its parameters and MACs; nothing is allocated for that.
 
     Args:
-        model: a name from `vitrail.models()`, a checkpoint (a file, a run folder, hf://owner/name, …), a YAML file
-            with the fields of `ViTConfig`, or a model.
-        image_size: another size of pictures.
-        num_classes: another number of classes; 0 for no head.
+        model: A name from `vitrail models`, a checkpoint (a file, a run folder, hf://owner/name, …), or a YAML file
+            with the fields of ViTConfig. In Python, also a model.
+        image_size: The size of the pictures: 384, or HEIGHTxWIDTH such as 224x320 [default: the model's own].
+        num_classes: Number of classes of the head; 0 for none [default: the model's own].
     """
+    from vitrail.model import ViTConfig, summarize
+    from vitrail.weights.read import open_config
+
     asked = {"image_size": read_size(image_size, "image_size"), "num_classes": num_classes}
     changes = {name: value for name, value in asked.items() if value is not None}
     if isinstance(model, str | Path):
-        return summarize(open_config(str(model), changes))
-    if isinstance(model, Predictor):
-        model = model.model
-    return summarize(replace(model.config if isinstance(model, ViT) else model, **changes))
+        return replace(summarize(open_config(str(model), changes)), name=str(model))
+    config = model if isinstance(model, ViTConfig) else getattr(model, "model", model).config
+    return summarize(replace(config, **changes))

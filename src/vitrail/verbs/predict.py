@@ -1,35 +1,53 @@
 """`vitrail.predict`: labels for pictures."""
 
+import shlex
+import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
-
 from vitrail.errors import ConfigError
 from vitrail.files import sha256_of
 from vitrail.prediction import Prediction, Predictor
-from vitrail.prediction.inputs import STDIN
-from vitrail.prediction.predictor import Named
-from vitrail.prediction.results import LazyPredictions, Request
+from vitrail.prediction.results import TOP_K, LazyPredictions, Named, Request
+from vitrail.progress import Progress, SteadyConsole, ending, pick_progress, progress_bar
 from vitrail.registry import PrecisionChoice, RuntimeChoice
-from vitrail.verbs.call import Pictures, RuntimeRequest, gather_pictures, is_single, size_up, stream_pictures
-from vitrail.verbs.loading import check_model, open_model
-from vitrail.verbs.rows import Columns, Compute, FileFormat, choose_file_format, open_file, resumed
+from vitrail.verbs.call import Pictures, RuntimeRequest, resolve_model, resolve_pictures
+from vitrail.verbs.rows import (
+    UNFAMILIAR,
+    Columns,
+    Compute,
+    RowFormat,
+    TerminalTable,
+    Write,
+    choose_format,
+    open_file,
+    resumed,
+    text_writer,
+)
+from vitrail.verbs.settings import renamed
 from vitrail.weights.metadata import ClassNames
-from vitrail.weights.resolve import DEFAULT_MODEL, files_of, locate
+from vitrail.weights.resolve import files_of
+from vitrail.wording import counted
 
-TOP_K = 3
+if TYPE_CHECKING:
+    import torch
 
 
 class _Rows(ABC):
-    """Predictions that can be written to a file."""
+    """Predictions that can be printed, or written to a file, one after the other."""
 
     columns: Columns  # what the rows hold
+    form: RowFormat = "table"  # in which they are printed
+    raw = False
+    following: tuple[str, ...] = ()  # a command to try next
+    written: tuple[Path, ...] = ()
+    count = broken = unfamiliar = 0  # of the rows that were printed or written
+    seconds = 0.0
 
     @abstractmethod
     def stream(self) -> Iterator[Prediction]:
@@ -44,13 +62,19 @@ class _Rows(ABC):
         """Classes of each row: as many as asked for, or all where the model has fewer."""
         return self.columns.top_k
 
+    @property
+    def exit_code(self) -> int:
+        """1: some pictures could not be read."""
+        return int(self.broken > 0)
+
     def save(
         self,
         out: str | Path,
-        format: FileFormat | None = None,  # noqa: A002
+        format: RowFormat | None = None,  # noqa: A002
         *,
         raw: bool = False,
         resume: bool = False,
+        progress: bool | Progress = False,
     ) -> Path:
         """Write a .jsonl, .csv or .parquet file, which appears when it is whole; of a stream, what is left of it.
 
@@ -58,14 +82,42 @@ class _Rows(ABC):
         rows are kept as they are computed: if the job is interrupted, the same call continues it.
         """
         path = Path(out)
-        form = choose_file_format(format, path, raw=raw)
+        form = choose_format(format, path, raw=raw)
         with (
             self.kept_beside(path) if resume else nullcontext(self.stream()) as rows,
             open_file(form, path, self.columns, raw=raw) as write,
         ):
+            self._write(rows, write, pick_progress(progress))
+        self.written = (path,)
+        return path
+
+    def show_rows(self) -> None:
+        """Print the rows, if they were not written, then a summary on the error stream, so that rows can be piped."""
+        if not self.written:
+            write = TerminalTable(self.columns).write
+            if self.form != "table":
+                write = text_writer(self.form, sys.stdout, self.columns, raw=self.raw)
+            bar: Progress = lambda what: progress_bar(what, speaks=not sys.stdout.isatty())  # noqa: E731 - rows show it
+            self._write(self.stream(), write, bar)
+        text = f"{counted(self.count, 'picture')} in {self.seconds:.1f} s, {self.count / self.seconds:,.0f} per second"
+        text += f"; {self.unfamiliar:,} {UNFAMILIAR}" if self.unfamiliar else ""
+        text += f"; {self.broken:,} could not be read" if self.broken else ""
+        SteadyConsole(stderr=True, highlight=False).print(text, style="yellow" if self.broken else "dim")
+        if self.written:
+            console = SteadyConsole(highlight=False, markup=False, soft_wrap=True)
+            console.print("\n".join(ending(self.written, shlex.join(self.following))))
+
+    def _write(self, rows: Iterator[Prediction], write: Write, progress: Progress) -> None:
+        start = time.perf_counter()
+        self.count = self.broken = self.unfamiliar = 0
+        with progress("pictures") as advance:
             for row in rows:
                 write(row)
-        return path
+                self.count += 1
+                self.broken += row.error is not None
+                self.unfamiliar += row.familiar is False
+                advance(1)
+        self.seconds = time.perf_counter() - start
 
 
 class Predictions(LazyPredictions, _Rows):
@@ -88,7 +140,7 @@ class Predictions(LazyPredictions, _Rows):
 
 
 class PredictionStream(Iterator[Prediction], _Rows):
-    """The predictions for pictures that nobody has counted: each is computed when it is asked for, and only once."""
+    """The predictions for pictures that were not counted: each is computed when it is asked for, and only once."""
 
     def __init__(self, rows: Iterator[Prediction], columns: Columns) -> None:
         self._rows = rows
@@ -109,15 +161,20 @@ class PredictionStream(Iterator[Prediction], _Rows):
         )
 
 
+@renamed(classes="class_names")
 def predict(
     model: Predictor | str | Path | None,
     pictures: Pictures | None = None,
     *,
     list_file: str | Path | None = None,
-    classes: ClassNames | None = None,
+    class_names: ClassNames | None = None,
     top_k: int = TOP_K,
     coverage: float | None = None,
     abstain: bool = False,
+    format: RowFormat | None = None,  # noqa: A002 - the flag's name
+    out: str | Path | None = None,
+    resume: bool = False,
+    raw: bool = False,
     batch_size: int | None = None,
     runtime: RuntimeChoice = "auto",
     precision: PrecisionChoice = "float32",
@@ -132,42 +189,52 @@ def predict(
     A single picture that cannot be read is an error; of several, it is a row with its `error`.
 
     Args:
-        model: a loaded model, or what `vitrail.load` takes; None for the bundled CIFAR-10 model.
-        pictures: paths, bytes, PIL pictures, arrays or tensors; a folder and a pattern such as `photos/*.jpg` stand
-            for several.
-        list_file: a file with one path per line, for more pictures.
-        classes: the names of the model's classes, in order, or a file of them, for a checkpoint without names.
-        top_k: how many classes to name for each picture.
-        coverage: also give each picture the set of labels that holds the truth this often, such as 0.95; for a
-            calibrated model.
-        abstain: give no label to pictures that are unlike anything seen in training; for a calibrated model.
-        batch_size: pictures per forward pass; by default whatever suits the model.
-        runtime: torch, onnx or openvino; auto takes the fastest whose answers equal torch's, if there is enough to do.
-        precision: float32, bf16, or auto: bf16 where it is measured to be faster.
-        merge: merge about so many similar patches away in each block, for speed; see docs/model.md.
-        preprocess: for an ONNX file of another tool, how its pictures are prepared: google, timm, timm-imagenet, hf,
+        model: A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name; None for the
+            bundled CIFAR-10 model. In Python, also a loaded model.
+        pictures: [MODEL] PICTURES…: the first argument is the model if it is a .safetensors, .npz or .onnx file, a run
+            folder, a folder with an OpenVINO export, hf://owner/name, google://NAME or cifar10; otherwise the bundled
+            cifar10 is used. A picture is a file, a folder with everything below it, a quoted pattern such as
+            'photos/**/*.jpg', or - for one picture on standard input. In Python, also bytes, PIL pictures, arrays and
+            tensors.
+        list_file: A file with one path per line; - for standard input.
+        class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
+            name). In Python, also the names themselves.
+        top_k: How many classes to give for each picture.
+        coverage: Also give the set of labels that holds the truth this often, such as 0.95; for a calibrated model.
+        abstain: Give no label to pictures that are unlike anything seen in training; for a calibrated model.
+        format: How to write the predictions [default: a table, or the format that the file's name implies].
+        out: Write the predictions to this .jsonl, .csv or .parquet file.
+        resume: Keep the rows of the file as they are computed; after an interruption, the same command continues.
+        raw: Write the cells of CSV files unchanged, for programs. By default, a cell that a spreadsheet would take
+            for a formula gets a leading apostrophe, and control characters are spelled out.
+        batch_size: Pictures per forward pass [default: whatever suits the model].
+        runtime: The backend; auto: the fastest whose answers equal torch's, measured once if there is enough to do.
+        precision: The number format; auto: bf16, or your int8 export of this model, if it is measured to be faster.
+        merge: Merge about this many similar patches in each block, for speed, such as 8; or a number for each block,
+            such as 8,8,4,4.
+        preprocess: For an ONNX file of another tool, how its pictures are prepared: google, timm, timm-imagenet, hf,
             torchvision, dinov2 or clip.
-        progress: show on the error stream which runtime was chosen.
+        progress: Show on the error stream which runtime was chosen.
+        device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
     """
     for name, number in (("top_k", top_k), ("batch_size", batch_size)):
         if number is not None and number < 1:
             raise ConfigError(f"must be at least 1; got {number}.", field=name)
-    wanted = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
-    check_model(model, device, classes, wanted)
-    if isinstance(model, str | Path):
-        locate(model, allow_export=True)
-    if pictures is not None and list_file is None and is_single(pictures):
-        ((name, picture),) = gather_pictures(pictures).items()
-        predictor = open_model(model, device, classes, wanted=wanted)
-        if wanted.given():  # for one picture, only what was asked for by name can be worth it
-            predictor = wanted.put(predictor, 1)
+    file = None if out is None else Path(out)
+    form = choose_format(format, file, raw=raw)
+    if resume and file is None:
+        raise ConfigError("continues a file of predictions; name it with `out=`.", field="resume")
+    request = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
+    found = resolve_pictures(pictures, list_file)
+    source = resolve_model(model, device=device, class_names=class_names, request=request)
+    predictor = source.open(speaks=progress)
+    if found.is_single and file is None:
+        ((name, picture),) = found.gather().items()
+        if request.given():  # for one picture, only what was asked for by name can be worth it
+            predictor = source.put(predictor, 1)
         answered = predictor.predict(picture, top_k=top_k, coverage=coverage, abstain=abstain)
         return replace(answered, picture=name)
-    stream = stream_pictures(pictures, list_file)
-    predictor = open_model(model, device, classes, wanted=wanted)
-    if not isinstance(model, Predictor):
-        predictor = wanted.put(predictor, *size_up(pictures, list_file), speaks=progress)
-    request = Request(top_k=top_k, coverage=coverage, abstain=abstain)
+    predictor = source.put(predictor, *found.size_up(), speaks=progress)
     columns = Columns(
         top_k=min(top_k, predictor.num_classes or top_k),
         label_set=coverage is not None,
@@ -175,12 +242,19 @@ def predict(
     )
 
     def describe() -> dict[str, Any]:
-        source = predictor.source if isinstance(model, Predictor) else model or DEFAULT_MODEL
-        files = files_of(locate(source, allow_export=True).fetch()) if source else []
+        files = files_of(source.place.fetch()) if source.source else []
         facts = {"model": {file.name: sha256_of(file) for file in files}, "classes": predictor.classes}
-        return facts | {"top_k": top_k, "coverage": coverage, "abstain": abstain} | vars(wanted)
+        return facts | {"top_k": top_k, "coverage": coverage, "abstain": abstain} | vars(request)
 
-    compute, size = predictor.answering(request, batch_size)
-    if (pictures is not None and not isinstance(pictures, Sized | Path)) or str(list_file) == STDIN:
-        return PredictionStream(compute(stream), columns)
-    return Predictions(lambda: stream_pictures(pictures, list_file), compute, size, columns, describe)
+    compute, size = predictor.answering(Request(top_k=top_k, coverage=coverage, abstain=abstain), batch_size)
+    rows: Predictions | PredictionStream
+    if found.is_stream:
+        rows = PredictionStream(compute(found.stream()), columns)
+    else:
+        rows = Predictions(found.stream, compute, size, columns, describe)
+    rows.form, rows.raw = form, raw
+    first = [str(picture) for picture in found.given if isinstance(picture, str)][:1] if not found.is_stream else []
+    rows.following = ("vitrail", "embed", source.source, *first)
+    if file is not None:
+        rows.save(file, form, raw=raw, resume=resume, progress=progress)
+    return rows

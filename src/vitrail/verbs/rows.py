@@ -1,4 +1,4 @@
-"""Predictions as rows of JSON lines, CSV or Parquet, and jobs that may be interrupted.
+"""Predictions as rows of a table on the terminal, JSON lines, CSV or Parquet, and jobs that may be interrupted.
 
 A job's rows are kept beside its file, as lines of JSON, until that file is whole. The first line says what the job is;
 each row is one more line, written as soon as it is known. Whatever ends the process, at most the last line is damaged,
@@ -14,16 +14,22 @@ from glob import escape
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
+from rich.text import Text
+
 from vitrail.errors import ConfigError, shorten, suggest
 from vitrail.files import as_utf8, atomic_path, load_pyarrow, lock_file, row_writer
 from vitrail.prediction import Prediction
 from vitrail.prediction.predictor import Named
+from vitrail.progress import PlainConsole
 from vitrail.wording import plain
 
 SEPARATOR = " | "  # between the labels of a set in one cell
-FileFormat = Literal["jsonl", "csv", "parquet"]
+RowFormat = Literal["table", "jsonl", "csv", "parquet"]
 Write = Callable[["Prediction"], None]
-SUFFIXES: dict[str, FileFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+SUFFIXES: dict[str, RowFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+NAME_WIDTH = 44  # of the table on the terminal
+LABEL_WIDTH = 22
+UNFAMILIAR = "unlike anything seen in training"
 GROUP = 4096  # rows of a Parquet file that are written together
 
 
@@ -36,12 +42,16 @@ class Columns:
     familiarity: bool = False  # the model can tell
 
 
-def choose_file_format(asked: FileFormat | None, out: Path, *, raw: bool = False) -> FileFormat:
+def choose_format(asked: RowFormat | None, out: Path | None, *, raw: bool = False) -> RowFormat:
     """What was asked for, or what the file's name says; a mistake is an error before there are rows."""
-    if asked is not None and asked not in get_args(FileFormat):
-        raise ConfigError(f"has no {asked!r}; {suggest(str(asked), get_args(FileFormat))}", field="format")
-    chosen = asked or SUFFIXES.get(out.suffix.lower())
-    if out.is_dir():
+    if asked is not None and asked not in get_args(RowFormat):
+        raise ConfigError(f"has no {asked!r}; {suggest(str(asked), get_args(RowFormat))}", field="format")
+    chosen: RowFormat | None = asked or ("table" if out is None else SUFFIXES.get(out.suffix.lower()))
+    if out is None and chosen == "parquet":
+        raise ConfigError('`format="parquet"` needs `out=` FILE.parquet: it cannot be printed.')
+    if out is not None and chosen == "table":
+        raise ConfigError("writes jsonl, csv or parquet; a table is for the terminal.", field="out")
+    if out is not None and out.is_dir():
         raise ConfigError(f"`out={out}` is a folder; name a file, such as {out / 'labels.csv'}.")
     if chosen is None:
         raise ConfigError(f"`out={out}` must end in {', '.join(SUFFIXES)}, or pass `format=`.")
@@ -58,7 +68,7 @@ def check_raw(chosen: str, *, raw: bool) -> None:
 
 
 @contextmanager
-def open_file(form: FileFormat, out: Path, columns: Columns, *, raw: bool = False) -> Generator[Write]:
+def open_file(form: RowFormat, out: Path, columns: Columns, *, raw: bool = False) -> Generator[Write]:
     """A file for rows, one at a time; it appears under its name only when it is whole."""
     with atomic_path(out) as draft:
         if form == "parquet":
@@ -69,7 +79,7 @@ def open_file(form: FileFormat, out: Path, columns: Columns, *, raw: bool = Fals
             yield text_writer(form, file, columns, raw=raw)
 
 
-def text_writer(form: Literal["jsonl", "csv"], file: IO[str], columns: Columns, *, raw: bool = False) -> Write:
+def text_writer(form: RowFormat, file: IO[str], columns: Columns, *, raw: bool = False) -> Write:
     """What writes rows of text."""
     if form == "jsonl":
         return lambda row: print(json.dumps(_fields(row, columns)), file=file)
@@ -87,6 +97,49 @@ def text_writer(form: Literal["jsonl", "csv"], file: IO[str], columns: Columns, 
         write_row([*map(show, [row.picture, *cells, *extra, row.error or ""])])
 
     return write
+
+
+class _Output(PlainConsole):
+    """A console whose reader may go away, which then ends the work, as for the other formats."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class TerminalTable:
+    """Columns of fixed width, so that each row can be printed as soon as it is known; nothing is cut off in a pipe."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._console = _Output(highlight=False, markup=False, soft_wrap=True)
+        room = (self._console.width - NAME_WIDTH) // (LABEL_WIDTH + 2) if self._console.is_terminal else columns.top_k
+        self._shown = max(3, min(room, columns.top_k))  # labels of each row: as many as the window has room for
+
+    def write(self, row: Prediction) -> None:
+        """Print one row."""
+        line = Text(self._fit(plain(row.picture), NAME_WIDTH, keep="end") + "  ")
+        if row.error is not None:
+            self._console.print(line.append(f"error: {plain(row.error)}", style="red"))
+            return
+        remark = _remark(row)
+        pairs = list(zip(row.labels, row.scores, strict=True))[: self._shown]
+        for rank, (label, score) in enumerate(pairs):
+            text = f"{score:6.1%} {plain(label)}"
+            last = rank == len(pairs) - 1 and not remark
+            line.append(text if last else self._fit(text, LABEL_WIDTH) + "  ", style="bold" if rank == 0 else "dim")
+        self._console.print(line.append(remark, style="yellow" if row.familiar is False else ""))
+
+    def _fit(self, text: str, width: int, keep: str = "start") -> str:
+        if len(text) <= width or not self._console.is_terminal:
+            return text.ljust(width)
+        return "…" + text[-width + 1 :] if keep == "end" else text[: width - 1] + "…"
+
+
+def _remark(row: Prediction) -> str:
+    """What follows the labels: the set of them, and whether the picture is unlike what the model knows."""
+    parts = ["{" + ", ".join(map(plain, row.label_set)) + "}"] if row.label_set else []
+    if row.familiar is False:
+        parts.append(UNFAMILIAR if row.labels else f"no answer: {UNFAMILIAR}")
+    return "  ".join(parts)
 
 
 def _extra_names(columns: Columns) -> list[str]:

@@ -1,18 +1,48 @@
-"""What `vitrail.evaluate` returns: a model's scores on a data set."""
+"""What `vitrail.evaluate` measures and returns: a model's scores on a data set."""
 
-from dataclasses import dataclass, field
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.source import Dataset
-from vitrail.errors import InputError
-from vitrail.evaluation.measurement import Measurement
+import torch
+from rich.console import RenderableType
+from rich.text import Text
+
+from vitrail.canvas import save_figure
+from vitrail.data.agreement import check_same_data
+from vitrail.data.config import DataConfig
+from vitrail.data.datasets import check_where, open_data
+from vitrail.data.source import Dataset, Source
+from vitrail.data.split import read_split
+from vitrail.errors import ConfigError, DataError, InputError, list_names
+from vitrail.evaluation import output, plots
+from vitrail.evaluation.measurement import (
+    COVERAGE,
+    Measurement,
+    measure_split,
+    order_by_position,
+    pick_split,
+    views,
+)
 from vitrail.evaluation.metrics import Metrics
-from vitrail.evaluation.ood import OodScores
-from vitrail.evaluation.output import predictions
-from vitrail.evaluation.robustness import Robustness
+from vitrail.evaluation.ood import MOST_OTHERS, OodScores, is_unlabelled, measure_ood, open_unlabelled
+from vitrail.evaluation.probe import plan_probes, run_probes
+from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, measure_robustness
 from vitrail.prediction import Predictor
-from vitrail.report.assembly import REPORT, ReportContext, show_evaluation, write_page
+from vitrail.prediction.results import Request, require_familiarity
+from vitrail.progress import Progress, ending, pick_progress, silent, table, working
+from vitrail.ranks import shared_ranks
+from vitrail.report.assembly import REPORT, ReportContext, evaluation_context, run_of, show_evaluation, write_page
+from vitrail.schema import to_dict
+from vitrail.training.run_folder import chose_epoch
+from vitrail.verbs.call import ModelArgument, Out, make_out
+from vitrail.verbs.evaluate import EvaluationPlan
+from vitrail.wording import counted, plain
+
+MAX_CLASSES = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +77,7 @@ class Evaluation:
     @property
     def predictions(self) -> list[dict[str, Any]]:
         """The rows of predictions.csv: the prediction for each picture, or why it could not be read."""
-        return list(predictions(self._measured()))
+        return list(output.predictions(self._measured()))
 
     def report(self, path: str | Path = REPORT) -> Path:
         """Write the report page to this file."""
@@ -66,3 +96,352 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         return show_evaluation(f"{self.model} on {self.data}, {self.split}", self.measurement, self.facts)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the command prints it: of several ranks, only the first writes and prints."""
+        return self.folder is not None
+
+    @property
+    def exit_code(self) -> int:
+        """1: some pictures could not be read, or no report could be made."""
+        return int(bool(self.report_error or (self.measurement is not None and self.measurement.broken)))
+
+    def remarks(self) -> Iterator[str]:
+        """What the command prints on the error stream."""
+        if self.folder is not None and self.class_order is not None:
+            yield f"note: the model's outputs are assumed to be, in this order: {list_names(self.class_order)}"
+        if self.report_error:
+            yield f"no report: {self.report_error} (the numbers are written)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What metrics.json holds, and the paths that were written."""
+        return {**self.facts, "written": [str(path) for path in self.written]}
+
+    def lines(self) -> Iterator[RenderableType]:
+        """What the command prints: the numbers, the classes and the mistakes."""
+        measurement = self.measurement
+        title = f"{self.model} on {self.dataset.name}, {self.split}"
+        pictures = "" if measurement is None else f": {counted(len(measurement.targets), 'picture')}"
+        yield Text(plain(f"{title}{pictures}"), style="bold")
+        if self.facts["split_from"]:
+            yield Text(plain(f"split: {self.facts['split_from']}"), style="dim")
+        if measurement is None:
+            yield Text("the model has no head for these classes; only its features were measured", style="dim")
+            yield table(_extra_rows(self.facts))
+            following = f"vitrail embed {shlex.quote(self.model)} --data {shlex.quote(self.data)}"
+            yield from ending(self.written, following)
+            return
+        if measurement.chose_epoch:
+            yield Text(
+                "val also chose the epoch whose weights were kept, so these figures are slightly optimistic",
+                style="dim",
+            )
+        yield table(_rows(measurement, self.facts))
+        yield ""
+        yield _class_table(measurement)
+        yield ""
+        if worst := [f"{truth} → {other} {count}×" for truth, other, count in output.confusions(measurement, 5)]:
+            yield plain("most frequent mistakes (true → predicted): " + ", ".join(worst))
+        for key, why in list(measurement.broken.items())[:5]:
+            yield Text("left out ", style="yellow") + Text(plain(f"{key}: {why}"))
+        yield from ending(self.written, f"vitrail predict {shlex.quote(self.model)} PICTURES…")
+
+
+def _rows(measurement: Measurement, facts: dict[str, Any]) -> list[tuple[str, str]]:
+    metrics = measurement.metrics
+    return [
+        ("top-1", _describe(asdict(metrics.top1))),
+        *([("top-5", _describe(asdict(metrics.top5)))] if metrics.top5 else []),
+        ("macro F1", f"{metrics.macro_f1:.3f}"),
+        ("balanced accuracy", f"{metrics.balanced_accuracy:.2%}"),
+        ("calibration error", _calibration(measurement)),
+        ("NLL, Brier", f"{metrics.nll:.4f}, {metrics.brier:.4f}"),
+        *_trust_rows(facts),
+        ("throughput", f"{measurement.images_per_second or 0:,.0f} pictures/s"),
+        *_extra_rows(facts),
+    ]
+
+
+def _extra_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    probes: dict[str, Any] = facts.get("probes", {})
+    if "knn" in probes:
+        rows.append(("kNN probe", _describe(probes["knn"]["top1"]) + f", k = {probes['knn']['k']}"))
+    if "linear" in probes:
+        rows.append(("linear probe", _describe(probes["linear"]["top1"]) + f", C = {probes['linear']['C']:g}"))
+    if "shots" in probes:
+        few = probes["shots"]
+        rows.append((f"{few['shots']}-shot probe", f"{few['mean']:.2%} ± {few['std']:.2%}, {len(few['trials'])} draws"))
+    if "robustness" in facts:
+        robust = facts["robustness"]
+        curves = ", ".join(f"{name} {_mean(curve):.1%}" for name, curve in robust["curves"].items())
+        rows.append(("corrupted", f"{robust['mean']:.1%} of {counted(robust['pictures'], 'picture')}; {curves}"))
+    return rows
+
+
+def _mean(curve: list[dict[str, float]]) -> float:
+    return sum(rate["value"] for rate in curve) / len(curve)
+
+
+def _trust_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if sets := facts.get("label_sets"):
+        size = f"{sets['mean_size']:.2f} labels each"
+        name = f"{100 * sets['requested']:.4g} % label sets"
+        rows.append((name, f"{_describe(sets['coverage'])} hold the truth, {size}"))
+    if known := facts.get("familiarity"):
+        text = f"{known['unfamiliar']['value']:.1%} unlike anything seen in training"
+        for name, of in (("top1_of_unfamiliar", "of these"), ("top1_of_familiar", "of the others")):
+            text += f"; top-1 {known[name]['value']:.1%} {of}" if known[name] else ""
+        rows.append(("familiarity", text))
+    if others := facts.get("unfamiliar"):
+        text = f"AUROC {others['auroc']:.3f}; {others['false_positive_rate']:.1%} pass where 95 % of these do"
+        marked = f"{others['marked']['value']:.1%} of {counted(others['pictures'], 'picture')} marked as unfamiliar"
+        rows.append((f"told from {plain(others['data'])}", f"{text}; {marked}"))
+    return rows
+
+
+def _calibration(measurement: Measurement) -> str:
+    after, before = (each.calibration.error for each in (measurement.metrics, measurement.uncalibrated))
+    return f"{after:.2%}" + ("" if measurement.trust is None else f"  ({before:.2%} without the calibration)")
+
+
+def _describe(rate: dict[str, float]) -> str:
+    return f"{rate['value']:.2%}  (95 %: {rate['low']:.2%} to {rate['high']:.2%})"
+
+
+def _class_table(measurement: Measurement) -> RenderableType:
+    """Every class, or the worst ones if there are many."""
+    scores = measurement.metrics.classes
+    places = list(range(len(measurement.classes)))
+    title = "class"
+    if len(places) > MAX_CLASSES:
+        places = output.worst_first(scores.f1.tolist())[:MAX_CLASSES]
+        title = f"the {MAX_CLASSES} worst of {len(measurement.classes):,} classes"
+    sets = ("coverage", "set size") if measurement.label_sets is not None else ()
+    rows: list[list[str]] = []
+    for place in places:
+        numbers = (scores.precision[place], scores.recall[place], scores.f1[place])
+        held = output.class_sets(measurement, place)
+        numbers += (held.coverage, held.mean_size) if sets else ()
+        cells = ("–" if math.isnan(value) else f"{value:.3f}" for value in numbers)
+        rows.append([measurement.classes[place], *cells, f"{scores.support[place]:,}"])
+    return table(rows, title, "precision", "recall", "F1", *sets, "pictures")
+
+
+def carry_out(
+    model: ModelArgument,
+    data: Dataset | str,
+    config: DataConfig,
+    plan: EvaluationPlan,
+    arguments: dict[str, Any],
+    progress: bool | Progress,
+) -> Evaluation:
+    """Measure everything in the plan; `arguments` are those of the call that a report repeats."""
+    if isinstance(plan.unfamiliar, str | Path):
+        check_where(str(plan.unfamiliar))
+    source, where = model.source or "model", data.name if isinstance(data, Dataset) else data
+    with shared_ranks() as ranks:
+        shows = progress is not False and ranks.is_first
+        show = pick_progress(progress) if shows else silent
+        predictor = model.open(speaks=shows)
+        Request(coverage=plan.coverage).check(predictor, predictor.runtime)
+        if plan.unfamiliar is not None:
+            require_familiarity(predictor, predictor.runtime, "`unfamiliar=`")
+        others = None if plan.unfamiliar is None else open_others(plan.unfamiliar, config)
+        with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
+            dataset, split_from = open_with_splits(data, where, config, run_of(source))
+            check_same_data(dataset, ranks)
+        name = plan.split or default_split(dataset)
+        fast = predictor
+        if model.loaded is None:  # ranks, which must compute the same, choose nothing by measuring
+            request = model.request if ranks.world_size == 1 else model.request.unmeasured()
+            pictures = pick_split(dataset, name)
+            some = (pictures.picture(place) for place in range(len(pictures)))
+            fast = request.put(predictor, _count_pictures(dataset, name, plan), some, speaks=shows)
+        about = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None}
+        about |= {"tta": plan.tta, "runtime": fast.runtime.name}
+        results = _Results(out=plan.out if ranks.is_first else None, facts=dict(about))
+        _measure(results, fast, dataset, plan, others, show, flatters=chose_epoch(run_of(source), where, name))
+    evaluation = Evaluation(
+        model=source,
+        data=where,
+        split=name,
+        facts=results.facts,
+        measurement=results.measurement,
+        robustness=results.robustness,
+        unfamiliar=results.unfamiliar,
+        folder=results.folder,
+        written=tuple(results.written),
+        class_order=tuple(order_by_position(dataset.classes)) if plan.by_position else None,
+        predictor=predictor,
+        dataset=dataset,
+        context=evaluation_context(
+            source,
+            where,
+            run_of(source),
+            arguments=arguments,
+            settings={**about, "data": where, "source": to_dict(config)},
+            split_from=split_from,
+        ),
+    )
+    with working("writing the report", speaks=shows and results.folder is not None):
+        return _with_report(evaluation)
+
+
+def _count_pictures(dataset: Dataset, split: str, plan: EvaluationPlan) -> int:
+    """How many pictures the model will see, roughly."""
+    count = len(pick_split(dataset, split))
+    passes = 1 if plan.tta is None else len(views(torch.zeros(1, 1, 1, 1), plan.tta))
+    corrupted = (1 + len(STRENGTHS) * len(SEVERITIES)) * min(plan.robustness_pictures or 0, count)
+    return passes * (count + corrupted) + (sum(map(len, dataset.splits.values())) if plan.probes else 0)
+
+
+def open_others(data: Dataset | str | Path, config: DataConfig) -> tuple[str, Source]:
+    """The pictures of other data, whatever their labels, and their name."""
+    if not isinstance(data, Dataset):
+        if is_unlabelled(Path(data)):
+            return Path(data).name, open_unlabelled(Path(data))
+        data = open_data(str(data), DataConfig(data_dir=config.data_dir))
+    return data.name, pick_split(data, "all")
+
+
+def default_split(dataset: Dataset) -> str:
+    """Test, or val if there is no test split."""
+    for name in ("test", "val"):
+        if name in dataset.splits:
+            return name
+    raise DataError(f'{dataset.name} has no test or val split; pass `split="train"` or `split="all"`.')
+
+
+@dataclass(kw_only=True)
+class _Results:
+    """The results so far, written at once, so that a later failure loses nothing."""
+
+    out: Out
+    facts: dict[str, Any]
+    measurement: Measurement | None = None
+    robustness: Robustness | None = None
+    unfamiliar: OodScores | None = None
+    folder: Path | None = None
+    written: list[Path] = field(default_factory=list[Path])
+
+    def add(self, facts: dict[str, Any]) -> None:
+        """Add these facts, and write metrics.json."""
+        self.facts.update(facts)
+        if self.out is None or self.out is False:
+            return
+        if self.folder is None:
+            self.folder = make_out(self.out, "eval")
+            self.written.append(self.folder / "metrics.json")
+        output.write_facts(self.facts, self.folder / "metrics.json")
+
+    def add_measurement(self, measurement: Measurement, dataset: Dataset, raw: bool) -> None:
+        self.measurement = measurement
+        self.add(output.facts(measurement))
+        if self.folder is not None:
+            self.written += output.write_evaluation(self.folder, measurement, dataset, raw=raw)
+
+    def add_robustness(self, robustness: Robustness) -> None:
+        self.robustness = robustness
+        self.add({"robustness": output.robustness_facts(robustness)})
+        if self.folder is not None:
+            title = f"{self.facts['data']}, {self.facts['split']}"
+            self.written.append(self.folder / "robustness.png")
+            save_figure(plots.robustness_figure(robustness, title), self.written[-1])
+
+
+def _measure(
+    results: _Results,
+    predictor: Predictor,
+    dataset: Dataset,
+    plan: EvaluationPlan,
+    others: tuple[str, Source] | None,
+    progress: Progress,
+    *,
+    flatters: bool,
+) -> None:
+    """Measure everything in the plan; `flatters`: the split chose the epoch of the weights."""
+    split: str = results.facts["split"]
+    parts = plan_probes(dataset, split, plan.probes, plan.shots)
+    has_head = plan.by_position or set(predictor.classes or ()) == set(dataset.classes)
+    if parts is not None and not has_head:
+        unusable = {"`tta=`": plan.tta, "`robustness=`": plan.robustness_pictures, "`unfamiliar=`": others}
+        _refuse_for_features(results.facts["model"], unusable)
+    else:
+        with progress("evaluating", len(pick_split(dataset, split))) as advance:
+            measurement = measure_split(
+                predictor, dataset, split, tta=plan.tta, by_position=plan.by_position, progress=advance
+            )
+        measurement = replace(measurement, chose_epoch=flatters, coverage=plan.coverage or COVERAGE)
+        results.add_measurement(measurement, dataset, plan.raw)
+        if others is not None:
+            with progress("comparing", min(MOST_OTHERS, len(others[1]))) as advance:
+                results.unfamiliar = measure_ood(predictor, *others, measurement, progress=advance)
+            results.add({"unfamiliar": asdict(results.unfamiliar)})
+    if parts is not None:
+        results.add({"probes": run_probes(predictor, parts, plan.probes, plan.shots, progress)})
+    if plan.robustness_pictures is not None:
+        results.add_robustness(_measure_robustness(predictor, dataset, split, plan, plan.robustness_pictures, progress))
+
+
+def _measure_robustness(
+    predictor: Predictor, dataset: Dataset, split: str, plan: EvaluationPlan, limit: int, progress: Progress
+) -> Robustness:
+    passes = 1 + len(STRENGTHS) * len(SEVERITIES)
+    with progress("corrupting", passes * min(limit, len(pick_split(dataset, split)))) as advance:
+        return measure_robustness(
+            predictor, dataset, split, tta=plan.tta, limit=limit, by_position=plan.by_position, progress=advance
+        )
+
+
+def open_with_splits(data: Dataset | str | Path, where: str, config: DataConfig, run: Path) -> tuple[Dataset, str]:
+    """The data, and the origin of their splits if they have none of their own: the run's, or new ones."""
+    dataset = data if isinstance(data, Dataset) else open_data(where, config)
+    if not dataset.made_split:
+        return dataset, ""
+    file = run / "split.csv"
+    new = "made now, from names and a seed; a model trained on these data may have seen the measured pictures"
+    if isinstance(data, Dataset):
+        return dataset, str(file) if _agrees(dataset, file) else new
+    if not file.is_file():
+        return dataset, new
+    try:
+        return open_data(where, replace(config, split_file=file)), str(file)
+    except DataError:
+        return dataset, f'{file} is for other pictures, so a new split was made; the split "all" uses every picture'
+
+
+def _agrees(dataset: Dataset, file: Path) -> bool:
+    """Whether an open data set has the splits that a run recorded."""
+    if not file.is_file():
+        return False
+    keys = [source.key(index) for source in dataset.splits.values() for index in range(len(source))]
+    names = [name for name, source in dataset.splits.items() for _ in range(len(source))]
+    try:
+        parts = read_split(file, keys)
+    except DataError:
+        return False
+    return all(names[index] == name for name, indices in parts.items() for index in indices)
+
+
+def _refuse_for_features(source: str, options: dict[str, Any]) -> None:
+    """Refuse settings that have no effect when only features are measured."""
+    unusable = [option for option, value in options.items() if value]
+    if unusable:
+        raise ConfigError(
+            f"{' and '.join(unusable)} cannot be used here: {source} has no head for the classes of the data, so only "
+            "its features are measured, by the probes."
+        )
+
+
+def _with_report(evaluation: Evaluation) -> Evaluation:
+    """The same with its report, if there is a folder for it; if that fails, the numbers are kept."""
+    if evaluation.folder is None or evaluation.measurement is None:
+        return evaluation
+    try:
+        page = evaluation.report(evaluation.folder / REPORT)
+    except Exception as error:
+        return replace(evaluation, report_error=" ".join(str(error).split()) or type(error).__name__)
+    return replace(evaluation, written=(page, *evaluation.written))

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import Any, Unpack
 
 from vitrail.errors import ConfigError, MissingExtraError
+from vitrail.progress import SteadyConsole
 from vitrail.serving.settings import (
     Models,
     ServeSettings,
@@ -16,6 +17,7 @@ from vitrail.serving.settings import (
 )
 from vitrail.verbs.settings import ServiceSettings, check_settings
 from vitrail.weights.resolve import locate
+from vitrail.wording import counted, plain
 
 NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client", "python_multipart")
 
@@ -29,12 +31,14 @@ def serve(
 ) -> None:
     """Serve models over HTTP until a signal (Ctrl-C, SIGTERM) ends it; what was accepted is answered first.
 
+    The `settings` are the fields of `ServeSettings`: host, port, token, max_batch, …; see docs/serve.md.
+
     Args:
-        model: what `vitrail.load` takes, several of them, or a dictionary from names to sources; a text NAME=SOURCE
-            gives a name too. Without one, the bundled CIFAR-10 model.
-        say: is told in one line what happens to the models while they are served.
-        on_ready: is told the address, and the facts of each model by name, once all of them are loaded.
-        settings: the fields of `ServeSettings`: host, port, token, max_batch, …; see docs/serve.md.
+        model: Checkpoints or exports: a file, a run folder, hf://owner/name or google://NAME, each with a name of its
+            own if it is written NAME=MODEL [default: the bundled cifar10]. In Python, one of them, several, or a
+            dictionary from names to sources.
+        say: Is told in one line what happens to the models while they are served.
+        on_ready: Is told the address, and the facts of each model by name, once all of them are loaded.
     """
     check_settings(serve, settings, ServeSettings)
     models = name_models(model)
@@ -58,3 +62,27 @@ def serve(
         say,
         lambda address, service: on_ready(address, {name: host.facts for name, host in service.hosts.items()}),
     )
+
+
+def serve_command(model: Models = None, **settings: Unpack[ServiceSettings]) -> None:
+    """What `vitrail serve` does: it prints where the service is, and what happens."""
+    serve(model, say=_say, on_ready=_tell, **settings)
+
+
+serve_command.__doc__ = serve.__doc__
+
+
+def _say(text: str) -> None:
+    SteadyConsole(stderr=True, highlight=False, markup=False, soft_wrap=True).print(plain(text))
+
+
+def _tell(address: str, models: dict[str, Any]) -> None:
+    for name, facts in models.items():
+        for note in facts["notes"]:
+            _say(f"note: {name}: {note}")
+        classes, threads = counted(facts["classes"], "class"), counted(facts["threads"], "thread")
+        _say(
+            f"{name}: {classes} on {facts['runtime']}, {threads}, "
+            f"batches of up to {facts['max_batch']}, max wait {facts['max_wait_ms']:g} ms, version {facts['version']}"
+        )
+    _say(f"serving on {address} (Ctrl-C to stop); try: curl --data-binary @PICTURE {address}/v1/predict")

@@ -4,20 +4,25 @@ The typed dictionaries are for editors and type checkers, which cannot see the f
 test compares them with the dataclasses."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
+from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
-from vitrail.data.config import Columns, DataConfig
+from vitrail.data.config import Augment, Columns, DataConfig
 from vitrail.errors import ConfigError
-from vitrail.model.config import Pair
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.schema import from_dict, parse_size, to_dict
 from vitrail.synonyms import suggest_option
-from vitrail.weights.infer import Hints
+from vitrail.weights.hints import Hints
+
+if TYPE_CHECKING:
+    from vitrail.model.config import Pair
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Size = int | str | tuple[int, int]  # 384, "224x320", or (224, 320): height and width
 
 
@@ -149,6 +154,36 @@ class ServiceSettings(TypedDict, total=False):
     access_log: bool
 
 
+def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A verb that goes on taking old names of arguments, with a warning: `renamed(old="new")`."""
+
+    def decorate(verb: Callable[P, T]) -> Callable[P, T]:
+        @wraps(verb)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old, new in names.items():
+                if old in kwargs:
+                    warnings.warn(f"{old}= is called {new}= now", DeprecationWarning, stacklevel=2)
+                    kwargs[new] = kwargs.pop(old)
+            return verb(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def configs_of(settings: type) -> tuple[type[Any], ...]:
+    """The dataclasses whose fields a typed dictionary has."""
+    if settings is ServiceSettings:
+        from vitrail.serving.settings import ServeSettings
+
+        return (ServeSettings,)
+    if settings in (TrainSettings, ResumeSettings):
+        from vitrail.training.config import Machine, Optim, Schedule, Start
+
+        return Start, Optim, Schedule, Machine, Augment, DataConfig
+    return {DataSettings: (DataConfig,), ShowSettings: (DataConfig, Augment), HintSettings: (Hints,)}[settings]
+
+
 def check_settings(verb: Callable[..., Any], settings: Mapping[str, Any], *configs: type) -> None:
     """Raise unless every keyword is a field of one of the configs."""
     fields = {field.name for config in configs for field in dataclasses.fields(config)}
@@ -177,14 +212,12 @@ def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:
     return Hints(**values)
 
 
-def read_size(size: Size | None, name: str) -> Pair | None:
+def read_size(size: Size | None, name: str) -> "Pair | None":
     """The height and width that a number, a pair or a text stands for."""
     if isinstance(size, str):
         return parse_size(size, name)
     return (size, size) if isinstance(size, int) else size
 
-
-Out = str | Path | Callable[[], Path] | None  # the folder to write to, or a function that makes one once it is needed
 
 _USUAL = DataConfig()
 

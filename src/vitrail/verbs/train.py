@@ -1,50 +1,25 @@
 """`vitrail.train`, `resume`, `plan` and `demo`: from a folder of pictures to a model and its report."""
 
 import os
-import time
-import warnings
-from dataclasses import replace
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from vitrail.data import Dataset
-from vitrail.data.check.findings import RECORD, CheckRecord, check_data, judge_labels, sum_up, write_record
-from vitrail.errors import ResumableError
-from vitrail.files import check_run_folder, new_run_folder
-from vitrail.prediction import Predictor
-from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
-from vitrail.ranks import Ranks, join_ranks, leave_ranks
-from vitrail.report.assembly import report_on_run
+from rich.console import RenderableType
+
+from vitrail.errors import ConfigError
+from vitrail.progress import SteadyConsole
 from vitrail.training import recipes
-from vitrail.training.auto_config import resolve
 from vitrail.training.config import TrainConfig
-from vitrail.training.cost import Measured
-from vitrail.training.display import Display
-from vitrail.training.listener import Listener, Listeners, Plan, TensorBoard, require_tensorboard
-from vitrail.training.plan import describe_plan, settle
 from vitrail.training.recipes import ask_for, read_changes
-from vitrail.training.run import carry_out, reopen
-from vitrail.training.run_folder import (
-    CONFIG,
-    Run,
-    RunLock,
-    begin,
-    check_shared,
-    describe_end,
-    find_begun,
-    read_config,
-    read_run,
-    refuse_conflicts,
-    refuse_locked,
-    take_begun,
-)
-from vitrail.training.setup import Setup
-from vitrail.training.signals import InterruptedRunError
 from vitrail.verbs.settings import ResumeSettings, TrainSettings
-from vitrail.wording import counted, reason
 
-PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
-BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what users open after the report
+if TYPE_CHECKING:
+    from vitrail.training.listener import Listener, Plan
+    from vitrail.training.run_folder import Run
+    from vitrail.verbs.runs import Interrupted
 
 
 def train(
@@ -56,26 +31,30 @@ def train(
     check: bool = True,
     report: bool = True,
     track: bool = False,
-    progress: bool | Listener = False,
+    progress: "bool | Listener" = False,
     **settings: Unpack[TrainSettings],
-) -> Run:
+) -> "Run":
     """Train or fine-tune on pictures, measure the result and write its report.
 
     By default the model and the recipe are chosen to suit the pictures. Every setting can be passed by its name:
     those of `Start`, `Optim`, `Schedule`, `Machine`, `Augment` and `DataConfig`, such as `weights=`, `lr=`, `epochs=`.
 
     Args:
-        data: a folder of class folders, a table, shards, or a name such as "digits" or "cifar10".
-        recipe: the name of a recipe, instead of a chosen one.
-        config: a YAML file, such as the config.yaml of another run, or a `TrainConfig`; settings override it.
-        out: the folder to write to; by default the next free runs/train-N.
-        check: first look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
-        report: write a report at the end, with its figures and tables.
-        track: also write TensorBoard files.
-        progress: show the run, or pass a `Listener` of your own.
+        data: The data set: a folder of class folders, a table, shards, or a name such as digits or cifar10.
+        recipe: Named settings: digits, mnist, cifar10, cifar10-tiny, scratch, finetune, finetune-adamw, linear, lora,
+            imagenet-s16 or imagenet-b16 [default: chosen from the data].
+        config: A YAML file with any of the fields below, such as the config.yaml of another run. In Python, also a
+            `TrainConfig`.
+        out: The folder to write to [default: runs/train-N].
+        check: First look for labels that are no classes, damaged pictures, leakage between splits and imbalance.
+        report: Write a report at the end: a page, its figures and its tables.
+        track: Also write TensorBoard files.
+        progress: Show the run, or pass a `Listener` of your own.
     """
     changes = read_changes("train", recipe, config, settings)
-    return _start(str(data), changes, out, "train", check=check, report=report, track=track, progress=progress)
+    from vitrail.verbs.runs import start
+
+    return start(str(data), changes, out, "train", check=check, report=report, track=track, progress=progress)
 
 
 def resume(
@@ -84,22 +63,18 @@ def resume(
     config: str | Path | TrainConfig | None = None,
     report: bool = True,
     track: bool = False,
-    progress: bool | Listener = False,
+    progress: "bool | Listener" = False,
     **settings: Unpack[ResumeSettings],
-) -> Run:
+) -> "Run":
     """Continue a run in its folder, with the same result to the bit as if it had not been stopped.
 
     A finished run is returned as it is. Settings may repeat those of the run, and change only how it is carried out or
     where its files are now: `workers=`, `device=`, `data=`, `weights=`, …
     """
     changes = read_changes("resume", None, config, settings)
-    if "device" not in changes:
-        unshared = os.environ.get("RANK", "0") != "0" and not (Path(folder) / CONFIG).exists()
-        changes["device"] = "auto" if unshared else read_config(Path(folder)).machine.device
-    if track:
-        require_tensorboard()
-    ranks = join_ranks(str(changes["device"]))
-    return _continue(Path(folder), changes, ranks, report=report, track=track, progress=progress)
+    from vitrail.verbs.runs import resume_run
+
+    return resume_run(Path(folder), changes, report=report, track=track, progress=progress)
 
 
 def plan(
@@ -109,179 +84,114 @@ def plan(
     config: str | Path | TrainConfig | None = None,
     out: str | Path | None = None,
     check: bool = True,
-    progress: bool | Listener = False,
+    progress: "bool | Listener" = False,
     **settings: Unpack[TrainSettings],
-) -> Plan:
+) -> "Plan":
     """What `train` would do with these arguments: the whole config, parameters, memory and time; nothing is written."""
     changes = read_changes("plan", recipe, config, settings)
-    ranks = join_ranks(str(changes.get("device", "auto")))
-    _refuse_out(out, ranks)
-    setup, measured, _ = _prepare(str(data), changes, ranks, _listen(progress, ranks), check=check, progress=progress)
-    leave_ranks()
-    return describe_plan(setup, measured, ranks)
+    from vitrail.verbs.runs import plan_run
+
+    return plan_run(str(data), changes, out, check=check, progress=progress)
 
 
-def demo(*, out: str | Path | None = None, progress: bool | Listener = False) -> Run:
+def demo(*, out: str | Path | None = None, progress: "bool | Listener" = False) -> "Run":
     """Train a small ViT on the handwritten digits that come with scikit-learn."""
+    from vitrail.verbs.runs import start
+
     changes = ask_for(recipes.recipe("digits"))
-    return _start("", changes, out, "demo", check=False, report=True, track=False, progress=progress)
+    return start("", changes, out, "demo", check=False, report=True, track=False, progress=progress)
 
 
-def _start(
-    data: str,
-    changes: dict[str, Any],
-    out: str | Path | None,
-    name: str,
+def train_command(
+    data: str = "",
     *,
-    check: bool,
-    report: bool,
-    track: bool,
-    progress: bool | Listener,
-) -> Run:
-    """A new run; or the one that torchrun began with the same arguments before it lost a process."""
-    if track:
-        require_tensorboard()
-    ranks = join_ranks(str(changes.get("device", "auto")))
-    folder = None if out is None else Path(out)
-    if (begun := find_begun(folder, Path("runs"), ranks)) is not None:
-        return _continue(begun, {}, ranks, report=report, track=track, progress=progress)
-    _refuse_out(out, ranks)
-    check_shared(folder or Path("runs"), ranks)
-    listener = _listen(progress, ranks)
-    setup, measured, checked = _prepare(data, changes, ranks, listener, check=check, progress=progress)
-    listener.decided(describe_plan(setup, measured, ranks))
-    with RunLock() as lock:
-        run_folder = ranks.from_first(lambda: _make_folder(setup, folder, lock, name, checked))
-        how: Any = {"report": report, "track": track, "progress": progress}
-        return _carry_out(setup, ranks, run_folder, listener, **how, resume=False)
+    recipe: str | None = None,
+    config: str | None = None,
+    resume: str | None = None,
+    out: str | None = None,
+    dry_run: bool = False,
+    check: bool = True,
+    report: bool = True,
+    track: bool = False,
+    as_json: bool = False,
+    word: Callable[[str], str] = str,
+    **settings: Unpack[TrainSettings],
+) -> "Run | Plan | Interrupted | None":
+    """What `vitrail train` does: a new run, one that is continued, or only its plan.
+
+    Args:
+        resume: The folder of a run to continue; other flags must agree with the run.
+        dry_run: Show the whole config, the parameters, memory and time, and stop.
+    """
+    read_changes("train" if resume is None else "resume", recipe, config, settings)  # before torch is loaded
+    if resume is not None and out is not None and Path(out) != Path(resume):
+        raise ConfigError(f"continues in {resume}; omit `out={out}`.", field="resume")
+    if resume is not None and dry_run:
+        raise ConfigError("shows what a new run would do; omit `resume=`.", field="dry_run")
+    from vitrail.verbs.runs import RunDisplay, until_interrupted
+
+    console = SteadyConsole(stderr=as_json, highlight=False, soft_wrap=True)
+    display = RunDisplay(console, word, silent=as_json)
+
+    def work() -> "Run | Plan":
+        if resume is not None:
+            more: dict[str, Any] = {name: value for name, value in (("data", data), ("recipe", recipe)) if value}
+            return _resume(resume, config=config, report=report, track=track, progress=display, **settings, **more)
+        if dry_run:
+            return plan(data, recipe=recipe, config=config, out=out, check=check, progress=display, **settings)
+        how: Any = {"recipe": recipe, "config": config, "out": out, "check": check, "report": report, "track": track}
+        return train(data, progress=display, **how, **settings)
+
+    result = until_interrupted(work, display)
+    return result if os.environ.get("RANK", "0") == "0" or not hasattr(result, "lines") else None
 
 
-def _continue(
-    folder: Path, changes: dict[str, Any], ranks: Ranks, *, report: bool, track: bool, progress: bool | Listener
-) -> Run:
-    listener = _listen(progress, ranks)
-    with RunLock() as lock:
-        ranks.from_first(lambda: take_begun(folder, lock))
-        check_shared(folder, ranks)
-        config = refuse_conflicts(read_config(folder), changes)
-        if ended := describe_end(folder, config):
-            leave_ranks()
-            return replace(read_run(folder), ended=ended)
-        setup = reopen(config, folder, ranks, listener)
-        how: Any = {"report": report, "track": track, "progress": progress}
-        return _carry_out(setup, ranks, folder, listener, **how, resume=True)
+_resume = resume  # in `train_command`, that is the folder
+train_command.__doc__ = f"{train_command.__doc__}{(train.__doc__ or '').partition('Args:')[2]}"
 
 
-def _carry_out(
-    setup: Setup,
-    ranks: Ranks,
-    folder: Path,
-    listener: Listener,
-    *,
-    report: bool,
-    track: bool,
-    progress: bool | Listener,
-    resume: bool,
-) -> Run:
-    listener.opened(folder, resume=resume)
-    if track and ranks.is_first:
-        listener = Listeners([listener, TensorBoard(folder)])
-    try:
-        run, predictor = carry_out(setup, ranks, folder, listener, resume=resume)
-        leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
-        if not ranks.is_first:
-            return run
-        if not report:
-            return replace(run, written=_beside(run, []))
-        return write_reports(run, predictor, setup.dataset, progress)
-    except InterruptedRunError:
-        leave_ranks()
-        raise
-    except OSError as error:
-        if "No space left" not in str(error):
-            raise
-        raise ResumableError(f"{reason(error)}; what was saved before is intact: free some space", folder) from error
+@dataclass(frozen=True)
+class Demo:
+    """A run of the demo, with what to try next."""
+
+    run: "Run"
+
+    @property
+    def exit_code(self) -> int:
+        """1: no report could be made."""
+        return self.run.exit_code
+
+    def remarks(self) -> Iterator[str]:
+        """Why there is no report."""
+        return self.run.remarks()
+
+    def lines(self) -> Iterator[RenderableType]:
+        """The results, and what to try next."""
+        yield ""
+        yield from self.run.scores()
+        yield f"\nwrote {', '.join(map(str, self.run.written))}"
+        if self.run.report is not None:
+            shown = "the curves, the mistakes and what the model looks at"
+            yield f"\nopen {self.run.report} in a browser for {shown}"
+        folder = shlex.quote(str(self.run.folder))
+        yield "\ntry this model:"
+        yield f"  vitrail predict {folder} PICTURES"
+        yield f"  vitrail eval {folder} digits --robustness"
+        yield f"  vitrail figures {folder}"
+        yield "\nthen your own pictures, in a folder with one folder per class:"
+        yield from (f"  vitrail {verb} PICTURES" for verb in ("data check", "train"))
+        yield "  vitrail train PICTURES --minutes 30"
 
 
-def _listen(progress: bool | Listener, ranks: Ranks) -> Listener:
-    """The listener of the run: of several ranks, only the first has one."""
-    if isinstance(progress, Listener):
-        return progress if ranks.is_first else Listener()
-    shown = progress and ranks.is_first
-    return Display(SteadyConsole(stderr=True, highlight=False, soft_wrap=True)) if shown else Listener()
+def demo_command(*, out: str | None = None, word: Callable[[str], str] = str) -> "Demo | Interrupted":
+    """What `vitrail demo` does.
 
+    Args:
+        out: The folder to write to [default: runs/demo-N].
+    """
+    from vitrail.verbs.runs import RunDisplay, until_interrupted
 
-def _bars(progress: bool | Listener) -> Progress:
-    return silent if progress is False else progress_bar
-
-
-def _prepare(
-    data: str, changes: dict[str, Any], ranks: Ranks, listener: Listener, *, check: bool, progress: bool | Listener
-) -> tuple[Setup, Measured, CheckRecord | None]:
-    """The data opened and checked, the model built, and what is decided by measuring."""
-    began = time.monotonic()
-    config, dataset = resolve(data, changes, ranks, listener.said, check=check)
-    checked = None
-    if check:
-        checked = ranks.from_first(lambda: _check(dataset, config.data, listener, _bars(progress)))
-    may_shrink = changes.get("image_size") is None
-    return *settle(config, dataset, ranks, listener, began=began, may_shrink=may_shrink), checked
-
-
-def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> CheckRecord | None:
-    """Check the data before hours are spent on them; None if there are too many pictures to check."""
-    total = dataset.num_pictures
-    if total > PREFLIGHT_LIMIT:
-        listener.checked([(item, 1) for item in judge_labels(dataset)], data)
-        listener.said(f"{counted(total, 'picture')} are not checked here; vitrail data check {data} does")
-        return None
-    with bars("checking pictures", total) as advance:
-        report = check_data(dataset, os.cpu_count() or 1, advance)
-    report.refuse_broken()
-    listener.checked([(item, count) for item, count in report.summary() if item.severity != "note"], data)
-    return sum_up(report)
-
-
-def _refuse_out(out: str | Path | None, ranks: Ranks) -> None:
-    """Refuse a folder that cannot be written into, or holds a run already, before there is work to lose."""
-
-    def refuse() -> None:
-        folder = None if out is None else Path(out)
-        _refuse_begun(folder)
-        check_run_folder(folder)
-
-    ranks.from_first(refuse)
-
-
-def _refuse_begun(out: Path | None) -> None:
-    if out is not None:
-        refuse_locked(out)
-    if out is not None and (out / CONFIG).exists():
-        raise ResumableError(f"{out} holds a run already; choose another `out=` for a new one", out)
-
-
-def _make_folder(setup: Setup, out: Path | None, lock: RunLock, name: str, checked: CheckRecord | None) -> Path:
-    """A new, locked run folder with a description of the run and of its data."""
-    _refuse_begun(out)
-    folder = new_run_folder(name, out)
-    begin(setup, folder, lock)
-    if checked is not None:
-        write_record(checked, folder / RECORD)
-    return folder
-
-
-def write_reports(run: Run, predictor: Predictor, dataset: Dataset, progress: bool | Listener = False) -> Run:
-    """The run with its report and the figures beside it; a failure there is reported and does not harm the run."""
-    try:
-        with working("writing the report", speaks=progress is not False):
-            pages = report_on_run(run.folder, dataset, predictor, measurement=run.measurement, progress=_bars(progress))
-    except Exception as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(progress, bool):  # whoever passed a listener looks at the result
-            warnings.warn(f"no report: {problem} (the model is in {run.best})", RuntimeWarning, stacklevel=2)
-        return replace(run, problem=problem, written=_beside(run, []))
-    return replace(run, report=pages[0], written=_beside(run, pages))
-
-
-def _beside(run: Run, pages: list[Path]) -> tuple[Path, ...]:
-    return (*pages[:1], run.best, *pages[1:], *(run.folder / name for name in BESIDE))
+    console = SteadyConsole(highlight=False, soft_wrap=True)
+    display = RunDisplay(console, word)
+    console.print("vitrail demo: a Vision Transformer learns handwritten digits, from scratch, on this machine.\n")
+    return until_interrupted(lambda: Demo(demo(out=out, progress=display)), display)

@@ -12,38 +12,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import WeightsError
 from vitrail.model.config import BlockConfig, Pair, PatchStem, PositionConfig, Stem, ViTConfig
 from vitrail.model.variants import SIZES
-from vitrail.schema import validate
+from vitrail.weights.hints import Hints
 from vitrail.weights.keys import Names, rule_of
 
 Notes = tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hints:
-    """What the user knows about the file: each hint overrides what would be inferred."""
-
-    ema: bool | None = None  # for a torch file with both: the moving average of the weights, or the weights themselves
-    heads: int | None = None  # number of heads
-    image_size: Pair | None = None  # of the source's pictures, where they are not square
-    pooling: Literal["cls", "mean", "map"] | None = None  # instead of what the keys suggest
-    activation: Literal["gelu", "gelu_tanh"] | None = None  # instead of the format's own
-    norm_eps: float | None = None  # of LayerNorm, instead of the format's own
-    attention_scale: float | None = None  # what scores are multiplied by, instead of 1 / √(head size)
-
-    def __post_init__(self) -> None:
-        validate(self)
-        for name in ("heads", "norm_eps", "attention_scale"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise ConfigError(f"{name} must be positive; got {value}.")
-
-    def override(self, block: BlockConfig) -> BlockConfig:
-        """The format's own block with what the user knows better."""
-        given = {name: getattr(self, name) for name in ("activation", "norm_eps", "attention_scale")}
-        return replace(block, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.wording import counted
 
 What = str  # logits, features, or another output of an export
 # What belongs to the library that resizes, not to a file: here the target may differ, and a note says by how much.
@@ -33,6 +34,14 @@ class Agreement:
     @property
     def relative(self) -> float:
         return self.difference / self.scale if self.scale else self.difference
+
+    def describe(self) -> str:
+        """In a line."""
+        return (
+            f"largest difference {self.difference:.2e} in {self.what} up to {self.scale:.3g} ({self.relative:.1e}), "
+            f"same {'top class' if self.what == 'logits' else 'largest feature'} for {self.top1:.0%} of "
+            f"{counted(self.pictures, 'picture')}"
+        )
 
 
 def outputs(checkpoint: Checkpoint, images: Tensor) -> dict[What, Tensor]:

@@ -215,7 +215,7 @@ def open_checkpoint(
     states everything, and keeps the notes. `class_names` are those of its head, in order, or a file with them, for a
     checkpoint that has none or others.
     """
-    located = locate(source, allow_pickle=allow_pickle)
+    located = source if isinstance(source, Located) else locate(source, allow_pickle=allow_pickle)
     names = None if class_names is None else read_class_names(class_names)
     path = located.fetch(allow_pickle)
     checkpoint = read_checkpoint(path, format_name=format_name, hints=hints, allow_pickle=allow_pickle, verify=verify)

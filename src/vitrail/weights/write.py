@@ -5,9 +5,9 @@ The result of a conversion is read back, and its outputs must be the same.
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,33 @@ class Conversion:
     notes: tuple[str, ...]
     assumed: tuple[str, ...]  # the notes that opening the source warned about
     how_to_load: str
+    source: str = ""
+    target: str = ""
+
+    exit_code = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        facts = asdict(self)
+        del facts["source"]
+        return {"target": facts.pop("target"), **facts}
+
+    def lines(self) -> Iterator[str]:
+        """What the command prints."""
+        yield f"{self.source} ({self.source_format}) → {self.target} ({self.target_format})"
+        proofs = {
+            f"{self.source_format}'s own library, on the source": self.source_peer,
+            "read back": self.agreement,
+            "from photograph files to outputs": self.photographs,
+            f"{self.target_format}'s own library": self.peer,
+        }
+        for who, proof in proofs.items():
+            if proof is not None:
+                yield f"{who}: {proof.describe()}"
+        yield from (f"note: {note}" for note in self.notes if note not in self.assumed)  # of which a warning told
+        if self.how_to_load:
+            yield f"load it: {self.how_to_load}"
+        yield f"inspect it: vitrail inspect {self.target}"
 
 
 def convert(

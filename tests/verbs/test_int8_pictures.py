@@ -14,8 +14,8 @@ from vitrail.data.source import ArraySource, Dataset
 from vitrail.errors import DataError, WeightsError
 from vitrail.model import ViT
 from vitrail.runtimes.int8_trials import ByteImages, Goal
-from vitrail.verbs import calibration
-from vitrail.verbs.calibration import is_unlabelled, read_calibration
+from vitrail.verbs import int8_pictures
+from vitrail.verbs.int8_pictures import is_unlabelled, read_calibration
 from vitrail.weights.checkpoint import Checkpoint
 
 CLASSES = ("cat", "dog")
@@ -45,8 +45,8 @@ def greys(pictures: ByteImages) -> set[int]:
 
 
 def test_no_picture_serves_twice(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "RANGES", 10)
-    monkeypatch.setattr(calibration, "HELD_OUT", 16)
+    monkeypatch.setattr(int8_pictures, "RANGES", 10)
+    monkeypatch.setattr(int8_pictures, "HELD_OUT", 16)
     result = read_calibration(make_data(train=40, test=30), checkpoint, "model.safetensors", Goal())
     ranges, choosing, accepting = map(greys, (result.ranges, result.choosing, result.accepting))
     assert (len(ranges), len(choosing), len(accepting)) == (10, 8, 8)

@@ -12,12 +12,11 @@ from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import DataError, WeightsError
 from vitrail.evaluation.measurement import choose
 from vitrail.evaluation.ood import is_unlabelled, open_unlabelled
-from vitrail.prediction import Predictor
 from vitrail.report.assembly import run_of
 from vitrail.rng import Draws, Integers
 from vitrail.runtimes.int8_trials import ByteImages, CalibrationSet, Goal
 from vitrail.threads import map_in_order, num_cores
-from vitrail.verbs.evaluate import open_with_splits
+from vitrail.verbs.scores import open_with_splits
 from vitrail.weights.checkpoint import Checkpoint
 
 RANGES = 300
@@ -28,7 +27,7 @@ Part = tuple[Source, Integers]
 
 
 def read_calibration(
-    calibrate: Dataset | str | Path, checkpoint: Checkpoint, model: Predictor | str | Path, goal: Goal
+    calibrate: Dataset | str | Path, checkpoint: Checkpoint, source: str, goal: Goal
 ) -> CalibrationSet:
     """The pictures, prepared as the checkpoint wants them; those of a run keep the splits of that run."""
     if not checkpoint.config.num_classes:
@@ -37,7 +36,7 @@ def read_calibration(
     if not isinstance(calibrate, Dataset) and is_unlabelled(Path(calibrate)):
         parts = _parts_of_files(Path(calibrate))
     else:
-        run = run_of(model.source if isinstance(model, Predictor) else str(model))
+        run = run_of(source)
         where = calibrate.name if isinstance(calibrate, Dataset) else str(calibrate)
         dataset, _ = open_with_splits(calibrate, where, DataConfig(), run)
         parts = _parts_of(dataset)

@@ -1,0 +1,298 @@
+"""How `vitrail.train`, `resume`, `plan` and `demo` carry out a run, and how the command shows it."""
+
+import os
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from vitrail.data import Dataset
+from vitrail.data.check.findings import RECORD, CheckRecord, check_data, judge_labels, sum_up, write_record
+from vitrail.errors import ResumableError
+from vitrail.files import check_run_folder, new_run_folder
+from vitrail.prediction import Predictor
+from vitrail.progress import Progress, SteadyConsole, progress_bar, silent, working
+from vitrail.ranks import Ranks, join_ranks, leave_ranks
+from vitrail.report.assembly import report_on_run
+from vitrail.training.auto_config import resolve
+from vitrail.training.cost import Measured
+from vitrail.training.display import Display
+from vitrail.training.listener import Listener, Listeners, Plan, TensorBoard, require_tensorboard
+from vitrail.training.plan import describe_plan, settle
+from vitrail.training.run import carry_out, reopen
+from vitrail.training.run_folder import (
+    CONFIG,
+    Run,
+    RunLock,
+    begin,
+    check_shared,
+    describe_end,
+    find_begun,
+    read_config,
+    read_run,
+    refuse_conflicts,
+    refuse_locked,
+    take_begun,
+)
+from vitrail.training.setup import Setup
+from vitrail.training.signals import InterruptedRunError, PromptEnd
+from vitrail.wording import counted, reason
+
+T = TypeVar("T")
+PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
+BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what users open after the report
+
+
+def start(
+    data: str,
+    changes: dict[str, Any],
+    out: str | Path | None,
+    name: str,
+    *,
+    check: bool,
+    report: bool,
+    track: bool,
+    progress: bool | Listener,
+) -> Run:
+    """A new run; or the one that torchrun began with the same arguments before it lost a process."""
+    if track:
+        require_tensorboard()
+    ranks = join_ranks(str(changes.get("device", "auto")))
+    folder = None if out is None else Path(out)
+    if (begun := find_begun(folder, Path("runs"), ranks)) is not None:
+        return _continue(begun, {}, ranks, report=report, track=track, progress=progress)
+    _refuse_out(out, ranks)
+    check_shared(folder or Path("runs"), ranks)
+    listener = _listen(progress, ranks)
+    setup, measured, checked = _prepare(data, changes, ranks, listener, check=check, progress=progress)
+    listener.decided(describe_plan(setup, measured, ranks))
+    with RunLock() as lock:
+        run_folder = ranks.from_first(lambda: _make_folder(setup, folder, lock, name, checked))
+        how: Any = {"report": report, "track": track, "progress": progress}
+        return _carry_out(setup, ranks, run_folder, listener, **how, resume=False)
+
+
+def resume_run(folder: Path, changes: dict[str, Any], *, report: bool, track: bool, progress: bool | Listener) -> Run:
+    """The run in a folder, continued."""
+    if "device" not in changes:
+        unshared = os.environ.get("RANK", "0") != "0" and not (folder / CONFIG).exists()
+        changes["device"] = "auto" if unshared else read_config(folder).machine.device
+    if track:
+        require_tensorboard()
+    ranks = join_ranks(str(changes["device"]))
+    return _continue(folder, changes, ranks, report=report, track=track, progress=progress)
+
+
+def plan_run(
+    data: str, changes: dict[str, Any], out: str | Path | None, *, check: bool, progress: bool | Listener
+) -> Plan:
+    """What a run would do."""
+    ranks = join_ranks(str(changes.get("device", "auto")))
+    _refuse_out(out, ranks)
+    setup, measured, _ = _prepare(data, changes, ranks, _listen(progress, ranks), check=check, progress=progress)
+    leave_ranks()
+    return describe_plan(setup, measured, ranks)
+
+
+def _continue(
+    folder: Path, changes: dict[str, Any], ranks: Ranks, *, report: bool, track: bool, progress: bool | Listener
+) -> Run:
+    listener = _listen(progress, ranks)
+    with RunLock() as lock:
+        ranks.from_first(lambda: take_begun(folder, lock))
+        check_shared(folder, ranks)
+        config = refuse_conflicts(read_config(folder), changes)
+        if ended := describe_end(folder, config):
+            leave_ranks()
+            return replace(read_run(folder), ended=ended)
+        setup = reopen(config, folder, ranks, listener)
+        how: Any = {"report": report, "track": track, "progress": progress}
+        return _carry_out(setup, ranks, folder, listener, **how, resume=True)
+
+
+def _carry_out(
+    setup: Setup,
+    ranks: Ranks,
+    folder: Path,
+    listener: Listener,
+    *,
+    report: bool,
+    track: bool,
+    progress: bool | Listener,
+    resume: bool,
+) -> Run:
+    listener.opened(folder, resume=resume)
+    if track and ranks.is_first:
+        listener = Listeners([listener, TensorBoard(folder)])
+    try:
+        run, predictor = carry_out(setup, ranks, folder, listener, resume=resume)
+        leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
+        if not ranks.is_first:
+            return run
+        if not report:
+            return replace(run, written=_beside(run, []))
+        return write_reports(run, predictor, setup.dataset, progress)
+    except InterruptedRunError:
+        leave_ranks()
+        raise
+    except OSError as error:
+        if "No space left" not in str(error):
+            raise
+        raise ResumableError(f"{reason(error)}; what was saved before is intact: free some space", folder) from error
+
+
+def _listen(progress: bool | Listener, ranks: Ranks) -> Listener:
+    """The listener of the run: of several ranks, only the first has one."""
+    if isinstance(progress, Listener):
+        return progress if ranks.is_first else Listener()
+    shown = progress and ranks.is_first
+    return Display(SteadyConsole(stderr=True, highlight=False, soft_wrap=True)) if shown else Listener()
+
+
+def _bars(progress: bool | Listener) -> Progress:
+    return silent if progress is False else progress_bar
+
+
+def _prepare(
+    data: str, changes: dict[str, Any], ranks: Ranks, listener: Listener, *, check: bool, progress: bool | Listener
+) -> tuple[Setup, Measured, CheckRecord | None]:
+    """The data opened and checked, the model built, and what is decided by measuring."""
+    began = time.monotonic()
+    config, dataset = resolve(data, changes, ranks, listener.said, check=check)
+    checked = None
+    if check:
+        checked = ranks.from_first(lambda: _check(dataset, config.data, listener, _bars(progress)))
+    may_shrink = changes.get("image_size") is None
+    return *settle(config, dataset, ranks, listener, began=began, may_shrink=may_shrink), checked
+
+
+def _check(dataset: Dataset, data: str, listener: Listener, bars: Progress) -> CheckRecord | None:
+    """Check the data before hours are spent on them; None if there are too many pictures to check."""
+    total = dataset.num_pictures
+    if total > PREFLIGHT_LIMIT:
+        listener.checked([(item, 1) for item in judge_labels(dataset)], data)
+        listener.said(f"{counted(total, 'picture')} are not checked here; vitrail data check {data} does")
+        return None
+    with bars("checking pictures", total) as advance:
+        report = check_data(dataset, os.cpu_count() or 1, advance)
+    report.refuse_broken()
+    listener.checked([(item, count) for item, count in report.summary() if item.severity != "note"], data)
+    return sum_up(report)
+
+
+def _refuse_out(out: str | Path | None, ranks: Ranks) -> None:
+    """Refuse a folder that cannot be written into, or holds a run already, before there is work to lose."""
+
+    def refuse() -> None:
+        folder = None if out is None else Path(out)
+        _refuse_begun(folder)
+        check_run_folder(folder)
+
+    ranks.from_first(refuse)
+
+
+def _refuse_begun(out: Path | None) -> None:
+    if out is not None:
+        refuse_locked(out)
+    if out is not None and (out / CONFIG).exists():
+        raise ResumableError(f"{out} holds a run already; choose another `out=` for a new one", out)
+
+
+def _make_folder(setup: Setup, out: Path | None, lock: RunLock, name: str, checked: CheckRecord | None) -> Path:
+    """A new, locked run folder with a description of the run and of its data."""
+    _refuse_begun(out)
+    folder = new_run_folder(name, out)
+    begin(setup, folder, lock)
+    if checked is not None:
+        write_record(checked, folder / RECORD)
+    return folder
+
+
+def write_reports(run: Run, predictor: Predictor, dataset: Dataset, progress: bool | Listener = False) -> Run:
+    """The run with its report and the figures beside it; a failure there is reported and does not harm the run."""
+    try:
+        with working("writing the report", speaks=progress is not False):
+            pages = report_on_run(run.folder, dataset, predictor, measurement=run.measurement, progress=_bars(progress))
+    except Exception as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(progress, bool):  # whoever passed a listener looks at the result
+            warnings.warn(f"no report: {problem} (the model is in {run.best})", RuntimeWarning, stacklevel=2)
+        return replace(run, problem=problem, written=_beside(run, []))
+    return replace(run, report=pages[0], written=_beside(run, pages))
+
+
+def _beside(run: Run, pages: list[Path]) -> tuple[Path, ...]:
+    return (*pages[:1], run.best, *pages[1:], *(run.folder / name for name in BESIDE))
+
+
+class Interrupted:
+    """What is left of a run that a signal has ended: its exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+    def show_rows(self) -> None:
+        """There is nothing to add to what was printed."""
+
+
+class RunDisplay(Display):
+    """A display that knows the run's folder, and words texts as the command does."""
+
+    def __init__(self, console: Console, word: Callable[[str], str], *, silent: bool = False) -> None:
+        super().__init__(console, silent=silent)
+        self._word = word
+        self.folder: Path | None = None
+        self.planning: PromptEnd | None = None
+
+    def opened(self, folder: Path, *, resume: bool) -> None:
+        super().opened(folder, resume=resume)
+        self.folder = folder
+        self.end_planning()
+
+    def end_planning(self) -> None:
+        """From now on there is something to save when a signal comes, or nothing left to do."""
+        if self.planning is not None:
+            self.planning.cancel()
+
+    def word(self, text: str) -> str:
+        return self._word(text)
+
+    def print_resume_command(self) -> None:
+        """Print the command that continues the run, if it has begun."""
+        if self.folder is not None:
+            with suppress(OSError):  # after SIGHUP, there is no terminal to print to
+                self.console.print(f"\nsaved; continue with: [bold]{_resume_command(self.folder)}[/]")
+
+
+def until_interrupted(work: Callable[[], T], display: RunDisplay) -> T | Interrupted:
+    """The result of some work on a run; if it is interrupted, the command that continues it is printed.
+
+    Until the run has begun, a signal ends a single process at once; torchrun ends its own.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        display.planning = PromptEnd()
+    try:
+        return work()
+    except InterruptedRunError as stop:
+        display.print_resume_command()
+        return Interrupted(stop.exit_code)
+    except ResumableError as error:
+        error.how = _resume_command(error.folder)
+        raise
+    except (KeyboardInterrupt, SystemExit):  # before the first step or after the last, outside of the loop
+        display.print_resume_command()
+        raise
+    finally:
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):
+            display.end_planning()
+
+
+def _resume_command(folder: Path) -> str:
+    return f"vitrail train --resume {shlex.quote(str(folder))}"
