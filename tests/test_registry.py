@@ -69,7 +69,7 @@ def test_a_toy_runtime_is_exported_to_loaded_chosen_and_measured(
 def test_the_command_offers_it_without_torch() -> None:
     code = (
         f"import sys, {TOY}; from vitrail.cli.main import main\n"
-        "for verb in ('serve',):\n"
+        "for verb in ('predict', 'export', 'benchmark', 'serve'):\n"
         "    try: main([verb, '--help'])\n"
         "    except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
@@ -77,7 +77,7 @@ def test_the_command_offers_it_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stderr
     helps = re.split(r"(?m)^Usage:", done.stdout)[1:]
-    assert len(helps) == 1
+    assert len(helps) == 4
     assert all("toy" in text for text in helps), [text[:40] for text in helps if "toy" not in text]
 
 

@@ -35,8 +35,7 @@ class VitrailError(Exception):
 
     @property
     def message(self) -> str:
-        """The text with its arguments marked, `weights=`, so that whoever shows it can spell them as its "
-        "reader does."""
+        """The text with its arguments marked, `weights=`: whoever shows it spells them as its reader does."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:

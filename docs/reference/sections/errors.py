@@ -30,12 +30,15 @@ def exceptions() -> str:
     return "\n".join(["```text", *(f"{name:{width}}{text}".rstrip() for name, text in lines), "```"])
 
 
-def _tree(root: type[Exception], ours: list[type[Exception]]) -> Iterator[tuple[str, str]]:
+def _tree(root: type[Exception], ours: list[type[Exception]], indent: str = "") -> Iterator[tuple[str, str]]:
+    """A class and all below it; `indent` stands before the lines of its children."""
+    if not indent:
+        yield f"{root.__name__} ({root.__bases__[0].__name__})", _about(root)
     children = sorted((kind for kind in ours if kind.__bases__[0] is root), key=_line)
-    base = f" ({root.__bases__[0].__name__})"
-    yield f"{root.__name__}{base}", _about(root)
     for child in children:
-        yield f"{'└──' if child is children[-1] else '├──'} {child.__name__}", _about(child)
+        last = child is children[-1]
+        yield f"{indent}{'└──' if last else '├──'} {child.__name__}", _about(child)
+        yield from _tree(child, ours, f"{indent}{' ' if last else '│'}   ")
 
 
 def _about(kind: type[Exception]) -> str:

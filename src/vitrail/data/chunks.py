@@ -67,6 +67,15 @@ class Chunk:
         return len(self.indices)
 
 
+def read_samples(
+    source: Source, spec: Preprocess, samples: Integers, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Chunk]:
+    """The samples that can be read as the model sees them (B, C, H, W), or as bytes before they are normalised."""
+    images = torch.empty(len(samples), spec.channels, *spec.size, dtype=dtype)
+    chunk = ChunkMaker(source, spec, None, 0).make(samples, Draws(0, 0, samples), images, substitute=False)
+    return images[: chunk.num_images], chunk
+
+
 class ChunkMaker:
     """Makes chunks of one source. It has no mutable state, so several threads may use it."""
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.data.chunks import ChunkMaker
+from vitrail.data.chunks import read_samples
 from vitrail.data.pixels import Picture
 from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import ConfigError, DataError, suggest
@@ -22,7 +22,7 @@ from vitrail.prediction import Predictor
 from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
 from vitrail.ranks import current_ranks
-from vitrail.rng import Draws, Integers, permutation
+from vitrail.rng import Integers, permutation
 from vitrail.threads import map_in_order
 from vitrail.weights.trust import Trust, is_familiar
 
@@ -282,13 +282,9 @@ def run(
     """
     share = current_ranks()
     size = predictor.runtime.batch_size
-    maker = ChunkMaker(source, predictor.preprocess, None, 0)
 
     def work(number: int) -> _Part:
-        chosen = samples[number * size : (number + 1) * size]
-        images = torch.empty(len(chosen), maker.spec.channels, *maker.spec.size)
-        chunk = maker.make(chosen, Draws(0, 0, chosen), images, substitute=False)
-        images = images[: chunk.num_images]
+        images, chunk = read_samples(source, predictor.preprocess, samples[number * size : (number + 1) * size])
         if change is not None and len(images):
             images = change(images, chunk.indices)
         numbers = compute(images.numpy()) if len(images) else np.zeros((0, 0), dtype=np.float32)

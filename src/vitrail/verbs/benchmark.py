@@ -11,6 +11,7 @@ from vitrail.errors import ConfigError
 from vitrail.files import check_run_folder
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress
+from vitrail.registry import RuntimeName
 from vitrail.threads import num_cores
 from vitrail.verbs.call import resolve_model
 from vitrail.verbs.settings import renamed
@@ -47,7 +48,7 @@ class BenchmarkPlan:
 def benchmark(
     model: Predictor | str | Path,
     *,
-    runtimes: Sequence[str] | None = None,
+    runtimes: Sequence[RuntimeName] | None = None,
     precision: Sequence[str] | None = None,
     merge: Sequence[int] = (0,),
     exports: Sequence[str | Path] = (),
@@ -72,7 +73,7 @@ def benchmark(
     Args:
         model: A checkpoint: a file, a run folder, hf://owner/name, google://NAME or a bundled name; or an export. In
             Python, also a loaded model.
-        runtimes: Of torch,onnx,openvino [default: all that are installed].
+        runtimes: The runtimes to measure [default: all that are installed].
         precision: Of float32,bf16 [default: float32, and bf16 where the processor computes in it].
         merge: How many patches each block merges; several numbers give a curve.
         exports: What `vitrail export` has made of the same weights, such as an int8 model, to run beside them.

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from vitrail.data.chunks import ChunkMaker
+from vitrail.data.chunks import Chunk, read_samples
 from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import DataError, WeightsError
 from vitrail.evaluation.measurement import choose
 from vitrail.evaluation.ood import is_unlabelled, open_unlabelled
 from vitrail.report.assembly import run_of
-from vitrail.rng import Draws, Integers
+from vitrail.rng import Integers
 from vitrail.runtimes.int8_trials import ByteImages, CalibrationSet, Goal
 from vitrail.threads import map_in_order, num_cores
 from vitrail.verbs.scores import open_with_splits
@@ -93,22 +94,13 @@ def _halves(source: Source, samples: Integers) -> Iterator[Part]:
 def _prepare(part: Part, checkpoint: Checkpoint, places: list[int] | None) -> ByteImages:
     """Decode and resize on all cores; what cannot be read is left out, if it is little."""
     source, samples = part
-    maker = ChunkMaker(source, checkpoint.preprocess, None, 0)
-    pixels = torch.empty(len(samples), checkpoint.preprocess.channels, *checkpoint.preprocess.size, dtype=torch.uint8)
+    spec = checkpoint.preprocess
 
-    def work(start: int) -> tuple[int, Integers, dict[str, str]]:
-        chosen = samples[start : start + CHUNK]
-        chunk = maker.make(chosen, Draws(0, 0, chosen), pixels[start : start + CHUNK], substitute=False)
-        return start, chunk.indices, chunk.broken
+    def work(start: int) -> tuple[Tensor, Chunk]:
+        return read_samples(source, spec, samples[start : start + CHUNK], torch.uint8)
 
-    kept: list[Integers] = []
-    rows: list[Integers] = []
-    broken: dict[str, str] = {}
-    for start, indices, wrong in map_in_order(work, range(0, len(samples), CHUNK), num_cores()):
-        kept.append(indices)
-        rows.append(np.arange(start, start + len(indices)))
-        broken |= wrong
-    refuse_broken(broken, len(samples))
-    labels = source.labels[np.concatenate(kept)]
+    parts = list(map_in_order(work, range(0, len(samples), CHUNK), num_cores()))
+    refuse_broken({name: why for _, chunk in parts for name, why in chunk.broken.items()}, len(samples))
+    labels = source.labels[np.concatenate([chunk.indices for _, chunk in parts])]
     targets = None if places is None else np.asarray(places, dtype=np.int64)[labels]
-    return ByteImages(pixels=pixels.numpy()[np.concatenate(rows)], spec=checkpoint.preprocess, targets=targets)
+    return ByteImages(pixels=torch.cat([pixels for pixels, _ in parts]).numpy(), spec=spec, targets=targets)
