@@ -12,7 +12,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -116,7 +116,7 @@ def run(function: Callable[..., Any], name: str, verb: Verb, values: dict[str, A
     if "progress" in arguments:
         values["progress"] = True
     known = {flag for argument, each in _arguments(function, verb).items() for flag in _names(argument, each)}
-    how = {"as_json": as_json, "word": lambda text: as_flags(text, known)}
+    how: dict[str, Any] = {"as_json": as_json, "word": partial(as_flags, flags=known)}
     values |= {argument: value for argument, value in how.items() if argument in arguments}
     return show(function(**values, **settings), **how)
 

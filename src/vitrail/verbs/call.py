@@ -16,7 +16,7 @@ from vitrail.files import check_run_folder, new_run_folder
 from vitrail.machine import check_device, pick_device
 from vitrail.progress import say_line, working
 from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice
-from vitrail.runtimes.runtime import check_wanted, is_converted
+from vitrail.runtimes.runtime import check_wanted
 from vitrail.weights.resolve import DEFAULT_MODEL, Located, is_run, is_run_or_weights, locate, names_model
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class ModelArgument:
         how: dict[str, Any] = {"class_names": self.class_names, "merge": request.merge, "device": self.device}
         if self.place.suffix in EXPORTS:
             how |= {"runtime": request.runtime, "precision": request.precision}
-        elif is_converted(request.runtime):
+        elif request.runtime not in ("auto", "torch"):  # which run on the processor
             how["device"] = "cpu"
         with working(f"loading {self.source}", speaks=speaks):
             return load(self.place, preprocess=request.preprocess, **how)

@@ -250,5 +250,6 @@ def summary(
     changes = {name: value for name, value in asked.items() if value is not None}
     if isinstance(model, str | Path):
         return replace(summarize(open_config(str(model), changes)), name=str(model))
-    config = model if isinstance(model, ViTConfig) else getattr(model, "model", model).config
+    vit: Any = getattr(model, "model", model)  # of a loaded one
+    config: ViTConfig = vit if isinstance(vit, ViTConfig) else vit.config
     return summarize(replace(config, **changes))

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +98,8 @@ class _Rows(ABC):
             write = TerminalTable(self.columns).write
             if self.form != "table":
                 write = text_writer(self.form, sys.stdout, self.columns, raw=self.raw)
-            bar: Progress = lambda what: progress_bar(what, speaks=not sys.stdout.isatty())  # noqa: E731 - rows show it
-            self._write(self.stream(), write, bar)
+            shown = sys.stdout.isatty()  # the rows themselves show progress, and a bar would get in the way
+            self._write(self.stream(), write, partial(progress_bar, speaks=not shown))
         text = f"{counted(self.count, 'picture')} in {self.seconds:.1f} s, {self.count / self.seconds:,.0f} per second"
         text += f"; {self.unfamiliar:,} {UNFAMILIAR}" if self.unfamiliar else ""
         text += f"; {self.broken:,} could not be read" if self.broken else ""
