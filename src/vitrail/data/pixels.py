@@ -9,10 +9,10 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar, Union
+from typing import IO, TYPE_CHECKING, Any, TypeVar, Union, cast
 
 import numpy as np
 from PIL import Image
@@ -320,3 +320,12 @@ def normalize_array(images: Array, spec: Preprocess, out: Floats) -> None:
 def is_tensor(value: object) -> bool:
     """Whether a value is torch's, without loading torch for the question."""
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "is_floating_point")
+
+
+def is_one(pictures: object) -> bool:
+    """Whether an argument is one picture, rather than several."""
+    if isinstance(pictures, np.ndarray) or is_tensor(pictures):
+        return cast("Any", pictures).ndim < 4
+    if not isinstance(pictures, str | Path | bytes | Image.Image | Iterable):
+        raise InputError(f"a picture is a path, bytes, a PIL picture, an array or a tensor; got {pictures!r}.")
+    return isinstance(pictures, str | Path | bytes | Image.Image)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack, cast, overload
 
 import numpy as np
 
-from vitrail.data.pixels import Picture, prepare_named
+from vitrail.data.pixels import Picture, is_one, prepare_named
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.prediction.results import (
@@ -21,7 +21,6 @@ from vitrail.prediction.results import (
     Request,
     answer,
     familiarity_of,
-    is_one,
     name_pictures,
     numbers_of,
 )

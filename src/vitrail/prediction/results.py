@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict, cast, overload
+from typing import Any, TypedDict, overload
 
 import numpy as np
-from PIL import Image
 
-from vitrail.data.pixels import Picture, is_tensor
-from vitrail.errors import ConfigError, InputError
+from vitrail.data.pixels import Picture
+from vitrail.errors import ConfigError
 from vitrail.runtimes.runtime import Runtime
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.trust import Familiarity, is_familiar, probabilities
@@ -239,12 +238,3 @@ def name_pictures(pictures: Iterable[Picture]) -> Iterator[Named]:
     """Paths are their own names; other pictures are numbered."""
     for index, picture in enumerate(pictures):
         yield str(picture) if isinstance(picture, str | Path) else f"picture {index}", picture
-
-
-def is_one(pictures: object) -> bool:
-    """Whether an argument is one picture, rather than several."""
-    if isinstance(pictures, np.ndarray) or is_tensor(pictures):
-        return cast("Floats", pictures).ndim < 4
-    if not isinstance(pictures, str | Path | bytes | Image.Image | Iterable):
-        raise InputError(f"a picture is a path, bytes, a PIL picture, an array or a tensor; got {pictures!r}.")
-    return isinstance(pictures, str | Path | bytes | Image.Image)

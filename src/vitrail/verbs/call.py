@@ -207,8 +207,8 @@ class PictureArgument:
 
 def resolve_pictures(pictures: Pictures | None, list_file: str | Path | None = None) -> PictureArgument:
     """The pictures of a call; in a sequence, a name that stands for nothing is an error. A list may name such."""
+    from vitrail.data.pixels import is_one
     from vitrail.prediction.inputs import check_pictures
-    from vitrail.prediction.results import is_one
 
     alone = pictures is not None and is_one(pictures)
     file = None if list_file is None else str(list_file)

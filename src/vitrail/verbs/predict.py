@@ -226,8 +226,8 @@ def predict(
     if resume and file is None:
         raise ConfigError("continues a file of predictions; name it with `out=`.", field="resume")
     request = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
-    found = resolve_pictures(pictures, list_file)
     source = resolve_model(model, device=device, class_names=class_names, request=request)
+    found = resolve_pictures(pictures, list_file)
     predictor = source.open(speaks=progress)
     if found.is_single and file is None:
         ((name, picture),) = found.gather().items()
