@@ -41,7 +41,7 @@ def test_the_flags_of_a_verb() -> None:
 
 
 # The commands that a report tells its reader to type, and the table of the command's verbs.
-COMMANDS = (Path("report") / "commands.py", Path("verbs") / "__init__.py")
+COMMANDS = (Path("report") / "command_lines.py", Path("verbs") / "__init__.py")
 FLAG = re.compile(r"(?:^|\s)--[a-z-]+\b(?![-\w])")
 
 
