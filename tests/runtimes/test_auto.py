@@ -356,7 +356,7 @@ def test_exports_and_loaded_models_stay_where_they_are(
     with pytest.raises(ConfigError, match="runtime= must be one of auto, torch, onnx, openvino; got 'tensorrt'"):
         vitrail.load("cifar10", runtime="tensorrt")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="runtime= cannot change a loaded model"):
-        vitrail.embed(predictor, "x.jpg", runtime="openvino")
+        vitrail.embed(predictor, np.zeros((8, 8, 3), dtype=np.uint8), runtime="openvino")
     with pytest.raises(ConfigError, match="load it with precision"):
         predictor.on("torch", "bf16").on("onnx")
 

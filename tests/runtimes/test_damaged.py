@@ -227,12 +227,12 @@ def test_a_foreign_graph_from_the_command(tmp_path: Path, capsys: pytest.Capture
     assert main(["predict", str(path), str(photo)]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "Pass --preprocess (google, timm," in error
-    assert "the class names with --classes" in error
-    command = ["predict", str(path), str(photo), "--preprocess", "hf", "--classes", str(names), "--format", "jsonl"]
+    assert "the class names with --class-names" in error
+    command = ["predict", str(path), str(photo), "--preprocess", "hf", "--class-names", str(names), "--format", "jsonl"]
     assert main(command) == 0
     expected = vitrail.load(path, preprocess="hf", class_names=names).predict(photo, top_k=3)
     assert json.loads(capsys.readouterr().out)["labels"] == list(expected.labels)
-    assert vitrail.predict(path, photo, preprocess="hf", classes=names) == replace(expected, picture=str(photo))
+    assert vitrail.predict(path, photo, preprocess="hf", class_names=names) == replace(expected, picture=str(photo))
     assert main([*command[:3], "--preprocess", "himm"]) == 2
     assert "unknown preprocessing 'himm'" in capsys.readouterr().err
 
