@@ -191,16 +191,23 @@ def flag_type(annotation: Any) -> tuple[Any, dict[str, Any]]:
             if _is_union(item):
                 return tuple[Path, ...], {"consume_multiple": True}
             listed = tuple[item, ...]
-            return listed, {"converter": split_list, "n_tokens": 1, "accepts_keys": False}
+            return listed, list_options(item)
     if {str, Path} & set(kinds) or any(
         not isinstance(kind, type) and get_origin(kind) is not Literal for kind in kinds
     ):
-        return str, {}
-    return Union[tuple(kinds)], {}  # noqa: UP007 - of a tuple
+        return str, {"metavar": "PATH"} if Path in kinds and set(kinds) <= {str, Path, bool} else {}
+    choices = len(kinds) > 1 and all(get_origin(kind) is Literal for kind in kinds)
+    return Union[tuple(kinds)], {"metavar": "CHOICE"} if choices else {}  # noqa: UP007 - of a tuple
 
 
 def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) in UNIONS
+
+
+def list_options(item: Any) -> dict[str, Any]:
+    """The options of a flag for a list, which is typed as one word."""
+    name = "CHOICE" if get_origin(item) is Literal else str(getattr(item, "__name__", "text")).upper()
+    return {"converter": split_list, "n_tokens": 1, "accepts_keys": False, "metavar": f"{name},…"}
 
 
 def split_list(kind: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
@@ -278,7 +285,7 @@ def _field_type(hint: Any) -> tuple[Any, dict[str, Any]]:
     if hint == tuple[int, int] | None:
         return str | None, {}
     if get_origin(hint) is tuple:
-        return hint | None, {"converter": split_list, "n_tokens": 1, "accepts_keys": False}
+        return hint | None, list_options(get_args(hint)[0])
     return (hint, {"negative": ()}) if dataclasses.is_dataclass(hint) else (hint | None, {})
 
 
