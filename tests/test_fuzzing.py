@@ -1,12 +1,16 @@
 """The fuzzer's own tests: what it must notice, and that a case can be tried again."""
 
+import itertools
+import os
 import random
+import time
 from collections.abc import Callable
 
 import pytest
 
 import fuzzing
 from fuzzing import attack, damaged, mutate, twist
+from processes import run
 from vitrail.errors import DataError
 
 FILE = b'{"version": 1, "names": ["a", "b"], "size": 32}'
@@ -41,21 +45,37 @@ def test_files_are_read_or_refused() -> None:
     assert attack(refuse, damaged([FILE]), 10) == {"refused": 10}
 
 
+def work(_: bytes) -> None:
+    ends = time.process_time() + 0.1
+    while time.process_time() < ends:
+        pass
+
+
 @pytest.mark.parametrize(
     ("read", "told"),
-    [(fail, "KeyError: 'names'"), (talk, "DataError: xxx"), (hoard, "MemoryError"), (hang, "s of the processor")],
+    [(fail, "KeyError: 'names'"), (talk, "DataError: xxx"), (hoard, "MemoryError"), (work, "s of the processor")],
 )
 def test_anything_else_is_a_failure(read: Callable[[bytes], None], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzing, "CPU_SECONDS", 0.05)
-    warmed_up: list[int] = []
-
-    def read_later(data: bytes) -> None:
-        warmed_up.append(1)
-        if len(warmed_up) > 2:
-            read(data)
-
     with pytest.raises(AssertionError, match=f"case {fuzzing.SEED}:0: .*{told}"):
-        attack(read_later, damaged([FILE]), 3)
+        attack(after_warming_up(read), damaged([FILE]), 3)
+
+
+def after_warming_up(read: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    calls = itertools.count()
+    return lambda data: read(data) if next(calls) >= 2 else None
+
+
+def hang_and_be_noticed() -> None:
+    fuzzing.SECONDS = 0.1
+    try:
+        attack(after_warming_up(hang), damaged([FILE]), 3)
+    except AssertionError as error:
+        os._exit(7 if "took more than 0.1 s" in str(error) else 1)
+
+
+def test_a_hang_is_interrupted() -> None:
+    assert run(hang_and_be_noticed) == 7
 
 
 def test_a_case_is_the_same_each_time_and_damaged() -> None:

@@ -64,6 +64,7 @@ def _describe_unknown(typed: str, command: str, known: Sequence[str]) -> str:
 # Arguments whose flag has another name in some verbs.
 RENAMED = {argument: flag for verb in VERBS.values() for argument, flag in verb.flags.items()}
 OLD_FLAGS = {"--classes": "--class-names", "--where": "--data"}  # which go on working
+ALIASES = {"--class-names": "--classes"}  # of train, whose config.yaml has that name
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)")
 
 
@@ -83,6 +84,7 @@ def renew(app: App, tokens: Sequence[str]) -> tuple[list[str], list[str]]:
         if flag not in by_name and OLD_FLAGS.get(flag) in by_name:
             notes.append(f"{flag} is called {OLD_FLAGS[flag]} now")
             flag = OLD_FLAGS[flag]
+        flag = flag if flag in by_name else ALIASES.get(flag, flag)
         positive = flag.replace("--no-", "--", 1)
         if flag not in by_name and positive != flag and positive in by_name and by_name[positive].hint is bool:
             notes.append(f"{flag} is the default; omit it")

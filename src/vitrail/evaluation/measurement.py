@@ -228,7 +228,7 @@ def align_classes(predictor: Predictor, classes: Sequence[str], *, by_position: 
         first = ", ".join(order_by_position(classes)[:3])
         raise DataError(
             f"the checkpoint has no class names, so it is unknown which of its {width} outputs is which; name them "
-            f"with `classes=`, or pass `by_position=True` if they are in the data's order ({first}, …)."
+            f"with `class_names=`, or pass `by_position=True` if they are in the data's order ({first}, …)."
         )
     if by_position:
         raise ConfigError(

@@ -221,6 +221,7 @@ def read_changes(
     verb: str, recipe: str | None, config: str | Path | TrainConfig | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """All requested settings by name; a name or value that can never be right is an error, before any data are read."""
+    settings = {"classes" if name == "class_names" else name: value for name, value in settings.items()}
     known = [*field_homes(), *(("data", "recipe") if verb == "resume" else ())]
     for name in settings:
         if name not in known:

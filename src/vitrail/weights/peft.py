@@ -185,9 +185,7 @@ def _with_head(checkpoint: Checkpoint, theirs: dict[str, Tensor], path: Path) ->
         lost = checkpoint.classes is not None
         checkpoint = adapt(adapt(checkpoint, num_classes=0, drop_representation=True), num_classes=len(weight))
         tensors = {**checkpoint.tensors, "head.weight": weight, "head.bias": bias}
-        remark = (
-            "the adapter has its own head, so the class names of the base were dropped; `classes=` names the new ones"
-        )
+        remark = "the adapter has its own head: class names of the base were dropped; `class_names=` names the new ones"
         remarks = (*checkpoint.remarks, remark) if lost else checkpoint.remarks
         checkpoint = replace(checkpoint, tensors=tensors, remarks=remarks)
     if theirs:
