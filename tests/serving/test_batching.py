@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from vitrail.serving.batching import Batcher, Item
+from vitrail.serving.batching import Batcher, Item, Slots
 from vitrail.serving.exchange import Problem
 
 
@@ -40,7 +40,7 @@ def items(count: int, start: int = 0, pixels: int = 0, client: str = "") -> list
 def test_what_waits_is_divided_among_free_cores() -> None:
     async def work() -> None:
         batcher, cores = Batcher(100), Cores()
-        batcher.worker = cores
+        batcher.worker = cast("Slots", cores)
         batcher.submit("logits", items(1))  # nobody waits while a core is idle
         assert cores.sizes() == [1]
         batcher.submit("logits", items(11, 1))
@@ -82,7 +82,7 @@ def test_a_client_that_leaves_takes_its_pictures_along() -> None:
         batcher.withdraw("logits", gone)
         assert batcher.waiting == 2
         assert all(item.future.cancelled() for item in gone)
-        batcher.worker = cores
+        batcher.worker = cast("Slots", cores)
         batcher.pump()
         assert cores.batches == [("logits", [3, 4])]
 
@@ -95,7 +95,7 @@ def test_kinds_are_not_mixed_and_explanations_leave_a_core() -> None:
         batcher.submit("explain", items(5))
         batcher.submit("logits", items(1, 10))
         batcher.submit("features", items(1, 11))
-        batcher.worker = cores
+        batcher.worker = cast("Slots", cores)
         batcher.pump()
         assert cores.batches == [("explain", [0]), ("explain", [1]), ("logits", [10])]
 
@@ -105,7 +105,7 @@ def test_kinds_are_not_mixed_and_explanations_leave_a_core() -> None:
 def test_small_pictures_pass_large_ones_by() -> None:
     async def work() -> None:
         batcher, cores = Batcher(100), Cores(threads=1)
-        batcher.worker = cores
+        batcher.worker = cast("Slots", cores)
         batcher.submit("logits", [*items(3, 0, 49_000_000), *items(1, 3, 1000)])
         batcher.submit("explain", items(1, 4, 49_000_000))
         batcher.submit("features", items(2, 5, 1000))
@@ -125,7 +125,7 @@ def test_as_many_large_pictures_at_once_as_their_pixels_allow() -> None:
     async def work() -> None:
         for pixels, at_once in ((12_000_000, 4), (49_000_000, 1), (80_000_000, 1)):
             batcher, cores = Batcher(100), Cores(threads=8)
-            batcher.worker = cores
+            batcher.worker = cast("Slots", cores)
             batcher.submit("logits", items(8, 0, pixels))
             assert cores.sizes() == [1] * at_once
 
@@ -137,7 +137,7 @@ def test_clients_take_turns_by_pixels() -> None:
         batcher, cores = Batcher(100), Cores(threads=1)
         batcher.submit("logits", items(5, 0, 40_000_000, "greedy"))
         batcher.submit("logits", items(3, 10, 12_000_000, "modest"))
-        batcher.worker = cores
+        batcher.worker = cast("Slots", cores)
         for _ in range(4):
             cores.spare, cores.decoding = 1, 0
             batcher.pump()
@@ -153,7 +153,7 @@ def test_clients_take_turns_by_pixels() -> None:
 def test_waiting_for_company_ends_when_the_batch_is_full_or_the_time_is_up() -> None:
     async def work() -> None:
         batcher, cores = Batcher(50), Cores(threads=2, max_batch=2, max_wait=0.02)
-        batcher.worker = cores
+        batcher.worker = cast("Slots", cores)
         batcher.submit("logits", items(1))
         assert cores.batches == []
         batcher.submit("logits", items(2, 1))
@@ -168,7 +168,7 @@ def test_a_measured_wait_is_for_pictures_that_come_in_company() -> None:
     async def work() -> None:
         batcher, cores = Batcher(50), Cores(threads=2, max_batch=4, max_wait=10.0)
         cores.always_waits = False
-        batcher.worker = cores
+        batcher.worker = cast("Slots", cores)
         batcher.submit("logits", items(1))
         assert cores.sizes() == [1]  # nobody else is in sight
         batcher.submit("logits", items(1, 1))

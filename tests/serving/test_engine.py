@@ -243,6 +243,7 @@ def test_large_webp_pictures_are_decoded_elsewhere(monkeypatch: pytest.MonkeyPat
     broken, whole = engine.run(frame).facts["items"]
     assert broken["error"]["code"] == "unreadable_picture"
     assert broken["error"]["message"].startswith("picture 0: damaged or truncated (")
+    assert engine.decoder.process is not None
     engine.decoder.process.kill()  # as a picture could that takes up all memory
     frame = Frame({"id": 4, "kind": "logits", "items": items[1:]}, blobs[1:])
     (lost,), (again,) = (engine.run(frame).facts["items"] for _ in range(2))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_features_that_are_kept_are_not_computed_again(
     folder.mkdir()
     trainer = Trainer(setup, Ranks(), folder)
     trainer.run()
-    features = {"train": trainer.loader.stored, "val": trainer.val_loader.stored}
+    features = {"train": cast("Any", trainer.loader).stored, "val": cast("Any", trainer.val_loader).stored}
     best = vitrail.load(folder)
     expected = fit_trust(best, setup.dataset)[0]
     with monkeypatch.context() as patch:
