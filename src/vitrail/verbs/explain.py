@@ -54,8 +54,8 @@ def explain(
         out: The folder to write to [default: runs/explain-N]. In Python, nothing is written by default.
     """
     check_out(out)
-    source = resolve_model(model, device=device)
     found = resolve_pictures(pictures)
+    source = resolve_model(model, device=device)
     gathered = found.gather()
     from vitrail.explanation import METHODS
     from vitrail.explanation.heatmap import Explained, Explanations, unique_stems
@@ -239,8 +239,8 @@ def figures(
         out: The folder to write to [default: runs/figures-N].
     """
     check_out(out)
-    source = resolve_model(model, device=device)
     found = None if pictures is None else resolve_pictures(pictures)
+    source = resolve_model(model, device=device)
     gathered = None if found is None else found.gather()
     from vitrail.verbs.figures import look
 

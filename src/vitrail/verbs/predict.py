@@ -195,7 +195,7 @@ def predict(
         pictures: [MODEL] PICTURES…: the first argument is the model if it is a .safetensors, .npz or .onnx file, a run
             folder, a folder with an OpenVINO export, hf://owner/name, google://NAME or cifar10; otherwise the bundled
             cifar10 is used. A picture is a file, a folder with everything below it, a quoted pattern such as
-            'photos/**/*.jpg', or - for one picture on standard input. In Python, also bytes, PIL pictures, arrays and
+            `'photos/**/*.jpg'`, or - for one picture on standard input. In Python, also bytes, PIL pictures, arrays and
             tensors.
         list_file: A file with one path per line; - for standard input.
         class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
@@ -226,8 +226,8 @@ def predict(
     if resume and file is None:
         raise ConfigError("continues a file of predictions; name it with `out=`.", field="resume")
     request = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
-    source = resolve_model(model, device=device, class_names=class_names, request=request)
     found = resolve_pictures(pictures, list_file)
+    source = resolve_model(model, device=device, class_names=class_names, request=request)
     predictor = source.open(speaks=progress)
     if found.is_single and file is None:
         ((name, picture),) = found.gather().items()
