@@ -13,10 +13,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import torch
-
-from benchmarks.model import SETTINGS, forward_of, training_of
-from benchmarks.processes import Child, serve_turns
+from benchmarks.model import SETTINGS
+from benchmarks.processes import Child
 from benchmarks.serving import Server, ask, end_all, make_subject, start_ours
 from benchmarks.timing import best_seconds, print_machine, ratio_table
 
@@ -34,7 +32,7 @@ def compare_models(checkouts: Mapping[str, Path], rounds: int, seconds: float) -
     """Forward passes and training steps."""
     rows: dict[str, dict[str, float]] = {}
     children = {
-        name: Child("benchmarks.versions", "--contestant", cwd=HERE, env=paths(checkout, benchmarks=HERE))
+        name: Child("benchmarks.versions_model", cwd=HERE, env=paths(checkout, benchmarks=HERE))
         for name, checkout in checkouts.items()
     }
     for variant, batch in SETTINGS:
@@ -45,23 +43,6 @@ def compare_models(checkouts: Mapping[str, Path], rounds: int, seconds: float) -
     for child in children.values():
         child.end()
     return rows
-
-
-def take_turns() -> None:
-    """The child's side: the vitrail that Python finds, with the models of earlier turns at hand."""
-    import vitrail
-
-    models: dict[str, torch.nn.Module] = {}
-
-    def turn(line: str) -> str:
-        variant, count, kind = line.split()
-        model = models.setdefault(variant, vitrail.create(variant))
-        side = {"cifar-tiny": 32}.get(variant, 224)
-        images, labels = torch.randn(int(count), 3, side, side), torch.zeros(int(count), dtype=torch.long)
-        (forward_of(model, images) if kind == "forward" else training_of(model, images, labels))()
-        return "done"
-
-    serve_turns(turn)
 
 
 def compare_training(checkouts: Mapping[str, Path], rounds: int) -> dict[str, dict[str, float]]:
@@ -107,11 +88,7 @@ def main() -> None:
         "--parts", nargs="+", choices=("model", "train", "serving"), default=["model", "train", "serving"]
     )
     parser.add_argument("--quick", action="store_true", help="few rounds: a quick look, not a measurement")
-    parser.add_argument("--contestant", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.contestant:
-        take_turns()
-        return
     if options.other is None or not (options.other / "src" / "vitrail").is_dir():
         parser.error(f"name another checkout of vitrail; {options.other} has no src/vitrail")
     checkouts = {OURS: HERE, THEIRS: options.other.resolve()}
