@@ -1,10 +1,9 @@
 """The table of routes, behind the gate, and the files of the page."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
@@ -71,14 +70,7 @@ def describe_service(settings: ServeSettings, models: Sequence[str]) -> Schema:
 
 def build_app(service: Service, log: AccessLog) -> Gate:
     """Everything that the front process answers."""
-
-    def answer_by(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return await endpoint.respond(service, request)
-
-        return answer
-
     busiest_first = sorted(ENDPOINTS, key=lambda each: each.method == "GET")
-    routes = [Route(each.path, answer_by(each), methods=[each.method]) for each in busiest_first]
+    routes = [Route(each.path, partial(each.respond, service), methods=[each.method]) for each in busiest_first]
     open_paths = {each.path for each in ENDPOINTS if each.is_open}
     return Gate(Router(routes, redirect_slashes=False), open_paths, service, log)

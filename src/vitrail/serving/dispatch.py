@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, cast
 from urllib.parse import parse_qsl
 
@@ -89,12 +90,14 @@ class Service:
         loop, exchange = asyncio.get_running_loop(), exchange_of(request)
         waiting = [Item(facts, blob, loop.create_future(), pixels, exchange.client) for facts, blob, pixels in queries]
         host.batcher.submit(kind, waiting)
-        answered = asyncio.gather(*(item.future for item in waiting))
+        futures = [item.future for item in waiting]
+        answered = futures[0] if len(futures) == 1 else asyncio.gather(*futures)  # which takes a while for only one
         left = asyncio.ensure_future(_until_left(request))
         try:
             await asyncio.wait((answered, left), timeout=self.settings.timeout, return_when=asyncio.FIRST_COMPLETED)
             if answered.done():
-                answers = answered.result()
+                answered.result()  # raises what one of them raised
+                answers = [future.result() for future in futures]
                 exchange.computed = max(zip(waiting, answers, strict=True), key=lambda pair: pair[1].seconds)
                 return answers
             if left.done():
@@ -164,8 +167,17 @@ class Endpoint:
     async def respond(self, service: Service, request: Request) -> Response:
         """Read the arguments, and let the handler answer."""
         assert self.handle is not None
-        arguments = request.path_params if self.is_open else read_arguments(request, self.parameters)
+        arguments = request.path_params if self.is_open else read_arguments(request, self.known, self.defaults)
         return await self.handle(Call(service, request, self, arguments))
+
+    @cached_property
+    def known(self) -> dict[str, Schema]:
+        """Argument in the address → its schema."""
+        return {each["name"]: each["schema"] for each in self.parameters if each["in"] == "query"}
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        return {name: schema["default"] for name, schema in self.known.items() if "default" in schema}
 
 
 def parameter(name: str, schema: Schema, description: str, place: str = "query") -> Schema:
@@ -174,9 +186,10 @@ def parameter(name: str, schema: Schema, description: str, place: str = "query")
     return {"name": name, "in": place, **required, "schema": schema, "description": description}
 
 
-def read_arguments(request: Request, parameters: Sequence[Schema]) -> dict[str, Any]:
+def read_arguments(request: Request, known: Mapping[str, Schema], defaults: dict[str, Any]) -> dict[str, Any]:
     """Name → value, of the path and of the query: known names only, each once, each as its declaration says."""
-    known = {each["name"]: each for each in parameters if each["in"] == "query"}
+    if not request.scope["query_string"]:
+        return {**defaults, **request.path_params}
     try:
         text = request.scope["query_string"].decode("ascii")
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_ARGUMENTS, errors="strict")
@@ -191,10 +204,9 @@ def read_arguments(request: Request, parameters: Sequence[Schema]) -> dict[str, 
             raise invalid(f"{name} is given twice.")
         if len(value) > LONGEST_ARGUMENT:
             raise invalid(f"{name} must have at most {LONGEST_ARGUMENT} characters.")
-        schema = known[name]["schema"]
+        schema = known[name]
         if value or schema["type"] != "integer" or "default" in schema:  # `layer=` is as good as none
             values[name] = read_value(name, schema, value)
-    defaults = {name: each["schema"]["default"] for name, each in known.items() if "default" in each["schema"]}
     return {**defaults, **values, **request.path_params}
 
 

@@ -4,13 +4,12 @@ import asyncio
 import binascii
 import re
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from io import BytesIO
 from typing import Any, NamedTuple, cast
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import Field, File, FormParser, parse_options_header
+from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from vitrail.serving.dispatch import BODY, Call, read_value
@@ -317,30 +316,59 @@ def decode_base64(text: Any, name: str) -> bytes:
 
 def read_multipart(body: bytes, boundary: bytes, limit: int) -> list[Picture]:
     """The files of a form."""
-    pictures: list[Picture] = []
-    ends: list[bool] = []
-
-    def take_file(file: File) -> None:
-        if len(pictures) == limit:
-            limited = counted(limit, "picture")
-            raise invalid(f"a request may have at most {limited}; got {limit + 1:,} or more.")
-        name = plain((file.file_name or b"").decode("utf-8", "replace"))[:LONGEST_NAME]
-        pictures.append(Picture(name or str(len(pictures)), cast("BytesIO", file.file_object).getvalue()))
-
-    def refuse_field(field: Field) -> None:
-        name = (field.field_name or b"").decode("utf-8", "replace")[:50]
-        raise invalid(f"every part of the form must be a file; {name!r} is not.")
-
-    def end() -> None:
-        ends.append(True)
-
-    in_memory = {"MAX_MEMORY_FILE_SIZE": len(body)}
+    form = _Form(limit)
     try:
-        parser = FormParser("multipart/form-data", refuse_field, take_file, end, boundary, config=in_memory)
+        parser = MultipartParser(boundary, cast("Any", form.callbacks()))
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
         raise Problem("unreadable_body", f"the form is damaged: {plain(str(error))[:200]}") from None
-    if not ends:
+    if not form.ended:
         raise Problem("unreadable_body", "the form is truncated: its closing boundary is missing.")
-    return pictures
+    return form.pictures
+
+
+class _Form:
+    """Collects the parts of a form while a parser finds them: python_multipart's own takes 15 µs more for a picture."""
+
+    def __init__(self, limit: int) -> None:
+        self.pictures: list[Picture] = []
+        self.ended = False
+        self._limit = limit
+        self._headers: dict[bytes, bytes] = {}
+        self._name = self._value = b""
+        self._chunks: list[bytes] = []
+
+    def callbacks(self) -> dict[str, Callable[..., None]]:
+        names = ("part_begin", "part_data", "part_end", "header_field", "header_value", "header_end", "end")
+        return {f"on_{name}": getattr(self, name) for name in names}
+
+    def part_begin(self) -> None:
+        if len(self.pictures) == self._limit:
+            limited = counted(self._limit, "picture")
+            raise invalid(f"a request may have at most {limited}; got {self._limit + 1:,} or more.")
+        self._headers, self._chunks = {}, []
+
+    def header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def header_end(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def part_data(self, data: bytes, start: int, end: int) -> None:
+        self._chunks.append(data[start:end])
+
+    def part_end(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        if b"filename" not in options:
+            name = options.get(b"name", b"").decode("utf-8", "replace")[:50]
+            raise invalid(f"every part of the form must be a file; {name!r} is not.")
+        name = plain(options[b"filename"].decode("utf-8", "replace"))[:LONGEST_NAME]
+        self.pictures.append(Picture(name or str(len(self.pictures)), b"".join(self._chunks)))
+
+    def end(self) -> None:
+        self.ended = True
