@@ -1,8 +1,10 @@
 """The direction of imports, the public names, and the sizes that keep the code readable."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,26 @@ def test_model_needs_torch_alone() -> None:
         others = roots - {"torch", "vitrail"} - set(sys.stdlib_module_names)
         assert not others, f"{name} imports {sorted(others)}"
         assert len(module.read_text(encoding="utf-8").splitlines()) <= 300, f"{name} is too long"
+
+
+# Files of one name, because they are one idea in several rooms.
+NAMESAKES = {"config"}  # a room's settings, as dataclasses
+
+
+def test_no_two_files_have_one_name() -> None:
+    stems = Counter(module.stem for module in MODULES if module.stem not in ("__init__", "__main__"))
+    assert {stem for stem, count in stems.items() if count > 1} == NAMESAKES
+
+
+def test_every_file_is_reachable_from_the_architecture() -> None:
+    docs = ROOT.parents[1] / "docs"
+    assert "(reference/files.md)" in (docs / "architecture.md").read_text(encoding="utf-8")
+    listed = (docs / "reference" / "files.md").read_text(encoding="utf-8")
+    trees = dict(re.findall(r"\*\*vitrail(/?[\w/]*)\*\*: .*?```text\n(.*?)```", listed, re.DOTALL))
+    for module in MODULES:
+        if module.name != "__init__.py":
+            folder = "/".join(("", *module.relative_to(ROOT).parent.parts))
+            assert f"\n{module.name} " in f"\n{trees.get(folder.rstrip('/'), '')}", module
 
 
 def test_public_names_are_few() -> None:

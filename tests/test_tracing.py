@@ -1,5 +1,6 @@
 """A call is resolved once, and does not run to and fro between the rooms: real calls, traced."""
 
+import re
 import sys
 import threading
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 import vitrail
+from fuzzing import in_fuzz_only
 from vitrail.cli.main import main
 
 ROOT = Path(vitrail.__file__).parent
@@ -27,6 +29,7 @@ class Trace:
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.files: list[str] = []
+        self.path: list[str] = []  # every step from file to file
         self.calls: Counter[str] = Counter()
         sys.setprofile(self._see)
         threading.setprofile(self._see)
@@ -42,6 +45,8 @@ class Trace:
             return
         self.calls[frame.f_code.co_name] += 1
         name = str(path.relative_to(ROOT))
+        if not self.path or name != self.path[-1]:
+            self.path.append(name)
         if name not in self.files:
             self.files.append(name)
 
@@ -101,3 +106,36 @@ def test_a_call_is_resolved_once(verb: str, door: str, capsys: pytest.CaptureFix
     assert trace.calls["locate"] == 1
     assert trace.calls["check_pictures"] == checks
     assert trace.switches <= switches, " → ".join(trace.files)
+
+
+ARCHITECTURE = Path(__file__).parents[1] / "docs" / "architecture.md"
+WALKS: dict[str, list[str]] = {
+    "predict": ["predict", "cifar10", "photos"],
+    "explain": ["explain", "cifar10", "photos/a.png"],
+    "convert": ["convert", "cifar10", "a.safetensors", "--overwrite"],
+    "export": ["export", "cifar10", "a.onnx", "--overwrite"],
+}
+
+
+def walk_of(verb: str) -> list[str]:
+    """The files that architecture.md names on the way of a call, but for those of the side paths."""
+    text = ARCHITECTURE.read_text(encoding="utf-8").split(f"\n**{verb}** ")[1].split("\n\n")[0]
+    found = re.findall(r"`([\w/]+\.py)`(?:\s\(([^)]*)\))?", re.split(r"With a\s", text)[0])
+    return [file for file, remark in found if not remark.endswith("requested")]
+
+
+@pytest.mark.parametrize("verb", WALKS)
+def test_a_call_takes_the_walk_that_is_described(verb: str) -> None:
+    walk = walk_of(verb)
+    assert len(walk) > 4
+    main(WALKS[verb])  # what is made and kept at the first call takes long to trace
+    path = iter(Trace(lambda: main(WALKS[verb])).path)
+    for step, file in enumerate(walk):
+        assert file in path, f"after {' → '.join(walk[:step])}, {file} is not reached"
+
+
+@in_fuzz_only
+def test_training_takes_the_walk_that_is_described() -> None:
+    path = iter(Trace(lambda: main(["train", "digits", "--epochs", "1"])).path)
+    for file in walk_of("train"):
+        assert file in path, file

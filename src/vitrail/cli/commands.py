@@ -250,7 +250,7 @@ def _names(argument: str, declared: _Declared) -> set[str]:
 
 def _settings(annotation: Any, function: Callable[..., Any]) -> dict[str, _Declared]:
     """The fields of configs that a verb takes as keywords, as flags."""
-    from vitrail.verbs.settings import configs_of
+    from vitrail.verbs.keywords import configs_of
 
     configs = configs_of(get_args(annotation)[0])
     by_recipe = any(config.__name__ == "Start" for config in configs)

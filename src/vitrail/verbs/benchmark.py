@@ -14,7 +14,7 @@ from vitrail.progress import Progress
 from vitrail.registry import RuntimeName
 from vitrail.threads import num_cores
 from vitrail.verbs.call import resolve_model
-from vitrail.verbs.settings import renamed
+from vitrail.verbs.keywords import renamed
 from vitrail.weights.metadata import ClassNames
 
 if TYPE_CHECKING:

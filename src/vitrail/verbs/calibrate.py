@@ -16,7 +16,7 @@ from vitrail.prediction import Predictor
 from vitrail.progress import Progress, ending, pick_progress, table, working
 from vitrail.registry import EXPORTS
 from vitrail.verbs.call import resolve_data
-from vitrail.verbs.settings import DataSettings, read_data_settings, renamed
+from vitrail.verbs.keywords import DataSettings, read_data_settings, renamed
 from vitrail.weights.metadata import ClassNames
 from vitrail.weights.resolve import BUNDLED, Located, checksums_of, find_files
 

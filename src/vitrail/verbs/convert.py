@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from vitrail.errors import ConfigError, suggest
 from vitrail.progress import working
-from vitrail.verbs.settings import HintSettings, Size, read_hints, read_size, renamed
+from vitrail.verbs.keywords import HintSettings, Size, read_hints, read_size, renamed
 from vitrail.weights.metadata import ClassNames, name_classes, read_class_names
 from vitrail.weights.resolve import FormatName
 

@@ -11,7 +11,7 @@ from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError
 from vitrail.progress import Progress, pick_progress
 from vitrail.verbs.call import Out, check_out, make_out
-from vitrail.verbs.settings import DataSettings, ShowSettings, build, check_settings
+from vitrail.verbs.keywords import DataSettings, ShowSettings, build, check_settings
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -22,7 +22,7 @@ from vitrail.progress import Progress, ending, pick_progress, working
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.rng import permutation
 from vitrail.verbs.call import Out, Pictures, RuntimeRequest, check_out, make_out, resolve_model, resolve_pictures
-from vitrail.verbs.settings import DataSettings, changed_settings, read_data_settings
+from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings
 from vitrail.wording import counted, plain
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from vitrail.prediction import Predictor
 from vitrail.progress import Progress
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Out, RuntimeRequest, check_out, resolve_data
-from vitrail.verbs.settings import DataSettings, changed_settings, read_data_settings, renamed
+from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings, renamed
 from vitrail.weights.metadata import ClassNames
 
 if TYPE_CHECKING:

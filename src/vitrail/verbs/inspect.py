@@ -12,7 +12,7 @@ from rich.text import Text
 from vitrail.errors import AssumptionWarning
 from vitrail.progress import table
 from vitrail.schema import to_dict
-from vitrail.verbs.settings import HintSettings, Size, read_hints, read_size
+from vitrail.verbs.keywords import HintSettings, Size, read_hints, read_size
 from vitrail.weights.resolve import FormatName
 from vitrail.wording import counted, markdown_cell
 

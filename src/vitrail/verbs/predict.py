@@ -18,6 +18,7 @@ from vitrail.prediction.results import TOP_K, LazyPredictions, Named, Request
 from vitrail.progress import Progress, SteadyConsole, ending, pick_progress, progress_bar
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Pictures, RuntimeRequest, resolve_model, resolve_pictures
+from vitrail.verbs.keywords import renamed
 from vitrail.verbs.rows import (
     UNFAMILIAR,
     Columns,
@@ -30,7 +31,6 @@ from vitrail.verbs.rows import (
     resumed,
     text_writer,
 )
-from vitrail.verbs.settings import renamed
 from vitrail.weights.metadata import ClassNames
 from vitrail.weights.resolve import files_of
 from vitrail.wording import counted

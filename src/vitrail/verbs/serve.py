@@ -15,7 +15,7 @@ from vitrail.serving.settings import (
     share_cores,
     with_token_from_environment,
 )
-from vitrail.verbs.settings import ServiceSettings, check_settings
+from vitrail.verbs.keywords import ServiceSettings, check_settings
 from vitrail.weights.resolve import locate
 from vitrail.wording import counted, plain
 

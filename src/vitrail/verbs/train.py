@@ -14,7 +14,7 @@ from vitrail.progress import SteadyConsole
 from vitrail.training import recipes
 from vitrail.training.config import TrainConfig
 from vitrail.training.recipes import ask_for, read_changes
-from vitrail.verbs.settings import ResumeSettings, TrainSettings
+from vitrail.verbs.keywords import ResumeSettings, TrainSettings
 
 if TYPE_CHECKING:
     from vitrail.training.listener import Listener, Plan

@@ -11,7 +11,7 @@ import vitrail
 from vitrail.data.config import Augment, Columns, DataConfig
 from vitrail.serving.settings import ServeSettings
 from vitrail.training.config import PARTS, TrainConfig
-from vitrail.verbs.settings import Size
+from vitrail.verbs.keywords import Size
 
 TRAINING = tuple(type(getattr(TrainConfig(), part)) for part in PARTS)
 TAKEN: dict[str, tuple[type, ...]] = {  # verb → the dataclasses whose fields it takes
