@@ -113,3 +113,8 @@ def test_a_name_that_is_not_utf8_is_escaped_in_parquet() -> None:
     path = vitrail.predict("tiny.safetensors", [name]).save("rows.parquet")  # pyright: ignore
     (error,) = pytest.importorskip("pyarrow.parquet").read_table(path)["error"].to_pylist()
     assert error.startswith(r"photos/caf\udce9.png: not a picture")
+
+
+def test_a_limit_for_broken_pictures_is_refused_where_it_would_do_nothing() -> None:
+    with pytest.raises(vitrail.VitrailError, match=r"max_broken_rate= has no use here: .* left out and listed"):
+        vitrail.embed(None, data="digits", max_broken_rate=0.5)

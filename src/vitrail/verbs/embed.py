@@ -179,6 +179,10 @@ def embed(
         device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
     """
     config = read_data_settings(embed, settings)
+    if "max_broken_rate" in settings:
+        raise ConfigError(
+            "has no use here: pictures that cannot be read are left out and listed.", field="max_broken_rate"
+        )
     splits = (split,) if isinstance(split, str) else tuple(split)
     check_arguments(
         data=data, split=splits, settings=changed_settings(config), form=format, method=map, batch_size=batch_size
