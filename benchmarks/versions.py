@@ -17,6 +17,7 @@ from benchmarks.model import SETTINGS
 from benchmarks.processes import Child
 from benchmarks.serving import Server, ask, end_all, make_subject, start_ours
 from benchmarks.timing import best_seconds, print_machine, ratio_table
+from vitrail.wording import counted
 
 HERE = Path(__file__).parents[1]
 OURS, THEIRS = "this", "other"
@@ -78,7 +79,7 @@ def compare_services(checkouts: Mapping[str, Path], repeats: int) -> dict[str, d
                 for turn in range(repeats):
                     for name in [*servers][:: 1 if turn % 2 else -1]:
                         rates[name] = max(rates[name], ask(client, servers[name], subject, clients, 2.0)["rate"])
-                rows[f"serving cifar10, {clients} clients"] = rates
+                rows[f"serving cifar10, {counted(clients, 'client')}"] = rates
         finally:
             end_all(servers)
             client.end()
