@@ -114,6 +114,9 @@ def test_weights_that_cannot_be_used_are_told_of_before_the_pictures(
 def test_impossible_values_are_told_before_torch_is_loaded(
     flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vitrail.verbs.runs", None)  # an import of it would be an ImportError
+    for module in ("vitrail.verbs.runs", "vitrail.data.check.findings"):  # which load torch
+        monkeypatch.setitem(sys.modules, module, None)  # an import of it would be an ImportError
+    for module in ("vitrail.verbs.terminal", "vitrail.training.display", "vitrail.training.listener"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     assert main([*TRAIN, *flags]) == 2
     assert f"{flags[0][2:]} must be between" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from vitrail import progress
 from vitrail.cli import printing
 from vitrail.cli.printing import show
 from vitrail.progress import PlainConsole, ending
+from vitrail.verbs import Output
 from vitrail.verbs.embed import Embeddings
 
 
@@ -37,7 +38,7 @@ def test_a_reader_may_leave(result: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     os.close(reader)
     with os.fdopen(writer, "w") as file:
         monkeypatch.setattr(sys, "stdout", file)
-        show(result)
+        show(result, Output())
         monkeypatch.undo()
 
 

@@ -22,10 +22,10 @@ from cyclopts import App, Group, Parameter, Token
 from vitrail.cli.printing import show
 from vitrail.cli.usage import as_flags, describe_unknown_option
 from vitrail.errors import ConfigError
-from vitrail.verbs import VERBS, Verb
+from vitrail.verbs import VERBS, Output, Verb
 
 UNSET: Any = object()  # not None, which is a value that can be passed: --clip none
-HIDDEN = ("progress", "as_json", "word")  # arguments that the command itself passes
+HIDDEN = ("progress", "say", "on_ready")  # arguments that the command itself passes
 PREFIX = "verb_"  # of the names in this module that are commands
 UNIONS = (Union, types.UnionType)
 JSON_HELP = "Print JSON instead of a table, for programs."
@@ -76,56 +76,77 @@ class _Declared:
         return inspect.Parameter(name, self.kind, default=self.default, annotation=self.type)
 
 
+class Command:
+    """A verb's function, what the command does around it, and the arguments that both declare."""
+
+    def __init__(self, name: str, verb: Verb) -> None:
+        self.name, self.verb = name, verb
+        self.function = _load(verb.home or f"{name}:{name}")
+        self.around = _load(verb.command) if verb.command else None
+        self.declared = _arguments(self.function, self.around, verb)
+
+    @property
+    def flags(self) -> set[str]:
+        """How its arguments are typed."""
+        return {flag for argument, each in self.declared.items() for flag in _names(argument, each)}
+
+
+def _load(home: str) -> Callable[..., Any]:
+    module, _, attribute = home.partition(":")
+    return getattr(import_module(f"vitrail.verbs.{module}"), attribute)
+
+
 def build_command(name: str, verb: Verb) -> Callable[..., int]:
     """The function that cyclopts calls, with the arguments and the help of the verb's own function."""
-    module, _, attribute = (verb.home or f"{name}:{name}").partition(":")
-    function = getattr(import_module(f"vitrail.verbs.{module}"), attribute)
-    declared = _arguments(function, verb)
-    signature = inspect.Signature([each.parameter(argument) for argument, each in declared.items()])
+    built = Command(name, verb)
+    signature = inspect.Signature([each.parameter(argument) for argument, each in built.declared.items()])
 
     def command(*arguments: Any, **options: Any) -> int:
-        values = dict(signature.bind(*arguments, **options).arguments)
-        return run(function, name, verb, values)
+        return run(built, dict(signature.bind(*arguments, **options).arguments))
 
     cast("Any", command).__signature__ = signature
-    command.__annotations__ = {argument: each.type for argument, each in declared.items()}
+    command.__annotations__ = {argument: each.type for argument, each in built.declared.items()}
     command.__name__ = name.replace(" ", "_")
     return command
 
 
-def run(function: Callable[..., Any], name: str, verb: Verb, values: dict[str, Any]) -> int:
+def run(command: Command, values: dict[str, Any]) -> int:
     """Call a verb with what was typed, and show its result."""
     from vitrail.verbs.call import Out, tell_pictures
 
-    as_json = values.pop("as_json", False)
-    arguments = inspect.signature(function).parameters
+    verb, arguments = command.verb, inspect.signature(command.function).parameters
+    output = Output(word=partial(as_flags, flags=command.flags), as_json=values.pop("as_json", False))
     flags = values.pop("settings", None)
-    settings = {} if flags is None else given(flags)
     several = values.pop(verb.several, ())
     if verb.several == "pictures":
-        _refuse_options(several, name, function, verb)
+        _refuse_options(several, command)
         values["model"], pictures = tell_pictures(several, values.get("model"))
         if pictures or arguments["pictures"].default is inspect.Parameter.empty:
             values["pictures"] = pictures
     elif verb.several:
         values["model"] = several or None
-    if name == "predict" and "out" not in values and getattr(sys.stdout, "name", "") == os.devnull:
+    if command.name == "predict" and "out" not in values and getattr(sys.stdout, "name", "") == os.devnull:
         raise ConfigError("standard output is closed, so the predictions would be lost; pass `out=` FILE.")
     if "out" in arguments and arguments["out"].annotation == Out:
         values.setdefault("out", True)
+    settings = {} if flags is None else given(flags)
+    if command.around is not None:
+        own = {name: values.pop(name) for name in own_flags(command.around) if name in values}
+        return show(command.around(values | settings, output, **own), output)
     if "progress" in arguments:
         values["progress"] = True
-    known = {flag for argument, each in _arguments(function, verb).items() for flag in _names(argument, each)}
-    how: dict[str, Any] = {"as_json": as_json, "word": partial(as_flags, flags=known)}
-    values |= {argument: value for argument, value in how.items() if argument in arguments}
-    return show(function(**values, **settings), **how)
+    return show(command.function(**values, **settings), output)
 
 
-def _arguments(function: Callable[..., Any], verb: Verb) -> dict[str, _Declared]:
-    """The arguments of a verb's function as those of a command, in the order that Python wants."""
+def own_flags(around: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The flags that a command has beside the arguments of its verb."""
+    parameters = inspect.signature(around).parameters
+    return {name: each for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+
+
+def _arguments(function: Callable[..., Any], around: Callable[..., Any] | None, verb: Verb) -> dict[str, _Declared]:
+    """The arguments of a verb as those of a command, in the order that Python wants."""
     texts = argument_texts(function)
-    heading_of = {argument: heading for heading, names in verb.headings.items() for argument in names.split()}
-    groups = {heading: Group(heading, sort_key=1 + place) for place, heading in enumerate(verb.headings)}
     places: dict[str, _Declared] = {}
     flags: dict[str, _Declared] = {}
     if verb.several:
@@ -135,34 +156,42 @@ def _arguments(function: Callable[..., Any], verb: Verb) -> dict[str, _Declared]
         places[verb.several] = _Declared(Annotated[str, hyphen], inspect.Parameter.VAR_POSITIONAL)
     for argument, each in inspect.signature(function).parameters.items():
         if each.kind is each.VAR_KEYWORD:
-            flags |= _settings(each.annotation, function)
-        elif argument in HIDDEN or (verb.several and argument in (verb.several, verb.several[:-1])):
-            continue
-        else:
-            positional = each.kind is each.POSITIONAL_OR_KEYWORD and not verb.several and argument not in verb.flags
+            flags |= _settings(each.annotation)
+        elif argument not in HIDDEN and not (verb.several and argument in (verb.several, verb.several[:-1])):
             text = MODEL_HELP if verb.several and argument == "model" else texts.get(argument, "")
-            options: dict[str, Any] = {"help": text, "negative": ()} if each.default is not True else {"help": text}
-            if argument in verb.flags:
-                options["name"] = f"--{verb.flags[argument]}"
-            if argument in heading_of:
-                options["group"] = groups[heading_of[argument]]
-            if argument == "list_file":
-                options["allow_leading_hyphen"] = True
-            kind, more = flag_type(each.annotation)
-            default = each.default if each.default is not each.empty or positional else None
-            if "[default:" in text or default in (None, False, (), "") or default is each.empty:
-                more["show_default"] = False
-            elif kind in LISTS and isinstance(default, tuple):
-                more["show_default"] = as_typed
-            hint = kind if default is not None or kind is bool else kind | None
-            (places if positional else flags)[argument] = _Declared(
-                Annotated[hint, Parameter(**options, **more)],
-                each.POSITIONAL_OR_KEYWORD if positional else each.KEYWORD_ONLY,
-                default,
-            )
+            declared = _declare(each, text, verb)
+            (flags if declared.kind is each.KEYWORD_ONLY else places)[argument] = declared
+    if around is not None:
+        texts = argument_texts(around)
+        flags |= {argument: _declare(each, texts[argument], verb) for argument, each in own_flags(around).items()}
     if verb.json:
         flags["as_json"] = _Declared(JSON, default=False)
     return places | flags
+
+
+def _declare(argument: inspect.Parameter, text: str, verb: Verb) -> _Declared:
+    """One argument of a function as a flag, or as a positional argument if the function has it so."""
+    name, empty = argument.name, argument.empty
+    positional = argument.kind is argument.POSITIONAL_OR_KEYWORD and not verb.several and name not in verb.flags
+    kind, options = flag_type(argument.annotation)
+    options["help"] = text
+    if argument.default is not True:
+        options["negative"] = ()
+    if name in verb.flags:
+        options["name"] = f"--{verb.flags[name]}"
+    for place, (heading, names) in enumerate(verb.headings.items(), 1):
+        if name in names.split():
+            options["group"] = Group(heading, sort_key=place)
+    if name == "list_file":
+        options["allow_leading_hyphen"] = True
+    default = argument.default if argument.default is not empty or positional else None
+    if "[default:" in text or default in (None, False, (), "") or default is empty:
+        options["show_default"] = False
+    elif kind in LISTS and isinstance(default, tuple):
+        options["show_default"] = as_typed
+    hint = kind if default is not None or kind is bool else kind | None
+    place = argument.POSITIONAL_OR_KEYWORD if positional else argument.KEYWORD_ONLY
+    return _Declared(Annotated[hint, Parameter(**options)], place, default)
 
 
 def argument_texts(function: Callable[..., Any]) -> dict[str, str]:
@@ -229,12 +258,11 @@ def split_list(kind: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
     return tuple(item for item in items if item)
 
 
-def _refuse_options(words: Sequence[str], name: str, function: Callable[..., Any], verb: Verb) -> None:
+def _refuse_options(words: Sequence[str], command: Command) -> None:
     """A picture may be called anything, but a word with a leading hyphen is an option that was mistyped."""
     for word in words:
         if word.startswith("-") and word != "-":
-            known = {flag for argument, each in _arguments(function, verb).items() for flag in _names(argument, each)}
-            unknown = describe_unknown_option(word, f"vitrail {name}", known)
+            unknown = describe_unknown_option(word, f"vitrail {command.name}", command.flags)
             raise ConfigError(f"{unknown} A picture of that name is ./{word}")
 
 
@@ -248,7 +276,7 @@ def _names(argument: str, declared: _Declared) -> set[str]:
     return set(parameter.name) or {f"--{argument.replace('_', '-')}"}
 
 
-def _settings(annotation: Any, function: Callable[..., Any]) -> dict[str, _Declared]:
+def _settings(annotation: Any) -> dict[str, _Declared]:
     """The fields of configs that a verb takes as keywords, as flags."""
     from vitrail.verbs.keywords import configs_of
 

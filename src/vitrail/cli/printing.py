@@ -1,7 +1,6 @@
 """What the command prints: results, errors and notes."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from rich import markup
@@ -9,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitrail.progress import PlainConsole, SteadyConsole
+from vitrail.verbs import Output
 from vitrail.wording import plain, reason
 
 WIDEST = 200  # characters in a line
@@ -35,8 +35,8 @@ def print_note(text: str) -> None:
     PlainConsole(stderr=True, highlight=False, markup=False).print(f"note: {plain(text)}", soft_wrap=True)
 
 
-def show(result: Any, *, as_json: bool = False, word: Callable[[str], str] = str) -> int:
-    """Print what a verb returns, its arguments as `word` puts them, and give its exit code."""
+def show(result: Any, output: Output) -> int:
+    """Print what a verb returns, and give its exit code."""
     if result is None:
         return 0
     if not getattr(result, "speaks", True):  # one of several ranks
@@ -45,8 +45,8 @@ def show(result: Any, *, as_json: bool = False, word: Callable[[str], str] = str
         result.show_rows()
         return int(result.exit_code)
     for remark in getattr(result, "remarks", tuple)():
-        PlainConsole(stderr=True, highlight=False, markup=False).print(word(plain(remark)), soft_wrap=True)
-    if as_json:
+        PlainConsole(stderr=True, highlight=False, markup=False).print(output.word(plain(remark)), soft_wrap=True)
+    if output.as_json:
         print_json(result.to_dict())
         return int(result.exit_code)
     console = SteadyConsole(highlight=False, markup=False)
@@ -58,5 +58,5 @@ def show(result: Any, *, as_json: bool = False, word: Callable[[str], str] = str
             console.print(line)
         else:
             text = line if isinstance(line, Text) else Text(line)
-            console.print(Text(word(text.plain), style=text.style, spans=text.spans), soft_wrap=True)
+            console.print(Text(output.word(text.plain), style=text.style, spans=text.spans), soft_wrap=True)
     return int(result.exit_code)

@@ -1,29 +1,32 @@
 """How a training run is shown: a live bar on a terminal; in a pipe a line per epoch and per half minute."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from vitrail.data.check.findings import DataFinding
 from vitrail.progress import Pulse
-from vitrail.training.curves import EpochRow
 from vitrail.training.listener import Listener, Plan
 from vitrail.wording import word_arguments
+
+if TYPE_CHECKING:
+    from vitrail.data.check.findings import DataFinding
+    from vitrail.training.curves import EpochRow
 
 STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 class Display(Listener):
-    """Prints to `console`; nothing at all if it is silent."""
+    """Prints to `console`, with arguments as `word` puts them for the reader; nothing at all if it is silent."""
 
-    def __init__(self, console: Console, *, silent: bool = False) -> None:
+    def __init__(self, console: Console, *, word: Callable[[str], str] = word_arguments, silent: bool = False) -> None:
         self.console = console
+        self.word = word
         self.silent = silent
         self._bar: Progress | None = None
         self._epochs = self._steps = 0
@@ -32,7 +35,7 @@ class Display(Listener):
         self._pulse: Pulse | None = None
         self._beating = ExitStack()
 
-    def checked(self, findings: Sequence[tuple[DataFinding, int]], data: str) -> None:
+    def checked(self, findings: "Sequence[tuple[DataFinding, int]]", data: str) -> None:
         for item, count in findings:
             severity = f"[{STYLES[item.severity]}]{item.severity} in the data[/]"
             detail = f" ({escape(item.detail)})" if count == 1 and item.detail else ""
@@ -50,10 +53,6 @@ class Display(Listener):
     def _print(self, text: str) -> None:
         if not self.silent:
             self.console.print(self.word(text), soft_wrap=True)
-
-    def word(self, text: str) -> str:
-        """A text with its arguments as the reader types them."""
-        return word_arguments(text)
 
     def prepared(self, what: str, done: int, total: int) -> None:
         if self.silent:
@@ -99,7 +98,7 @@ class Display(Listener):
         speed = f"{images_per_second:,.0f} images/s"
         self._bar.update(self._bar.task_ids[0], completed=step, description=f"loss {loss:.3f}", speed=speed)
 
-    def finished_epoch(self, row: EpochRow, is_best: bool) -> None:
+    def finished_epoch(self, row: "EpochRow", is_best: bool) -> None:
         if self.silent:
             return
         parts = [f"epoch {row.epoch}/{self._epochs}", f"loss {row.train_loss:.4f}"]

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from vitrail.data.check.findings import DataFinding
 from vitrail.errors import MissingExtraError
 from vitrail.training.config import TRAININGS, Training
-from vitrail.training.curves import EpochRow
 from vitrail.wording import counted, duration, word_arguments
+
+if TYPE_CHECKING:
+    from vitrail.data.check.findings import DataFinding
+    from vitrail.training.curves import EpochRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ class Plan:
 class Listener:
     """Hears everything and does nothing; override what matters."""
 
-    def checked(self, findings: Sequence[tuple[DataFinding, int]], data: str) -> None:
+    def checked(self, findings: "Sequence[tuple[DataFinding, int]]", data: str) -> None:
         """The data have been checked; for each kind of serious finding, an example and the count."""
 
     def decided(self, plan: Plan) -> None:
@@ -97,7 +99,7 @@ class Listener:
     def stepped(self, step: int, loss: float, images_per_second: float) -> None:
         """One step is done."""
 
-    def finished_epoch(self, row: EpochRow, is_best: bool) -> None:
+    def finished_epoch(self, row: "EpochRow", is_best: bool) -> None:
         """One epoch is done, evaluated and recorded."""
 
     def said(self, message: str) -> None:
@@ -145,7 +147,7 @@ class TensorBoard(Listener):
     def stepped(self, step: int, loss: float, images_per_second: float) -> None:
         self._writer.add_scalar("train/loss", loss, step)
 
-    def finished_epoch(self, row: EpochRow, is_best: bool) -> None:
+    def finished_epoch(self, row: "EpochRow", is_best: bool) -> None:
         for name in ("lr", "val_loss", "val_accuracy", "images_per_second"):
             value = getattr(row, name)
             if value is not None:

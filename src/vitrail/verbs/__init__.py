@@ -1,11 +1,12 @@
 """What vitrail does: each verb is a function here, which `vitrail` offers and from which `cli` builds its command.
 
 A verb's own signature and docstring are its declaration: Python's arguments are the flags, and what the docstring says
-of each is its help, except for sentences that begin with "In Python". The table below adds what only a command has. A
-verb's module loads without torch, so that its help and its mistakes are told at once.
+of each is its help, except for sentences that begin with "In Python". The table below adds what only a command has. If
+a command does more than call its verb, a function (`command`) does so, which declares the flags that Python does not
+have. A verb's module loads without torch, so that its help and its mistakes are told at once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,6 +31,14 @@ class Result(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Output:
+    """How the command shows what a verb returns."""
+
+    word: Callable[[str], str] = str  # a text with its arguments as flags
+    as_json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verb:
     """What the command has beside the signature and the docstring of a verb's function."""
 
@@ -39,6 +48,7 @@ class Verb:
     about: str = ""  # what its own help adds to the line
     examples: tuple[str, ...] = ()  # shown at the top of its help
     home: str = ""  # module:function below vitrail.verbs, where they are not both the verb's name
+    command: str = ""  # module:function that calls it for the command, and whose own keywords are flags too
     flags: Mapping[str, str] = field(default_factory=dict[str, str])  # argument → its flag, where the names differ
     headings: Mapping[str, str] = field(default_factory=dict[str, str])  # heading in the help → its arguments
     several: str = ""  # the positional arguments, if there may be any number: pictures (after a model) or models
@@ -54,7 +64,8 @@ VERBS = {
         group="Try it",
         line="Train a small ViT on handwritten digits, and show what it has learned.",
         examples=("vitrail demo",),
-        home="train:demo_command",
+        home="train:demo",
+        command="terminal:run_demo",
         json=False,
     ),
     "data": Verb(
@@ -97,7 +108,7 @@ VERBS = {
             "vitrail train photos --minutes 30",
             "vitrail train --resume runs/train-1",
         ),
-        home="train:train_command",
+        command="terminal:run_train",
     ),
     "eval": Verb(
         group="Make a model",
@@ -208,7 +219,7 @@ VERBS = {
             "vitrail serve runs/train-1 --port 8080",
             "VITRAIL_TOKEN=… vitrail serve cats=runs/train-1 small=model.onnx --host 0.0.0.0",
         ),
-        home="serve:serve_command",
+        command="serve:run_serve",
         several="models",
         json=False,
     ),

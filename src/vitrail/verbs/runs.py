@@ -1,17 +1,11 @@
-"""How `vitrail.train`, `resume`, `plan` and `demo` carry out a run, and how the command shows it."""
+"""How `vitrail.train`, `resume`, `plan` and `demo` carry out a run, from its start to its report."""
 
 import os
-import shlex
-import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
-
-from rich.console import Console
+from typing import Any
 
 from vitrail.data import Dataset
 from vitrail.data.check.findings import RECORD, CheckRecord, check_data, judge_labels, sum_up, write_record
@@ -42,10 +36,9 @@ from vitrail.training.run_folder import (
     take_begun,
 )
 from vitrail.training.setup import Setup
-from vitrail.training.signals import InterruptedRunError, PromptEnd
+from vitrail.training.signals import InterruptedRunError
 from vitrail.wording import counted, reason
 
-T = TypeVar("T")
 PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
 BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what users open after the report
 
@@ -230,69 +223,3 @@ def write_reports(run: Run, predictor: Predictor, dataset: Dataset, progress: bo
 
 def _beside(run: Run, pages: list[Path]) -> tuple[Path, ...]:
     return (*pages[:1], run.best, *pages[1:], *(run.folder / name for name in BESIDE))
-
-
-class Interrupted:
-    """What is left of a run that a signal has ended: its exit code."""
-
-    def __init__(self, exit_code: int) -> None:
-        self.exit_code = exit_code
-
-    def show_rows(self) -> None:
-        """There is nothing to add to what was printed."""
-
-
-class RunDisplay(Display):
-    """A display that knows the run's folder, and words texts as the command does."""
-
-    def __init__(self, console: Console, word: Callable[[str], str], *, silent: bool = False) -> None:
-        super().__init__(console, silent=silent)
-        self._word = word
-        self.folder: Path | None = None
-        self.planning: PromptEnd | None = None
-
-    def opened(self, folder: Path, *, resume: bool) -> None:
-        super().opened(folder, resume=resume)
-        self.folder = folder
-        self.end_planning()
-
-    def end_planning(self) -> None:
-        """From now on there is something to save when a signal comes, or nothing left to do."""
-        if self.planning is not None:
-            self.planning.cancel()
-
-    def word(self, text: str) -> str:
-        return self._word(text)
-
-    def print_resume_command(self) -> None:
-        """Print the command that continues the run, if it has begun."""
-        if self.folder is not None:
-            with suppress(OSError):  # after SIGHUP, there is no terminal to print to
-                self.console.print(f"\nsaved; continue with: [bold]{_resume_command(self.folder)}[/]")
-
-
-def until_interrupted(work: Callable[[], T], display: RunDisplay) -> T | Interrupted:
-    """The result of some work on a run; if it is interrupted, the command that continues it is printed.
-
-    Until the run has begun, a signal ends a single process at once; torchrun ends its own.
-    """
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        display.planning = PromptEnd()
-    try:
-        return work()
-    except InterruptedRunError as stop:
-        display.print_resume_command()
-        return Interrupted(stop.exit_code)
-    except ResumableError as error:
-        error.how = _resume_command(error.folder)
-        raise
-    except (KeyboardInterrupt, SystemExit):  # before the first step or after the last, outside of the loop
-        display.print_resume_command()
-        raise
-    finally:
-        if not isinstance(sys.exc_info()[1], KeyboardInterrupt | SystemExit):
-            display.end_planning()
-
-
-def _resume_command(folder: Path) -> str:
-    return f"vitrail train --resume {shlex.quote(str(folder))}"

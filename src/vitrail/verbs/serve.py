@@ -15,6 +15,7 @@ from vitrail.serving.settings import (
     share_cores,
     with_token_from_environment,
 )
+from vitrail.verbs import Output
 from vitrail.verbs.keywords import ServiceSettings, check_settings
 from vitrail.weights.resolve import locate
 from vitrail.wording import counted, plain
@@ -64,12 +65,9 @@ def serve(
     )
 
 
-def serve_command(model: Models = None, **settings: Unpack[ServiceSettings]) -> None:
-    """What `vitrail serve` does: it prints where the service is, and what happens."""
-    serve(model, say=_say, on_ready=_tell, **settings)
-
-
-serve_command.__doc__ = serve.__doc__
+def run_serve(arguments: dict[str, Any], _: Output) -> None:
+    """`vitrail serve`: it prints where the service is, and what happens."""
+    serve(say=_say, on_ready=_tell, **arguments)
 
 
 def _say(text: str) -> None:
