@@ -62,7 +62,7 @@ def only(*values: Any, reason: str) -> Check:
 
 def activations(*names: str) -> Check:
     """A GELU of one of these forms."""
-    accepts = f' (activation="{names[0]}" accepts that)' if len(names) == 1 else ""
+    accepts = f' (`activation="{names[0]}"` accepts that)' if len(names) == 1 else ""
     return only(*names, reason=f"its GELU is {' or '.join(names)}{accepts}")
 
 
@@ -71,7 +71,7 @@ def computes(block: BlockConfig) -> Holds:
 
     def check(value: Any, config: ViTConfig) -> str:
         eps = block.norm_eps
-        return "" if value == eps else f"its LayerNorm epsilon is {eps}, not {value} (norm_eps={eps} accepts that)"
+        return "" if value == eps else f"its LayerNorm epsilon is {eps}, not {value} (`norm_eps={eps}` accepts that)"
 
     return {"block.activation": activations(block.activation), "block.norm_eps": check}
 

@@ -127,7 +127,7 @@ def _infer_stem(raw: Raw) -> Stem:
 
 def _covers(value: str, config: ViTConfig) -> str:
     if value == "class" and config.registers > 0 and config.class_token:
-        return "it gives positions to [cls] and registers alike, or to neither (fold_class_position= does that)"
+        return "it gives positions to [cls] and registers alike, or to neither (`fold_class_position=True` does that)"
     return ""
 
 
