@@ -4,6 +4,8 @@ import json
 import os
 import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,21 @@ def test_a_run_continues_on_another_number_of_ranks(one: Path, tmp_path: Path) -
     (folder / "config.yaml").write_text(text.replace("strategy: fsdp", "strategy: ddp"))
     assert train(quick_config(**PLAIN), folder).epochs == 2
     assert_close(best(one), best(folder))
+
+
+def test_torchrun_trains_one_model_and_one_rank_prints(tmp_path: Path) -> None:
+    """The command line as users type it, with processes of its own from beginning to end."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vitrail"]
+    train_digits = shlex.split("train digits --epochs 1 --no-check --no-report --out run")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*torchrun, *train_digits], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "on cpu × 2, batch 128" in result.stdout
+    assert result.stdout.count("writing to run") == 1
+    assert result.stdout.count("next: vitrail predict run PICTURES") == 1
+    assert (tmp_path / "run" / "weights" / "best.safetensors").is_file()
 
 
 def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
