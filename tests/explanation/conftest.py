@@ -57,7 +57,7 @@ def images_for(model: ViT, batch: int = 2) -> Tensor:
 def eager(model: Any, images: Tensor) -> tuple[Tensor, list[list[Tensor]], list[Tensor] | None]:
     """Logits, the probabilities of each layer (B, H, N, N) and those of attention pooling, written out step by step."""
     config = model.config
-    tokens, _ = model.embed(images)
+    tokens, *_ = model.embed(images)
     kept = []
     for block in model.blocks:
         normed = block.norm1(tokens)

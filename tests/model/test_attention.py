@@ -145,7 +145,6 @@ def test_a_mix_of_the_callers_takes_the_place_of_the_kernel(make_model: Callable
         layers.append(layer)
         return probabilities(query, key, scale, mask) @ value
 
-    tokens, _ = model.embed_images(images, None)
-    features = model.summarize(*model.encode(tokens, mix=mix), mix=mix)
+    features = model.summarize(*model.encode(model.embed_images(images), mix=mix), mix=mix)
     torch.testing.assert_close(features, model.features(images), rtol=1e-4, atol=1e-5)
     assert layers == list(range(model.config.depth + 1))  # attention pooling comes after the last block

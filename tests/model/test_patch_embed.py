@@ -58,7 +58,7 @@ def test_patch_convolution_equals_unfold_and_linear(make_model: Callable[..., Vi
     columns = F.unfold(images, (8, 4), stride=(8, 4)).transpose(1, 2)  # (B, patches, C·8·4)
     weight = model.embed.patches.weight.flatten(1)
     expected = F.linear(columns, weight, model.embed.patches.bias)
-    tokens, mask = model.embed(images)
+    tokens, mask, _ = model.embed(images)
     assert mask is None
     torch.testing.assert_close(tokens, expected, rtol=1e-5, atol=1e-5)
 
@@ -87,7 +87,7 @@ def test_prefix_tokens_and_their_positions(
 ) -> None:
     model = make_model(**fields)
     embed = model.embed
-    tokens, _ = embed(torch.randn(2, 3, 32, 32))
+    tokens, *_ = embed(torch.randn(2, 3, 32, 32))
     prefix = torch.cat([part for part in (embed.class_token, embed.registers) if part is not None], dim=1)[0]
     assert embed.positions is not None
     assert embed.positions.shape[1] == sum(positioned) + 16
@@ -139,9 +139,9 @@ def test_a_conv_stem_may_pool_or_stride(make_model: Callable[..., ViT]) -> None:
 def test_patch_dropout_keeps_a_share_of_whole_tokens(make_model: Callable[..., ViT]) -> None:
     model = make_model(rates=Rates(patch=0.25)).train()
     images = torch.randn(2, 3, 32, 32)
-    tokens, _ = model.embed(images)
+    tokens, *_ = model.embed(images)
     assert tokens.shape == (2, 1 + 12, 32)
-    everything, _ = model.eval().embed(images)
+    everything, *_ = model.eval().embed(images)
     distance = torch.cdist(tokens[1], everything[1])
     kept = distance.argmin(1)
     assert (distance.min(1).values < 1e-5).all()
@@ -153,7 +153,7 @@ def test_patch_dropout_never_spends_its_share_on_padding() -> None:
     patches = torch.arange(10.0).view(1, 10, 1).repeat(2, 1, 3)
     mask = torch.ones(2, 10, dtype=torch.bool)
     mask[1, 4:] = False
-    kept, kept_mask = drop_patches(patches, mask, 0.5)
+    kept, kept_mask, _ = drop_patches(patches, mask, 0.5)
     assert kept_mask is not None
     assert kept.shape == (2, 5, 3)
     assert kept_mask.sum(1).tolist() == [5, 2]

@@ -15,7 +15,18 @@ from docs.reference.sections.markdown import code, joined, link, listed, protect
 from vitrail.cli.commands import as_typed, field_texts
 from vitrail.data import Augment, DataConfig, LoaderConfig, Preprocess
 from vitrail.data.config import Columns
-from vitrail.model.config import BlockConfig, ConvStem, PatchStem, PositionConfig, Rates, ResNetStem, ViTConfig
+from vitrail.model.config import ViTConfig
+from vitrail.model.parts import (
+    BlockConfig,
+    ConvStem,
+    NoRelative,
+    PatchStem,
+    PositionConfig,
+    Rates,
+    RelativeBias,
+    ResNetStem,
+    Rope,
+)
 from vitrail.runtimes.manifest import Manifest
 from vitrail.serving.settings import ServeSettings
 from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
@@ -26,7 +37,10 @@ from vitrail.weights.trust import Familiarity, LabelSets, Packed, Trust
 # Section of a page → the dataclasses in it.
 GROUPS: dict[str, tuple[type[Any], ...]] = {
     "training": (TrainConfig, Start, Optim, Schedule, Machine, Augment, DataConfig, Columns),
-    "model": (ViTConfig, BlockConfig, PositionConfig, Rates, PatchStem, ConvStem, ResNetStem),
+    "model": (
+        *(ViTConfig, BlockConfig, PositionConfig, NoRelative, Rope, RelativeBias, Rates),
+        *(PatchStem, ConvStem, ResNetStem),
+    ),
     "preprocessing": (Preprocess,),
     "hints": (Hints,),
     "loading": (LoaderConfig,),

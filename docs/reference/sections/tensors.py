@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from docs.reference.sections.markdown import code, joined, table
 
-from vitrail.model.config import BlockConfig, ConvStem, PositionConfig, ResNetStem, ViTConfig
+from vitrail.model.config import ViTConfig
+from vitrail.model.parts import BlockConfig, ConvStem, PositionConfig, RelativeBias, ResNetStem, Rope
 from vitrail.weights.checkpoint import expected_shapes
 
 _BASE = ViTConfig()
@@ -15,8 +16,17 @@ _OPTIONS = {
     "block.qk_norm: true": replace(_BASE, block=BlockConfig(qk_norm=True)),
     "block.layer_scale: 1e-5": replace(_BASE, block=BlockConfig(layer_scale=1e-5)),
     "block.mlp: swiglu": replace(_BASE, block=BlockConfig(mlp="swiglu")),
+    "block.attention_norm: true": replace(_BASE, block=BlockConfig(attention_norm=True)),
+    "block.mlp_norm: true": replace(_BASE, block=BlockConfig(mlp_norm=True)),
+    "relative.kind: rope, stored": replace(_BASE, relative=Rope(frequencies="stored")),
+    "relative.kind: rope, mixed": replace(_BASE, relative=Rope(frequencies="mixed")),
+    "relative.kind: bias": replace(_BASE, relative=RelativeBias()),
+    "patch_norm: true": replace(_BASE, patch_norm=True),
+    "pre_norm: true": replace(_BASE, pre_norm=True),
     "pooling: map": replace(_BASE, pooling="map"),
     "representation: 768": replace(_BASE, representation=768),
+    "projection: 512": replace(_BASE, projection=512),
+    "distilled: true": replace(_BASE, registers=1, summary_tokens=2, distilled=True),
     "stem.kind: conv": replace(_BASE, stem=ConvStem(), patch_size=(1, 1)),
     "stem.kind: resnet": replace(_BASE, stem=ResNetStem(), patch_size=(1, 1)),
 }

@@ -130,9 +130,11 @@ def heads_sheet(heading: str, subject: Subject, attention: AttentionMaps, heads:
     """Each head of each layer on what the model saw."""
     seen = seen_part(subject)
     rows: list[SheetRow] = []
-    for name, maps in zip(attention.names, attention.maps[0], strict=True):
+    for name, count, maps in zip(attention.names, attention.heads, attention.maps[0], strict=True):
         tiles = [
-            Tile(image=overlay(seen, cells), caption=f"head {head}") for head, cells in zip(heads, maps, strict=True)
+            Tile(image=overlay(seen, cells), caption=f"head {head}")
+            for head, cells in zip(heads, maps, strict=True)
+            if head < count
         ]
         rows += wrap_tiles(_layer(name), tiles)
     return _with_legend(draw_sheet(heading, rows, tile=STRIP_TILE), "each head on its own scale")
@@ -141,7 +143,7 @@ def heads_sheet(heading: str, subject: Subject, attention: AttentionMaps, heads:
 def layers_sheet(heading: str, subject: Subject, attention: AttentionMaps) -> Image.Image:
     """The mean of the heads of each layer on what the model saw, from the first layer to the last."""
     seen = seen_part(subject)
-    means = attention.maps[0].mean(dim=1)  # (layers, h, w)
+    means = attention.maps[0].nanmean(dim=1)  # (layers, h, w)
     tiles = [
         Tile(image=overlay(seen, cells), caption=_layer(name))
         for name, cells in zip(attention.names, means, strict=True)
@@ -448,7 +450,7 @@ def _write(explained: Explained, subject: Subject, full: Image.Image, folder: Pa
     if explained.predictor.in_torch:
         attention = attention_maps(explained.predictor.model, subject.image[None]).cpu()
         shown = attention.select(explained.layers, explained.heads)
-        num_heads = attention.maps.shape[2]
+        num_heads = max(shown.heads)
         heads = [head % num_heads for head in explained.heads or range(num_heads)]
         title = f"{subject.name}: attention"
         pictures["heads"] = heads_sheet(f"{title}, head by head", subject, shown, heads)

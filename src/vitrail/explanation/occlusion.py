@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ConfigError
-from vitrail.model.config import Pair
+from vitrail.model.parts import Pair
 
 PIXELS = 32 * 224 * 224  # of the pictures in one batch
 

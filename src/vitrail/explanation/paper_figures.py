@@ -21,7 +21,7 @@ from vitrail.explanation.heatmap import enlarge, picture_of, scale_map, seen_par
 from vitrail.explanation.passes import Groups, LayerInputs, grid_of, on_model, run
 from vitrail.explanation.saliency import Explanation, Subject, spread
 from vitrail.model import ViT
-from vitrail.model.config import ConvStem, Pair, PatchStem
+from vitrail.model.parts import ConvStem, Pair, PatchStem
 from vitrail.model.patch_embed import ResNet
 from vitrail.wording import counted
 
@@ -100,7 +100,7 @@ def attention_distance(model: ViT, images: Tensor) -> Tensor:
     def look(inputs: LayerInputs) -> None:
         if inputs.layer < depth:
             means: list[Tensor] = []
-            for part in inputs._replace(query=inputs.query[:, :, prefix:]).chunks():
+            for part in inputs.select(queries=slice(prefix, None)).chunks():
                 among = part[..., prefix:]
                 among = groups.repeat(groups.spread(among / among.sum(dim=-1, keepdim=True)))
                 means.append((among * far).sum(dim=-1).mean(dim=(0, 2)))

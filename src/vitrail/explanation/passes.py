@@ -9,6 +9,7 @@ passes through unchanged.
 """
 
 from collections.abc import Callable, Generator
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -16,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import ConfigError
-from vitrail.model import ViT
+from vitrail.model import ViT, ViTConfig
 from vitrail.model.attention import probabilities
-from vitrail.model.config import Pair
+from vitrail.model.parts import Pair
 from vitrail.model.vit import Watch
 
 CHUNK = 1 << 22  # probabilities held at once where heads are taken one after the other
@@ -35,8 +36,16 @@ class LayerInputs(NamedTuple):
     query: Tensor  # (B, H, queries, K)
     key: Tensor  # (B, H, keys, K)
     value: Tensor
-    mask: Tensor | None  # what the sizes of merged tokens add to the scores
+    mask: Tensor | None  # what the sizes of merged tokens and relative positions add to the scores
     scale: float
+
+    def select(self, *, queries: slice = slice(None), heads: slice = slice(None)) -> "LayerInputs":
+        """Only some of the queries, and of the heads."""
+        mask = self.mask
+        if mask is not None:
+            mask = mask[:, heads if mask.shape[1] > 1 else slice(None), queries if mask.shape[2] > 1 else slice(None)]
+        query, key, value = self.query[:, heads, queries], self.key[:, heads], self.value[:, heads]
+        return self._replace(query=query, key=key, value=value, mask=mask)
 
     def output(self) -> Tensor:
         """softmax(Q Kᵀ · scale) V by the kernel that the model itself uses."""
@@ -45,8 +54,9 @@ class LayerInputs(NamedTuple):
     def chunks(self) -> Generator[Tensor]:
         """The probabilities of all heads, a few heads at a time, so that many tokens need little memory."""
         step = max(1, CHUNK // (self.query.shape[0] * self.query.shape[2] * self.key.shape[2]))
-        for query, key in zip(self.query.split(step, dim=1), self.key.split(step, dim=1), strict=True):
-            yield probabilities(query, key, self.scale, self.mask)
+        masks = [self.mask] if self.mask is None or self.mask.shape[1] == 1 else self.mask.split(step, dim=1)
+        parts = zip(self.query.split(step, dim=1), self.key.split(step, dim=1), cycle(masks))
+        yield from (probabilities(query, key, self.scale, mask) for query, key, mask in parts)
 
     def mean(self) -> Tensor:
         """The probabilities averaged over the heads: (B, queries, keys)."""
@@ -77,9 +87,8 @@ def run(
         output = look(inputs)
         return inputs.output() if output is None else output
 
-    tokens, _ = model.embed_images(images, None)
-    keep = 1 if model.config.pooling == "cls" and not all_queries else None
-    tokens, sizes = model.encode(tokens, keep=keep, mix=mix, watch=watch)
+    keep = None if all_queries else model.read_tokens
+    tokens, sizes = model.encode(model.embed_images(images), keep=keep, mix=mix, watch=watch)
     return model.classify(model.summarize(tokens, sizes, mix=mix))
 
 
@@ -90,7 +99,7 @@ def grid_of(model: ViT, images: Tensor) -> Pair:
 
 def on_model(model: ViT, images: Tensor) -> Tensor:
     """Prepared pictures on the model's device and in its type."""
-    return images.to(model.embed.patches.weight)
+    return images.to(model.weight)
 
 
 class Groups:
@@ -125,6 +134,17 @@ class Groups:
     def sizes(self) -> Tensor | None:
         """Patches in each token: (B, n)."""
         return None if self.patches is None else F.one_hot(self.patches).sum(dim=1)
+
+    def reads(self, config: ViTConfig, tokens: int, like: Tensor) -> Tensor:
+        """The weight of each of these tokens in what the pooling reads, [cls] or a mean: (1 or B, N), sums to 1."""
+        weights = like.new_zeros(1, tokens)
+        if config.pooling == "cls":
+            weights[:, : config.summary_tokens] = 1
+        elif self.sizes is None:
+            weights[:, config.pool_skips :] = 1
+        else:
+            weights = F.pad(self.sizes.to(like.dtype), (config.prefix, 0), value=0.0 if config.pool_skips else 1.0)
+        return weights / weights.sum(dim=1, keepdim=True)
 
     def spread(self, shares: Tensor) -> Tensor:
         """Shares of the tokens (B, …, n) → of their patches (B, …, h·w), with the same sum."""

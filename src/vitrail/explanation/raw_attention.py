@@ -6,9 +6,10 @@ itself is the last layer, named "pool". Where tokens are merged, the patches in 
 each with an equal share.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import InputError
@@ -23,6 +24,7 @@ class AttentionMaps:
     names: tuple[str, ...]  # of the layers: "0", "1", …, and "pool" where there is attention pooling
     maps: Tensor  # (B, layers, H, h, w); a row sums to at most 1: the rest goes to [cls] and registers
     logits: Tensor  # (B, classes)
+    heads: tuple[int, ...]  # of each layer: attention pooling may have its own number; NaN where there are fewer
 
     def select(self, layers: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> "AttentionMaps":
         """Chosen encoder layers (None: the last, or the attention pooling if there is one) and heads (None: all).
@@ -31,14 +33,15 @@ class AttentionMaps:
         """
         depth = len(self.names) - (self.names[-1] == "pool")
         rows = [len(self.names) - 1] if layers is None else [_index("layer", layer, depth) for layer in layers]
-        count = self.maps.shape[2]
+        chosen = tuple(self.heads[row] for row in rows)
+        count = max(chosen)
         columns = range(count) if heads is None else [_index("head", head, count) for head in heads]
         maps = self.maps[:, rows][:, :, list(columns)]
-        return AttentionMaps(names=tuple(self.names[row] for row in rows), maps=maps, logits=self.logits)
+        return replace(self, names=tuple(self.names[row] for row in rows), maps=maps, heads=chosen)
 
     def cpu(self) -> "AttentionMaps":
         """The same in main memory and in float32, to be drawn or written."""
-        return AttentionMaps(names=self.names, maps=self.maps.float().cpu(), logits=self.logits.float().cpu())
+        return replace(self, maps=self.maps.float().cpu(), logits=self.logits.float().cpu())
 
 
 def attention_maps(model: ViT, images: Tensor) -> AttentionMaps:
@@ -51,19 +54,23 @@ def attention_maps(model: ViT, images: Tensor) -> AttentionMaps:
         groups = Groups(config.prefix)
 
         def look(inputs: LayerInputs) -> None:
-            if inputs.layer == config.depth:  # the probe's only row, over the patches only
-                maps.append(groups.spread(torch.cat([part[:, :, 0] for part in inputs.chunks()], dim=1)))
+            if inputs.layer == config.depth:  # the probe's only row
+                row = torch.cat([part[:, :, 0] for part in inputs.chunks()], dim=1)
+                maps.append(groups.spread(row[:, :, config.prefix - config.pool_skips :]))
                 return
-            cls = config.pooling == "cls"
-            tokens, weights = (slice(1), reads) if cls else (slice(config.prefix, None), groups.collect(reads))
-            readers = inputs._replace(query=inputs.query[:, :, tokens])
+            weights = reads
+            if config.pooling != "cls":
+                weights = torch.cat([reads[:, : config.prefix], groups.collect(reads[:, config.prefix :])], dim=1)
+            readers = inputs.select(queries=slice(weights.shape[1]))
             rows = [torch.einsum("bq,bhqk->bhk", weights, part) for part in readers.chunks()]
             maps.append(groups.spread(torch.cat(rows, dim=1)[:, :, config.prefix :]))
 
         logits = run(model, images, look, watch=groups.watch)
     names = [str(layer) for layer in range(config.depth)] + (["pool"] if config.pooling == "map" else [])
-    stacked = torch.stack(maps, dim=1).unflatten(-1, grid)
-    return AttentionMaps(names=tuple(names), maps=stacked, logits=logits)
+    heads = tuple(layer.shape[1] for layer in maps)
+    padded = [F.pad(layer, (0, 0, 0, max(heads) - layer.shape[1]), value=torch.nan) for layer in maps]
+    stacked = torch.stack(padded, dim=1).unflatten(-1, grid)
+    return AttentionMaps(names=tuple(names), maps=stacked, logits=logits, heads=heads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +96,7 @@ def patch_attention(model: ViT, images: Tensor, layer: int = -1, head: int | Non
     def look(inputs: LayerInputs) -> None:
         if inputs.layer == number:
             one = slice(None) if chosen is None else slice(chosen, chosen + 1)
-            mean = inputs._replace(query=inputs.query[:, one], key=inputs.key[:, one]).mean()
+            mean = inputs.select(heads=one).mean()
             looks.append(groups.spread(mean[:, :, config.prefix :]))
 
     def watch(layer: int, tokens: Tensor, patches: Tensor | None) -> None:
@@ -103,21 +110,21 @@ def patch_attention(model: ViT, images: Tensor, layer: int = -1, head: int | Non
 
 
 def _reading_weights(model: ViT, images: Tensor) -> Tensor:
-    """The weight of each token that the pooling reads: (B, tokens), sums to 1; they are [cls], or the patches."""
-    rows, columns = grid_of(model, images)
-    if model.config.pooling == "cls":
-        return torch.ones(len(images), 1, device=images.device)
-    if model.config.pooling == "mean":
-        return torch.full((len(images), rows * columns), 1 / (rows * columns), device=images.device)
+    """The weight of each token that the pooling reads: (B, N), sums to 1; only those of [cls] where that is pooled."""
+    config, (rows, columns) = model.config, grid_of(model, images)
     weights: list[Tensor] = []
-    groups = Groups(model.config.prefix)
+    groups = Groups(config.prefix)
+    if config.pooling != "map":
+        tokens = model.read_tokens or config.prefix + rows * columns
+        return groups.reads(config, tokens, images.float()).expand(len(images), -1)
 
     def look(inputs: LayerInputs) -> None:
-        if inputs.layer == model.config.depth:
-            weights.append(groups.spread(inputs.mean()[:, 0]))
+        if inputs.layer == config.depth:
+            row, prefix = inputs.mean()[:, 0], config.prefix - config.pool_skips
+            weights.append(torch.cat([row[:, :prefix], groups.spread(row[:, prefix:])], dim=1))
 
     run(model, images, look, watch=groups.watch)
-    return weights[0]
+    return F.pad(weights[0], (config.pool_skips, 0))
 
 
 def check_choice(model: ViT, layers: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> None:

@@ -79,13 +79,11 @@ class Flow:
     def reading(self) -> Tensor:
         """How much of each patch the pooling reads: (B, h·w)."""
         assert self.product is not None
-        prefix, sizes = self.config.prefix, self.groups.sizes
-        if self.config.pooling != "mean":
-            return self.product[:, 0, prefix:]
-        rows = self.product[:, prefix:]
-        if sizes is None:
-            return rows.mean(dim=1)[:, prefix:]
-        return torch.einsum("bn,bnk->bk", (sizes / sizes.sum(dim=1, keepdim=True)).to(rows.dtype), rows)[:, prefix:]
+        rows, prefix = self.product, self.config.prefix
+        if self.config.pooling == "map":
+            return rows[:, 0, prefix:]
+        reads = self.groups.reads(self.config, rows.shape[1], rows).expand(len(rows), -1)
+        return torch.einsum("bn,bnk->bk", reads, rows)[:, prefix:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +144,8 @@ def weigh_attention(model: ViT, images: Tensor, targets: Tensor | None) -> Weigh
         attention = attention if attention.requires_grad else attention.requires_grad_()  # frozen weights
         kept.append(attention)
         probe = inputs.layer == model.config.depth  # of attention pooling, which is never merged
-        merged_sizes = None if inputs.mask is None or probe else inputs.mask.exp()
-        sizes.append(1.0 if merged_sizes is None else merged_sizes[..., : inputs.query.shape[2]].mT)
+        merged_sizes = None if groups.sizes is None or probe else F.pad(groups.sizes, (groups.prefix, 0), value=1)
+        sizes.append(1.0 if merged_sizes is None else merged_sizes[:, None, : inputs.query.shape[2], None])
         return attention.to(inputs.value.dtype) @ inputs.value
 
     with torch.inference_mode(False), torch.enable_grad():
@@ -164,14 +162,9 @@ def _reading_row(model: ViT, weighted: WeightedAttention) -> Tensor:
     """The tokens that the pooling reads, as weights (B, N)."""
     config, first, sizes = model.config, weighted.layers[0], weighted.groups.sizes
     if config.pooling == "map":
-        return F.pad(weighted.layers[-1][:, 0], (config.prefix, 0))
-    patches = first.shape[2] - config.prefix
-    row = first.new_zeros(first.shape[0], config.prefix + (patches if sizes is None else sizes.shape[1]))
-    if config.pooling == "cls":
-        row[:, 0] = 1
-    else:
-        row[:, config.prefix :] = 1 / patches if sizes is None else sizes / patches
-    return row
+        return F.pad(weighted.layers[-1][:, 0], (config.pool_skips, 0))
+    tokens = first.shape[2] if sizes is None else config.prefix + sizes.shape[1]
+    return weighted.groups.reads(config, tokens, first).expand(len(first), -1)
 
 
 def _rows_to_one(matrix: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from vitrail.explanation.occlusion import occlude
 from vitrail.explanation.raw_attention import attention_maps
 from vitrail.explanation.relevance import gradient_rollout, relevance, rollout
 from vitrail.model import ViT
-from vitrail.model.config import Pair
+from vitrail.model.parts import Pair
 from vitrail.prediction import Predictor
 from vitrail.weights.trust import probabilities
 
@@ -152,7 +152,7 @@ def explain_by(
     targets = None if wanted is None else torch.tensor([wanted])
     if method == "attention":
         attention = attention_maps(predictor.model, batch)
-        maps, logits = attention.select(layers, heads).maps.mean(dim=(1, 2)), attention.logits
+        maps, logits = attention.select(layers, heads).maps.nanmean(dim=(1, 2)), attention.logits
     elif method == "rollout":
         maps, logits = rollout(predictor.model, batch)
     elif method in BY_GRADIENTS:

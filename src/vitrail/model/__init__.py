@@ -9,8 +9,19 @@ Shapes are noted beside the code with these letters:
 """
 
 from vitrail.model.attention import AttentionQuery
-from vitrail.model.config import BlockConfig, ConvStem, PatchStem, PositionConfig, Rates, ResNetStem, ViTConfig
+from vitrail.model.config import ViTConfig
 from vitrail.model.merging import merge_schedule, with_merging
+from vitrail.model.parts import (
+    BlockConfig,
+    ConvStem,
+    NoRelative,
+    PatchStem,
+    PositionConfig,
+    Rates,
+    RelativeBias,
+    ResNetStem,
+    Rope,
+)
 from vitrail.model.summary import Summary, summarize
 from vitrail.model.variants import create, variant, variants
 from vitrail.model.vit import Trace, ViT
@@ -19,10 +30,13 @@ __all__ = [
     "AttentionQuery",
     "BlockConfig",
     "ConvStem",
+    "NoRelative",
     "PatchStem",
     "PositionConfig",
     "Rates",
+    "RelativeBias",
     "ResNetStem",
+    "Rope",
     "Summary",
     "Trace",
     "ViT",

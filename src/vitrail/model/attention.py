@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError
 from vitrail.model.config import ViTConfig
+from vitrail.model.relative import Relation
 from vitrail.schema import validate
 
 
@@ -55,6 +56,13 @@ class LayerMix(Protocol):
 
 
 fused: Mix = F.scaled_dot_product_attention
+NOTHING = Relation()
+
+
+def build_norm(config: ViTConfig, width: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
+    """A norm of the kind that the model has everywhere, over its width or another one."""
+    kind = nn.RMSNorm if config.block.norm == "rms" else nn.LayerNorm
+    return kind(width or config.width, eps=config.block.norm_eps)
 
 
 class Attention(nn.Module):
@@ -66,33 +74,64 @@ class Attention(nn.Module):
         self.scale = config.block.attention_scale or config.head_size**-0.5
         self.dropout_rate = config.rates.attention
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.block.qkv_bias)
-        self.query_norm = self.key_norm = None
-        if config.block.qk_norm:
-            self.query_norm = nn.LayerNorm(config.head_size, eps=config.block.norm_eps)
-            self.key_norm = nn.LayerNorm(config.head_size, eps=config.block.norm_eps)
-        self.proj = nn.Linear(config.width, config.width)
+        self.key_bias = config.block.key_bias
+        self.query_norm = build_norm(config, config.head_size) if config.block.qk_norm else None
+        self.key_norm = build_norm(config, config.head_size) if config.block.qk_norm else None
+        self.norm = build_norm(config) if config.block.attention_norm else None
+        self.proj = nn.Linear(config.width, config.width, bias=config.block.proj_bias)
 
     def forward(
-        self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None, mix: Mix = fused
-    ) -> Tensor:  # (B, N, D)
+        self,
+        tokens: Tensor,  # (B, N, D)
+        mask: Tensor | None = None,
+        keep: int | None = None,
+        mix: Mix = fused,
+        relation: Relation = NOTHING,
+    ) -> Tensor:
         """Attend; with `keep`, only the first few tokens are computed.
 
         `mask` broadcasts to (B, H, N, N): True where a query may look at a key, or numbers to add to the scores.
         """
         query, key, value = self.split(tokens)  # each (B, H, N, K)
         dropout = self.dropout_rate if self.training else 0.0
-        mixed = mix(query[:, :, :keep], key, value, mask, dropout, scale=self.scale)
-        return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, H, N, K) → (B, N, D)
+        query, key, mask = relate(query[:, :, :keep], key, mask, relation)
+        mixed = mix(query, key, value, mask, dropout, scale=self.scale)
+        return self.join(mixed)
+
+    def join(self, mixed: Tensor) -> Tensor:  # (B, H, N, K) → (B, N, D)
+        """The heads' outputs side by side, projected."""
+        joined = mixed.transpose(1, 2).flatten(2)
+        return self.proj(joined if self.norm is None else self.norm(joined))
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of each head."""
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, N, D) → (B, H, N, K)
-            for part in self.qkv(tokens).chunk(3, dim=-1)
+            for part in self._project(tokens).chunk(3, dim=-1)
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
+
+    def _project(self, tokens: Tensor) -> Tensor:  # (B, N, D) → (B, N, 3 · D)
+        if self.key_bias or not self.training:  # the keys' part of the bias is zero, and training must not change that
+            return self.qkv(tokens)
+        query, key, value = self.qkv.bias.chunk(3)
+        return F.linear(tokens, self.qkv.weight, torch.cat([query, torch.zeros_like(key), value]))
+
+
+def relate(query: Tensor, key: Tensor, mask: Tensor | None, relation: Relation) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Queries (perhaps only the first few), keys and mask, after what relative positions do with them."""
+    rotation, bias = relation
+    if rotation is not None:
+        query, key = rotation.turn(query), rotation.turn(key)
+    if bias is not None:
+        bias = bias[:, :, : query.shape[2]].to(query.dtype)
+        if mask is None:
+            mask = bias
+        else:
+            mask = torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
+    return query, key, mask
 
 
 def probabilities(

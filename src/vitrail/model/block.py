@@ -3,13 +3,15 @@
 After the last block, pooling makes one vector of all tokens."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.model.attention import Attention, Mix, attention_mask, fused
+from vitrail.model.attention import NOTHING, Attention, Mix, attention_mask, build_norm, fused
 from vitrail.model.config import ViTConfig
+from vitrail.model.relative import Relation
 
 
 class Block(nn.Module):
@@ -17,11 +19,11 @@ class Block(nn.Module):
 
     def __init__(self, config: ViTConfig, path_rate: float = 0.0) -> None:
         super().__init__()
-        eps, scale = config.block.norm_eps, config.block.layer_scale
-        self.norm1 = nn.LayerNorm(config.width, eps=eps)
+        scale = config.block.layer_scale
+        self.norm1 = build_norm(config)
         self.attention = Attention(config)
         self.branch1 = Branch(config.width, config.rates.dropout, path_rate, scale)
-        self.norm2 = nn.LayerNorm(config.width, eps=eps)
+        self.norm2 = build_norm(config)
         self.mlp = build_mlp(config)
         self.branch2 = Branch(config.width, config.rates.dropout, path_rate, scale)
 
@@ -32,12 +34,14 @@ class Block(nn.Module):
         keep: int | None = None,
         mix: Mix = fused,
         merge: Callable[[Tensor], Tensor] | None = None,
+        relation: Relation = NOTHING,
     ) -> Tensor:
         """All tokens, or only the first `keep`, which is all that the last block needs where [cls] is pooled.
 
-        `merge` makes fewer tokens of those that attention gives, before the MLP.
+        `merge` makes fewer tokens of those that attention gives, before the MLP. `relation` is what relative positions
+        do in this block.
         """
-        tokens = self.branch1(self.attention(self.norm1(tokens), mask, keep, mix), tokens[:, :keep])
+        tokens = self.branch1(self.attention(self.norm1(tokens), mask, keep, mix, relation), tokens[:, :keep])
         if merge is not None:
             tokens = merge(tokens)
         return self.branch2(self.mlp(self.norm2(tokens)), tokens)
@@ -54,16 +58,30 @@ class Mlp(FeedForward):
 
     description = "GELU"
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, hidden_width: int | None = None) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.width, config.hidden_width)
-        self.fc2 = nn.Linear(config.hidden_width, config.width)
-        self.approximate = "tanh" if config.block.activation == "gelu_tanh" else "none"
+        hidden_width = hidden_width or config.hidden_width
+        self.fc1 = nn.Linear(config.width, hidden_width, bias=config.block.proj_bias)
+        self.norm = build_norm(config, hidden_width) if config.block.mlp_norm else None
+        self.fc2 = nn.Linear(hidden_width, config.width, bias=config.block.proj_bias)
+        self.activation = ACTIVATIONS[config.block.activation]
         self.dropout_rate = config.rates.dropout
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden = F.gelu(self.fc1(tokens), approximate=self.approximate)
-        return self.fc2(F.dropout(hidden, self.dropout_rate, self.training))
+        hidden = F.dropout(self.activation(self.fc1(tokens)), self.dropout_rate, self.training)
+        return self.fc2(hidden if self.norm is None else self.norm(hidden))
+
+
+def quick_gelu(hidden: Tensor) -> Tensor:
+    """x · σ(1.702 x): OpenAI's approximation of GELU."""
+    return hidden * torch.sigmoid(1.702 * hidden)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+}
 
 
 class SwiGlu(FeedForward):
@@ -71,24 +89,27 @@ class SwiGlu(FeedForward):
 
     description = "SwiGLU"
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, hidden_width: int | None = None) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.width, config.hidden_width)
-        self.up = nn.Linear(config.width, config.hidden_width)
-        self.down = nn.Linear(config.hidden_width, config.width)
+        hidden_width, bias = hidden_width or config.hidden_width, config.block.proj_bias
+        self.gate = nn.Linear(config.width, hidden_width, bias=bias)
+        self.up = nn.Linear(config.width, hidden_width, bias=bias)
+        self.norm = build_norm(config, hidden_width) if config.block.mlp_norm else None
+        self.down = nn.Linear(hidden_width, config.width, bias=bias)
         self.dropout_rate = config.rates.dropout
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden = F.silu(self.gate(tokens)) * self.up(tokens)
-        return self.down(F.dropout(hidden, self.dropout_rate, self.training))
+        hidden = F.dropout(F.silu(self.gate(tokens)) * self.up(tokens), self.dropout_rate, self.training)
+        return self.down(hidden if self.norm is None else self.norm(hidden))
 
 
 # Kind, as in `BlockConfig.mlp` → its class.
 MLPS: dict[str, type[Mlp] | type[SwiGlu]] = {"plain": Mlp, "swiglu": SwiGlu}
 
 
-def build_mlp(config: ViTConfig) -> Mlp | SwiGlu:
-    return MLPS[config.block.mlp](config)
+def build_mlp(config: ViTConfig, hidden_width: int | None = None) -> Mlp | SwiGlu:
+    """The MLP of a block; attention pooling may have one of another width."""
+    return MLPS[config.block.mlp](config, hidden_width)
 
 
 class Branch(nn.Module):
@@ -120,19 +141,22 @@ def drop_path(branch: Tensor, rate: float) -> Tensor:
 
 
 class Pool(nn.Module):
-    """The [cls] token, or the mean of the patches; with sizes for a mask, a token counts for all patches in it."""
+    """The [cls] token (or several side by side), or the mean of the patches.
+
+    With sizes for a mask, a token counts for all patches in it.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.kind, self.prefix = config.pooling, config.prefix
+        self.kind, self.count, self.skipped = config.pooling, config.summary_tokens, config.pool_skips
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, mix: Mix = fused) -> Tensor:  # (B, N, D) → (B, D)
         if self.kind == "cls":
-            return tokens[:, 0]
-        patches = tokens[:, self.prefix :]
+            return tokens[:, : self.count].flatten(1)
+        patches = tokens[:, self.skipped :]
         if mask is None:
             return patches.mean(dim=1)
-        real = mask[:, self.prefix :, None].to(tokens.dtype)  # (B, h·w, 1)
+        real = mask[:, self.skipped :, None].to(tokens.dtype)  # (B, h·w, 1)
         return (patches * real).sum(dim=1) / real.sum(dim=1)
 
 
@@ -141,24 +165,25 @@ class AttentionPool(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.heads, self.prefix, self.scale = config.heads, config.prefix, config.head_size**-0.5
+        self.heads, self.skipped = config.pool_heads or config.heads, config.pool_skips
+        self.scale = (config.width // self.heads) ** -0.5
         self.probe = nn.Parameter(torch.empty(1, 1, config.width))
         self.query = nn.Linear(config.width, config.width)
         self.key_value = nn.Linear(config.width, 2 * config.width)
         self.proj = nn.Linear(config.width, config.width)
-        self.norm = nn.LayerNorm(config.width, eps=config.block.norm_eps)
-        self.mlp = build_mlp(config)
+        self.norm = build_norm(config)
+        self.mlp = build_mlp(config, config.pool_mlp_width)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, mix: Mix = fused) -> Tensor:  # (B, N, D) → (B, D)
         query, key, value = self.split(tokens)
-        patches = None if mask is None else mask[:, self.prefix :]
+        patches = None if mask is None else mask[:, self.skipped :]
         mixed = mix(query, key, value, attention_mask(patches, query), 0.0, scale=self.scale)  # (B, H, 1, K)
         pooled = self.proj(mixed.transpose(1, 2).flatten(2))  # (B, 1, D)
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The probe's query (B, H, 1, K), and the keys and values of the patches (B, H, h·w, K)."""
-        patches = tokens[:, self.prefix :]
+        patches = tokens[:, self.skipped :]
         query = self.query(self.probe).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         key, value = self.key_value(patches).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return query.expand(tokens.shape[0], -1, -1, -1), key, value

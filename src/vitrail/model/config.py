@@ -4,13 +4,23 @@ The defaults are the paper's ViT-B/16 at 224 pixels. A config is frozen; change 
 """
 
 from dataclasses import dataclass, field, replace
-from math import inf, prod
+from math import prod
 from typing import Literal
 
 from vitrail.errors import ConfigError
+from vitrail.model.parts import (
+    BlockConfig,
+    NoRelative,
+    Pair,
+    PatchStem,
+    PositionConfig,
+    Rates,
+    Relative,
+    Rope,
+    Stem,
+    require_positive,
+)
 from vitrail.schema import IF_USED, validate
-
-Pair = tuple[int, int]  # (height, width), always in this order
 
 # Far beyond any ViT: a damaged or mistyped config must not keep the machine busy.
 LIMITS = {
@@ -19,144 +29,14 @@ LIMITS = {
     "depth": 1000,
     "heads": 4096,
     "mlp_width": 1_000_000,
+    "pool_heads": 4096,
+    "pool_mlp_width": 1_000_000,
     "representation": 1_000_000,
+    "projection": 1_000_000,
     "num_classes": 10_000_000,
     "registers": 10_000,
 }
 LARGEST_SIDE = 100_000
-GROUP_SIZE = 8  # channels that a conv stem's group norm treats together
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockConfig:
-    """What all encoder blocks share besides their sizes."""
-
-    qkv_bias: bool = True  # whether queries, keys and values have biases
-    attention_scale: float | None = None  # None: 1 / √(head size), as in the paper
-    qk_norm: bool = False  # LayerNorm on the queries and keys of each head
-    layer_scale: float | None = None  # first value of a learned factor per channel on both branches
-    norm_eps: float = 1e-6  # of every LayerNorm
-    activation: Literal["gelu", "gelu_tanh"] = "gelu"  # the erf form, or Google's tanh approximation
-    mlp: Literal["plain", "swiglu"] = "plain"  # the paper's, or one whose hidden features are gated (no GELU)
-
-    def __post_init__(self) -> None:
-        validate(self)
-        _require_positive("norm_eps", self.norm_eps)
-        if self.attention_scale is not None:
-            _require_positive("attention_scale", self.attention_scale)
-        if self.layer_scale is not None:
-            _require_positive("layer_scale", self.layer_scale)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionConfig:
-    """How tokens know where they are.
-
-    `kind` is what is added: a learned vector for each place, one for each row beside one for each column (`axes`),
-    fixed sines and cosines, or nothing. `covers` is which tokens have a position: `patches` only (added before the
-    other tokens are joined: big_vision, DeiT-3), `class` too (the paper: N + 1 positions, added after the [cls] token
-    is joined), or `all` (registers too).
-    `resample` is the kernel that fits the positions to another grid; each is exactly its origin's.
-    """
-
-    kind: Literal["learned", "axes", "sincos", "none"] = "learned"
-    covers: Literal["patches", "class", "all"] = "class"
-    resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] = "google"
-
-    def __post_init__(self) -> None:
-        validate(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Probabilities with which training drops things; all are 0 at inference."""
-
-    dropout: float = 0.0  # after the positions, after each attention and in each MLP
-    attention: float = 0.0  # attention probabilities
-    path: float = 0.0  # whole residual branches (DropPath): 0 in the first block, rising linearly to this in the last
-    patch: float = 0.0  # whole patches, before the encoder
-
-    def __post_init__(self) -> None:
-        validate(self)
-        for name in ("dropout", "attention", "path", "patch"):
-            rate = getattr(self, name)
-            if not 0.0 <= rate < 1.0:
-                raise ConfigError(f"rates.{name} must be at least 0 and below 1; got {rate}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatchStem:
-    """No stem: patches are cut from the pixels, as in the paper."""
-
-    kind: Literal["patch"] = "patch"
-
-    @property
-    def stride(self) -> int:
-        return 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvStem:
-    """A few 3×3 convolutions, each with ReLU, before the patches are cut ("Early Convolutions Help Transformers")."""
-
-    kind: Literal["conv"] = "conv"
-    widths: tuple[int, ...] = (48, 96, 192, 384)  # channels that each convolution gives
-    strides: tuple[int, ...] = (2, 2, 2, 2)  # one for each convolution
-    norm: Literal["batch", "group", "none"] = "batch"  # group: of 8 channels, per picture, cheaper on a CPU
-    pool: bool = False  # reduce by 3×3 max pooling instead of by striding, as CCT does
-
-    def __post_init__(self) -> None:
-        validate(self)
-        if not self.widths or len(self.widths) != len(self.strides):
-            raise ConfigError(
-                "stem.widths and stem.strides must have one number per convolution, at least one; "
-                f"got {self.widths} and {self.strides}."
-            )
-        for number in (*self.widths, *self.strides):
-            _require_positive("each of stem.widths and stem.strides", number)
-        if self.norm == "group" and any(width % GROUP_SIZE for width in self.widths):
-            raise ConfigError(f"stem.norm 'group' needs widths that are multiples of {GROUP_SIZE}; got {self.widths}.")
-
-    @property
-    def stride(self) -> int:
-        return prod(self.strides)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResNetStem:
-    """The hybrid's ResNet: 7×7 root, then stages of bottlenecks, with weight standardisation and GroupNorm.
-
-    `ws_form` is how weights are standardised: Google divides by std + eps, timm by √(variance + eps).
-    """
-
-    kind: Literal["resnet"] = "resnet"
-    blocks: tuple[int, ...] = (3, 4, 9)  # bottlenecks per stage; () is only the root
-    width_factor: float = 1.0  # × 64 channels in the root
-    groups: int = 32  # of GroupNorm
-    norm_eps: float = 1e-6  # of GroupNorm
-    ws_eps: float = 1e-5  # of the standardisation
-    ws_form: Literal["std", "variance"] = "std"
-
-    def __post_init__(self) -> None:
-        validate(self)
-        for number in (*self.blocks, self.groups, self.width_factor, self.norm_eps, self.ws_eps):
-            _require_positive("each number of a resnet stem", number)
-        if self.width < 1 or self.width % self.groups:
-            raise ConfigError(
-                f"the resnet stem's width, int(64 × width_factor) = {self.width}, must be a multiple of its groups "
-                f"{self.groups}; change width_factor or groups."
-            )
-
-    @property
-    def width(self) -> int:
-        return int(64 * self.width_factor)
-
-    @property
-    def stride(self) -> int:
-        return 4 * 2 ** max(len(self.blocks) - 1, 0)  # convolution 2 × pooling 2, then 2 for each stage but the first
-
-
-Stem = PatchStem | ConvStem | ResNetStem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,18 +54,33 @@ class ViTConfig:
     class_token: bool = True  # whether there is a [cls] token
     registers: int = 0  # extra learned tokens that are never read ("ViTs Need Registers")
     pooling: Literal["cls", "mean", "map"] = "cls"  # the [cls] token, mean of the patches, or attention pooling
-    pool_norm: Literal["before", "after"] = "before"  # where the last LayerNorm is
+    pool_norm: Literal["before", "after", "none"] = "before"  # where the last norm is
     representation: int | None = None  # width of the Linear + tanh before the head, used in pre-training
     block: BlockConfig = field(default_factory=BlockConfig)
     positions: PositionConfig = field(default_factory=PositionConfig)
     stem: Stem = field(default_factory=PatchStem)  # what the pixels pass through before patches are cut
     rates: Rates = field(default_factory=Rates)
     merge: tuple[int, ...] = field(default=(), metadata=IF_USED)  # patches that each block merges away; (): none
+    relative: Relative = field(default=NoRelative(), metadata=IF_USED)  # what attention knows of where tokens are
+    patch_bias: bool = field(default=True, metadata=IF_USED)  # of the patch projection
+    patch_norm: bool = field(
+        default=False, metadata=IF_USED
+    )  # a norm of the patches before positions are added (AIMv2)
+    pre_norm: bool = field(default=False, metadata=IF_USED)  # a norm of all tokens before the first block (CLIP)
+    summary_tokens: int = field(default=1, metadata=IF_USED)  # first tokens that pooling "cls" reads, side by side
+    pool_prefix: bool = field(default=False, metadata=IF_USED)  # pooling "mean" and "map" read [cls] and registers too
+    pool_heads: int | None = field(default=None, metadata=IF_USED)  # of attention pooling; None: `heads`
+    pool_mlp_width: int | None = field(default=None, metadata=IF_USED)  # of attention pooling; None: as in the blocks
+    projection: int | None = field(
+        default=None, metadata=IF_USED
+    )  # width of a Linear without bias after pooling (CLIP)
+    normalize_features: bool = field(default=False, metadata=IF_USED)  # features have length 1 (zero-shot)
+    distilled: bool = field(default=False, metadata=IF_USED)  # a second head on the second token (DeiT)
 
     def __post_init__(self) -> None:
         validate(self)
         for side in (*self.image_size, *self.patch_size):
-            _require_positive("each side of image_size and patch_size", side)
+            require_positive("each side of image_size and patch_size", side)
             if side > LARGEST_SIDE:
                 raise ConfigError(f"each side of image_size and patch_size must be at most {LARGEST_SIDE}; got {side}.")
         for name, limit in LIMITS.items():
@@ -193,7 +88,7 @@ class ViTConfig:
             if number is None:
                 continue
             if name not in ("num_classes", "registers"):
-                _require_positive(name, number)
+                require_positive(name, number)
             elif number < 0:
                 raise ConfigError(f"{name} must be 0 or more; got {number}.")
             if number > limit:
@@ -204,6 +99,8 @@ class ViTConfig:
             raise ConfigError(
                 f"heads must divide width {self.width}; got {self.heads}; try {' or '.join(map(str, sorted(near)))}."
             )
+        if self.pool_heads is not None and self.width % self.pool_heads:
+            raise ConfigError(f"pool_heads must divide width {self.width}; got {self.pool_heads}.")
         self.grid_of(self.image_size)
         self._check_tokens()
         self._check_merge()
@@ -213,6 +110,22 @@ class ViTConfig:
         if self.pooling == "cls" and not self.class_token:
             raise ConfigError(
                 "pooling 'cls' needs `class_token=True`; use pooling 'mean' or 'map' without a [cls] token."
+            )
+        if not 1 <= self.summary_tokens <= max(self.prefix, 1):
+            raise ConfigError(
+                f"summary_tokens must be between 1 and {max(self.prefix, 1)}, the number of [cls] and registers; got "
+                f"{self.summary_tokens}."
+            )
+        if self.distilled and (self.pooling, self.summary_tokens, self.num_classes > 0) != ("cls", 2, True):
+            raise ConfigError('distilled needs pooling "cls", summary_tokens 2, and classes for its two heads.')
+        if self.distilled and (self.representation or self.projection):
+            raise ConfigError("a distilled model has no representation layer and no projection.")
+        if self.representation and self.projection:
+            raise ConfigError("a model has a representation layer or a projection, not both.")
+        if isinstance(self.relative, Rope) and self.head_size % 4:
+            raise ConfigError(
+                "rotary positions need heads whose size, width / heads, is a multiple of 4; "
+                f"got {self.width} / {self.heads}."
             )
         if self.positions.kind == "axes" and self.width % 2:
             raise ConfigError(f"positions along both axes need an even width; got {self.width}.")
@@ -235,9 +148,19 @@ class ViTConfig:
         elif self.positioned_prefix == int(self.class_token):
             covers = "class"
         object.__setattr__(self, "positions", replace(self.positions, covers=covers))
-        if self.pooling == "cls":  # the norm works token by token: before and after are the same
-            object.__setattr__(self, "pool_norm", "before")
+        if self.pooling == "cls":
+            if self.pool_norm == "after":  # the norm works token by token: before and after are the same
+                object.__setattr__(self, "pool_norm", "before")
             object.__setattr__(self, "merge", (*self.merge[:-1], 0))  # what the last block would merge is never read
+            object.__setattr__(self, "pool_prefix", False)
+        else:
+            object.__setattr__(self, "summary_tokens", 1)
+        if self.pooling != "map" or self.pool_heads == self.heads:
+            object.__setattr__(self, "pool_heads", None)
+        if self.pooling != "map" or self.pool_mlp_width == self.hidden_width:
+            object.__setattr__(self, "pool_mlp_width", None)
+        if not self.prefix:
+            object.__setattr__(self, "pool_prefix", False)
         if not any(self.merge):
             object.__setattr__(self, "merge", ())
 
@@ -287,12 +210,27 @@ class ViTConfig:
         return self.mlp_width or 4 * self.width
 
     @property
+    def pool_skips(self) -> int:
+        """How many of the first tokens pooling over patches leaves out."""
+        return 0 if self.pool_prefix else self.prefix
+
+    @property
+    def pooled_width(self) -> int:
+        """Features that the pooling gives."""
+        return self.width * self.summary_tokens
+
+    @property
+    def feature_width(self) -> int:
+        """Features that the head sees."""
+        return self.representation or self.projection or self.pooled_width
+
+    @property
+    def head_width(self) -> int:
+        """Features that each head sees: all of them, or a token's of its own."""
+        return self.width if self.distilled else self.feature_width
+
+    @property
     def positioned_prefix(self) -> int:
         """How many of the prefix tokens have a position."""
         covered = {"patches": 0, "class": int(self.class_token), "all": self.prefix}
         return covered[self.positions.covers]
-
-
-def _require_positive(name: str, number: float) -> None:
-    if not 0 < number < inf:  # so that NaN fails too
-        raise ConfigError(f"{name} must be positive; got {number}.")

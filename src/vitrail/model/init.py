@@ -11,6 +11,7 @@
 | last norm of a ResNet bottleneck | zeros | zeros |
 """
 
+from collections.abc import Iterable
 from math import sqrt
 
 import torch
@@ -19,20 +20,25 @@ from torch import Tensor, nn
 from vitrail.model.attention import Attention
 from vitrail.model.block import AttentionPool, Branch, FeedForward
 from vitrail.model.patch_embed import Bottleneck, Embed
+from vitrail.model.relative import RelativePositions
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, representation: nn.Linear | None, head: nn.Linear | None) -> None:
-    """Fill every parameter and buffer; a model on `meta` has nothing to fill yet."""
+def initialize(model: nn.Module, last: nn.Linear | None, heads: Iterable[nn.Linear | None]) -> None:
+    """Fill every parameter and buffer; a model on `meta` has nothing to fill yet.
+
+    `last` is the layer between pooling and heads: the representation layer, or the projection.
+    """
     if any(parameter.is_meta for parameter in model.parameters()):
         return
     for fill in (_fill_layer, _refine):  # the second refines the first
         for module in model.modules():
             fill(module)
-    if representation is not None:
-        _fill_lecun(representation.weight)
-    if head is not None:
-        nn.init.zeros_(head.weight)
+    if last is not None:
+        _fill_lecun(last.weight)
+    for head in heads:
+        if head is not None:
+            nn.init.zeros_(head.weight)
 
 
 def _fill_layer(layer: nn.Module) -> None:
@@ -43,7 +49,7 @@ def _fill_layer(layer: nn.Module) -> None:
         case nn.Conv2d():
             _fill_lecun(layer.weight)
             _zero(layer.bias)
-        case nn.LayerNorm() | nn.GroupNorm() | nn.BatchNorm2d():
+        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | nn.BatchNorm2d():
             layer.reset_parameters()
         case _:
             pass
@@ -62,8 +68,10 @@ def _refine(module: nn.Module) -> None:
                 nn.init.xavier_uniform_(matrix)
         case FeedForward():
             for layer in module.children():
-                if isinstance(layer, nn.Linear):
+                if isinstance(layer, nn.Linear) and layer.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
                     nn.init.normal_(layer.bias, std=1e-6)
+        case RelativePositions():
+            module.fill()
         case Branch() if module.scale is not None:
             nn.init.constant_(module.scale, module.scale_init)
         case AttentionPool():

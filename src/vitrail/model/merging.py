@@ -26,6 +26,7 @@ from torch import Tensor
 from vitrail.errors import ConfigError
 from vitrail.model.attention import Mix
 from vitrail.model.config import ViTConfig
+from vitrail.model.relative import Layout
 
 Schedule = Literal["constant", "decreasing", "alternating"]
 
@@ -131,6 +132,14 @@ class Merging:
         before = torch.ones(tokens.shape[:2], device=tokens.device) if self.before is None else self.before
         tokens, self.sizes = merge_tokens(tokens, before, self.matching, self.prefix)
         return tokens
+
+    def move(self, layout: Layout) -> Layout:
+        """Where the merged patches are: in the mean of their places."""
+        assert self.matching is not None
+        batch, prefix = len(self.matching.first), self.prefix
+        places = layout.where(self.matching.first.device).expand(batch, -1, -1)
+        sizes = torch.ones(places.shape[:2], device=places.device) if self.before is None else self.before[:, prefix:]
+        return layout._replace(places=merge_tokens(places, sizes, self.matching, 0)[0])
 
     def regroup(self, groups: Tensor) -> Tensor:
         """`groups` (B, patches), the token that each patch is part of, after the merging."""

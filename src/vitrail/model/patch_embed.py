@@ -2,15 +2,18 @@
 
 A stem, a few convolutions or the hybrid's ResNet, may come between the pixels and the patches."""
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, InputError
-from vitrail.model.config import GROUP_SIZE, ConvStem, Pair, ResNetStem, Stem, ViTConfig
+from vitrail.model.attention import build_norm
+from vitrail.model.config import ViTConfig
+from vitrail.model.parts import GROUP_SIZE, ConvStem, Pair, ResNetStem, Stem
 from vitrail.model.positions import POSITIONS
+from vitrail.model.relative import Layout
 
 
 def build_stem(stem: Stem, channels: int) -> tuple[nn.Module, int]:
@@ -117,6 +120,14 @@ def pad_same(features: Tensor, kernel_size: int, stride: int, value: float = 0.0
     return F.pad(features, pads, value=value) if any(pads) else features
 
 
+class Embedded(NamedTuple):
+    """The tokens of a batch, and what is known about them."""
+
+    tokens: Tensor  # (B, N, D)
+    mask: Tensor | None  # (B, N): True for real tokens, False for padding; None: all are real
+    layouts: tuple[Layout, ...]  # where their patches are: one for all pictures, or one for each
+
+
 class Embed(nn.Module):
     """Picture → tokens: stem, patches, positions, and the tokens that come before the patches."""
 
@@ -124,24 +135,30 @@ class Embed(nn.Module):
         super().__init__()
         self.config = config
         self.stem, channels = build_stem(config.stem, config.channels)
-        self.patches = nn.Conv2d(channels, config.width, config.patch_size, stride=config.patch_size)
+        self.patches = nn.Conv2d(
+            channels, config.width, config.patch_size, stride=config.patch_size, bias=config.patch_bias
+        )
+        self.patch_norm = build_norm(config) if config.patch_norm else None
         self.class_token = nn.Parameter(torch.empty(1, 1, config.width)) if config.class_token else None
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
         learned = POSITIONS[config.positions.kind].shape(config)
         self.positions = None if learned is None else nn.Parameter(torch.empty(learned))
 
-    def forward(self, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Embedded:
         """Tokens (B, N, D), and the mask over all tokens if one over the patches, (B, h·w) or (B, h, w), was given."""
         grid = self.grid_of(images)
+        layout = Layout(grid)
         patches = self.patches(self.stem(images)).flatten(2).transpose(1, 2)  # (B, D, h, w) → (B, h·w, D)
+        patches = patches if self.patch_norm is None else self.patch_norm(patches)
         prefix_positions, patch_positions = self.positions_at(grid)
         if patch_positions is not None:
             patches = patches + patch_positions
         if mask is not None:
             mask = _check_mask(mask, patches)
         if self.training and self.config.rates.patch:
-            patches, mask = drop_patches(patches, mask, self.config.rates.patch)
-        return self._join_prefix(patches, prefix_positions), self._extend(mask)
+            patches, mask, kept = drop_patches(patches, mask, self.config.rates.patch)
+            layout = Layout(grid, layout.where(patches.device)[0][kept])
+        return Embedded(self._join_prefix(patches, prefix_positions), self._extend(mask), (layout,))
 
     def _join_prefix(self, patches: Tensor, positions: Tensor | None) -> Tensor:
         parts: list[Tensor] = [token for token in (self.class_token, self.registers) if token is not None]
@@ -176,8 +193,11 @@ class Embed(nn.Module):
         return POSITIONS[self.config.positions.kind].at(self.config, self.positions, grid, self.patches.weight)
 
 
-def drop_patches(patches: Tensor, mask: Tensor | None, rate: float) -> tuple[Tensor, Tensor | None]:
-    """Keep a random share of each picture's (real) patches. They know their positions, so their order is free."""
+def drop_patches(patches: Tensor, mask: Tensor | None, rate: float) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Keep a random share of each picture's (real) patches, and tell which: (B, kept).
+
+    They know their positions, so their order is free.
+    """
     batch, count, width = patches.shape
     order = torch.rand(batch, count, device=patches.device)
     if mask is not None:
@@ -188,7 +208,7 @@ def drop_patches(patches: Tensor, mask: Tensor | None, rate: float) -> tuple[Ten
     if mask is not None:
         real = mask.sum(dim=1, keepdim=True).mul(1.0 - rate).round().clamp(min=1)  # (B, 1)
         mask = torch.arange(keep, device=mask.device) < real
-    return patches, mask
+    return patches, mask, kept
 
 
 def _check_mask(mask: Tensor, patches: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""How tokens know where they are: one class per kind of positions, in the table at the end."""
+"""How tokens know where they are: one class per kind of positions that are added to them, in the table at the end."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.model.config import Pair, ViTConfig
+from vitrail.model.config import ViTConfig
+from vitrail.model.parts import Pair
 
 Added = tuple[Tensor | None, Tensor | None]  # to the prefix tokens (1, covered, D) and to the patches (1, h·w, D)
 
@@ -15,9 +16,14 @@ RESAMPLE = {
     "hf": {"mode": "bicubic", "align_corners": False},
     "torchvision": {"mode": "bicubic", "align_corners": True},
     "dinov2": {"mode": "bicubic", "align_corners": False},  # without registers; with them it is timm's
+    "pe": {"mode": "bilinear", "align_corners": False},
+    "siglip2": {"mode": "bilinear", "align_corners": False, "antialias": True},
+    "radio": {"mode": "bilinear", "align_corners": False},
 }
 # Kernels that get a scale, (new + offset) / old, instead of a size: each cell is then sampled slightly off.
 OFFSETS = {"dinov2": 0.1}
+# Kernels that resample to the square of the longer side, and then take its top left corner.
+CROPPED = ("radio",)
 
 
 class Positions:
@@ -108,7 +114,9 @@ def resample_positions(positions: Tensor, old: Pair, new: Pair, kernel: str) -> 
         scale = tuple((after + OFFSETS[kernel]) / before for before, after in zip(old, new, strict=True))
         picture = F.interpolate(picture, scale_factor=scale, **RESAMPLE[kernel])  # pyright: ignore
     else:
-        picture = F.interpolate(picture, size=new, **RESAMPLE[kernel])  # pyright: ignore[reportArgumentType]
+        size = (max(new), max(new)) if kernel in CROPPED else new
+        picture = F.interpolate(picture, size=size, **RESAMPLE[kernel])  # pyright: ignore[reportArgumentType]
+        picture = picture[:, :, : new[0], : new[1]] if kernel in CROPPED else picture
     return picture.flatten(2).transpose(1, 2).to(positions.dtype)
 
 

@@ -15,6 +15,8 @@ from vitrail.model.vit import ViT
 from vitrail.schema import to_dict
 from vitrail.wording import counted
 
+NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -133,7 +135,12 @@ def _embedding_steps(model: ViT) -> list[Step]:
             note=POSITIONS[config.positions.kind].description,
             parameters=own,
         ),
+        *([] if model.pre_norm is None else [_norm_step(config, model.pre_norm, (config.tokens, width))]),
     ]
+
+
+def _norm_step(config: ViTConfig, norm: nn.Module, shape: tuple[int, ...]) -> Step:
+    return Step(name=NORMS[config.block.norm], shape=shape, parameters=_count(norm))
 
 
 def _encoder_steps(model: ViT) -> list[Step]:
@@ -147,24 +154,28 @@ def _encoder_steps(model: ViT) -> list[Step]:
         return sum(_count(block.get_submodule(part)) for block in model.blocks)
 
     norms = count("norm1"), count("norm2")
-    scales = count("branch1") + count("branch2")
+    scales, norm = count("branch1") + count("branch2"), NORMS[config.block.norm]
     attention = count("attention") - count("attention.qkv") - count("attention.proj")
+    relative = "who attends to whom"
+    if model.relative is not None:
+        relative += f", {model.relative.description}"
+        attention += _count(model.relative)
     matrices = sum(entering) * width * width
     merging = [_merging_step(config)] if config.merge else []
     return [
         Step(name=f"encoder, {counted(depth, 'block')}", shape=(tokens, width), note="in each:", parameters=scales),
-        Step(name="  LayerNorm", shape=(tokens, width), parameters=norms[0]),
+        Step(name=f"  {norm}", shape=(tokens, width), parameters=norms[0]),
         Step(name="  Q, K, V", shape=heads, parameters=count("attention.qkv"), macs=3 * matrices),
         Step(
             name="  attention",
             shape=(config.heads, tokens, tokens),
-            note="who attends to whom",
+            note=relative,
             parameters=attention,
             macs=2 * sum(count * count for count in entering) * width,
         ),
         Step(name="  projection, added", shape=(tokens, width), parameters=count("attention.proj"), macs=matrices),
         *merging,
-        Step(name="  LayerNorm", shape=(leaving[0], width), parameters=norms[1]),
+        Step(name=f"  {norm}", shape=(leaving[0], width), parameters=norms[1]),
         Step(
             name="  MLP, added",
             shape=(leaving[0], width),
@@ -188,18 +199,27 @@ def _merging_step(config: ViTConfig) -> Step:
 
 def _head_steps(model: ViT) -> list[Step]:
     config = model.config
-    norm = Step(name="LayerNorm", shape=(config.block_tokens[-1], config.width), parameters=_count(model.norm))
     note = {"cls": "the [cls] token", "mean": "mean of the patches", "map": "attention pooling"}
+    if config.summary_tokens > 1:
+        note["cls"] = f"the first {config.summary_tokens} tokens"
     macs = _map_macs(config, model.pool) if isinstance(model.pool, AttentionPool) else 0
     pool = Step(
-        name="pooling", shape=(config.width,), note=note[config.pooling], parameters=_count(model.pool), macs=macs
+        name="pooling",
+        shape=(config.pooled_width,),
+        note=note[config.pooling],
+        parameters=_count(model.pool),
+        macs=macs,
     )
-    if config.pool_norm == "after":
-        norm = Step(name="LayerNorm", shape=(config.width,), parameters=norm.parameters)
-    steps = [norm, pool] if config.pool_norm == "before" else [pool, norm]
+    steps = [pool]
+    if model.norm is not None:
+        shape = (config.block_tokens[-1], config.width) if config.pool_norm == "before" else (config.width,)
+        norm = _norm_step(config, model.norm, shape)
+        steps = [norm, pool] if config.pool_norm == "before" else [pool, norm]
     for name, layer, note_ in (
         ("representation", model.representation, "Linear, tanh"),
+        ("projection", model.projection, "Linear without bias"),
         ("head", model.head, "logits"),
+        ("distillation head", model.distilled_head, "logits, averaged with those of the head"),
     ):
         if layer is not None:
             shape, size = (layer.out_features,), layer.weight.numel()
@@ -208,7 +228,7 @@ def _head_steps(model: ViT) -> list[Step]:
 
 
 def _map_macs(config: ViTConfig, pool: AttentionPool) -> int:
-    patches, square = config.block_tokens[-1] - config.prefix, config.width * config.width
+    patches, square = config.block_tokens[-1] - config.pool_skips, config.width * config.width
     # keys and values of all patches, the probe's query and projection, its attention, its MLP
     return 2 * patches * square + 2 * square + 2 * patches * config.width + _matrix_weights(pool.mlp)
 
@@ -220,7 +240,7 @@ def _unread_macs(model: ViT) -> int:
         return 0
     tokens, width = config.block_tokens[-1], config.width  # nothing merges in the last block
     mlp = _matrix_weights(cast("Block", model.blocks[0]).mlp)
-    return (tokens - 1) * (width * width + mlp + 2 * tokens * width)
+    return (tokens - config.summary_tokens) * (width * width + mlp + 2 * tokens * width)
 
 
 def _matrix_weights(module: nn.Module) -> int:

@@ -4,7 +4,8 @@ import dataclasses
 from typing import Any
 
 from vitrail.errors import ConfigError, suggest
-from vitrail.model.config import ConvStem, ResNetStem, ViTConfig
+from vitrail.model.config import ViTConfig
+from vitrail.model.parts import ConvStem, ResNetStem
 from vitrail.model.vit import ViT
 
 # Size → width, depth, heads, MLP width (paper's Table 1; Ti and S from DeiT and AugReg; g and G from "Scaling ViTs").

@@ -6,16 +6,18 @@ from functools import partial
 from typing import Protocol, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import InputError
-from vitrail.model.attention import AttentionQuery, LayerMix, Mix, attention_mask, fused, probabilities
+from vitrail.model.attention import AttentionQuery, LayerMix, Mix, attention_mask, build_norm, fused, probabilities
 from vitrail.model.block import AttentionPool, Block, Pool
 from vitrail.model.config import ViTConfig
 from vitrail.model.init import initialize
 from vitrail.model.merging import Merging, own_groups
-from vitrail.model.patch_embed import Embed
+from vitrail.model.patch_embed import Embed, Embedded
+from vitrail.model.relative import build_relative, relations_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +52,22 @@ class ViT(nn.Module):
         self.gradient_checkpointing = False  # trade time for memory in training
         rates, last = config.rates, max(config.depth - 1, 1)
         self.embed = Embed(config)
+        self.relative = build_relative(config)
         self.dropout = nn.Dropout(rates.dropout)
+        self.pre_norm = build_norm(config) if config.pre_norm else None
         self.blocks = nn.ModuleList(Block(config, rates.path * index / last) for index in range(config.depth))
-        self.norm = nn.LayerNorm(config.width, eps=config.block.norm_eps)
+        self.norm = None if config.pool_norm == "none" else build_norm(config)
         self.pool = AttentionPool(config) if config.pooling == "map" else Pool(config)
-        width = config.representation or config.width
-        self.representation = nn.Linear(config.width, width) if config.representation else None
+        pooled, width = config.pooled_width, config.head_width
+        self.representation = nn.Linear(pooled, config.representation) if config.representation else None
+        self.projection = nn.Linear(pooled, config.projection, bias=False) if config.projection else None
         self.head = nn.Linear(width, config.num_classes) if config.num_classes else None
+        self.distilled_head = nn.Linear(width, config.num_classes) if config.distilled else None
         self.init_weights()
 
     def init_weights(self) -> None:
         """(Re)start from the paper's random weights, for instance after `to_empty` on a model made on `meta`."""
-        initialize(self, self.representation, self.head)
+        initialize(self, self.representation or self.projection, (self.head, self.distilled_head))
 
     def forward(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         """Logits (B, classes); the features where the config has no classes."""
@@ -70,21 +76,18 @@ class ViT(nn.Module):
     def features(
         self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None, mix: LayerMix | None = None
     ) -> Tensor:
-        """What the head sees (B, D): pooled tokens, through the representation layer where there is one.
+        """What the head sees (B, D): pooled tokens, through the representation layer or the projection if there is one.
 
         `mix` attends instead of the fused kernel.
         """
-        tokens, mask = self.embed_images(images, mask)
-        keep = 1 if self.config.pooling == "cls" else None  # the other tokens of the last block are never read
-        return self.summarize(*self.encode(tokens, mask, keep, mix), mix)
+        return self.summarize(*self.encode(self.embed_images(images, mask), self.read_tokens, mix), mix)
 
     def tokens(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         """All tokens (B, N, D) after the encoder: [cls] and registers first, then the patches row by row.
 
         Where the config merges tokens there are fewer, in another order: `trace` says which patches are in which.
         """
-        tokens, mask = self.embed_images(images, mask)
-        return self.finish(self.encode(tokens, mask)[0])
+        return self.finish(self.encode(self.embed_images(images, mask))[0])
 
     def trace(
         self,
@@ -100,7 +103,7 @@ class ViT(nn.Module):
         queries and keys of their layer, so memory grows with the request and not with depth × heads × N².
         """
         wanted = {self.layer_index(layer) for layer in hidden}
-        tokens, mask = self.embed_images(images, mask)
+        embedded = self.embed_images(images, mask)
         seen: dict[int, Tensor] = {}
         maps: dict[int, Tensor] = {}
         merged: dict[int, Tensor] = {}
@@ -112,7 +115,7 @@ class ViT(nn.Module):
                 merged[layer] = groups
 
         mix = None if attention is None else self._look(attention, maps)
-        tokens, mask = self.encode(tokens, mask, mix=mix, watch=watch)
+        tokens, mask = self.encode(embedded, mix=mix, watch=watch)
         features = self.summarize(tokens, mask)
         return Trace(
             logits=self.classify(features),
@@ -123,26 +126,42 @@ class ViT(nn.Module):
             groups=merged,
         )
 
-    def embed_images(self, images: Tensor | Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    @property
+    def weight(self) -> Tensor:
+        """A weight that every model has: it tells the device and the type of all."""
+        return self.embed.patches.weight
+
+    @property
+    def read_tokens(self) -> int | None:
+        """How many tokens are read after the last block, where the pooling does not read all of them."""
+        return self.config.summary_tokens if self.config.pooling == "cls" else None
+
+    def embed_images(self, images: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> Embedded:
         """Tokens (B, N, D) and the mask over them; pictures of a list are embedded one by one and padded."""
         if isinstance(images, Tensor):
-            tokens, mask = self.embed(images, mask)
-            return self.dropout(tokens), mask
+            tokens, mask, layouts = self.embed(images, mask)
+            return Embedded(self._enter(tokens), mask, layouts)
         if not isinstance(images, list | tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"pictures must be a tensor or a list of tensors; got {type(images).__name__}.")
         if mask is not None or not images:
             raise InputError(
                 "a list of pictures must not be empty, and makes its own mask; pass mask only with a tensor."
             )
-        rows = [self.embed(image[None])[0][0] for image in images]  # each (N, D)
+        each = [self.embed(image[None]) for image in images]
+        rows = [embedded.tokens[0] for embedded in each]  # each (N, D)
         tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         lengths = torch.tensor([len(row) for row in rows], device=tokens.device)
-        return self.dropout(tokens), torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        return Embedded(self._enter(tokens), real, tuple(embedded.layouts[0] for embedded in each))
+
+    def _enter(self, tokens: Tensor) -> Tensor:
+        """Dropout, and the norm before the first block where there is one."""
+        tokens = self.dropout(tokens)
+        return tokens if self.pre_norm is None else self.pre_norm(tokens)
 
     def encode(
         self,
-        tokens: Tensor,  # (B, N, D)
-        mask: Tensor | None = None,
+        embedded: Embedded,
         keep: int | None = None,
         mix: LayerMix | None = None,
         watch: Watch | None = None,
@@ -154,7 +173,7 @@ class ViT(nn.Module):
             mix: what attends instead of the fused kernel.
             watch: called after each block.
         """
-        config = self.config
+        config, (tokens, mask, layouts) = self.config, embedded
         if config.merge and mask is not None:
             raise InputError(
                 "a model that merges tokens needs pictures of one size, as one tensor and without a mask; run them "
@@ -162,7 +181,7 @@ class ViT(nn.Module):
             )
         again = self.gradient_checkpointing and torch.is_grad_enabled()  # compute it again in the backward pass
         groups = own_groups(tokens, config.prefix) if config.merge and watch is not None else None
-        keys = attention_mask(mask, tokens)
+        keys, relations = attention_mask(mask, tokens), relations_at(self.relative, layouts, tokens)
         for index, block in enumerate(self.blocks):
             attend, merging = at_layer(mix, index), None
             # A picture smaller than the config's may have too few patches.
@@ -170,8 +189,11 @@ class ViT(nn.Module):
                 attend = merging = Merging(attend, count, config.prefix, mask)
             run = partial(checkpoint, block, use_reentrant=False) if again else block
             kept = keep if index == config.depth - 1 else None
-            tokens = cast("Tensor", run(tokens, keys, kept, attend, merging and merging.merge))
+            tokens = cast("Tensor", run(tokens, keys, kept, attend, merging and merging.merge, relations(index)))
             if merging is not None:
+                if self.relative is not None:
+                    layouts = (merging.move(layouts[0]),)
+                    relations = relations_at(self.relative, layouts, tokens)
                 mask = merging.sizes
                 keys = attention_mask(mask, tokens)
                 groups = None if groups is None else merging.regroup(groups)
@@ -180,24 +202,30 @@ class ViT(nn.Module):
         return tokens, mask
 
     def finish(self, tokens: Tensor) -> Tensor:
-        """The last LayerNorm, unless it stands after the pooling."""
-        return self.norm(tokens) if self.config.pool_norm == "before" else tokens
+        """The last norm, unless there is none, or it stands after the pooling."""
+        return tokens if self.norm is None or self.config.pool_norm == "after" else self.norm(tokens)
 
     def summarize(
         self, tokens: Tensor, mask: Tensor | None = None, mix: LayerMix | None = None
     ) -> Tensor:  # (B, N, D) → (B, D)
-        """One vector per picture: last LayerNorm and pooling, then the representation layer where there is one."""
-        attend = at_layer(mix, self.config.depth)
-        if self.config.pooling == "cls":  # the norm works token by token: the other tokens' need not be computed
-            pooled = self.norm(self.pool(tokens, mask, attend))
-        elif self.config.pool_norm == "before":
-            pooled = self.pool(self.norm(tokens), mask, attend)
-        else:
-            pooled = self.norm(self.pool(tokens, mask, attend))
-        return pooled if self.representation is None else self.representation(pooled).tanh()
+        """One vector per picture: last norm and pooling, then the representation layer or the projection."""
+        # The norm works token by token: those that are not read need not be computed.
+        pooled = self.pool(self.finish(tokens[:, : self.read_tokens]), mask, at_layer(mix, self.config.depth))
+        if self.norm is not None and self.config.pool_norm == "after":
+            pooled = self.norm(pooled)
+        if self.representation is not None:
+            pooled = self.representation(pooled).tanh()
+        elif self.projection is not None:
+            pooled = self.projection(pooled)
+        return F.normalize(pooled, dim=-1) if self.config.normalize_features else pooled
 
     def classify(self, features: Tensor) -> Tensor:  # (B, D) → (B, classes)
-        return features if self.head is None else self.head(features)
+        if self.head is None:
+            return features
+        if self.distilled_head is None:
+            return self.head(features)
+        cls, distilled = features.chunk(2, dim=-1)
+        return (self.head(cls) + self.distilled_head(distilled)) / 2
 
     def layer_index(self, layer: int) -> int:
         """A layer's number, counted from the front; negative numbers count from the end."""

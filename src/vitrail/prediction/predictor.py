@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitrail.model import ViT
-    from vitrail.model.config import Pair
+    from vitrail.model.parts import Pair
     from vitrail.runtimes.torch_runtime import TorchRuntime
     from vitrail.weights.adapt import Kernel
     from vitrail.weights.checkpoint import Checkpoint

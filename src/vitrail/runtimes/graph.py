@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError
 from vitrail.model import AttentionQuery, ViT
-from vitrail.model.attention import Attention, LayerMix, Mix, fused, probabilities
+from vitrail.model.attention import NOTHING, Attention, LayerMix, Mix, fused, probabilities, relate
 from vitrail.model.block import Block
 from vitrail.model.positions import OFFSETS
+from vitrail.model.relative import Relation
 from vitrail.runtimes.manifest import FEATURES, LOGITS, PROBABILITIES
 from vitrail.weights.trust import FLOOR, Trust
 
@@ -37,23 +38,28 @@ class GraphAttention(nn.Module):
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
-        self.heads, self.proj = attention.heads, attention.proj
+        self.heads, self.join = attention.heads, attention.join
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         own_scale = 1.0 if self.query_norm is not None else attention.scale  # a norm of the queries would undo it
         self.query, self.key, self.value = _thirds(attention.qkv, own_scale)
         self.scale = attention.scale / own_scale
 
     def forward(
-        self, tokens: Tensor, mask: Tensor | None = None, keep: int | None = None, mix: Mix = fused
-    ) -> Tensor:  # (B, N, D)
+        self,
+        tokens: Tensor,  # (B, N, D)
+        mask: Tensor | None = None,
+        keep: int | None = None,
+        mix: Mix = fused,
+        relation: Relation = NOTHING,
+    ) -> Tensor:
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, N, D) → (B, H, N, K)
             for part in (self.query(tokens[:, :keep]), self.key(tokens), self.value(tokens))
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        mixed = mix(query, key, value, mask, 0.0, scale=self.scale)
-        return self.proj(mixed.transpose(1, 2).flatten(2))
+        query, key, mask = relate(query, key, mask, relation)
+        return self.join(mix(query, key, value, mask, 0.0, scale=self.scale))
 
 
 def mix_written_out(

@@ -27,7 +27,7 @@ from vitrail.weights.resolve import CHECKPOINT_SUFFIXES, Located
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.model.config import Pair
+    from vitrail.model.parts import Pair
     from vitrail.runtimes.exporter import Exported
     from vitrail.runtimes.int8 import Quantizer
     from vitrail.runtimes.manifest import GraphFile

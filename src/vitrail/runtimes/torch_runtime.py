@@ -14,8 +14,8 @@ from vitrail.data.pixels import Array
 from vitrail.errors import ConfigError
 from vitrail.machine import pick_device
 from vitrail.model import ViT
-from vitrail.model.config import Pair
 from vitrail.model.merging import with_merging
+from vitrail.model.parts import Pair
 from vitrail.registry import Precision, label_of
 from vitrail.runtimes.manifest import KEY, GraphFile
 from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime, batch_for, compute_divided, quietly
@@ -39,7 +39,7 @@ class TorchRuntime:
     def __init__(self, model: ViT, extras: Mapping[str, Tensor] | None = None) -> None:
         self.model = model
         self.extras = extras or {}
-        self.name = label_of("torch", "bf16" if model.norm.weight.dtype == torch.bfloat16 else "float32")
+        self.name = label_of("torch", "bf16" if model.weight.dtype == torch.bfloat16 else "float32")
 
     @property
     def num_classes(self) -> int:
@@ -50,11 +50,11 @@ class TorchRuntime:
 
     @property
     def device(self) -> torch.device:
-        return self.model.norm.weight.device
+        return self.model.weight.device
 
     @property
     def in_float32(self) -> bool:
-        return self.model.norm.weight.dtype == torch.float32
+        return self.model.weight.dtype == torch.float32
 
     @property
     def threads(self) -> int:
@@ -96,7 +96,7 @@ class TorchRuntime:
     @torch.inference_mode()
     def run(self, compute: Callable[..., Tensor], images: Tensor | Sequence[Tensor]) -> Tensor:
         """`compute` of pictures wherever they are, in float32 and main memory."""
-        weight = self.model.norm.weight
+        weight = self.model.weight
         if isinstance(images, Tensor):
             return compute(images.to(weight.device, weight.dtype)).float().cpu()
         return compute([image.to(weight.device, weight.dtype) for image in images]).float().cpu()

@@ -22,6 +22,7 @@ from vitrail.errors import WeightsError
 from vitrail.files import atomic_path
 from vitrail.model import ViT
 from vitrail.schema import to_dict
+from vitrail.weights.adapt import HEADS
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import fingerprint
 from vitrail.weights.tensor_files import bytes_of, read_safetensors, write_safetensors
@@ -39,8 +40,10 @@ class Features(NamedTuple):
 
 def backbone_of(model: ViT, preprocess: Preprocess) -> Checkpoint:
     """The model without its head: features do not depend on that. The weights are shared."""
-    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if not name.startswith("head.")}
-    return Checkpoint(config=replace(model.config, num_classes=0), tensors=tensors, preprocess=preprocess)
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if not name.startswith(HEADS)}
+    return Checkpoint(
+        config=replace(model.config, num_classes=0, distilled=False), tensors=tensors, preprocess=preprocess
+    )
 
 
 def features_key(backbone: Checkpoint, source: Source, contents: str = "") -> str:

@@ -122,7 +122,9 @@ def _gathered(model: ViT) -> int:
 def _kept(config: ViTConfig, half: int, *, recompute: bool) -> int:
     """Bytes of one picture between the forward and the backward pass."""
     *entering, last = config.block_tokens[: config.depth]
-    read = 1 if config.pooling == "cls" else last  # the other tokens of the last block are never read
+    read = (
+        config.summary_tokens if config.pooling == "cls" else last
+    )  # the other tokens of the last block are never read
     blocks = [_attending(config, tokens, half) + _answering(config, tokens, half) for tokens in entering]
     blocks.append(_attending(config, last, half) + _answering(config, read, half))
     pixels = config.channels * math.prod(config.image_size)
@@ -134,8 +136,12 @@ def _kept(config: ViTConfig, half: int, *, recompute: bool) -> int:
 
 
 def _attending(config: ViTConfig, tokens: int, half: int) -> int:
-    """What a block keeps of all tokens: the stream, normalised (one vector); queries, keys, values (three)."""
-    return tokens * (config.width * (FULL + 4 * half) + 2 * FULL)
+    """What a block keeps of all tokens: the stream, normalised (one vector); queries, keys, values (three).
+
+    Queries and keys that are rotated are kept beside what they were.
+    """
+    rotated = 2 if config.relative.kind == "rope" else 0
+    return tokens * (config.width * (FULL + (4 + rotated) * half) + 2 * FULL)
 
 
 def _answering(config: ViTConfig, tokens: int, half: int) -> int:

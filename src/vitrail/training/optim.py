@@ -15,7 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from vitrail.training.config import Optim, Schedule
 from vitrail.training.muon import Muon
 
-_UNDECAYED = ("embed.class_token", "embed.registers", "embed.positions", "pool.probe")
+_UNDECAYED = ("embed.class_token", "embed.registers", "embed.positions", "pool.probe", "relative.")
 _FIRST_FILTERS = ("embed.stem.0.", "embed.stem.conv_root.")
 
 
@@ -46,7 +46,7 @@ def group_parameters(model: nn.Module, config: Optim, depth: int) -> list[Group]
 
 def is_decayed(name: str, parameter: Tensor) -> bool:
     """Matrices and filters are decayed; norms, biases, tokens and positions never are."""
-    return parameter.ndim > 1 and name not in _UNDECAYED
+    return parameter.ndim > 1 and not name.startswith(_UNDECAYED)
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
@@ -57,7 +57,7 @@ def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
 
 def layer_of(name: str, depth: int) -> int:
     """0 for the embedding, 1 … depth for the blocks, depth + 1 for what comes after."""
-    if name.startswith("embed."):
+    if name.startswith(("embed.", "relative.", "pre_norm.")):
         return 0
     block = re.match(r"blocks\.(\d+)\.", name)
     return depth + 1 if block is None else int(block[1]) + 1

@@ -15,7 +15,7 @@ from vitrail.model import Rates, ViT, ViTConfig, variant
 from vitrail.ranks import Ranks
 from vitrail.training.config import TrainConfig, apply_changes
 from vitrail.training.lora import add_adapters
-from vitrail.weights.adapt import adapt
+from vitrail.weights.adapt import adapt, join_heads
 from vitrail.weights.read import check_source, open_checkpoint
 from vitrail.weights.sanity import check_numbers
 from vitrail.wording import counted
@@ -105,7 +105,7 @@ def prepare_run(config: TrainConfig, dataset: Dataset) -> Setup:
         preprocess = default_preprocess(dataset, new.image_size)
         return Setup(config=config, dataset=dataset, model=ViT(new), preprocess=preprocess)
     checkpoint = adapt(
-        open_checkpoint(start.weights, class_names=start.classes),
+        join_heads(open_checkpoint(start.weights, class_names=start.classes)),
         classes=dataset.classes,
         image_size=start.image_size,
         drop_representation=True,

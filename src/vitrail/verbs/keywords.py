@@ -19,7 +19,7 @@ from vitrail.synonyms import suggest_option
 from vitrail.weights.hints import Hints
 
 if TYPE_CHECKING:
-    from vitrail.model.config import Pair
+    from vitrail.model.parts import Pair
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -10,11 +10,13 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import ConvStem, ResNetStem, ViTConfig
-from vitrail.model.config import Pair
+from vitrail.model.parts import Pair
 from vitrail.model.positions import POSITIONS
+from vitrail.model.relative import RELATIVE
 from vitrail.weights.checkpoint import Checkpoint
 
-Kernel = Literal["google", "timm", "hf", "torchvision", "dinov2"]
+Kernel = Literal["google", "timm", "hf", "torchvision", "dinov2", "pe", "siglip2", "radio"]
+HEADS = ("head.", "distilled_head.")
 
 
 def adapt(
@@ -74,14 +76,14 @@ def _name_classes(checkpoint: Checkpoint, classes: tuple[str, ...]) -> Checkpoin
     if old is None or set(old) != set(classes):
         return _change_head(checkpoint, len(classes), classes)
     order = torch.tensor([old.index(name) for name in classes])
-    head = {name: checkpoint.tensors[name][order] for name in ("head.weight", "head.bias")}
+    head = {name: tensor[order] for name, tensor in checkpoint.tensors.items() if name.startswith(HEADS)}
     return replace(checkpoint, tensors={**checkpoint.tensors, **head}, classes=classes)
 
 
 def _drop_representation(checkpoint: Checkpoint) -> Checkpoint:
     """Without the layer, the head would get other features: its old weights would only look like a classifier."""
     kept = {
-        name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(("representation.", "head."))
+        name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(("representation.", *HEADS))
     }
     headless = replace(checkpoint.config, representation=None, num_classes=0)
     changed = replace(checkpoint, config=headless, tensors=kept, classes=None)
@@ -89,15 +91,25 @@ def _drop_representation(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _change_head(checkpoint: Checkpoint, num_classes: int, classes: tuple[str, ...] | None = None) -> Checkpoint:
-    """A head of zeros, or none."""
-    config = replace(checkpoint.config, num_classes=num_classes)
-    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith("head.")}
+    """A head of zeros, or none; of a distilled model, one head that reads both tokens."""
+    config = replace(checkpoint.config, num_classes=num_classes, distilled=False, normalize_features=False)
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(HEADS)}
     if num_classes:
-        like = checkpoint.tensors["norm.weight"]
-        tensors["head.weight"] = like.new_zeros(num_classes, config.representation or config.width)
+        like = checkpoint.tensors["embed.patches.weight"]
+        tensors["head.weight"] = like.new_zeros(num_classes, config.feature_width)
         tensors["head.bias"] = like.new_zeros(num_classes)
     changed = replace(checkpoint, config=config, tensors=tensors, classes=classes)
     return without_trust(changed, "the head is new")
+
+
+def join_heads(checkpoint: Checkpoint) -> Checkpoint:
+    """A distilled model's two heads as one that reads both tokens and gives the mean of their logits, for training."""
+    if not checkpoint.config.distilled:
+        return checkpoint
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(HEADS)}
+    weights, biases = ([checkpoint.tensors[head + kind] / 2 for head in HEADS] for kind in ("weight", "bias"))
+    tensors |= {"head.weight": torch.cat(weights, dim=1), "head.bias": biases[0] + biases[1]}
+    return replace(checkpoint, config=replace(checkpoint.config, distilled=False), tensors=tensors)
 
 
 def without_trust(checkpoint: Checkpoint, why: str) -> Checkpoint:
@@ -117,6 +129,9 @@ def _change_size(checkpoint: Checkpoint, size: Pair) -> Checkpoint:
     if "embed.positions" in tensors:
         kind = POSITIONS[config.positions.kind]
         tensors["embed.positions"] = kind.resize(tensors["embed.positions"], old, config)
+    for name in tensors:
+        if name.startswith("relative."):
+            tensors[name] = RELATIVE[config.relative.kind].resize(tensors[name], old, config)
     return replace(checkpoint, config=config, tensors=tensors, preprocess=_resize(checkpoint.preprocess, size))
 
 
@@ -134,10 +149,11 @@ def _change_channels(checkpoint: Checkpoint, channels: int) -> Checkpoint:
         raise WeightsError(f"only the 3 channels of RGB can be changed to another number; this checkpoint has {old}.")
     mix = _repeat_channels if channels >= old else _sum_channels
     tensors, mean, std = mix(checkpoint, name, channels)
+    changed_tensors = {**checkpoint.tensors, **tensors}
     changed = replace(
         checkpoint,
-        config=replace(checkpoint.config, channels=channels),
-        tensors={**checkpoint.tensors, **tensors},
+        config=replace(checkpoint.config, channels=channels, patch_bias="embed.patches.bias" in changed_tensors),
+        tensors=changed_tensors,
         preprocess=replace(checkpoint.preprocess, channels=channels, mean=mean, std=std),
     )
     return without_trust(changed, "the channels have changed")
@@ -164,7 +180,8 @@ def _sum_channels(checkpoint: Checkpoint, name: str, channels: int) -> Mixed:
     tensors = {name: (weight * std / stds).sum(1, keepdim=True).repeat(1, channels, 1, 1) / channels}
     if name == "embed.patches.weight":  # a stem pads its pictures, and has no bias
         bias = name.replace("weight", "bias")
-        tensors[bias] = checkpoint.tensors[bias] + (weight * (mean - means) / stds).sum((1, 2, 3))
+        shift = (weight * (mean - means) / stds).sum((1, 2, 3))
+        tensors[bias] = checkpoint.tensors.get(bias, torch.zeros_like(shift)) + shift
     typed = {key: tensor.to(weight.dtype) for key, tensor in tensors.items()}
     return typed, (float(mean),) * channels, (float(std),) * channels
 

@@ -35,7 +35,7 @@ class Checkpoint(Metadata):
             twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
             raise WeightsError(f"class names must differ; {', '.join(map(repr, twice[:5]))} name several classes.")
         if self.trust is not None and self.trust.familiarity is not None:
-            self.trust.familiarity.check_width(self.config.representation or self.config.width)
+            self.trust.familiarity.check_width(self.config.feature_width)
         check_shapes(self.config, self.tensors)
         check_types(self.tensors)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ViTConfig
-from vitrail.model.config import Pair, Stem
+from vitrail.model.parts import Pair, Stem
 from vitrail.weights import keys
 from vitrail.weights.formats import COMMON, Check, Holds, anything, computes
 from vitrail.weights.infer import Hints, Raw, infer_image_size, usual_size

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import preset
 from vitrail.model import PatchStem, ResNetStem, ViTConfig
-from vitrail.model.config import Stem
+from vitrail.model.parts import Stem
 from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import ForeignFormat, Holds, positions, resnet_stem

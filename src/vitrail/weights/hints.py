@@ -8,7 +8,7 @@ from vitrail.errors import ConfigError
 from vitrail.schema import validate
 
 if TYPE_CHECKING:
-    from vitrail.model.config import BlockConfig
+    from vitrail.model.parts import BlockConfig
 
 
 @dataclass(frozen=True, kw_only=True)

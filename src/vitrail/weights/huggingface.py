@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
-from vitrail.model.config import Pair
+from vitrail.model.parts import Pair
 from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.dinov2 import BACKBONE, DINOV2_HEADS, mask_token, split_mask_token

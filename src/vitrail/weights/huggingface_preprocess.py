@@ -12,7 +12,7 @@ from typing import Any, cast
 from vitrail.data.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, Preprocess, preset
 from vitrail.errors import WeightsError, shorten
 from vitrail.model import ViTConfig
-from vitrail.model.config import Pair
+from vitrail.model.parts import Pair
 from vitrail.weights.infer import exact_share
 from vitrail.weights.sidecars import PREPROCESSOR as FILE
 from vitrail.weights.sidecars import PROCESSOR, Settings

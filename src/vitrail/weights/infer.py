@@ -13,7 +13,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitrail.errors import WeightsError
-from vitrail.model.config import BlockConfig, Pair, PatchStem, PositionConfig, Stem, ViTConfig
+from vitrail.model.config import ViTConfig
+from vitrail.model.parts import BlockConfig, Pair, PatchStem, PositionConfig, Stem
 from vitrail.model.variants import SIZES
 from vitrail.weights.hints import Hints
 from vitrail.weights.keys import Names, rule_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
-from vitrail.model.config import Stem
+from vitrail.model.parts import Stem
 from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, computes, only, resnet_stem

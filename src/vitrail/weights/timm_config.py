@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ResNetStem, ViTConfig
-from vitrail.model.config import Pair
+from vitrail.model.parts import Pair
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, exact_ratio
 from vitrail.weights.sidecars import CONFIG, Settings

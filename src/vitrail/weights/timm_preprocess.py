@@ -11,7 +11,7 @@ from typing import Any, cast
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, preset
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ViTConfig
-from vitrail.model.config import Pair
+from vitrail.model.parts import Pair
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import exact_share
 from vitrail.weights.sidecars import Settings

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Interpolation, Preprocess, preset
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
-from vitrail.model.config import Pair
+from vitrail.model.parts import Pair
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, anything, computes, only, positions
 from vitrail.weights.infer import Hints, Raw, assumed_heads, infer_config
