@@ -1,12 +1,17 @@
-"""timm's VisionTransformer: `.safetensors` or `.pth` with a plain state dict, on the hub with a `config.json`."""
+"""timm's VisionTransformer: `.safetensors` or `.pth` with a plain state dict, on the hub with a `config.json`.
+
+Its first releases, of which write-ups keep copies, could have a representation layer and patches cut by hand.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 
 from torch import Tensor
 
+from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.parts import Stem
 from vitrail.weights import infer, keys
@@ -57,13 +62,15 @@ NAMES: Names = {
     **under("blocks.{}", "blocks.{}.", BLOCK_NAMES),
     **under("pool", "attn_pool.", {**POOL_NAMES, "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
     "norm": "norm",
+    "representation": "pre_logits.fc",
     "head": "head",
 }
+PATCHES, BACKBONE = "patch_embed.proj.weight", "patch_embed.backbone."
 
 
 def names_of(stem: Stem, pool_norm: str) -> Names:
     """The names of a model's modules, some of which depend on what else it has."""
-    root = "patch_embed.backbone.stem" if isinstance(stem, ResNetStem) and stem.blocks else "patch_embed.backbone"
+    root = f"{BACKBONE}stem" if isinstance(stem, ResNetStem) and stem.blocks else BACKBONE.rstrip(".")
     roots = {"embed.stem.conv_root": f"{root}.conv", "embed.stem.norm_root": f"{root}.norm"}
     return {**NAMES, **roots, "norm": "norm" if pool_norm == "before" else "fc_norm"}
 
@@ -74,6 +81,7 @@ def key_table(config: ViTConfig) -> list[Rule]:
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
     hub = read_hub_config(raw.sidecars)
+    raw = replace(raw, tensors=unflatten_patches(raw.tensors))
     config = infer_config(raw, hub.settle_hints(hints) if hub else hints)
     if hub is None:
         preprocess, classes, notes = assume_preprocess(config), None, (*assumptions(config, hints), BARE)
@@ -91,6 +99,15 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         origin=Origin(format="timm", dialect={"suffix": raw.path.suffix}),
         notes=notes,
     )
+
+
+def unflatten_patches(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The first weights of timm multiply flat patches by a matrix, whose numbers are those of a convolution."""
+    weight = tensors[PATCHES]
+    side = isqrt(weight.shape[-1] // 3)
+    if weight.ndim != 2 or 3 * side**2 != weight.shape[-1]:
+        return tensors
+    return {**tensors, PATCHES: weight.unflatten(1, (3, side, side))}
 
 
 def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
@@ -117,9 +134,14 @@ def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
 
 
 def _infer_stem(raw: Raw) -> Stem:
-    roots = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")  # with stages, or without
+    roots = (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight")  # with stages, or without
     root = next((name for name in roots if name in raw.tensors), None)
     if root is None:
+        if others := [name for name in raw.tensors if name.startswith(BACKBONE)]:
+            raise WeightsError(
+                f"its patches come from a convolutional network of its own ({others[0]}); the only one that our model "
+                "has is the ResNet of Google's hybrids, with weight standardisation and GroupNorm."
+            )
         return PatchStem()
     blocks = raw.count_units(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
     return replace(RESNET, blocks=blocks, width_factor=raw.shape(root, 4)[0] / 64)

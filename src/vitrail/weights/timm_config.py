@@ -110,6 +110,7 @@ class HubConfig:
             ),
             ("kind of MLP", arguments["mlp"], config.block.mlp),
             ("init_values (layer scale)", bool(arguments["init_values"]), config.block.layer_scale is not None),
+            ("representation layer (pre_logits)", None, config.representation),
             ("pos_embed", arguments["pos_embed"] == "learn", config.positions.kind == "learned"),
             ("fc_norm", _normalised_after(arguments), config.pool_norm == "after"),
             ("ResNet blocks", arguments["resnet"], config.stem.blocks if isinstance(config.stem, ResNetStem) else None),
