@@ -21,7 +21,7 @@ class Hints:
     """Number of heads, where the file does not tell."""
     pooling: Literal["cls", "mean", "map"] | None = None
     """Pooling, instead of what the keys suggest."""
-    activation: Literal["gelu", "gelu_tanh"] | None = None
+    activation: Literal["gelu", "gelu_tanh", "quick_gelu"] | None = None
     """GELU, instead of the format's own."""
     norm_eps: float | None = None
     """LayerNorm's epsilon, instead of the format's own."""

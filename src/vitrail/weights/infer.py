@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model.config import ViTConfig
-from vitrail.model.parts import BlockConfig, Pair, PatchStem, PositionConfig, Stem
+from vitrail.model.parts import BlockConfig, NoRelative, Pair, PatchStem, PositionConfig, Relative, Stem
 from vitrail.model.variants import SIZES
 from vitrail.weights.hints import Hints
 from vitrail.weights.keys import Names, rule_of
@@ -87,7 +87,9 @@ def infer_config(
     positions: PositionConfig,
     head_size: int | None = None,
     stem: Stem | None = None,
-    pool_norm: Literal["before", "after"] = "before",
+    pool_norm: Literal["before", "after", "none"] = "before",
+    pool_heads: int | None = None,
+    relative: Relative | None = None,
 ) -> ViTConfig:
     """The model of a PyTorch library with these names, as its keys and shapes show it.
 
@@ -95,6 +97,7 @@ def infer_config(
         block: what the library computes where no key shows it.
         positions: what they cover is found out if they may cover all tokens.
         head_size: of all its models; otherwise heads are those of published models.
+        pool_heads: of its attention pooling; None for as many as the blocks have.
     """
 
     def key(ours: str) -> str:
@@ -114,7 +117,7 @@ def infer_config(
     stride = (rows * stem.stride, columns * stem.stride)
     if has("embed.positions"):
         prefixes = {int(class_token)} if positions.covers == "class" else {0, int(class_token) + registers}
-        count = raw.shape(key("embed.positions"), 3)[1]
+        count = raw.shape(key("embed.positions"), raw.tensors[key("embed.positions")].ndim)[-2]
         image_size, covered = infer_image_size(count, tuple(prefixes), stride, hints)
         if not covered:
             positions = replace(positions, covers="patches")
@@ -135,6 +138,12 @@ def infer_config(
         pooling=hints.pooling or ("map" if has("pool.probe") else pooled),
         pool_norm=pool_norm,
         representation=raw.size(key("representation.weight")),
+        patch_bias=has("embed.patches.bias"),
+        patch_norm=has("embed.patch_norm.weight"),
+        pre_norm=has("pre_norm.weight"),
+        pool_heads=pool_heads,
+        pool_mlp_width=raw.size(key("pool.mlp.fc1.weight")),
+        relative=relative or NoRelative(),
         block=hints.override(
             replace(
                 block,
@@ -142,6 +151,9 @@ def infer_config(
                 qk_norm=has("blocks.0.attention.query_norm.weight"),
                 layer_scale=block.layer_scale if has("blocks.0.branch1.scale") else None,
                 mlp="swiglu" if gated else "plain",
+                attention_norm=has("blocks.0.attention.norm.weight"),
+                mlp_norm=has("blocks.0.mlp.norm.weight"),
+                proj_bias=has("blocks.0.attention.proj.bias"),
             )
         ),
         positions=positions,

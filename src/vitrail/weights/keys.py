@@ -51,6 +51,15 @@ def stacked(parts: int) -> Form:
     return Form(torch.cat, lambda ours: ours.chunk(parts))
 
 
+def _without_keys(ours: Tensor) -> Tensors:
+    query, _, value = ours.chunk(3)
+    return query, value
+
+
+# Biases of queries and values; keys have none, which ours holds as zeros.
+KEYLESS = Form(lambda theirs: torch.cat([theirs[0], torch.zeros_like(theirs[0]), theirs[1]]), _without_keys)
+
+
 def rule(ours: str, *theirs: str, form: Form = SAME) -> Rule:
     return Rule(ours, theirs, form)
 
