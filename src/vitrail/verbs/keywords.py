@@ -123,7 +123,7 @@ class HintSettings(TypedDict, total=False):
     heads: int | None
     image_size: Size | None
     pooling: Literal["cls", "mean", "map"] | None
-    activation: Literal["gelu", "gelu_tanh"] | None
+    activation: Literal["gelu", "gelu_tanh", "quick_gelu"] | None
     norm_eps: float | None
     attention_scale: float | None
 
