@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,61 +43,73 @@ PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before tr
 BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what users open after the report
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What accompanies a run and does not change its weights."""
+
+    report: bool = True
+    track: bool = False
+    progress: bool | Listener = False
+
+    def __post_init__(self) -> None:
+        if self.track:
+            require_tensorboard()
+
+    def listen(self, ranks: Ranks) -> Listener:
+        """The listener of the run: of several ranks, only the first has one."""
+        if isinstance(self.progress, Listener):
+            return self.progress if ranks.is_first else Listener()
+        shown = self.progress and ranks.is_first
+        return Display(SteadyConsole(stderr=True, highlight=False, soft_wrap=True)) if shown else Listener()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the run is shown or listened to."""
+        return self.progress is not False
+
+    @property
+    def bars(self) -> Progress:
+        """How work beside the training is shown."""
+        return progress_bar if self.speaks else silent
+
+
 def start(
-    data: str,
-    changes: dict[str, Any],
-    out: str | Path | None,
-    name: str,
-    *,
-    check: bool,
-    report: bool,
-    track: bool,
-    progress: bool | Listener,
+    data: str, changes: dict[str, Any], out: str | Path | None, name: str, options: RunOptions, *, check: bool
 ) -> Run:
     """A new run; or the one that torchrun began with the same arguments before it lost a process."""
-    if track:
-        require_tensorboard()
     ranks = join_ranks(str(changes.get("device", "auto")))
     folder = None if out is None else Path(out)
     if (begun := find_begun(folder, Path("runs"), ranks)) is not None:
-        return _continue(begun, {}, ranks, report=report, track=track, progress=progress)
+        return _continue(begun, {}, ranks, options)
     _refuse_out(out, ranks)
     check_shared(folder or Path("runs"), ranks)
-    listener = _listen(progress, ranks)
-    setup, measured, checked = _prepare(data, changes, ranks, listener, check=check, progress=progress)
+    listener = options.listen(ranks)
+    setup, measured, checked = _prepare(data, changes, ranks, listener, options, check=check)
     listener.decided(describe_plan(setup, measured, ranks))
     with RunLock() as lock:
         run_folder = ranks.from_first(lambda: _make_folder(setup, folder, lock, name, checked))
-        how: Any = {"report": report, "track": track, "progress": progress}
-        return _carry_out(setup, ranks, run_folder, listener, **how, resume=False)
+        return _carry_out(setup, ranks, run_folder, listener, options, resume=False)
 
 
-def resume_run(folder: Path, changes: dict[str, Any], *, report: bool, track: bool, progress: bool | Listener) -> Run:
+def resume_run(folder: Path, changes: dict[str, Any], options: RunOptions) -> Run:
     """The run in a folder, continued."""
     if "device" not in changes:
         unshared = os.environ.get("RANK", "0") != "0" and not (folder / CONFIG).exists()
         changes["device"] = "auto" if unshared else read_config(folder).machine.device
-    if track:
-        require_tensorboard()
-    ranks = join_ranks(str(changes["device"]))
-    return _continue(folder, changes, ranks, report=report, track=track, progress=progress)
+    return _continue(folder, changes, join_ranks(str(changes["device"])), options)
 
 
-def plan_run(
-    data: str, changes: dict[str, Any], out: str | Path | None, *, check: bool, progress: bool | Listener
-) -> Plan:
+def plan_run(data: str, changes: dict[str, Any], out: str | Path | None, options: RunOptions, *, check: bool) -> Plan:
     """What a run would do."""
     ranks = join_ranks(str(changes.get("device", "auto")))
     _refuse_out(out, ranks)
-    setup, measured, _ = _prepare(data, changes, ranks, _listen(progress, ranks), check=check, progress=progress)
+    setup, measured, _ = _prepare(data, changes, ranks, options.listen(ranks), options, check=check)
     leave_ranks()
     return describe_plan(setup, measured, ranks)
 
 
-def _continue(
-    folder: Path, changes: dict[str, Any], ranks: Ranks, *, report: bool, track: bool, progress: bool | Listener
-) -> Run:
-    listener = _listen(progress, ranks)
+def _continue(folder: Path, changes: dict[str, Any], ranks: Ranks, options: RunOptions) -> Run:
+    listener = options.listen(ranks)
     with RunLock() as lock:
         ranks.from_first(lambda: take_begun(folder, lock))
         check_shared(folder, ranks)
@@ -106,32 +118,23 @@ def _continue(
             leave_ranks()
             return replace(read_run(folder), ended=ended)
         setup = reopen(config, folder, ranks, listener)
-        how: Any = {"report": report, "track": track, "progress": progress}
-        return _carry_out(setup, ranks, folder, listener, **how, resume=True)
+        return _carry_out(setup, ranks, folder, listener, options, resume=True)
 
 
 def _carry_out(
-    setup: Setup,
-    ranks: Ranks,
-    folder: Path,
-    listener: Listener,
-    *,
-    report: bool,
-    track: bool,
-    progress: bool | Listener,
-    resume: bool,
+    setup: Setup, ranks: Ranks, folder: Path, listener: Listener, options: RunOptions, *, resume: bool
 ) -> Run:
     listener.opened(folder, resume=resume)
-    if track and ranks.is_first:
+    if options.track and ranks.is_first:
         listener = Listeners([listener, TensorBoard(folder)])
     try:
         run, predictor = carry_out(setup, ranks, folder, listener, resume=resume)
         leave_ranks()  # not after an error: other ranks may be waiting, and torchrun stops them when this one ends
         if not ranks.is_first:
             return run
-        if not report:
+        if not options.report:
             return replace(run, written=_beside(run, []))
-        return write_reports(run, predictor, setup.dataset, progress)
+        return write_reports(run, predictor, setup.dataset, options)
     except InterruptedRunError:
         leave_ranks()
         raise
@@ -141,27 +144,15 @@ def _carry_out(
         raise ResumableError(f"{reason(error)}; what was saved before is intact: free some space", folder) from error
 
 
-def _listen(progress: bool | Listener, ranks: Ranks) -> Listener:
-    """The listener of the run: of several ranks, only the first has one."""
-    if isinstance(progress, Listener):
-        return progress if ranks.is_first else Listener()
-    shown = progress and ranks.is_first
-    return Display(SteadyConsole(stderr=True, highlight=False, soft_wrap=True)) if shown else Listener()
-
-
-def _bars(progress: bool | Listener) -> Progress:
-    return silent if progress is False else progress_bar
-
-
 def _prepare(
-    data: str, changes: dict[str, Any], ranks: Ranks, listener: Listener, *, check: bool, progress: bool | Listener
+    data: str, changes: dict[str, Any], ranks: Ranks, listener: Listener, options: RunOptions, *, check: bool
 ) -> tuple[Setup, Measured, CheckRecord | None]:
     """The data opened and checked, the model built, and what is decided by measuring."""
     began = time.monotonic()
     config, dataset = resolve(data, changes, ranks, listener.said, check=check)
     checked = None
     if check:
-        checked = ranks.from_first(lambda: _check(dataset, config.data, listener, _bars(progress)))
+        checked = ranks.from_first(lambda: _check(dataset, config.data, listener, options.bars))
     may_shrink = changes.get("image_size") is None
     return *settle(config, dataset, ranks, listener, began=began, may_shrink=may_shrink), checked
 
@@ -208,14 +199,14 @@ def _make_folder(setup: Setup, out: Path | None, lock: RunLock, name: str, check
     return folder
 
 
-def write_reports(run: Run, predictor: Predictor, dataset: Dataset, progress: bool | Listener = False) -> Run:
+def write_reports(run: Run, predictor: Predictor, dataset: Dataset, options: RunOptions) -> Run:
     """The run with its report and the figures beside it; a failure there is reported and does not harm the run."""
     try:
-        with working("writing the report", speaks=progress is not False):
-            pages = report_on_run(run.folder, dataset, predictor, measurement=run.measurement, progress=_bars(progress))
+        with working("writing the report", speaks=options.speaks):
+            pages = report_on_run(run.folder, dataset, predictor, measurement=run.measurement, progress=options.bars)
     except Exception as error:
         problem = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(progress, bool):  # whoever passed a listener looks at the result
+        if isinstance(options.progress, bool):  # whoever passed a listener looks at the result
             warnings.warn(f"no report: {problem} (the model is in {run.best})", RuntimeWarning, stacklevel=2)
         return replace(run, problem=problem, written=_beside(run, []))
     return replace(run, report=pages[0], written=_beside(run, pages))

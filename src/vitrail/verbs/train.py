@@ -43,9 +43,10 @@ def train(
         progress: Show the run, or pass a `Listener` of your own.
     """
     changes = read_changes("train", recipe, config, settings)
-    from vitrail.verbs.runs import start
+    from vitrail.verbs.runs import RunOptions, start
 
-    return start(str(data), changes, out, "train", check=check, report=report, track=track, progress=progress)
+    options = RunOptions(report=report, track=track, progress=progress)
+    return start(str(data), changes, out, "train", options, check=check)
 
 
 def resume(
@@ -63,9 +64,9 @@ def resume(
     where its files are now: `workers=`, `device=`, `data=`, `weights=`, …
     """
     changes = read_changes("resume", None, config, settings)
-    from vitrail.verbs.runs import resume_run
+    from vitrail.verbs.runs import RunOptions, resume_run
 
-    return resume_run(Path(folder), changes, report=report, track=track, progress=progress)
+    return resume_run(Path(folder), changes, RunOptions(report=report, track=track, progress=progress))
 
 
 def plan(
@@ -80,9 +81,9 @@ def plan(
 ) -> "Plan":
     """What `train` would do with these arguments: the whole config, parameters, memory and time; nothing is written."""
     changes = read_changes("plan", recipe, config, settings)
-    from vitrail.verbs.runs import plan_run
+    from vitrail.verbs.runs import RunOptions, plan_run
 
-    return plan_run(str(data), changes, out, check=check, progress=progress)
+    return plan_run(str(data), changes, out, RunOptions(progress=progress), check=check)
 
 
 def demo(*, out: str | Path | None = None, progress: "bool | Listener" = False) -> "Run":
@@ -92,7 +93,7 @@ def demo(*, out: str | Path | None = None, progress: "bool | Listener" = False) 
         out: The folder to write to [default: runs/demo-N].
         progress: Show the run, or pass a `Listener` of your own.
     """
-    from vitrail.verbs.runs import start
+    from vitrail.verbs.runs import RunOptions, start
 
     changes = ask_for(recipes.recipe("digits"))
-    return start("", changes, out, "demo", check=False, report=True, track=False, progress=progress)
+    return start("", changes, out, "demo", RunOptions(progress=progress), check=False)
