@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.prediction.conftest import write_tiny
 
+from vitrail.data.config import DataConfig
 from vitrail.errors import VitrailError
 from vitrail.verbs.call import resolve_data, resolve_model, resolve_pictures, tell_pictures
 from vitrail.weights import resolve as resolving
@@ -32,8 +33,8 @@ def resolve(arguments: list[str], model: str | None) -> tuple[str, tuple[object,
 
 
 def tell_data(first: str, second: str | None) -> tuple[str, object]:
-    model, data = resolve_data(first, second)
-    return model.source, data
+    model, data = resolve_data(first, second, DataConfig())
+    return model.source, data.where
 
 
 @pytest.mark.parametrize(

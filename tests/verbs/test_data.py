@@ -118,7 +118,7 @@ def test_mistakes(verb, keywords: dict, message: str, inside) -> None:
 def test_mistakes_of_data(inside) -> None:
     with pytest.raises(DataError, match="did you mean digits"):
         check_data("digit")
-    with pytest.raises(ConfigError, match="split_seed cannot change an open data set"):
+    with pytest.raises(ConfigError, match="split_seed= cannot change an open data set"):
         check_data(open_data("digits"), split_seed=1)
     Path("file").touch()
     with pytest.raises(ConfigError, match="cannot be written there"):

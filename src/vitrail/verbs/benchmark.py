@@ -13,7 +13,7 @@ from vitrail.prediction import Predictor
 from vitrail.progress import Progress
 from vitrail.registry import RuntimeName
 from vitrail.threads import num_cores
-from vitrail.verbs.call import resolve_model
+from vitrail.verbs.call import DataArgument, resolve_dataset, resolve_model
 from vitrail.verbs.keywords import renamed
 from vitrail.weights.metadata import ClassNames
 
@@ -36,7 +36,7 @@ class BenchmarkPlan:
     exports: Sequence[str | Path]
     compare: Sequence[str]
     compiled: bool
-    data: Dataset | str | Path | None
+    data: DataArgument | None
     split: str | None
     pictures: int
     by_position: bool
@@ -100,7 +100,7 @@ def benchmark(
         exports=exports,
         compare=compare,
         compiled=compiled,
-        data=data,
+        data=None if data is None else resolve_dataset(data),
         split=split,
         pictures=pictures,
         by_position=by_position,

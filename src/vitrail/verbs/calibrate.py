@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rich.console import RenderableType
 
-from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.machine import pick_device
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, ending, pick_progress, table, working
 from vitrail.registry import EXPORTS
-from vitrail.verbs.call import resolve_data
+from vitrail.verbs.call import DataArgument, resolve_data
 from vitrail.verbs.keywords import DataSettings, read_data_settings, renamed
 from vitrail.weights.metadata import ClassNames
 from vitrail.weights.resolve import BUNDLED, Located, checksums_of, find_files
@@ -105,7 +104,7 @@ def calibrate(
         device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
     """
     config = read_data_settings(calibrate, settings)
-    argument, found = resolve_data(model, data, device=device, class_names=class_names)
+    argument, found = resolve_data(model, data, config, device=device, class_names=class_names)
     located, source = argument.place, argument.source
     from vitrail.evaluation.confidence import count_pictures, fit_trust
     from vitrail.runtimes.torch_runtime import TorchRuntime
@@ -118,7 +117,7 @@ def calibrate(
         if in_place and checkpoint.file_format != "vitrail":
             raise ConfigError(f"is for files of vitrail; {source} is not one; pass `out=` instead.", field="in_place")
         runtime = TorchRuntime(checkpoint.build().to(pick_device(device)))
-    dataset, notes = _open_data(found, config, source, split)
+    dataset, notes = _open_data(found, source, split)
     predictor = Predictor(runtime=runtime, source=source, **replace(checkpoint, trust=None).facts())
     with show("calibrating", count_pictures(dataset, split)) as advance:
         trust, before = fit_trust(predictor, dataset, split, by_position=by_position, progress=advance)
@@ -167,13 +166,12 @@ def _open(located: Located, class_names: ClassNames | None) -> "Checkpoint":
     return replace(checkpoint, origin=replace(checkpoint.origin, sha256=checksums_of(located.fetch())))
 
 
-def _open_data(data: Dataset | str, config: DataConfig, source: str, split: str) -> tuple[Dataset, tuple[str, ...]]:
+def _open_data(data: DataArgument, source: str, split: str) -> tuple[Dataset, tuple[str, ...]]:
     """The data with the split to calibrate on, and what the user should know about that."""
     from vitrail.report.assembly import run_of
     from vitrail.verbs.scores import open_with_splits
 
-    where = data.name if isinstance(data, Dataset) else data
-    dataset, split_from = open_with_splits(data, where, config, run_of(source))
+    dataset, split_from = open_with_splits(data, run_of(source))
     if split == "val" and "val" not in dataset.splits:
-        return dataset.with_validation(config.val_rate, config.split_seed), (MADE,)
+        return dataset.with_validation(data.config.val_rate, data.config.split_seed), (MADE,)
     return dataset, (f"split: {split_from}",) if split_from else ()

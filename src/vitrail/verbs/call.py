@@ -4,13 +4,14 @@ A verb resolves its arguments first, so that a mistake is an error before anythi
 no torch.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, cast
 
+from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, InputError
 from vitrail.files import check_run_folder, new_run_folder
 from vitrail.machine import check_device, pick_device
@@ -248,16 +249,58 @@ def _is_model(text: str) -> bool:
     return False
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataArgument:
+    """The data of a call: a data set that its user has opened, or where one is and how it is opened."""
+
+    config: DataConfig
+    opened: "Dataset | None" = None
+    where: str | Path = ""
+
+    @property
+    def name(self) -> str:
+        """As its user named it."""
+        return str(self.where) if self.opened is None else self.opened.name
+
+    def open(self, *, speaks: bool = False) -> "Dataset":
+        """The data set."""
+        if self.opened is not None:
+            return self.opened
+        from vitrail.data.datasets import open_data
+
+        with working(f"opening {self.where}", speaks=speaks):
+            return open_data(self.where, self.config)
+
+
+def resolve_dataset(data: "Dataset | str | Path", config: DataConfig | None = None) -> DataArgument:
+    """The data of a call; a path that does not exist is an error."""
+    from vitrail.data.datasets import check_where
+
+    config = config or DataConfig()
+    if not isinstance(data, str | Path):
+        return DataArgument(opened=data, config=config)
+    check_where(data)
+    return DataArgument(where=data, config=config)
+
+
+def refuse_settings(data: object, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that come too late for a data set which is open already."""
+    if settings and data is not None and not isinstance(data, str | Path):
+        names = ", ".join(f"`{name}=`" for name in settings)
+        raise ConfigError(f"{names} cannot change an open data set; pass it to vitrail.open_data instead.")
+
+
 def resolve_data(
     model: "Predictor | str | Path",
     data: "Dataset | str | Path | None",
+    config: DataConfig,
     *,
     device: "str | torch.device" = "auto",
     class_names: "ClassNames | None" = None,
     request: RuntimeRequest = USUAL,
-) -> "tuple[ModelArgument, Dataset | str]":
+) -> tuple[ModelArgument, DataArgument]:
     """The model and the data of a call; a single argument is the data, and the model is then the bundled one."""
-    from vitrail.data.datasets import NAMES, check_where
+    from vitrail.data.datasets import NAMES
 
     def is_weights(argument: object) -> bool:
         text = str(argument)
@@ -272,10 +315,7 @@ def resolve_data(
     argument = resolve_model(model, device=device, class_names=class_names, request=request)
     if is_weights(data):
         raise InputError(f"{data} is a model, not data; name a folder of pictures, a table or a data set.")
-    if isinstance(data, str | Path):
-        check_where(str(data))
-        return argument, str(data)
-    return argument, data
+    return argument, resolve_dataset(str(data) if isinstance(data, Path) else data, config)
 
 
 def check_out(out: Out) -> None:
@@ -284,6 +324,6 @@ def check_out(out: Out) -> None:
         check_run_folder(None if out is True else Path(out))
 
 
-def make_out(out: str | Path | bool, verb: str) -> Path:
-    """The folder to write to."""
-    return new_run_folder(verb, None if isinstance(out, bool) else Path(out))
+def make_out(out: Out, verb: str) -> Path | None:
+    """The folder to write to, if there is one."""
+    return None if out is None or out is False else new_run_folder(verb, None if out is True else Path(out))

@@ -19,10 +19,8 @@ from rich.text import Text
 
 from vitrail import __version__
 from vitrail.canvas import COLORS, LIGHT, Theme, new_figure, open_frame, paint, save_figure, shorten
-from vitrail.data.datasets import check_where
 from vitrail.data.pixels import Picture, prepare_array
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError
 from vitrail.evaluation.measurement import align_classes, choose, pick_split, run
 from vitrail.files import atomic_path
@@ -52,8 +50,7 @@ from vitrail.runtimes.runtime import Floats
 from vitrail.threads import cores
 from vitrail.timing import Timing
 from vitrail.verbs.benchmark import BenchmarkPlan
-from vitrail.verbs.call import ModelArgument
-from vitrail.verbs.data import open_data
+from vitrail.verbs.call import DataArgument, ModelArgument
 from vitrail.verbs.scores import default_split
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import fingerprint
@@ -282,7 +279,7 @@ class Sample:
 
 def read_sample(
     predictor: Predictor,
-    data: Dataset | str | Path | None,
+    data: DataArgument | None,
     split: str | None,
     limit: int,
     by_position: bool,
@@ -292,7 +289,7 @@ def read_sample(
     spec = predictor.preprocess
     if data is None:
         return Sample(images=photographs(predictor.preprocess), has_head=predictor.num_classes > 0)
-    dataset = data if isinstance(data, Dataset) else open_data(data)
+    dataset = data.open()
     name = split or default_split(dataset)
     order = align_classes(predictor, dataset.classes, by_position=by_position)
     source = pick_split(dataset, name)
@@ -331,8 +328,6 @@ def carry_out(model: ModelArgument, plan: BenchmarkPlan, progress: bool | Progre
     """Measure everything in the plan."""
     names, missing = check_runtimes(plan.runtimes)
     precisions = check_precisions(plan.precisions)
-    if plan.data is not None and not isinstance(plan.data, Dataset):
-        check_where(str(plan.data))
     show, seconds = pick_progress(progress), plan.seconds
     with working(f"loading {model.name}", speaks=progress is not False):
         predictor = model.open()

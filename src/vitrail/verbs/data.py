@@ -10,7 +10,7 @@ from vitrail.data.config import Augment, DataConfig, check_workers
 from vitrail.data.source import Dataset
 from vitrail.errors import ConfigError
 from vitrail.progress import Progress, pick_progress
-from vitrail.verbs.call import Out, check_out, make_out
+from vitrail.verbs.call import DataArgument, Out, check_out, make_out, refuse_settings, resolve_dataset
 from vitrail.verbs.keywords import DataSettings, ShowSettings, build, check_settings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def open_data(data: str | Path, **settings: Unpack[DataSettings]) -> Dataset:
     files, shards.
     """
     check_settings(open_data, settings, DataConfig)
-    return _open(data, settings)
+    return _resolve(data, settings).open()
 
 
 def check_data(
@@ -53,16 +53,16 @@ def check_data(
     check_settings(check_data, settings, DataConfig)
     check_workers(workers)
     check_out(out)
-    dataset = _open(data, settings)
+    argument = _resolve(data, settings)
+    dataset = argument.open()
     from vitrail.data.check.findings import check_data as check_dataset
     from vitrail.verbs.data_check import DataCheck
 
-    with pick_progress(progress)("checking pictures", _count(dataset)) as advance:
+    with pick_progress(progress)("checking pictures", dataset.num_pictures) as advance:
         report = check_dataset(dataset, workers or os.cpu_count() or 1, advance)
-    checked = DataCheck(dataset=report.dataset, facts=report.facts, findings=report.findings, where=_name(data))
-    if out is None or out is False:
-        return checked
-    return replace(checked, written=checked.write(make_out(out, "data-check"), raw=raw))
+    checked = DataCheck(dataset=report.dataset, facts=report.facts, findings=report.findings, where=argument.name)
+    folder = make_out(out, "data-check")
+    return checked if folder is None else replace(checked, written=checked.write(folder, raw=raw))
 
 
 def show_data(
@@ -94,14 +94,16 @@ def show_data(
     check_out(out)
     augment = build(Augment, settings)
     augmentation = set(vars(augment))
-    dataset = _open(data, {name: value for name, value in settings.items() if name not in augmentation})
+    argument = _resolve(data, {name: value for name, value in settings.items() if name not in augmentation})
+    dataset = argument.open()
     from vitrail.data.sheet import augmentation_sheet
     from vitrail.data.source import default_preprocess
     from vitrail.verbs.data_check import write_sheet
 
     spec = default_preprocess(dataset, size, preset)
     sheet = augmentation_sheet(dataset, spec, augment, seed=seed, num_pictures=pictures)
-    return sheet if out is None or out is False else write_sheet(sheet, make_out(out, "data-show"), _name(data))
+    folder = make_out(out, "data-show")
+    return sheet if folder is None else write_sheet(sheet, folder, argument.name)
 
 
 def shard_data(
@@ -126,26 +128,13 @@ def shard_data(
     check_settings(shard_data, settings, DataConfig)
     if max_megabytes < 1:
         raise ConfigError(f"max_megabytes must be at least 1; got {max_megabytes}.")
-    dataset = _open(data, settings)
+    dataset = _resolve(data, settings).open()
     from vitrail.data.shard_writer import write_shards
 
-    with pick_progress(progress)("writing shards", _count(dataset)) as advance:
+    with pick_progress(progress)("writing shards", dataset.num_pictures) as advance:
         return write_shards(dataset, Path(out), max_bytes=max_megabytes * 1_000_000, seed=seed, progress=advance)
 
 
-def _name(data: str | Path | Dataset) -> str:
-    return data.name if isinstance(data, Dataset) else str(data)
-
-
-def _open(data: str | Path | Dataset, settings: Mapping[str, Any]) -> Dataset:
-    if not isinstance(data, Dataset):
-        from vitrail.data.datasets import open_data as open_dataset
-
-        return open_dataset(data, build(DataConfig, settings))
-    if settings:
-        raise ConfigError(f"{', '.join(settings)} cannot change an open data set; pass it to vitrail.open_data.")
-    return data
-
-
-def _count(dataset: Dataset) -> int:
-    return sum(len(source) for source in dataset.splits.values())
+def _resolve(data: str | Path | Dataset, settings: Mapping[str, Any]) -> DataArgument:
+    refuse_settings(data, settings)
+    return resolve_dataset(data, build(DataConfig, settings))

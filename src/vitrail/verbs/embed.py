@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -21,7 +20,17 @@ from vitrail.prediction.predictor import Named
 from vitrail.progress import Progress, ending, pick_progress, working
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.rng import permutation
-from vitrail.verbs.call import Out, Pictures, RuntimeRequest, check_out, make_out, resolve_model, resolve_pictures
+from vitrail.verbs.call import (
+    Out,
+    Pictures,
+    RuntimeRequest,
+    check_out,
+    make_out,
+    refuse_settings,
+    resolve_dataset,
+    resolve_model,
+    resolve_pictures,
+)
 from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings
 from vitrail.wording import counted, plain
 
@@ -193,31 +202,27 @@ def embed(
         raise ConfigError("pass pictures or `data=`, not both.")
     request = RuntimeRequest(runtime=runtime, precision=precision, merge=merge)
     source = resolve_model(model, device=device, request=request)
-    if data is not None and not isinstance(data, Dataset):
-        from vitrail.data.datasets import check_where
-
-        check_where(str(data))
+    argument = None if data is None else resolve_dataset(data, config)
     show, shows = pick_progress(progress), progress is not False
     predictor = source.open(speaks=shows)
-    if found is not None:
+    if argument is None:
+        assert found is not None
         predictor = source.put(predictor, *found.size_up(), speaks=shows)
         columns = _embed_pictures(predictor, found.stream(), batch_size, show)
     else:
-        from vitrail.data.datasets import open_data
-
-        with working(f"opening {data}", speaks=shows) if not isinstance(data, Dataset) else nullcontext():
-            dataset = data if isinstance(data, Dataset) else open_data(str(data), config)
+        dataset = argument.open(speaks=shows)
         sources = [dataset.split(name) for name in splits or dataset.splits]
         some = (source.picture(place) for source in sources for place in range(len(source)))
         predictor = source.put(predictor, sum(len(source) for source in sources), some, speaks=shows)
         columns = _embed_data(predictor, dataset, splits, batch_size, show)
-    where = "DATA" if data is None else data.name if isinstance(data, Dataset) else str(data)
+    where = "DATA" if argument is None else argument.name
     following = f"vitrail eval {shlex.join([source.source, where])} --probe knn,linear"
     embeddings = replace(columns.joined(), following=following)
-    if out is None or out is False:
+    folder = make_out(out, "embed")
+    if folder is None:
         return embeddings
     with working("drawing the map", speaks=shows and map != "none"):
-        return _write(embeddings, make_out(out, "embed"), format, map)
+        return _write(embeddings, folder, format, map)
 
 
 @dataclass(kw_only=True)
@@ -272,8 +277,7 @@ def check_arguments(
     if data is None and (split or names):
         arguments = [*(["`split=`"] if split else ()), *names]
         raise ConfigError(f"{', '.join(arguments)} {'goes' if len(arguments) == 1 else 'go'} with `data=`.")
-    if isinstance(data, Dataset) and names:
-        raise ConfigError(f"{', '.join(names)} cannot change an open data set; pass it to vitrail.open_data instead.")
+    refuse_settings(data, settings)
 
 
 def _embed_pictures(

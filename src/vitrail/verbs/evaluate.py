@@ -11,7 +11,7 @@ from vitrail.evaluation import ProbeName, ViewName
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress
 from vitrail.registry import PrecisionChoice, RuntimeChoice
-from vitrail.verbs.call import Out, RuntimeRequest, check_out, resolve_data
+from vitrail.verbs.call import Out, RuntimeRequest, check_out, refuse_settings, resolve_data
 from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings, renamed
 from vitrail.weights.metadata import ClassNames
 
@@ -117,12 +117,10 @@ def evaluate(
         raise ConfigError(f"has no {tta!r}; {suggest(str(tta), get_args(ViewName))}", field="tta")
     if unfamiliar is not None and tta is not None:
         raise ConfigError("compares pictures as they are; omit `tta=`", field="unfamiliar")
-    if isinstance(data, Dataset) and changed:
-        names = ", ".join(f"`{name}=`" for name in changed)
-        raise ConfigError(f"{names} cannot change an open data set; pass it to vitrail.open_data instead.")
+    refuse_settings(data, changed)
     check_out(out)
     request = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
-    source, found = resolve_data(model, data, device=device, class_names=class_names, request=request)
+    source, found = resolve_data(model, data, config, device=device, class_names=class_names, request=request)
     arguments = _passed(
         split=split,
         tta=tta,
@@ -141,7 +139,7 @@ def evaluate(
     )
     from vitrail.verbs.scores import carry_out
 
-    return carry_out(source, found, config, plan, arguments, progress)
+    return carry_out(source, found, plan, arguments, progress)
 
 
 def _number(name: str, number: int | None, usual: int, other: str, goes: bool) -> int:

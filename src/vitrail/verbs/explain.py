@@ -97,8 +97,8 @@ def explain(
         source=source.source,
         targeted=target is not None,
     )
-    if out is not None and out is not False:
-        explanations = replace(explanations, written=explanations.save(make_out(out, "explain"), progress=progress))
+    if (folder := make_out(out, "explain")) is not None:
+        explanations = replace(explanations, written=explanations.save(folder, progress=progress))
     return _only(explanations) if found.is_single else explanations
 
 
@@ -245,6 +245,8 @@ def figures(
     from vitrail.verbs.figures import look
 
     shown = look(source.open(speaks=progress is not False), gathered, progress=progress)
-    drawn = shown.draw(make_out(out or True, "figures"), progress=progress)
+    folder = make_out(out or True, "figures")
+    assert folder is not None
+    drawn = shown.draw(folder, progress=progress)
     names = [str(name) for name in found.given if isinstance(name, str | Path)][:2] if found is not None else []
     return replace(drawn, following=shlex.join(["vitrail", "explain", source.source, *(names or ["PICTURES"])]))

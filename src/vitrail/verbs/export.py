@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError, WeightsError
 from vitrail.prediction import Predictor
 from vitrail.progress import ending, table, working
 from vitrail.registry import RUNTIMES, GraphPrecision, RuntimeName
-from vitrail.verbs.call import ModelArgument, resolve_model
+from vitrail.verbs.call import ModelArgument, resolve_dataset, resolve_model
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
@@ -210,7 +210,6 @@ def check_precision(
     max_loss: float | None,
 ) -> "Goal | None":
     """What int8 must reach, or None for float32; what does not go together is an error."""
-    from vitrail.data.datasets import check_where
     from vitrail.runtimes.int8_trials import AGREEMENT, Goal
 
     if precision not in ("float32", "int8"):
@@ -230,8 +229,7 @@ def check_precision(
             raise ConfigError(f'{name} cannot be used with `precision="int8"`, which is measured on prepared pictures.')
     if calibrate is None:
         raise ConfigError('`precision="int8"` needs pictures to calibrate with: a data set or a folder in `calibrate=`')
-    if not isinstance(calibrate, Dataset):
-        check_where(calibrate)
+    resolve_dataset(calibrate)
     return Goal(agreement=AGREEMENT if agreement is None else agreement, max_loss=max_loss)
 
 

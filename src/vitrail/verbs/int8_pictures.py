@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from vitrail.data.chunks import Chunk, read_samples
-from vitrail.data.config import DataConfig
 from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import DataError, WeightsError
 from vitrail.evaluation.measurement import choose
@@ -17,6 +16,7 @@ from vitrail.report.assembly import run_of
 from vitrail.rng import Integers
 from vitrail.runtimes.int8_trials import ByteImages, CalibrationSet, Goal
 from vitrail.threads import map_in_order, num_cores
+from vitrail.verbs.call import resolve_dataset
 from vitrail.verbs.scores import open_with_splits
 from vitrail.weights.checkpoint import Checkpoint
 
@@ -37,9 +37,7 @@ def read_calibration(
     if not isinstance(calibrate, Dataset) and is_unlabelled(Path(calibrate)):
         parts = _parts_of_files(Path(calibrate))
     else:
-        run = run_of(source)
-        where = calibrate.name if isinstance(calibrate, Dataset) else str(calibrate)
-        dataset, _ = open_with_splits(calibrate, where, DataConfig(), run)
+        dataset, _ = open_with_splits(resolve_dataset(calibrate), run_of(source))
         parts = _parts_of(dataset)
         if checkpoint.classes is not None and set(dataset.classes) <= set(checkpoint.classes):
             classes = dataset.classes

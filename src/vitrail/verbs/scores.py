@@ -38,7 +38,7 @@ from vitrail.ranks import shared_ranks
 from vitrail.report.assembly import REPORT, ReportContext, evaluation_context, run_of, show_evaluation, write_page
 from vitrail.schema import to_dict
 from vitrail.training.run_folder import chose_epoch
-from vitrail.verbs.call import ModelArgument, Out, make_out
+from vitrail.verbs.call import DataArgument, ModelArgument, Out, make_out
 from vitrail.verbs.evaluate import EvaluationPlan
 from vitrail.wording import counted, plain
 
@@ -232,8 +232,7 @@ def _class_table(measurement: Measurement) -> RenderableType:
 
 def carry_out(
     model: ModelArgument,
-    data: Dataset | str,
-    config: DataConfig,
+    data: DataArgument,
     plan: EvaluationPlan,
     arguments: dict[str, Any],
     progress: bool | Progress,
@@ -241,7 +240,7 @@ def carry_out(
     """Measure everything in the plan; `arguments` are those of the call that a report repeats."""
     if isinstance(plan.unfamiliar, str | Path):
         check_where(str(plan.unfamiliar))
-    source, where = model.source or "model", data.name if isinstance(data, Dataset) else data
+    source, where = model.source or "model", data.name
     with shared_ranks() as ranks:
         shows = progress is not False and ranks.is_first
         show = pick_progress(progress) if shows else silent
@@ -249,9 +248,9 @@ def carry_out(
         Request(coverage=plan.coverage).check(predictor, predictor.runtime)
         if plan.unfamiliar is not None:
             require_familiarity(predictor, predictor.runtime, "`unfamiliar=`")
-        others = None if plan.unfamiliar is None else open_others(plan.unfamiliar, config)
-        with working(f"opening {where}", speaks=shows and not isinstance(data, Dataset)):
-            dataset, split_from = open_with_splits(data, where, config, run_of(source))
+        others = None if plan.unfamiliar is None else open_others(plan.unfamiliar, data.config)
+        with working(f"opening {where}", speaks=shows and data.opened is None):
+            dataset, split_from = open_with_splits(data, run_of(source))
             check_same_data(dataset, ranks)
         name = plan.split or default_split(dataset)
         fast = predictor
@@ -282,7 +281,7 @@ def carry_out(
             where,
             run_of(source),
             arguments=arguments,
-            settings={**about, "data": where, "source": to_dict(config)},
+            settings={**about, "data": where, "source": to_dict(data.config)},
             split_from=split_from,
         ),
     )
@@ -330,12 +329,11 @@ class _Results:
     def add(self, facts: dict[str, Any]) -> None:
         """Add these facts, and write metrics.json."""
         self.facts.update(facts)
-        if self.out is None or self.out is False:
-            return
-        if self.folder is None:
-            self.folder = make_out(self.out, "eval")
-            self.written.append(self.folder / "metrics.json")
-        output.write_facts(self.facts, self.folder / "metrics.json")
+        if self.folder is None and (folder := make_out(self.out, "eval")) is not None:
+            self.folder = folder
+            self.written.append(folder / "metrics.json")
+        if self.folder is not None:
+            output.write_facts(self.facts, self.folder / "metrics.json")
 
     def add_measurement(self, measurement: Measurement, dataset: Dataset, raw: bool) -> None:
         self.measurement = measurement
@@ -396,19 +394,19 @@ def _measure_robustness(
         )
 
 
-def open_with_splits(data: Dataset | str | Path, where: str, config: DataConfig, run: Path) -> tuple[Dataset, str]:
+def open_with_splits(data: DataArgument, run: Path) -> tuple[Dataset, str]:
     """The data, and the origin of their splits if they have none of their own: the run's, or new ones."""
-    dataset = data if isinstance(data, Dataset) else open_data(where, config)
+    dataset = data.open()
     if not dataset.made_split:
         return dataset, ""
     file = run / "split.csv"
     new = "made now, from names and a seed; a model trained on these data may have seen the measured pictures"
-    if isinstance(data, Dataset):
+    if data.opened is not None:
         return dataset, str(file) if _agrees(dataset, file) else new
     if not file.is_file():
         return dataset, new
     try:
-        return open_data(where, replace(config, split_file=file)), str(file)
+        return open_data(data.where, replace(data.config, split_file=file)), str(file)
     except DataError:
         return dataset, f'{file} is for other pictures, so a new split was made; the split "all" uses every picture'
 
