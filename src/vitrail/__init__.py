@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.inspect import models as models
     from vitrail.verbs.inspect import summary as summary
     from vitrail.verbs.predict import predict as predict
+    from vitrail.verbs.push import push as push
     from vitrail.verbs.scores import Evaluation as Evaluation
     from vitrail.verbs.serve import serve as serve
     from vitrail.verbs.train import demo as demo

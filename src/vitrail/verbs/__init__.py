@@ -208,6 +208,16 @@ VERBS = {
         ),
         flags={"exports": "with", "compiled": "compile"},
     ),
+    "push": Verb(
+        group="Ship it",
+        line="Push a model and its card to the Hugging Face hub, for vitrail, timm and transformers.",
+        usage="MODEL OWNER/NAME",
+        examples=(
+            "vitrail push runs/train-1 anna/flowers --dry-run",
+            "vitrail push runs/train-1 anna/flowers --licence apache-2.0",
+            "vitrail predict hf://anna/flowers photos",
+        ),
+    ),
     "serve": Verb(
         group="Ship it",
         line="Serve models over HTTP, with a page to try them: predict, embed, explain.",

@@ -72,7 +72,8 @@ MIRRORS = {
     **{_google_file(*row[:4]): row[4] for row in (line.split() for line in _AUGREG.splitlines())},
 }
 
-FILES = [*SIDECARS, "model.safetensors", "model.safetensors.index.json", "*.npz"]
+OURS = "vitrail.safetensors"  # our own file beside other libraries', with all that they cannot hold
+FILES = [*SIDECARS, OURS, "model.safetensors", "model.safetensors.index.json", "*.npz"]
 SHARDS = ["model-*-of-*.safetensors"]
 PICKLES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 
@@ -140,7 +141,9 @@ def download(identifier: str, allow_pickle: bool) -> Path:
     patterns = [*FILES, *SHARDS, *(PICKLES if allow_pickle else [])]
     is_new = not is_cached(identifier)
     try:
-        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=[*SIDECARS, OURS]))
+        if not (folder / OURS).is_file():  # which holds the same weights as the others
+            folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:
         raise WeightsError(
             f"hf://{identifier} is not in the cache and the hub cannot be reached (HF_HUB_OFFLINE, or no network)."

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from vitrail.errors import WeightsError
 from vitrail.files import sha256_of
 from vitrail.registry import EXPORTS
-from vitrail.weights.addresses import check_address, download, find_path
+from vitrail.weights.addresses import OURS, check_address, download, find_path
 from vitrail.weights.sidecars import read_json
 
 # A new format is a file that defines a `ForeignFormat`, its name here, and its module in `read.py`.
@@ -21,7 +21,7 @@ FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvisi
 
 PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
 CHECKPOINT_SUFFIXES = frozenset({".safetensors", ".npz"} | PICKLES)
-WEIGHTS_IN_FOLDERS = ("model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
+WEIGHTS_IN_FOLDERS = (OURS, "model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
 RUN_CONFIG = "config.yaml"  # in the folder of a training run
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 BUNDLED = ("cifar10",)

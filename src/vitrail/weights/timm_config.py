@@ -277,13 +277,17 @@ def _square(size: tuple[int, int]) -> int | list[int]:
 
 
 def hub_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The `config.json` of a folder that `timm.create_model("local-dir:FOLDER")` loads."""
+    """The `config.json` of a folder that `timm.create_model("local-dir:FOLDER")` loads, and transformers too.
+
+    The class names are on the top level, where both libraries look for them.
+    """
     name, arguments = architecture(checkpoint.config)
     if checkpoint.preprocess.size != checkpoint.config.image_size:
         arguments["dynamic_img_size"] = True
     return {
         "architecture": name,
         "num_classes": checkpoint.config.num_classes,
+        **({} if checkpoint.classes is None else {"label_names": list(checkpoint.classes)}),
         "num_features": checkpoint.config.width,
         "global_pool": arguments["global_pool"],
         "model_args": arguments,

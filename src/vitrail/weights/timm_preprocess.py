@@ -1,4 +1,4 @@
-"""`pretrained_cfg` of timm's `config.json`: the evaluation transform and the class names, read and written.
+"""`pretrained_cfg` of timm's `config.json`: the evaluation transform, read and written, and the class names, read.
 
 The transform is that of timm's `create_transform(**resolve_data_config({}, pretrained_cfg=…))`.
 """
@@ -126,9 +126,9 @@ def read_classes(data: Mapping[str, Any], config: ViTConfig) -> tuple[tuple[str,
 
 
 def write_data(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The `pretrained_cfg` of a checkpoint."""
+    """The `pretrained_cfg` of a checkpoint, without class names, which are on the top level."""
     spec = checkpoint.preprocess
-    fields = {
+    return {
         "input_size": [spec.channels, *spec.size],
         "mean": list(spec.mean),
         "std": list(spec.std),
@@ -136,6 +136,4 @@ def write_data(checkpoint: Checkpoint) -> dict[str, Any]:
         "crop_pct": spec.crop if spec.resize_to is None else exact_share(spec.size[:1], (spec.resize_to,)),
         "crop_mode": "squash" if spec.resize == "squash" else "center",
         "num_classes": checkpoint.config.num_classes,
-        "label_names": checkpoint.classes,
     }
-    return {name: value for name, value in fields.items() if value is not None}

@@ -31,6 +31,11 @@ from vitrail.weights.proof import (
 from vitrail.weights.read import FORMATS, check_format, open_checkpoint, read_checkpoint
 from vitrail.weights.resolve import FormatName, Located, checksums_of, find_files, locate
 
+# The names of files in which libraries keep a model in a folder.
+CHECKPOINT_FILES = re.compile(
+    r"(config|(pre)?processor_config)\.json|(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
+)
+
 
 def check_target(path: Path, format_name: FormatName) -> None:
     """Raise unless the path can hold the format."""
@@ -51,10 +56,7 @@ def check_replaceable(path: Path) -> None:
     """Raise if a folder that would be replaced holds anything but a checkpoint."""
     if not path.is_dir():
         return
-    known = re.compile(
-        r"(config|(pre)?processor_config)\.json|(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?"
-    )
-    others = sorted(item.name for item in path.iterdir() if not known.fullmatch(item.name) or item.is_dir())
+    others = sorted(item.name for item in path.iterdir() if not CHECKPOINT_FILES.fullmatch(item.name) or item.is_dir())
     if others:
         raise WeightsError(
             f"{path} holds other things, which we will not delete: {', '.join(others[:5])}; name another folder."
