@@ -14,7 +14,7 @@ GROUPS = {
     "Load and use": ("load", "Predictor", "predict", "embed", "explain", "figures"),
     "Evaluate": ("evaluate", "Evaluation", "calibrate"),
     "Checkpoints": ("inspect", "convert", "Hints"),
-    "Ship": ("export", "benchmark", "serve"),
+    "Ship": ("export", "benchmark", "push", "serve"),
     "Build": ("create", "variants", "models", "summary", "ViT", "ViTConfig"),
     "Problems": ("doctor", "VitrailError", "AssumptionWarning"),
 }
