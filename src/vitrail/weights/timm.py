@@ -22,7 +22,7 @@ from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
 from vitrail.weights.tensor_files import write_pickle, write_safetensors
-from vitrail.weights.timm_config import NORM_EPS, how_to_load, hub_config, other_names, read_hub_config
+from vitrail.weights.timm_config import NORM_EPS, how_to_load, hub_config, other_names, read_facts, understand
 from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
 BLOCK = BlockConfig(activation="gelu", norm_eps=NORM_EPS, layer_scale=1e-5)
@@ -80,7 +80,8 @@ def key_table(config: ViTConfig) -> list[Rule]:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    hub = read_hub_config(raw.sidecars)
+    facts = read_facts(raw.sidecars)
+    hub = None if facts is None else understand(facts)
     raw = replace(raw, tensors=unflatten_patches(raw.tensors))
     config = infer_config(raw, hub.settle_hints(hints) if hub else hints)
     if hub is None:

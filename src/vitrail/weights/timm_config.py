@@ -162,7 +162,23 @@ def _normalised_after(arguments: Mapping[str, Any]) -> bool:
     return after
 
 
-def read_hub_config(sidecars: Mapping[str, Any]) -> HubConfig | None:
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a `config.json` holds, before its architecture is looked up."""
+
+    architecture: str
+    model_args: Mapping[str, Any]
+    data: Mapping[str, Any]  # `pretrained_cfg`
+    global_pool: Any
+    num_features: Any
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What changes the arguments of the name."""
+        return {**_from_data(self.data), **self.model_args}
+
+
+def read_facts(sidecars: Mapping[str, Any]) -> Facts | None:
     """The `config.json` beside the weights, where there is one."""
     facts = sidecars.get(CONFIG)
     if facts is None:
@@ -178,14 +194,25 @@ def read_hub_config(sidecars: Mapping[str, Any]) -> HubConfig | None:
     data = {**_mapping("pretrained_cfg", facts["pretrained_cfg"])}
     data |= {name: facts[name] for name in ("num_classes", "label_names") if name in facts}
     data.setdefault("num_classes", DEFAULTS["num_classes"])
-    arguments = {**named_arguments(facts["architecture"]), **_from_data(data), **model_args}
-    _refuse_arguments(model_args, arguments)
-    return HubConfig(
+    return Facts(
         architecture=facts["architecture"],
-        arguments=Settings(CONFIG, arguments),
+        model_args=model_args,
         data=data,
         global_pool=facts.get("global_pool"),
         num_features=facts.get("num_features"),
+    )
+
+
+def understand(facts: Facts) -> HubConfig:
+    """The arguments of timm's `VisionTransformer` that a `config.json` stands for."""
+    arguments = {**named_arguments(facts.architecture), **facts.arguments}
+    _refuse_arguments(facts.model_args, arguments)
+    return HubConfig(
+        architecture=facts.architecture,
+        arguments=Settings(CONFIG, arguments),
+        data=facts.data,
+        global_pool=facts.global_pool,
+        num_features=facts.num_features,
     )
 
 

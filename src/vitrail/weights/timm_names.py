@@ -169,7 +169,7 @@ LOOKALIKES: dict[str, dict[str, Any]] = {
 OLD_ENDS = ("_in21k", "_in21ft1k", "_sam", "_dino")
 
 
-def _expand(names: str) -> list[str]:
+def expand(names: str) -> list[str]:
     full: list[str] = []
     for name in names.split():
         first, *others = name.split("|")
@@ -178,7 +178,7 @@ def _expand(names: str) -> list[str]:
     return full
 
 
-def _sized(name: str) -> dict[str, Any]:
+def sized(name: str) -> dict[str, Any]:
     """The size and patch that are words of the name."""
     words = re.findall(r"[a-z0-9]+", name)
     numbers = next((SIZES[word] for word in words if word in SIZES), None)
@@ -187,9 +187,7 @@ def _sized(name: str) -> dict[str, Any]:
     return arguments | ({"patch_size": int(patch[1])} if patch else {})
 
 
-NAMES: dict[str, dict[str, Any]] = {
-    name: _sized(name) | changes for changes, names in GROUPS for name in _expand(names)
-}
+NAMES: dict[str, dict[str, Any]] = {name: sized(name) | changes for changes, names in GROUPS for name in expand(names)}
 
 
 def named_arguments(architecture: str) -> Mapping[str, Any]:
