@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from families import FAMILIES
 from vitrail.model import ConvStem, ViT, ViTConfig, summarize, variant
 
 CONFIGS: list[dict[str, Any]] = [
@@ -20,9 +21,9 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fields", CONFIGS, ids=str)
-def test_macs_and_parameters_are_those_of_the_model(tiny: ViTConfig, fields: dict[str, Any]) -> None:
-    config = ViTConfig(**{**tiny.__dict__, **fields})
+@pytest.mark.parametrize("fields", [*CONFIGS, *FAMILIES], ids=str)
+def test_macs_and_parameters_are_those_of_the_model(tiny: ViTConfig, fields: dict[str, Any] | str) -> None:
+    config = FAMILIES[fields] if isinstance(fields, str) else ViTConfig(**{**tiny.__dict__, **fields})
     summary = summarize(config)
     with torch.device("meta"):
         model, images = ViT(config).eval(), torch.empty(1, 3, *config.image_size)

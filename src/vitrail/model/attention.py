@@ -59,9 +59,16 @@ fused: Mix = F.scaled_dot_product_attention
 NOTHING = Relation()
 
 
+class RmsNorm(nn.RMSNorm):
+    """Torch's, which does not accept what autocast has made smaller."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 def build_norm(config: ViTConfig, width: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
     """A norm of the kind that the model has everywhere, over its width or another one."""
-    kind = nn.RMSNorm if config.block.norm == "rms" else nn.LayerNorm
+    kind = RmsNorm if config.block.norm == "rms" else nn.LayerNorm
     return kind(width or config.width, eps=config.block.norm_eps)
 
 

@@ -103,10 +103,9 @@ class Rotary(RelativePositions):
     def at(self, layout: Layout, like: Tensor) -> Relations:
         coordinates = self._coordinates(layout, like.device)  # (1 or B, patches, 2)
         if self.frequencies is not None:
-            learned = self.frequencies.float()
-            return lambda block: Relation(
-                rotation=self._rotation(torch.einsum("bna,ahk->bhnk", coordinates, learned[:, block]))
-            )
+            first, second = coordinates[:, None, ..., None].unbind(dim=-2)  # each (1 or B, 1, patches, 1)
+            both = self.frequencies.float().unsqueeze(-2)  # (2, depth, H, 1, K/2)
+            return lambda block: Relation(rotation=self._rotation(first * both[0, block] + second * both[1, block]))
         frequencies = self._computed(like.device) if self.periods is None else 1 / self.periods.float()
         rotation = self._rotation((coordinates[..., None] * frequencies).flatten(-2)[:, None])
         return lambda block: Relation(rotation=rotation)
