@@ -83,8 +83,12 @@ def test_a_wrong_writer_is_caught_and_leaves_nothing(
         honest(replace(checkpoint, tensors=tensors), draft, name)
 
     monkeypatch.setattr(module, "write_draft", wrong)
-    with pytest.raises(WeightsError, match="timm checkpoint, read back, gives different logits: .*Nothing was"):
+    with pytest.raises(
+        WeightsError, match="timm checkpoint, read back, gives different logits: .*Nothing was"
+    ) as caught:
         convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm")
+    assert "They first differ in the queries, keys and values of block 1, by " in str(caught.value)
+    assert "likely cause: the order of queries, keys and values: B has keys, queries, values" in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
 
 
@@ -272,8 +276,10 @@ def test_a_misread_config_does_not_prove_itself(
     block = BlockConfig(activation="gelu_tanh")
     write_checkpoint(make_checkpoint(**FITTING["hf"], block=block), tmp_path / "a", "hf")
     monkeypatch.setitem(huggingface_config.ACTIVATIONS, "gelu_pytorch_tanh", "gelu")
-    with pytest.raises(WeightsError, match="transformers, run on the source itself, gives different logits"):
+    with pytest.raises(WeightsError, match="transformers, run on the source itself, gives different logits") as caught:
         convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
+    assert "They first differ in the activation of the MLP of block 0, by " in str(caught.value)
+    assert "the form of GELU (block.activation): gelu in A, B computes as with gelu_tanh" in str(caught.value)
     conversion = convert(
         tmp_path / "a", tmp_path / "c", "hf", hints=Hints(activation="gelu"), verify_with_peer=True
     )  # what the user says is not what the source says

@@ -13,7 +13,7 @@ GROUPS = {
     "Data": ("open_data", "check_data", "show_data", "shard_data"),
     "Load and use": ("load", "Predictor", "predict", "embed", "explain", "figures"),
     "Evaluate": ("evaluate", "Evaluation", "calibrate"),
-    "Checkpoints": ("inspect", "convert", "Hints"),
+    "Checkpoints": ("inspect", "convert", "diff", "Hints"),
     "Ship": ("export", "benchmark", "push", "serve"),
     "Build": ("create", "variants", "models", "summary", "ViT", "ViTConfig"),
     "Problems": ("doctor", "VitrailError", "AssumptionWarning"),

@@ -184,6 +184,13 @@ VERBS = {
         examples=("vitrail convert B_16.npz vit-b16.safetensors", "vitrail convert runs/train-1 folder --to hf"),
         flags={"format": "to", **SOURCE_FORMAT},
     ),
+    "diff": Verb(
+        group="Checkpoints",
+        line="Compare two models block by block: where they first differ, by how much, and why.",
+        usage="A B",
+        about="Exit code 0: they compute the same. 1: they differ.",
+        examples=("vitrail diff old.safetensors new.safetensors", "vitrail diff vit.safetensors folder --library"),
+    ),
     "export": Verb(
         group="Ship it",
         line="Export a model to ONNX, OpenVINO or torch.export, and prove that it answers the same.",

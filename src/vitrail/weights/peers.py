@@ -20,11 +20,14 @@ from torch import Tensor, nn
 from vitrail.data.transform import prepare
 from vitrail.errors import MissingExtraError, WeightsError
 from vitrail.model import ViTConfig
+from vitrail.weights import timm
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.huggingface_config import is_dinov2
+from vitrail.weights.keys import write_tensors
 from vitrail.weights.proof import Agreement, What, agree, same_pixels
-from vitrail.weights.tensor_files import read_contents, read_pickle
+from vitrail.weights.tensor_files import read_contents, read_pickle, write_safetensors
 from vitrail.weights.timm_config import architecture
+from vitrail.weights.timm_preprocess import write_data
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
 NO_LIBRARY = "no library that runs on PyTorch reads {}; omit `verify_with_peer=`."
@@ -39,6 +42,7 @@ def agree_with_peer(
     photographs: Sequence[Path],
     tolerance: float,
     who: str,
+    why: Callable[[], str] = str,
 ) -> Agreement:
     """Let the library of the files at `path` run them on the same images, and prepare the same photographs.
 
@@ -46,17 +50,19 @@ def agree_with_peer(
         checkpoint: what we read from the files.
         expected: what their model must give for `images`.
         who: the library's name in errors.
+        why: asked for a sentence if the outputs differ.
     """
     photographs = photographs if checkpoint.config.channels == 3 else ()  # libraries open them as RGB
     what: What = "logits" if checkpoint.config.num_classes else "features"
     with torch.inference_mode():
         try:
-            answers, pixels = _run(checkpoint, path, images, photographs)
+            answers = build_peer(checkpoint, path)(images)
+            pixels = peer_pixels(checkpoint, path, photographs)
         except (WeightsError, MissingExtraError):
             raise
         except Exception as error:  # libraries may raise anything for files that they cannot load
             raise WeightsError(f"{who} cannot run {path}: {error}") from error
-    agreement = agree(expected, {what: answers}, tolerance, who)
+    agreement = agree(expected, {what: answers}, tolerance, who, why)
     level = GREY_LEVEL / min(checkpoint.preprocess.std)
     for photograph, theirs in zip(photographs, pixels, strict=False):
         if not same_pixels(prepare(photograph, checkpoint.preprocess), theirs, level):
@@ -66,16 +72,11 @@ def agree_with_peer(
     return agreement
 
 
-def _run(
-    checkpoint: Checkpoint, path: Path, images: Tensor, photographs: Sequence[Path]
-) -> tuple[Tensor, list[Tensor]]:
-    """Logits or features, and the photographs as the model would see them where the files say how."""
-    answers = build_peer(checkpoint, path)(images)
+def peer_pixels(checkpoint: Checkpoint, path: Path, photographs: Sequence[Path]) -> list[Tensor]:
+    """The photographs as the model of the files at `path` would see them; none where the files do not say how."""
     if checkpoint.file_format == "hf":
-        return answers, _prepare_transformers(path, photographs)
-    if checkpoint.file_format == "timm":
-        return answers, _prepare_timm(path, photographs)
-    return answers, []
+        return _prepare_transformers(path, photographs)
+    return _prepare_timm(path, photographs) if checkpoint.file_format == "timm" else []
 
 
 def build_peer(checkpoint: Checkpoint, path: Path) -> nn.Module:
@@ -178,14 +179,29 @@ def _open(photograph: Path) -> Image.Image:
 
 
 def _build_timm(config: ViTConfig, path: Path) -> nn.Module:
-    timm = import_peer("timm")
+    library = import_peer("timm")
     weights = _timm_weights(path)
     if not (weights.parent / "config.json").is_file():
         name, arguments = architecture(config)
-        return timm.create_model(name, num_classes=config.num_classes, checkpoint_path=str(weights), **arguments)
-    model = timm.create_model(f"local-dir:{weights.parent}")  # its architecture and model_args, not ours
+        return library.create_model(name, num_classes=config.num_classes, checkpoint_path=str(weights), **arguments)
+    model = library.create_model(f"local-dir:{weights.parent}")  # its architecture and model_args, not ours
     model.load_state_dict(read_contents(weights, allow_pickle=True).tensors)
     return model
+
+
+def write_architecture(checkpoint: Checkpoint, name: str, folder: Path) -> None:
+    """Write a folder from which timm builds its architecture of this name, with the weights of a checkpoint."""
+    config = checkpoint.config
+    write_safetensors(
+        _timm_weights(folder), write_tensors(timm.key_table(config), checkpoint.tensors), {"format": "pt"}
+    )
+    facts = {
+        "architecture": name,
+        "num_classes": config.num_classes,
+        "model_args": {"img_size": list(config.image_size)},
+        "pretrained_cfg": write_data(checkpoint),
+    }
+    (folder / "config.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def _timm_weights(path: Path) -> Path:
@@ -199,9 +215,9 @@ def _prepare_timm(path: Path, photographs: Sequence[Path]) -> list[Tensor]:
     facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "pretrained_cfg" not in facts:
         return []
-    timm = import_peer("timm")
-    model = timm.create_model(f"local-dir:{folder}")
-    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+    library = import_peer("timm")
+    model = library.create_model(f"local-dir:{folder}")
+    transform = library.data.create_transform(**library.data.resolve_data_config({}, model=model))
     return [transform(_open(photograph)) for photograph in photographs]
 
 

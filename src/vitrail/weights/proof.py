@@ -1,6 +1,6 @@
 """What proves a conversion: two models on the same pictures, and photographs from their files to the outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, WeightsError
+from vitrail.model.config import Pair
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.wording import counted
 
@@ -19,6 +20,7 @@ What = str  # logits, features, or another output of an export
 # What belongs to the library that resizes, not to a file: here the target may differ, and a note says by how much.
 KERNEL = ("kernel", "antialias", "anchor", "alpha", "orient", "animated")
 SAME_PIXELS = 1e-5  # of the largest
+TOLERANCE = 1e-5  # of the largest logit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +56,24 @@ def outputs(checkpoint: Checkpoint, images: Tensor) -> dict[What, Tensor]:
         )
 
 
-def agree(expected: Mapping[What, Tensor], actual: Mapping[What, Tensor], tolerance: float, who: str) -> Agreement:
-    """The agreement of all outputs: of the logits, or of the features where the logits are all zeros."""
+def agree(
+    expected: Mapping[What, Tensor],
+    actual: Mapping[What, Tensor],
+    tolerance: float,
+    who: str,
+    why: Callable[[], str] = str,
+) -> Agreement:
+    """The agreement of all outputs: of the logits, or of the features where the logits are all zeros.
+
+    `why` is asked for a sentence if they do not agree.
+    """
     agreements = [compare(what, expected[what], actual[what]) for what in expected if what in actual]
     for agreement in agreements:
         if not agreement.relative <= tolerance:  # so that a tolerance of NaN accepts nothing
             raise WeightsError(
                 f"{who} gives different {agreement.what}: they differ by up to {agreement.difference:.3g}, "
-                f"{agreement.relative:.1e} of the largest; the tolerance is {tolerance:.0e}. Nothing was written."
+                f"{agreement.relative:.1e} of the largest; the tolerance is {tolerance:.0e}.{why()} "
+                "Nothing was written."
             )
     telling = [agreement for agreement in agreements if agreement.scale > 0]
     if not telling:
@@ -83,14 +95,14 @@ def compare(what: What, expected: Tensor, actual: Tensor) -> Agreement:
     return Agreement(what=what, difference=difference, scale=scale, top1=same, pictures=len(expected))
 
 
-def sample_images(checkpoint: Checkpoint, pictures: Sequence[Path] = ()) -> Tensor:
-    """Prepared pictures at the model's own size: the user's, or scikit-learn's two photographs and their mirrors."""
-    config = checkpoint.config
-    spec = replace(checkpoint.preprocess, size=config.image_size, resize="squash", crop=1.0, resize_to=None)
+def sample_images(checkpoint: Checkpoint, pictures: Sequence[Path] = (), size: Pair | None = None) -> Tensor:
+    """Prepared pictures at the model's own size, or another: the user's, or two photographs and their mirrors."""
+    config, size = checkpoint.config, size or checkpoint.config.image_size
+    spec = replace(checkpoint.preprocess, size=size, resize="squash", crop=1.0, resize_to=None)
     if pictures:
         return torch.stack([prepare(picture, spec) for picture in pictures])
     if config.channels != 3:
-        return torch.randn(4, config.channels, *config.image_size, generator=torch.Generator().manual_seed(0))
+        return torch.randn(4, config.channels, *size, generator=torch.Generator().manual_seed(0))
     photos = torch.stack([prepare(photo, spec) for photo in sample_photos()])
     return torch.cat([photos, photos.flip(-1)])
 

@@ -17,9 +17,11 @@ from vitrail.errors import WeightsError
 from vitrail.files import atomic_path
 from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.divergence import explain_failure
 from vitrail.weights.infer import Hints
 from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, agree_with_peer
 from vitrail.weights.proof import (
+    TOLERANCE,
     Agreement,
     Photographs,
     agree,
@@ -77,7 +79,6 @@ def write_draft(checkpoint: Checkpoint, draft: Path, format_name: FormatName) ->
     FORMATS[format_name].write(checkpoint, draft)
 
 
-TOLERANCE = 1e-5  # of the largest logit
 ROUNDED = {torch.float16: 5e-3, torch.bfloat16: 5e-2}  # the same for weights that are written with fewer digits
 
 
@@ -169,14 +170,20 @@ def convert(
         del checkpoint  # frees the memory of its weights for what is read back
         _return_memory()
         written, unstated = _read_again(draft, to, before)
-        agreement = agree(expected, outputs(written, images), tolerance, f"the {to} checkpoint, read back,")
+
+        def why(library_files: Path | None = None) -> str:
+            source = written if library_files else change(_open(located, source_format, hints))
+            return explain_failure(source, written, images, tolerance, library_files)
+
+        agreement = agree(expected, outputs(written, images), tolerance, f"the {to} checkpoint, read back,", why)
         seen, kernels = None, ()
         if photographs is not None:
             seen, kernels = photographs.prove(written, tolerance, to)
         peer = None
         if verify_with_peer and to in LIBRARIES:
             who = f"{to}'s own library"
-            peer = agree_with_peer(written, draft, expected, images, photograph_files(before, pictures), tolerance, who)
+            files = photograph_files(before, pictures)
+            peer = agree_with_peer(written, draft, expected, images, files, tolerance, who, lambda: why(draft))
     return Conversion(
         source_format=before.file_format,
         target_format=to,
@@ -226,7 +233,11 @@ def _ask_source(
     photos = photograph_files(original, pictures)
     where = files[0] if original.file_format == "timm" else files[0].parent
     who = f"{LIBRARIES[original.file_format]}, run on the source itself,"
-    return agree_with_peer(original, where, outputs(original, images), images, photos, tolerance, who), ()
+
+    def why() -> str:
+        return explain_failure(original, original, images, tolerance, where)
+
+    return agree_with_peer(original, where, outputs(original, images), images, photos, tolerance, who, why), ()
 
 
 def _open(located: Located, source_format: FormatName | None, hints: Hints | None) -> Checkpoint:
