@@ -110,7 +110,7 @@ def our_subject(checkpoint: Checkpoint, dtype: torch.dtype) -> Subject:
     model = checkpoint.build(dtype)
 
     def run(images: Tensor) -> Tensor:
-        return model.classify(model.summarize(*model.encode(*model.embed_images(images, None))))
+        return model.classify(model.summarize(*model.encode(model.embed_images(images))))
 
     modules = {name: (module,) for name, module in model.named_modules() if _has_weight(module)}
     return Subject(checkpoint=checkpoint, run=run, modules=_outside_stem(modules))
@@ -132,7 +132,7 @@ def library_subject(checkpoint: Checkpoint, path: Path, dtype: torch.dtype) -> S
 
 
 def _has_weight(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "weight", None), Tensor)
+    return any(name == "weight" for name, _ in module.named_parameters(recurse=False))
 
 
 def _outside_stem(modules: Mapping[str, tuple[nn.Module, ...]]) -> dict[str, tuple[nn.Module, ...]]:
