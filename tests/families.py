@@ -1,9 +1,14 @@
 """A tiny model of every family that we read: what they have that the paper's ViT has not."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
-from conftest import TINY
-from vitrail.model import BlockConfig, PositionConfig, RelativeBias, Rope, ViTConfig
+from conftest import TINY, randomize
+from vitrail.data.preprocess import preset
+from vitrail.model import BlockConfig, PositionConfig, RelativeBias, Rope, ViT, ViTConfig
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.write import write_checkpoint
 
 _NONE = PositionConfig(kind="none")
 _PATCHES = PositionConfig(covers="patches")
@@ -97,3 +102,16 @@ FAMILIES: dict[str, ViTConfig] = {
         positions=PositionConfig(covers="patches", resample="radio"),
     ),
 }
+
+
+def write_family(path: Path, name: str, **changes: Any) -> Path:
+    """A checkpoint of the family's model with random weights, and names for its classes."""
+    config = replace(FAMILIES[name], **changes)
+    model = randomize(ViT(config))
+    if not config.block.key_bias:
+        for block in model.blocks:
+            cast("Any", block).attention.qkv.bias.data.chunk(3)[1].zero_()
+    classes = tuple("abcdefg")
+    spec = preset("timm", config.image_size, config.channels)
+    write_checkpoint(Checkpoint(config=config, tensors=model.state_dict(), preprocess=spec, classes=classes), path)
+    return path

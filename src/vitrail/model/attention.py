@@ -72,6 +72,16 @@ def build_norm(config: ViTConfig, width: int | None = None) -> nn.LayerNorm | nn
     return kind(width or config.width, eps=config.block.norm_eps)
 
 
+class KeylessLinear(nn.Linear):
+    """Queries, keys and values, of which the keys have no bias: theirs is zero, and training leaves it so."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name is torch's)
+        if not self.training:
+            return super().forward(input)
+        query, key, value = self.bias.chunk(3)
+        return F.linear(input, self.weight, torch.cat([query, torch.zeros_like(key), value]))
+
+
 class Attention(nn.Module):
     """Every token attends to every other one."""
 
@@ -80,8 +90,8 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.scale = config.block.attention_scale or config.head_size**-0.5
         self.dropout_rate = config.rates.attention
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.block.qkv_bias)
-        self.key_bias = config.block.key_bias
+        linear = nn.Linear if config.block.key_bias else KeylessLinear
+        self.qkv = linear(config.width, 3 * config.width, bias=config.block.qkv_bias)
         self.query_norm = build_norm(config, config.head_size) if config.block.qk_norm else None
         self.key_norm = build_norm(config, config.head_size) if config.block.qk_norm else None
         self.norm = build_norm(config) if config.block.attention_norm else None
@@ -114,17 +124,11 @@ class Attention(nn.Module):
         """Queries, keys and values of each head."""
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, N, D) → (B, H, N, K)
-            for part in self._project(tokens).chunk(3, dim=-1)
+            for part in self.qkv(tokens).chunk(3, dim=-1)
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
-
-    def _project(self, tokens: Tensor) -> Tensor:  # (B, N, D) → (B, N, 3 · D)
-        if self.key_bias or not self.training:  # the keys' part of the bias is zero, and training must not change that
-            return self.qkv(tokens)
-        query, key, value = self.qkv.bias.chunk(3)
-        return F.linear(tokens, self.qkv.weight, torch.cat([query, torch.zeros_like(key), value]))
 
 
 def relate(query: Tensor, key: Tensor, mask: Tensor | None, relation: Relation) -> tuple[Tensor, Tensor, Tensor | None]:
