@@ -34,7 +34,7 @@ from benchmarks.peers import timm, transformers
 from benchmarks.timing import print_machine
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViT, variant
-from vitrail.verbs.comparison import photographs
+from vitrail.verbs.contest import photographs
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.write import write_checkpoint
 

@@ -43,7 +43,7 @@ from vitrail.runtimes.contestants import (
     take_turn,
 )
 from vitrail.timing import Timing, sum_up
-from vitrail.verbs.comparison import photographs
+from vitrail.verbs.contest import photographs
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import fingerprint, read_native
 from vitrail.weights.write import write_checkpoint

@@ -14,7 +14,7 @@ from tests.data.conftest import picture
 from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess
 from vitrail.explanation.faithfulness import CANDIDATES
-from vitrail.explanation.heatmap import unique_stems
+from vitrail.explanation.gallery import unique_stems
 from vitrail.model import ConvStem, PositionConfig, ViT
 from vitrail.weights import resolve
 from vitrail.weights.checkpoint import Checkpoint

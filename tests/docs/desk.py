@@ -76,7 +76,7 @@ def _hurry(patch: pytest.MonkeyPatch) -> None:
     """Without what has tests of its own and takes seconds: reports, many epochs, and the speed of the machine."""
     skip_reports(patch)
     shorten_probes(patch)
-    patch.setattr("vitrail.verbs.comparison.measure_gemm_peak", lambda *_: 1e11)
+    patch.setattr("vitrail.verbs.contest.measure_gemm_peak", lambda *_: 1e11)
 
 
 def _write_photographs() -> None:

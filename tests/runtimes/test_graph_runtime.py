@@ -14,7 +14,7 @@ import vitrail
 from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import ConfigError
-from vitrail.explanation.heatmap import Explained
+from vitrail.explanation.gallery import Explained
 from vitrail.runtimes.graph import prepare_in_graph
 from vitrail.runtimes.graph_runtime import ExportedRuntime, frame_bytes
 from vitrail.weights.adapt import Kernel

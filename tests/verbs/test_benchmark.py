@@ -30,7 +30,7 @@ def labels(comparison: Comparison) -> list[str]:
 def _without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor of the tests computes in, and however fast it is."""
     monkeypatch.setattr(contestants, "computes_bf16", lambda: False)
-    monkeypatch.setattr("vitrail.verbs.comparison.measure_gemm_peak", lambda *_: 1e11)
+    monkeypatch.setattr("vitrail.verbs.contest.measure_gemm_peak", lambda *_: 1e11)
 
 
 def test_bf16_takes_part_where_the_processor_computes_in_it(

@@ -15,7 +15,7 @@ from vitrail import load
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, ExplanationError, InputError
 from vitrail.explanation import METHODS
-from vitrail.explanation.heatmap import Explained, Explanations
+from vitrail.explanation.gallery import Explained, Explanations
 from vitrail.verbs.explain import explain
 
 

@@ -69,7 +69,7 @@ def test_explain(
 ) -> None:
     explained = vitrail.explain(save_model(), photos[:1], method="rollout")
     for name in ("heads_sheet", "layers_sheet", "explanation_sheet", "draw_pair"):  # drawing takes long
-        monkeypatch.setattr(f"vitrail.explanation.heatmap.{name}", lambda *_: Image.new("RGB", (8, 8)))
+        monkeypatch.setattr(f"vitrail.explanation.gallery.{name}", lambda *_: Image.new("RGB", (8, 8)))
     check_every_failure(explained.save, tmp_path / "runs", old_files("sheet.png", "one.npz", "one-overlay.png"))
 
 

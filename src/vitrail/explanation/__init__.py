@@ -5,7 +5,8 @@ raw_attention  attention from what the pooling reads; relevance: how it flows th
 occlusion      covering patches, as a plain check
 saliency       one picture by one method, with its checks, and where its map is in the picture
 faithfulness   deletion and insertion scores, by which method "auto" is chosen
-heatmap        overlays and sheets: what `vitrail.explain` returns, and the files that it writes
+heatmap        overlays and sheets: how maps are drawn
+gallery        explained pictures: what `vitrail.explain` returns, prints and writes
 paper_figures  the paper's figures for a checkpoint
 """
 

@@ -109,7 +109,7 @@ def benchmark(
     )
     _check(plan)
     source = resolve_model(model, class_names=class_names)
-    from vitrail.verbs.comparison import carry_out
+    from vitrail.verbs.contest import carry_out
 
     return carry_out(source, plan, progress)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vitrail.data.pixels import Picture
     from vitrail.explanation import MethodChoice
-    from vitrail.explanation.heatmap import Explained, Explanations
+    from vitrail.explanation.gallery import Explained, Explanations
     from vitrail.explanation.saliency import Method, Subject
 
 
@@ -58,7 +58,7 @@ def explain(
     source = resolve_model(model, device=device)
     gathered = found.gather()
     from vitrail.explanation import METHODS
-    from vitrail.explanation.heatmap import Explained, Explanations, unique_stems
+    from vitrail.explanation.gallery import Explained, Explanations, unique_stems
     from vitrail.explanation.raw_attention import check_choice
     from vitrail.explanation.saliency import target_index
 
@@ -140,7 +140,7 @@ class _Work:
 
     def explain(self, source: str, stem: str, picture: "Picture", method: "Method") -> "Explained":
         from vitrail.explanation import explain_by, measure
-        from vitrail.explanation.heatmap import Explained
+        from vitrail.explanation.gallery import Explained
 
         subject = self.open(source, picture)
         explanation = explain_by(self.predictor, subject, method, self.target, self.layers, self.heads)
