@@ -111,3 +111,6 @@ def test_equal_models_have_equal_configs() -> None:
     assert ViTConfig(positions=PositionConfig(covers="patches")) != ViTConfig()
     assert ViTConfig(pool_norm="after") == ViTConfig()
     assert ViTConfig(pooling="mean", pool_norm="after") != ViTConfig(pooling="mean")
+    assert BlockConfig(proj_bias=False, mlp_bias=False) == BlockConfig(proj_bias=False) != BlockConfig()
+    assert BlockConfig(mlp_bias=True) == BlockConfig() != BlockConfig(mlp_bias=False)
+    assert BlockConfig(proj_bias=False, mlp_bias=True).mlp_has_bias

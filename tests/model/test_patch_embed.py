@@ -63,6 +63,28 @@ def test_patch_convolution_equals_unfold_and_linear(make_model: Callable[..., Vi
     torch.testing.assert_close(tokens, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_pixels_of_a_patch_are_normalised_together_before_their_projection(make_model: Callable[..., ViT]) -> None:
+    model = make_model(
+        image_size=(24, 32),
+        patch_size=(8, 4),
+        class_token=False,
+        pooling="mean",
+        positions=PositionConfig(kind="none"),
+        pixel_norm=True,
+        patch_norm=True,
+    )
+    embed, (eps, width) = model.embed, (model.config.block.norm_eps, model.config.width)
+    assert embed.pixel_norm is not None
+    assert embed.patch_norm is not None
+    for size in ((24, 32), (16, 40)):
+        images = torch.randn(2, 3, *size)
+        columns = F.unfold(images, (8, 4), stride=(8, 4)).transpose(1, 2)  # (B, patches, C·8·4)
+        columns = F.layer_norm(columns, (96,), embed.pixel_norm.weight, embed.pixel_norm.bias, eps)
+        expected = F.linear(columns, embed.patches.weight.flatten(1), embed.patches.bias)
+        expected = F.layer_norm(expected, (width,), embed.patch_norm.weight, embed.patch_norm.bias, eps)
+        torch.testing.assert_close(embed(images).tokens, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_patches_run_row_by_row(make_model: Callable[..., ViT]) -> None:
     model = make_model()
     images = torch.zeros(1, 3, 32, 32)

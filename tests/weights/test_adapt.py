@@ -115,6 +115,11 @@ def test_channels_of_a_stem(make_checkpoint: Callable[..., Checkpoint], stem: An
     assert adapted.build()(torch.randn(1, 1, 32, 32)).shape == (1, 7)
 
 
+def test_channels_stay_where_pixels_are_normalised(make_checkpoint: Callable[..., Checkpoint]) -> None:
+    with pytest.raises(WeightsError, match="normalises the pixels of its patches cannot be changed"):
+        adapt(make_checkpoint(pixel_norm=True), channels=1)
+
+
 def test_channels_come_from_rgb_only(make_checkpoint: Callable[..., Checkpoint]) -> None:
     checkpoint = replace(make_checkpoint(channels=5))
     with pytest.raises(WeightsError, match="only the 3 channels of RGB .* this checkpoint has 5"):

@@ -61,9 +61,9 @@ class Mlp(FeedForward):
     def __init__(self, config: ViTConfig, hidden_width: int | None = None) -> None:
         super().__init__()
         hidden_width = hidden_width or config.hidden_width
-        self.fc1 = nn.Linear(config.width, hidden_width, bias=config.block.proj_bias)
+        self.fc1 = nn.Linear(config.width, hidden_width, bias=config.block.mlp_has_bias)
         self.norm = build_norm(config, hidden_width) if config.block.mlp_norm else None
-        self.fc2 = nn.Linear(hidden_width, config.width, bias=config.block.proj_bias)
+        self.fc2 = nn.Linear(hidden_width, config.width, bias=config.block.mlp_has_bias)
         self.activation = ACTIVATIONS[config.block.activation]
         self.dropout_rate = config.rates.dropout
 
@@ -91,7 +91,7 @@ class SwiGlu(FeedForward):
 
     def __init__(self, config: ViTConfig, hidden_width: int | None = None) -> None:
         super().__init__()
-        hidden_width, bias = hidden_width or config.hidden_width, config.block.proj_bias
+        hidden_width, bias = hidden_width or config.hidden_width, config.block.mlp_has_bias
         self.gate = nn.Linear(config.width, hidden_width, bias=bias)
         self.up = nn.Linear(config.width, hidden_width, bias=bias)
         self.norm = build_norm(config, hidden_width) if config.block.mlp_norm else None

@@ -63,6 +63,7 @@ class ViTConfig:
     merge: tuple[int, ...] = field(default=(), metadata=IF_USED)  # patches that each block merges away; (): none
     relative: Relative = field(default=NoRelative(), metadata=IF_USED)  # what attention knows of where tokens are
     patch_bias: bool = field(default=True, metadata=IF_USED)  # of the patch projection
+    pixel_norm: bool = field(default=False, metadata=IF_USED)  # a norm of each patch's pixels before their projection
     patch_norm: bool = field(
         default=False, metadata=IF_USED
     )  # a norm of the patches before positions are added (AIMv2)

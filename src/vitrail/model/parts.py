@@ -27,6 +27,7 @@ class BlockConfig:
     )  # every norm: LayerNorm, or RMSNorm (AIMv2)
     key_bias: bool = field(default=True, metadata=IF_USED)  # False: keys have no bias, only queries and values (DINOv3)
     proj_bias: bool = field(default=True, metadata=IF_USED)  # biases of attention's projection and of the MLP
+    mlp_bias: bool | None = field(default=None, metadata=IF_USED)  # of the MLP's layers; None: as `proj_bias`
     attention_norm: bool = field(default=False, metadata=IF_USED)  # a norm of the joined heads before their projection
     mlp_norm: bool = field(default=False, metadata=IF_USED)  # a norm of the MLP's hidden features (EVA-02)
 
@@ -39,6 +40,12 @@ class BlockConfig:
             require_positive("layer_scale", self.layer_scale)
         if not self.qkv_bias:  # equal models have equal configs
             object.__setattr__(self, "key_bias", True)
+        if self.mlp_bias == self.proj_bias:
+            object.__setattr__(self, "mlp_bias", None)
+
+    @property
+    def mlp_has_bias(self) -> bool:
+        return self.proj_bias if self.mlp_bias is None else self.mlp_bias
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,6 +135,8 @@ class Embed(nn.Module):
         super().__init__()
         self.config = config
         self.stem, channels = build_stem(config.stem, config.channels)
+        pixels = channels * config.patch_size[0] * config.patch_size[1]
+        self.pixel_norm = build_norm(config, pixels) if config.pixel_norm else None
         self.patches = nn.Conv2d(
             channels, config.width, config.patch_size, stride=config.patch_size, bias=config.patch_bias
         )
@@ -148,7 +150,9 @@ class Embed(nn.Module):
         """Tokens (B, N, D), and the mask over all tokens if one over the patches, (B, h·w) or (B, h, w), was given."""
         grid = self.grid_of(images)
         layout = Layout(grid)
-        patches = self.patches(self.stem(images)).flatten(2).transpose(1, 2)  # (B, D, h, w) → (B, h·w, D)
+        pixels = self.stem(images)
+        pixels = pixels if self.pixel_norm is None else self._normalize(pixels, self.pixel_norm)
+        patches = self.patches(pixels).flatten(2).transpose(1, 2)  # (B, D, h, w) → (B, h·w, D)
         patches = patches if self.patch_norm is None else self.patch_norm(patches)
         prefix_positions, patch_positions = self.positions_at(grid)
         if patch_positions is not None:
@@ -159,6 +163,14 @@ class Embed(nn.Module):
             patches, mask, kept = drop_patches(patches, mask, self.config.rates.patch)
             layout = Layout(grid, layout.where(patches.device)[0][kept])
         return Embedded(self._join_prefix(patches, prefix_positions), self._extend(mask), (layout,))
+
+    def _normalize(self, pixels: Tensor, norm: nn.Module) -> Tensor:  # (B, C, H, W)
+        """A picture with all numbers of each patch normalised together ("Dual PatchNorm")."""
+        rows, columns = self.config.patch_size
+        cells = pixels.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))  # (B, C, h, rows, w, columns)
+        cells = cells.permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, rows, columns)
+        cells = norm(cells.flatten(3)).unflatten(3, cells.shape[3:])
+        return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
     def _join_prefix(self, patches: Tensor, positions: Tensor | None) -> Tensor:
         parts: list[Tensor] = [token for token in (self.class_token, self.registers) if token is not None]

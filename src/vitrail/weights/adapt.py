@@ -145,6 +145,8 @@ def _change_channels(checkpoint: Checkpoint, channels: int) -> Checkpoint:
     name = first_filters(checkpoint.config)
     weight = checkpoint.tensors[name]
     old = weight.shape[1]
+    if checkpoint.config.pixel_norm:
+        raise WeightsError("the channels of a model that normalises the pixels of its patches cannot be changed.")
     if old != 3 and channels != 1:
         raise WeightsError(f"only the 3 channels of RGB can be changed to another number; this checkpoint has {old}.")
     mix = _repeat_channels if channels >= old else _sum_channels
