@@ -23,6 +23,13 @@ FITTING: dict[FormatName, dict[str, Any]] = {
         "registers": 2,
         "positions": PositionConfig(resample="timm"),
     },
+    "lucidrains": {
+        "block": BlockConfig(norm_eps=1e-5, qkv_bias=False),
+        "pixel_norm": True,
+        "patch_norm": True,
+    },
+    "tintn": {"block": BlockConfig(activation="gelu_tanh", norm_eps=1e-5), "pool_norm": "none"},
+    "d2l": {"block": BlockConfig(norm_eps=1e-5, qkv_bias=False, proj_bias=False, mlp_bias=True)},
 }
 # DINOv2's architecture: features and no head, LayerScale, patches of 14 pixels.
 TINY_DINO = ViTConfig(

@@ -149,6 +149,48 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "representation": None,
         "stem": PatchStem(),
     },
+    "lucidrains": lambda config: {
+        "block": BlockConfig(
+            qkv_bias=False, proj_bias=config.class_token, mlp_bias=True, norm_eps=1e-5, activation="gelu"
+        ),
+        "registers": 0 if config.class_token else config.registers,
+        "positions": PositionConfig(kind="learned" if config.class_token else "sincos"),
+        "pooling": "mean" if config.pooling == "map" else config.pooling,
+        "pool_prefix": config.class_token and config.pooling != "cls",
+        "pool_norm": "before" if config.registers else config.pool_norm,
+        "pixel_norm": config.pool_norm == "before" or config.registers > 0,
+        "patch_norm": config.pool_norm == "before" or config.registers > 0,
+        "num_classes": config.num_classes or 3,
+        "representation": None,
+        "stem": PatchStem(),
+        **({} if config.stem.kind == "patch" else {"patch_size": 8}),
+    },
+    "tintn": lambda config: {
+        "block": BlockConfig(activation="gelu_tanh", norm_eps=1e-5, qkv_bias=config.block.qkv_bias),
+        "registers": 0,
+        "class_token": True,
+        "pooling": "cls",
+        "pool_norm": "none",
+        "positions": PositionConfig(),
+        "num_classes": config.num_classes or 3,
+        "representation": None,
+        "image_size": 32,
+        "patch_size": 8,
+        "stem": PatchStem(),
+    },
+    "d2l": lambda config: {
+        "block": BlockConfig(
+            norm_eps=1e-5, qkv_bias=config.block.qkv_bias, proj_bias=config.block.qkv_bias, mlp_bias=True
+        ),
+        "registers": 0,
+        "class_token": True,
+        "pooling": "cls",
+        "positions": PositionConfig(),
+        "num_classes": config.num_classes or 3,
+        "representation": None,
+        "stem": PatchStem(),
+        **({} if config.stem.kind == "patch" else {"patch_size": 8}),
+    },
 }
 
 
@@ -166,6 +208,7 @@ def test_to_any_format_and_back_is_exact(name: FormatName, config: ViTConfig, ch
     hints = Hints(
         heads=config.heads,
         image_size=config.image_size,
+        patch_size=config.patch_size,
         pooling=config.pooling,
         activation=config.block.activation,
     )
@@ -215,6 +258,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("google", {"block": BlockConfig(activation="gelu_tanh", layer_scale=1.0)}, "no layer scale"),
     ("big_vision", {"block": BlockConfig(activation="gelu_tanh")}, "its positions cover patches only"),
     ("dinov2", {}, "always has layer scale"),
+    ("lucidrains", {}, "have no biases"),
+    ("lucidrains", {"pixel_norm": True}, "norms before and after the patch projection, or none"),
+    ("lucidrains", {"pooling": "mean"}, "its mean is that of all tokens"),
+    ("lucidrains", {"positions": PositionConfig(kind="sincos")}, "its SimpleViT has no \\[cls\\] token"),
+    ("lucidrains", {"class_token": False, "pooling": "mean"}, "a \\[cls\\] token, except in its newest releases"),
+    ("lucidrains", {"registers": 2}, "only its newer SimpleViT has registers"),
+    ("tintn", {}, "it has no last LayerNorm"),
+    ("tintn", {"image_size": (32, 64)}, "are square"),
+    ("d2l", {"block": BlockConfig(qkv_bias=False)}, "all layers of its attention have biases, or none"),
+    ("d2l", {"block": BlockConfig(proj_bias=False)}, "the layers of its MLP have biases"),
 ]
 
 
@@ -303,6 +356,16 @@ def test_hints_change_our_own_files_too(tmp_path: Path, make_checkpoint: Callabl
     assert read.config.block == BlockConfig(activation="gelu_tanh", norm_eps=1e-3)
     with pytest.raises(WeightsError, match="resample it"):
         read_checkpoint(tmp_path / "a.safetensors", hints=Hints(image_size=(64, 64)))
+
+
+@pytest.mark.parametrize("name", ["vitrail", "timm"])
+def test_the_patches_of_a_file_that_states_them_are_not_changed(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], name: FormatName
+) -> None:
+    write_checkpoint(make_checkpoint(**FITTING[name]), tmp_path / "a.safetensors", name)
+    assert read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4, patch_size=(8, 8))).config.grid == (4, 4)
+    with pytest.raises(WeightsError, match="has patches of 8×8, which no hint can change; omit patch_size"):
+        read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4, patch_size=(4, 4)))
 
 
 @pytest.mark.parametrize("name", FITTING)

@@ -44,7 +44,8 @@ def convert(
     """Convert a checkpoint to another format and prove that its outputs stay the same.
 
     Nothing is left at `target` unless the proof succeeds. The `settings` are the fields of `Hints`, each for
-    what the source leaves open: `heads`, `image_size`, `pooling`, `activation`, `norm_eps`, `attention_scale`, `ema`.
+    what the source leaves open: `heads`, `image_size`, `patch_size`, `pooling`, `activation`, `norm_eps`,
+    `attention_scale`, `ema`.
 
     Args:
         source: A file, a folder, hf://owner/name or google://NAME. Pickles are read without running them.

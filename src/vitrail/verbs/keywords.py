@@ -122,6 +122,7 @@ class HintSettings(TypedDict, total=False):
     ema: bool | None
     heads: int | None
     image_size: Size | None
+    patch_size: Size | None
     pooling: Literal["cls", "mean", "map"] | None
     activation: Literal["gelu", "gelu_tanh", "quick_gelu"] | None
     norm_eps: float | None
@@ -208,7 +209,8 @@ def settings_of(*configs: Any) -> dict[str, Any]:
 def read_hints(verb: Callable[..., Any], settings: Mapping[str, Any]) -> Hints:
     """The hints among the settings of a verb; a name that is neither a hint nor an argument of it is an error."""
     check_settings(verb, settings, Hints)
-    values: dict[str, Any] = {**settings, "image_size": read_size(settings.get("image_size"), "image_size")}
+    sizes = {name: read_size(settings.get(name), name) for name in ("image_size", "patch_size")}
+    values: dict[str, Any] = {**settings, **sizes}
     return Hints(**values)
 
 

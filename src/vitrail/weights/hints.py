@@ -17,6 +17,8 @@ class Hints:
 
     image_size: tuple[int, int] | None = None
     """The size of the source's pictures, where the file does not tell (not square)."""
+    patch_size: tuple[int, int] | None = None
+    """The size of the source's patches, where the file does not tell (flat ones)."""
     heads: int | None = None
     """Number of heads, where the file does not tell."""
     pooling: Literal["cls", "mean", "map"] | None = None
@@ -36,6 +38,8 @@ class Hints:
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive; got {value}.")
+        if self.patch_size is not None and min(self.patch_size) < 1:
+            raise ConfigError(f"patch_size must be positive; got {self.patch_size}.")
 
     def override(self, block: "BlockConfig") -> "BlockConfig":
         """The format's own block with what the user knows better."""

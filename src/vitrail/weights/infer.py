@@ -139,6 +139,7 @@ def infer_config(
         pool_norm=pool_norm,
         representation=raw.size(key("representation.weight")),
         patch_bias=has("embed.patches.bias"),
+        pixel_norm=has("embed.pixel_norm.weight"),
         patch_norm=has("embed.patch_norm.weight"),
         pre_norm=has("pre_norm.weight"),
         pool_heads=pool_heads,
@@ -154,6 +155,7 @@ def infer_config(
                 attention_norm=has("blocks.0.attention.norm.weight"),
                 mlp_norm=has("blocks.0.mlp.norm.weight"),
                 proj_bias=has("blocks.0.attention.proj.bias"),
+                mlp_bias=has("blocks.0.mlp.gate.bias" if gated else "blocks.0.mlp.fc1.bias"),
             )
         ),
         positions=positions,

@@ -14,7 +14,18 @@ from vitrail.errors import AssumptionWarning, ConfigError, VitrailError, Weights
 from vitrail.model import ResNetStem, ViTConfig, variant
 from vitrail.schema import from_dict
 from vitrail.untrusted import read_yaml
-from vitrail.weights import big_vision, dinov2, google, huggingface, native, timm, torchvision
+from vitrail.weights import (
+    big_vision,
+    d2l,
+    dinov2,
+    google,
+    huggingface,
+    lucidrains,
+    native,
+    timm,
+    tintn,
+    torchvision,
+)
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import ForeignFormat, Format
 from vitrail.weights.infer import Hints, Raw
@@ -25,7 +36,7 @@ from vitrail.weights.tensor_files import Contents, read_contents
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
 # The table of formats: a new one is a file of its own, its name in `resolve.FormatName`, and its module here.
-_MODULES = (google, big_vision, timm, huggingface, torchvision, dinov2)
+_MODULES = (google, big_vision, timm, huggingface, torchvision, dinov2, lucidrains, tintn, d2l)
 FOREIGN: dict[FormatName, ForeignFormat] = {each.FORMAT.name: each.FORMAT for each in _MODULES}
 FORMATS: dict[FormatName, Format] = {"vitrail": native.FORMAT, **FOREIGN}
 
@@ -116,6 +127,7 @@ def read_checkpoint(
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
     except NONSENSE as error:
         raise WeightsError(f"{source}, read as {name}, is inconsistent: {error}") from error
+    check_patches(checkpoint, hints)
     return replace(
         checkpoint,
         file_format=name,
@@ -130,9 +142,19 @@ def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
     config = checkpoint.config
     if hints.image_size not in (None, config.image_size):
         raise WeightsError(f"this checkpoint is for pictures of {config.image_size}; resample it to change that.")
+    check_patches(checkpoint, hints)
     pooling, heads = hints.pooling or config.pooling, hints.heads or config.heads
     config = replace(config, block=hints.override(config.block), pooling=pooling, heads=heads)
     return replace(checkpoint, config=config)
+
+
+def check_patches(checkpoint: Checkpoint, hints: Hints) -> None:
+    """Raise if the user passes another patch size than the weights have."""
+    rows, columns = checkpoint.config.patch_size
+    if hints.patch_size not in (None, (rows, columns)):
+        raise WeightsError(
+            f"this checkpoint has patches of {rows}×{columns}, which no hint can change; omit `patch_size=`."
+        )
 
 
 def _matches(tensors: dict[str, Tensor], format_name: FormatName | None = None) -> list[FormatName]:

@@ -17,11 +17,14 @@ from vitrail.weights.addresses import OURS, check_address, download, find_path
 from vitrail.weights.sidecars import read_json
 
 # A new format is a file that defines a `ForeignFormat`, its name here, and its module in `read.py`.
-FormatName = Literal["vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2"]
+FormatName = Literal[
+    "vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2", "lucidrains", "tintn", "d2l"
+]
 
-PICKLES = {".pth", ".pt", ".bin", ".ckpt"}
+PICKLES = {".pth", ".pt", ".bin", ".ckpt", ".params"}
 CHECKPOINT_SUFFIXES = frozenset({".safetensors", ".npz"} | PICKLES)
-WEIGHTS_IN_FOLDERS = (OURS, "model.safetensors", "pytorch_model.bin", "weights/best.safetensors")
+EXPERIMENT = "model_final.pt"  # of the from-scratch write-up, whose folder holds its config too
+WEIGHTS_IN_FOLDERS = (OURS, "model.safetensors", "pytorch_model.bin", "weights/best.safetensors", EXPERIMENT)
 RUN_CONFIG = "config.yaml"  # in the folder of a training run
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 BUNDLED = ("cifar10",)
@@ -113,7 +116,7 @@ def check_suffix(path: Path, allow_pickle: bool) -> None:
         )
     if path.suffix not in PICKLES:
         raise WeightsError(
-            f"{path} must end in .safetensors, .npz, .pth, .pt, .ckpt or .bin to be read as a checkpoint."
+            f"{path} must end in .safetensors, .npz, .pth, .pt, .ckpt, .params or .bin to be read as a checkpoint."
         )
     if not allow_pickle:
         raise WeightsError(
