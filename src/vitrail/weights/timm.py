@@ -104,9 +104,11 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
 
 def unflatten_patches(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The first weights of timm multiply flat patches by a matrix, whose numbers are those of a convolution."""
-    weight = tensors[PATCHES]
-    side = isqrt(weight.shape[-1] // 3)
-    if weight.ndim != 2 or 3 * side**2 != weight.shape[-1]:
+    weight = tensors.get(PATCHES)
+    if weight is None or weight.ndim != 2:
+        return tensors
+    side = isqrt(weight.shape[1] // 3)
+    if 3 * side**2 != weight.shape[1]:
         return tensors
     return {**tensors, PATCHES: weight.unflatten(1, (3, side, side))}
 
