@@ -16,6 +16,7 @@ from vitrail.cli.main import main
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, PositionConfig, ViT
+from vitrail.model.parts import Rope
 from vitrail.verbs.diff import Divergence, diff
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
@@ -96,6 +97,16 @@ def test_the_same_model(first: str, save: Callable[..., str], capsys: pytest.Cap
             "the form of GELU (block.activation): gelu in A, gelu_tanh in B",
         ),
         (
+            {"block": BlockConfig(activation="quick_gelu")},
+            "the activation of the MLP of block 0",
+            "the form of GELU (block.activation): gelu in A, quick_gelu in B",
+        ),
+        (
+            {"relative": Rope()},
+            "what attention mixes of block 0",
+            "how attention knows where tokens are (relative): none in A, rope in B",
+        ),
+        (
             {"block": BlockConfig(attention_scale=0.1)},
             "what attention mixes of block 0",
             "the scale of the attention scores (block.attention_scale): none in A, 0.1 in B",
@@ -126,6 +137,27 @@ def test_the_place_of_the_last_norm(save: Callable[..., str]) -> None:
         "what enters the last norm",
         "where the last LayerNorm is (pool_norm): before in A, after in B",
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "place", "cause"),
+    [
+        ({"pool_norm": "none"}, "the features", "where the last LayerNorm is (pool_norm): before in A, none in B"),
+        (
+            {"block": BlockConfig(qkv_bias=False)},
+            "the queries, keys and values of block 0",
+            "block.qkv_bias: yes in A, no in B",
+        ),
+    ],
+)
+def test_what_one_of_them_lacks(
+    first: str, save: Callable[..., str], options: dict[str, Any], place: str, cause: str
+) -> None:
+    whole = randomize(ViT(TINY)).state_dict()
+    found = diff(first, save(change=lambda part: {name: whole[name] for name in part}, **options))
+    assert only_finding(found) == (place, cause)
+    assert found.only_a
+    assert (found.only_b, found.other_tensors) == ((), ())
 
 
 def test_a_kernel_shows_at_other_sizes_only(first: str, save: Callable[..., str]) -> None:
