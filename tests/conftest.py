@@ -118,4 +118,7 @@ def randomize(model: Any) -> Any:
                 buffer.normal_(generator=generator)
             elif name.endswith("running_var"):
                 buffer.uniform_(0.5, 2.0, generator=generator)
+        for module in model.modules():
+            if getattr(module, "key_bias", True) is False:
+                module.qkv.bias.chunk(3)[1].zero_()
     return model

@@ -1,9 +1,17 @@
-"""What a model must be for each format to hold it, for tests that go through all formats; and a small DINOv2."""
+"""What a model must be for each format to hold it, for tests of all formats; a small DINOv2; what oracles prove."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from vitrail.model import BlockConfig, PositionConfig, ViTConfig
-from vitrail.weights.resolve import FormatName
+import torch
+from torch import Tensor
+
+from vitrail.model import BlockConfig, PositionConfig, Rope, ViTConfig
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.read import read_checkpoint, read_files
+from vitrail.weights.resolve import FormatName, find_files
+from vitrail.weights.write import write_checkpoint
 
 FITTING: dict[FormatName, dict[str, Any]] = {
     "vitrail": {"registers": 1, "block": BlockConfig(qk_norm=True)},
@@ -22,6 +30,13 @@ FITTING: dict[FormatName, dict[str, Any]] = {
         "block": BlockConfig(layer_scale=1e-5),
         "registers": 2,
         "positions": PositionConfig(resample="timm"),
+    },
+    "dinov3": {
+        "num_classes": 0,
+        "block": BlockConfig(layer_scale=1e-5, norm_eps=1e-5, key_bias=False),
+        "registers": 2,
+        "positions": PositionConfig(kind="none"),
+        "relative": Rope(frequencies="stored"),
     },
     "lucidrains": {
         "block": BlockConfig(norm_eps=1e-5, qkv_bias=False),
@@ -43,3 +58,25 @@ TINY_DINO = ViTConfig(
     block=BlockConfig(layer_scale=0.1),
     positions=PositionConfig(resample="dinov2"),
 )
+
+
+def check_features(read: Checkpoint, oracle: Callable[[Tensor], Tensor], *sizes: tuple[int, int]) -> None:
+    """Our model of a file gives what the oracle gives, for pictures of these sizes."""
+    model = read.build()
+    for size in sizes:
+        images = torch.randn(2, read.config.channels, *size)
+        with torch.inference_mode():
+            ours, theirs = model(images), oracle(images)
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max(), size
+
+
+def check_written_back(read: Checkpoint, source: Path, target: Path, name: FormatName) -> None:
+    """Through our own format and back, every key has its type and its bits."""
+    write_checkpoint(read, target.with_suffix(".safetensors"))
+    write_checkpoint(read_checkpoint(target.with_suffix(".safetensors")), target, name)
+    before, after = (read_files(find_files(path), allow_pickle=True).tensors for path in (source, target))
+    assert before.keys() == after.keys()
+    for key, tensor in before.items():
+        assert torch.equal(after[key], tensor), key
+        assert after[key].dtype == tensor.dtype, key

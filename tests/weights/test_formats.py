@@ -16,7 +16,7 @@ from conftest import randomize
 from fuzzing import cases
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, ViT, ViTConfig
+from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, Rope, ViT, ViTConfig
 from vitrail.model.merging import with_merging
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.huggingface_config import hidden_width
@@ -145,6 +145,23 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "class_token": True,
         "pooling": "cls",
         "positions": PositionConfig(),
+        "num_classes": 0,
+        "representation": None,
+        "stem": PatchStem(),
+    },
+    "dinov3": lambda config: {
+        "block": replace(
+            config.block,
+            layer_scale=1.0,
+            qk_norm=False,
+            activation="gelu",
+            norm_eps=1e-5,
+            key_bias=config.registers > 0,
+        ),
+        "class_token": True,
+        "pooling": "cls",
+        "positions": PositionConfig(kind="none"),
+        "relative": Rope(frequencies="stored"),
         "num_classes": 0,
         "representation": None,
         "stem": PatchStem(),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitrail.errors import WeightsError
-from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, ViTConfig
+from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, RelativeBias, ResNetStem, Rope, ViTConfig
 from vitrail.weights.formats import walk
 from vitrail.weights.keys import rule, write_tensors
 from vitrail.weights.read import FOREIGN, FORMATS
@@ -46,7 +46,8 @@ def test_an_option_that_the_model_gets_is_refused_by_name_until_a_format_holds_i
     assert FORMATS[name].refusals(gated) == ["its block.residual is always 'plain', here it is 'gated'"]
     turned = replace(config.positions)
     object.__setattr__(turned, "kind", "rope")
-    assert "its positions are learned" in FORMATS[name].refusals(_with(config, positions=turned))
+    reasons = FORMATS[name].refusals(_with(config, positions=turned))
+    assert any(reason.startswith("its positions are") for reason in reasons)
     assert FORMATS[name].refusals(_with(config, stem=NewStem())) == ["it has no stem of the kind 'fourier'"]
     assert FORMATS[name].refusals(_with(config, pooling="first"))
     relu = replace(config.block)
@@ -64,7 +65,9 @@ def _with(config: ViTConfig, **values: Any) -> ViTConfig:
 
 def test_every_field_that_a_format_names_is_one_of_the_model() -> None:
     stems = (PatchStem(), ConvStem(widths=(8,), strides=(2,)), ResNetStem())
-    known = {path for stem in stems for path, _, _ in walk(ViTConfig(stem=stem, patch_size=1), ViTConfig())}
+    models = [ViTConfig(stem=stem, patch_size=1) for stem in stems]
+    models += [ViTConfig(relative=relative) for relative in (Rope(), RelativeBias())]
+    known = {path for model in models for path, _, _ in walk(model, ViTConfig())}
     assert {"width", "block.qk_norm", "positions.kind", "stem.kind", "stem.ws_form", "rates.path"} <= known
     for each in FOREIGN.values():
         assert each.holds is not None

@@ -185,7 +185,7 @@ FAMILIES = {
     ),
     "an I-JEPA": ("ijepa.embeddings.position_embeddings", f"ijepa.{HF_PATCHES}", "classifier.bias"),
     "a CLIP": ("visual.transformer.resblocks.0.ln_1.weight",),
-    "a DINOv3": ("storage_tokens", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight"),
+    "a DINOv3": ("layer.0.attention.q_proj.weight",),
     "a masked autoencoder": ("mask_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "decoder_blocks.0.a"),
     "a ResNet": ("conv1.weight", "layer1.0.conv1.weight", "bn1.running_mean"),
     "a ConvNeXt": ("stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),

@@ -136,6 +136,9 @@ PRESETS = {
     "dinov2": Preprocess(
         resize="shortest", resize_to=256, interpolation="bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD
     ),
+    # facebookresearch/dinov3's own transforms, for photographs and for satellite pictures
+    "dinov3": Preprocess(kernel="bytes", mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    "dinov3-sat": Preprocess(kernel="bytes", mean=(0.430, 0.411, 0.296), std=(0.213, 0.156, 0.143)),
     # OpenAI's CLIP (its own code: torchvision on a PIL picture)
     "clip": Preprocess(resize="shortest", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD),
 }

@@ -25,7 +25,8 @@ DINOV2_HEADS = "every DINOv2, with 64 features each"
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
     named = {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= tensors.keys()
-    return named and bool({"mask_token", "register_tokens"} & tensors.keys())
+    rotary = {"storage_tokens", "rope_embed.periods"} & tensors.keys()
+    return named and bool({"mask_token", "register_tokens"} & tensors.keys()) and not rotary
 
 
 def key_table(config: ViTConfig) -> list[Rule]:

@@ -18,6 +18,7 @@ from vitrail.model.parts import BlockConfig, NoRelative, Pair, PatchStem, Positi
 from vitrail.model.variants import SIZES
 from vitrail.weights.hints import Hints
 from vitrail.weights.keys import Names, rule_of
+from vitrail.wording import counted
 
 Notes = tuple[str, ...]
 
@@ -161,6 +162,13 @@ def infer_config(
         positions=positions,
         stem=stem,
     )
+
+
+def leave_out(tensors: dict[str, Tensor], pattern: str, what: str) -> tuple[dict[str, Tensor], Notes]:
+    """Without the tensors whose names begin with the pattern, and a remark that counts them."""
+    rest = {name: tensor for name, tensor in tensors.items() if not re.match(pattern, name)}
+    left = len(tensors) - len(rest)
+    return rest, (f"left out {counted(left, 'tensor')} of {what}",) if left else ()
 
 
 def assumed(what: str, value: str, argument: str, hint: object) -> Notes:

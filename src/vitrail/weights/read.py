@@ -18,6 +18,7 @@ from vitrail.weights import (
     big_vision,
     d2l,
     dinov2,
+    dinov3,
     google,
     huggingface,
     lucidrains,
@@ -36,7 +37,7 @@ from vitrail.weights.tensor_files import Contents, read_contents
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
 # The table of formats: a new one is a file of its own, its name in `resolve.FormatName`, and its module here.
-_MODULES = (google, big_vision, timm, huggingface, torchvision, dinov2, lucidrains, tintn, d2l)
+_MODULES = (google, big_vision, timm, huggingface, torchvision, dinov2, dinov3, lucidrains, tintn, d2l)
 FOREIGN: dict[FormatName, ForeignFormat] = {each.FORMAT.name: each.FORMAT for each in _MODULES}
 FORMATS: dict[FormatName, Format] = {"vitrail": native.FORMAT, **FOREIGN}
 
@@ -66,7 +67,7 @@ TRANSFORMERS = (
     (r"(layers\.\d+\.blocks|features\.\d+\.\d+)\.\d*\.?att.*(relative_position_|logit_scale|_mlp)", "a Swin"),
     (r"blocks_token_only", "a CaiT"),
     (r"attn\.[qv]_bias$|\.lambda_1$|\brel_pos_bias\.", "a BEiT, an EVA or a data2vec model"),
-    (r"storage_tokens|rope_embed\.periods|^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
+    (r"^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
     (r"mlp\.fc1_g\.|mlp\.w1\.|\brope\.", "an EVA-02 or another model with rotary positions or other gated MLPs"),
     (r"pre_layrnorm|\bresblocks\.\d+|\bnorm_pre\.", "a CLIP (a LayerNorm before its first block)"),
     (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),

@@ -18,7 +18,17 @@ from vitrail.weights.sidecars import read_json
 
 # A new format is a file that defines a `ForeignFormat`, its name here, and its module in `read.py`.
 FormatName = Literal[
-    "vitrail", "google", "big_vision", "timm", "hf", "torchvision", "dinov2", "lucidrains", "tintn", "d2l"
+    "vitrail",
+    "google",
+    "big_vision",
+    "timm",
+    "hf",
+    "torchvision",
+    "dinov2",
+    "dinov3",
+    "lucidrains",
+    "tintn",
+    "d2l",
 ]
 
 PICKLES = {".pth", ".pt", ".bin", ".ckpt", ".params"}

@@ -31,7 +31,7 @@ RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
     plain = {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= tensors.keys()
-    return plain and not {"mask_token", "register_tokens"} & tensors.keys()
+    return plain and not {"mask_token", "register_tokens", "storage_tokens"} & tensors.keys()
 
 
 # Our modules → timm's.
