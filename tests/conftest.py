@@ -17,6 +17,7 @@ from torch import Tensor
 from fuzzing import set_up_hypothesis
 from shortcuts import leave_blank, skip_reports
 from vitrail.model import ViT, ViTConfig
+from vitrail.model.attention import KeylessLinear
 from vitrail.weights.native import fingerprint
 
 set_up_hypothesis()  # before the tests are read
@@ -119,6 +120,6 @@ def randomize(model: Any) -> Any:
             elif name.endswith("running_var"):
                 buffer.uniform_(0.5, 2.0, generator=generator)
         for module in model.modules():
-            if getattr(module, "key_bias", True) is False:
-                module.qkv.bias.chunk(3)[1].zero_()
+            if isinstance(module, KeylessLinear):
+                module.bias.chunk(3)[1].zero_()
     return model
