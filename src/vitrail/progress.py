@@ -5,7 +5,7 @@ Whatever takes long accepts a `Progress`: the command passes `progress_bar`; Pyt
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -124,6 +124,14 @@ def table(
             cells[-1].overflow = "fold"
         shown.add_row(*cells)
     return shown
+
+
+def left_out(broken: Mapping[str, str], most: int = 10) -> Generator[Text]:
+    """The first of the pictures that could not be read, and why; then how many more there are."""
+    for name, why in list(broken.items())[:most]:
+        yield Text("left out", "yellow") + Text(plain(f" {name}: {why}"))
+    if len(broken) > most:
+        yield Text(f"… and {len(broken) - most:,} more", "yellow")
 
 
 def ending(written: Iterable[Path], following: str) -> Generator[str]:

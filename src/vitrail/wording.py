@@ -70,6 +70,11 @@ def reason(error: BaseException) -> str:
     return f"{files}: {error.strerror}" if files else error.strerror
 
 
+def in_one_line(error: BaseException) -> str:
+    """What an error of any kind says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def without_number(text: str) -> str:
     """A text that quotes a system error, without the number of that error."""
     return re.sub(r"\[Errno -?\d+\] ", "", text)

@@ -5,12 +5,12 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import vitrail
-from vitrail.cli.commands import Command, own_flags
+from vitrail.cli.commands import Command, argument_texts, own_flags
 from vitrail.cli.main import main
 from vitrail.verbs import VERBS, Output, Verb
 
@@ -65,11 +65,38 @@ def test_a_verb_and_what_its_command_does_beside_it(capsys: pytest.CaptureFixtur
     assert "--progress" not in shown
 
 
+def commands() -> Iterator[Command]:
+    for name, verb in VERBS.items():
+        inner = {f"{name} {each}": verb.verbs[each] for each in verb.verbs} or {name: verb}
+        yield from (Command(*item) for item in inner.items())
+
+
 def test_every_command_is_built_from_a_public_function() -> None:
-    leaves = {name: verb for name, verb in VERBS.items() if not verb.verbs}
-    leaves |= {f"{name} {inner}": each for name, verb in VERBS.items() for inner, each in verb.verbs.items()}
-    for name, verb in leaves.items():
-        command = Command(name, verb)
-        assert getattr(vitrail, command.function.__name__) is command.function, name
+    for command in commands():
+        assert getattr(vitrail, command.function.__name__) is command.function, command.name
         if command.around is not None:
-            assert not set(own_flags(command.around)) & set(inspect.signature(command.function).parameters), name
+            own = set(own_flags(command.around))
+            assert not own & set(inspect.signature(command.function).parameters), command.name
+
+
+# Arguments that mean the same in every verb that has them; editors show docstrings, so each verb has the whole text.
+SHARED = ("device", "class_names", "runtime", "precision", "merge", "preprocess", "batch_size", "list_file", "raw")
+SHARED += ("source_format", "by_position")
+OTHERWISE = {("benchmark", "precision"), ("benchmark", "merge"), ("export", "precision")}
+
+
+def test_what_is_shared_by_verbs_has_one_text() -> None:
+    texts: dict[str, set[str]] = {name: set() for name in SHARED}
+    for command in commands():
+        for argument, text in argument_texts(command.function).items():
+            if argument in texts and (command.name, argument) not in OTHERWISE:
+                texts[argument].add(text)
+    assert {argument: len(each) for argument, each in texts.items()} == dict.fromkeys(SHARED, 1)
+
+
+def test_every_argument_has_a_text() -> None:
+    for command in commands():
+        for argument, each in command.declared.items():
+            if argument != "settings":  # whose fields have their own
+                (parameter,) = get_args(each.type)[1:]
+                assert parameter.help, f"{command.name}: {argument}"

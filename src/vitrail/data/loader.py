@@ -20,7 +20,7 @@ from torch import Tensor
 from vitrail.data.chunks import Buffers, Chunk, ChunkMaker
 from vitrail.data.config import Augment, LoaderConfig
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.source import ArraySource, Dataset, Source, refuse_broken
+from vitrail.data.source import ArraySource, Dataset, Source, list_broken, refuse_broken
 from vitrail.errors import ConfigError, DataError
 from vitrail.rng import Draws, Integers, permutation
 from vitrail.threads import start_workers
@@ -177,8 +177,7 @@ class Loader:
     def _judge(self, broken: dict[str, str]) -> None:
         """Stop if the broken pictures of this epoch are more than the policy allows."""
         if self.config.on_broken == "error":
-            some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
-            raise DataError(f"a picture cannot be read; `on_broken='skip'` would omit it:{some}")
+            raise DataError(f"a picture cannot be read; `on_broken='skip'` would omit it:{list_broken(broken)}")
         refuse_broken(broken, len(self.source) // self.config.world_size, self.config.max_broken_rate)
 
     def _batches(self, order: Order, start: int) -> Iterator[tuple[int, list[Chunk], Tensor]]:

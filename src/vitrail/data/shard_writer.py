@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.text import Text
 from torch import Tensor
 
 from vitrail.data.pixels import FORMATS, Picture, open_picture
@@ -22,10 +21,10 @@ from vitrail.data.sources.shards import INDEX
 from vitrail.data.transform import as_bytes, to_pil
 from vitrail.errors import DataError, InputError
 from vitrail.files import sweep_drafts, workshop_in
-from vitrail.progress import ending
+from vitrail.progress import ending, left_out
 from vitrail.rng import permutation
 from vitrail.untrusted import read_bytes
-from vitrail.wording import counted, plain, reason
+from vitrail.wording import counted, reason
 
 MAX_FILE = 1 << 30  # bytes of one picture
 _COLOR, _GREY = Preprocess(), preset("google", channels=1)
@@ -47,10 +46,7 @@ class WrittenShards:
     def lines(self) -> Iterator[Any]:
         """What the command prints."""
         yield f"{counted(self.num_samples, 'picture')} in {counted(len(self.files) - 1, 'shard')}"
-        for key, why in list(self.skipped.items())[:10]:
-            yield Text("left out", "yellow") + Text(plain(f" {key}: {why}"))
-        if len(self.skipped) > 10:
-            yield f"… and {len(self.skipped) - 10} more"
+        yield from left_out(self.skipped)
         yield from ending([self.files[-1]], shlex.join(["vitrail", "data", "check", str(self.files[-1].parent)]))
 
 

@@ -201,6 +201,12 @@ def split_dataset(
     return Dataset(name=name, classes=tuple(classes), splits=splits, made_split=made, ignored=tuple(ignored))
 
 
+def list_broken(broken: Mapping[str, str], most: int = 5) -> str:
+    """The first pictures that cannot be read, and why, as the end of an error: a line for each."""
+    some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:most])
+    return some + (f"\n  and {len(broken) - most:,} more" if len(broken) > most else "")
+
+
 def refuse_broken(broken: Mapping[str, str], count: int, rate: float | None = None, share: float = 0.0) -> None:
     """Raise if too many of `count` pictures cannot be read: picture → why.
 
@@ -209,12 +215,10 @@ def refuse_broken(broken: Mapping[str, str], count: int, rate: float | None = No
     most, share = MAX_BROKEN_RATE if rate is None else rate, max(share, len(broken) / count)
     if share <= most and len(broken) < count:
         return
-    some = "".join(f"\n  {key}: {why}" for key, why in list(broken.items())[:5])
-    more = f"\n  and {len(broken) - 5:,} more" if len(broken) > 5 else ""
     skip = f", or leave them out with `max_broken_rate={math.ceil(100 * share) / 100:g}`"
     raise DataError(
         f"{len(broken):,} of {counted(count, 'picture')} cannot be read, more than {100 * most:.3g} % of a split:"
-        f"{some}{more}\nRepair or remove them (vitrail data check lists them all)"
+        f"{list_broken(broken)}\nRepair or remove them (vitrail data check lists them all)"
         f"{'' if rate is None or share >= 1 else skip}."
     )
 

@@ -32,7 +32,7 @@ from vitrail.explanation.saliency import Explanation, Method, Subject, open_subj
 from vitrail.files import atomic_path
 from vitrail.prediction import Predictor
 from vitrail.prediction.inputs import STDIN
-from vitrail.progress import Progress, pick_progress, table
+from vitrail.progress import Progress, left_out, pick_progress, table
 from vitrail.wording import counted, plain, reason
 
 SCORES = ("deletion ↓", "insertion ↑", "score")
@@ -220,8 +220,7 @@ def _choice_lines(choice: MethodChoice) -> Iterator[RenderableType]:
         yield table(
             ([Text(cell, styles.get(row[0], "")) for cell in row] for row in numbers), "method", *SCORES, edge=False
         )
-    for name, why in choice.failures.items():
-        yield Text("left out ", style="yellow") + Text(plain(f"{name}: {why}"))
+    yield from left_out(choice.failures)
     yield f"\nauto chose {choice.reason}"
 
 

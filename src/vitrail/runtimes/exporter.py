@@ -26,6 +26,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.native import fingerprint
 from vitrail.weights.proof import Agreement, agree, photograph_files, sample_images
+from vitrail.wording import in_one_line
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk says that has no room
 TOLERANCE = 1e-4  # of the largest number, where both compute in float32
@@ -134,8 +135,8 @@ def prove(exported: Exported, draft: Path, target: str, pictures: Sequence[Path]
         try:
             theirs = [torch.from_numpy(np.ascontiguousarray(rows)) for rows in run(batch.numpy())]
         except Exception as error:  # each runtime has kinds of its own
-            reason = " ".join(str(error).split())
-            raise WeightsError(f"{target} cannot run the export: {reason[:300]} Nothing was written.") from error
+            said = in_one_line(error)[:300]
+            raise WeightsError(f"{target} cannot run the export: {said} Nothing was written.") from error
         agreements.append(agree(ours, _by_name(names, theirs), tolerance, f"the export, run by {target},"))
     return join_agreements(agreements)
 

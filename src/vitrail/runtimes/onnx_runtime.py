@@ -29,6 +29,7 @@ from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime, check_fo
 from vitrail.threads import num_cores
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located
+from vitrail.wording import in_one_line
 
 if TYPE_CHECKING:
     from vitrail.runtimes.exporter import Exported
@@ -235,8 +236,7 @@ def make_session(path: Path, cores: int, content: bytes | None = None) -> Any:
     try:
         return onnxruntime.InferenceSession(content or str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its classes are not public, and a damaged file raises any of them
-        reason = " ".join(str(error).split())
-        raise WeightsError(f"{path} cannot be run by ONNX Runtime: {reason[:300]}") from error
+        raise WeightsError(f"{path} cannot be run by ONNX Runtime: {in_one_line(error)[:300]}") from error
 
 
 def open_draft(draft: Path) -> Run:

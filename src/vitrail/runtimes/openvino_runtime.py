@@ -21,6 +21,7 @@ from vitrail.runtimes.runtime import Floats, LoadOptions, Run, Runtime, check_fo
 from vitrail.threads import num_cores
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.resolve import Located
+from vitrail.wording import in_one_line
 
 if TYPE_CHECKING:
     from vitrail.runtimes.exporter import Exported
@@ -162,7 +163,7 @@ def compile_model(model: Any, cores: int, precision: Precision, name: str) -> An
 
 def _reason(error: Exception) -> str:
     """What OpenVINO says went wrong, without the places in its own source where it noticed."""
-    text = " ".join(str(error).split())
+    text = in_one_line(error)
     return (_PLACES.sub("", text).strip() or text)[:300]
 
 

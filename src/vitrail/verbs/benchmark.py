@@ -83,11 +83,11 @@ def benchmark(
         compiled: Also run what runs in torch through torch.compile, which takes minutes to compile.
         data: Pictures with classes, for the accuracy of each: a folder, a table or the name of a data set. In Python,
             also an open data set.
-        split: train, val, test or all [default: test, or else val].
+        split: train, val, test or all [default: test, or val if there is no test split].
         pictures: How many of the pictures to use at most.
         class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
             name). In Python, also the names themselves.
-        by_position: The checkpoint has no class names, and its classes are the data's in their order.
+        by_position: For a checkpoint without class names: its classes are those of the data, in the same order.
         seconds: How long each row is measured.
         out: A folder for benchmark.json, benchmark.md and benchmark.png.
     """

@@ -17,7 +17,7 @@ from vitrail.evaluation import MapMethod
 from vitrail.files import as_utf8, atomic_path, load_pyarrow
 from vitrail.prediction import Predictor
 from vitrail.prediction.predictor import Named
-from vitrail.progress import Progress, ending, pick_progress, working
+from vitrail.progress import Progress, ending, left_out, pick_progress, working
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.rng import permutation
 from vitrail.verbs.call import (
@@ -32,7 +32,7 @@ from vitrail.verbs.call import (
     resolve_pictures,
 )
 from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings
-from vitrail.wording import counted, plain
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,10 +110,7 @@ class Embeddings:
         yield f"{counted(count, 'picture')}, {counted(width, 'feature')} each"
         if self.map_error:
             yield Text(f"no map: {self.map_error}", style="yellow")
-        for name, why in list(self.errors.items())[:10]:
-            yield Text(plain(f"left out {name}: {why}"), style="yellow")
-        if len(self.errors) > 10:
-            yield Text(f"… and {len(self.errors) - 10} more", style="yellow")
+        yield from left_out(self.errors)
         yield from ending(self.written, self.following)
 
     def save(self, path: str | Path) -> Path:

@@ -37,7 +37,7 @@ from vitrail.training.run_folder import (
 )
 from vitrail.training.setup import Setup
 from vitrail.training.signals import InterruptedRunError
-from vitrail.wording import counted, reason
+from vitrail.wording import counted, in_one_line, reason
 
 PREFLIGHT_LIMIT = 20_000  # pictures; larger data sets are not checked before training
 BESIDE = ("results.csv", "results.png", "train_batch.jpg", "config.yaml")  # what users open after the report
@@ -205,7 +205,7 @@ def write_reports(run: Run, predictor: Predictor, dataset: Dataset, options: Run
         with working("writing the report", speaks=options.speaks):
             pages = report_on_run(run.folder, dataset, predictor, measurement=run.measurement, progress=options.bars)
     except Exception as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
+        problem = in_one_line(error)
         if isinstance(options.progress, bool):  # whoever passed a listener looks at the result
             warnings.warn(f"no report: {problem} (the model is in {run.best})", RuntimeWarning, stacklevel=2)
         return replace(run, problem=problem, written=_beside(run, []))

@@ -33,14 +33,14 @@ from vitrail.evaluation.probe import plan_probes, run_probes
 from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, measure_robustness
 from vitrail.prediction import Predictor
 from vitrail.prediction.results import Request, require_familiarity
-from vitrail.progress import Progress, ending, pick_progress, silent, table, working
+from vitrail.progress import Progress, ending, left_out, pick_progress, silent, table, working
 from vitrail.ranks import shared_ranks
 from vitrail.report.assembly import REPORT, ReportContext, evaluation_context, run_of, show_evaluation, write_page
 from vitrail.schema import to_dict
 from vitrail.training.run_folder import chose_epoch
 from vitrail.verbs.call import DataArgument, ModelArgument, Out, make_out
 from vitrail.verbs.evaluate import EvaluationPlan
-from vitrail.wording import counted, plain
+from vitrail.wording import counted, in_one_line, plain
 
 MAX_CLASSES = 20
 
@@ -143,8 +143,7 @@ class Evaluation:
         yield ""
         if worst := [f"{truth} → {other} {count}×" for truth, other, count in output.confusions(measurement, 5)]:
             yield plain("most frequent mistakes (true → predicted): " + ", ".join(worst))
-        for key, why in list(measurement.broken.items())[:5]:
-            yield Text("left out ", style="yellow") + Text(plain(f"{key}: {why}"))
+        yield from left_out(measurement.broken, 5)
         yield from ending(self.written, f"vitrail predict {shlex.quote(self.model)} PICTURES…")
 
 
@@ -441,5 +440,5 @@ def _with_report(evaluation: Evaluation) -> Evaluation:
     try:
         page = evaluation.report(evaluation.folder / REPORT)
     except Exception as error:
-        return replace(evaluation, report_error=" ".join(str(error).split()) or type(error).__name__)
+        return replace(evaluation, report_error=in_one_line(error))
     return replace(evaluation, written=(page, *evaluation.written))

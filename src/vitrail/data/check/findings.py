@@ -16,7 +16,7 @@ from vitrail.errors import DataError, VitrailError
 from vitrail.files import atomic_path, open_csv
 from vitrail.schema import from_dict, to_dict
 from vitrail.untrusted import parse_json, read_bytes
-from vitrail.wording import counted
+from vitrail.wording import counted, cut
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -213,7 +213,7 @@ class CheckRecord:
 def sum_up(report: Report) -> CheckRecord:
     """The record of a check."""
     findings = tuple(
-        Trouble(item.severity, item.what, count, _shorten(item.key), _shorten(item.detail))
+        Trouble(item.severity, item.what, count, cut(item.key, MOST_TEXT), cut(item.detail, MOST_TEXT))
         for item, count in report.summary()
     )
     return CheckRecord(data=report.dataset.name, pictures=len(report.facts), findings=findings)
@@ -233,7 +233,3 @@ def read_record(path: Path) -> CheckRecord | None:
         return from_dict(CheckRecord, parse_json(read_bytes(path, MOST_BYTES)))
     except (ValueError, VitrailError) as error:
         raise DataError(f"{path} must be the record of a data check; it cannot be read ({error}). Delete it.") from None
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
