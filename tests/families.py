@@ -93,6 +93,23 @@ FAMILIES: dict[str, ViTConfig] = {
     "deit-distilled": replace(
         TINY, registers=1, summary_tokens=2, distilled=True, positions=PositionConfig(covers="all", resample="timm")
     ),
+    "vit-pytorch": replace(
+        TINY,
+        pixel_norm=True,
+        patch_norm=True,
+        pooling="mean",
+        pool_prefix=True,
+        block=BlockConfig(qkv_bias=False, norm_eps=1e-5),
+    ),
+    "simple-vit": replace(
+        TINY,
+        class_token=False,
+        pooling="mean",
+        pixel_norm=True,
+        patch_norm=True,
+        positions=PositionConfig(kind="sincos"),
+        block=BlockConfig(qkv_bias=False, proj_bias=False, mlp_bias=True, norm_eps=1e-5),
+    ),
     "radio": replace(
         TINY,
         registers=3,

@@ -266,6 +266,18 @@ def test_heads_of_64_features_are_assumed_with_notes_on_all_that_is(tmp_path: Pa
     assert len(read_checkpoint(tmp_path / "a.pt", hints=hints, allow_pickle=True).notes) == 1
 
 
+def test_what_has_the_same_keys_is_named(tmp_path: Path) -> None:
+    torch.save(randomize(Oracle(era="prenorm", **PLAIN)).state_dict(), tmp_path / "a.pt")
+    notes = read_checkpoint(tmp_path / "a.pt", hints=Hints(heads=4), allow_pickle=True).notes
+    assert any("ats_vit, vit_1d and vit_3d have the same keys, and compute something else" in note for note in notes)
+
+
+def test_its_other_models_are_recognised(tmp_path: Path) -> None:
+    torch.save({"transformer.layers.0.0.fns.0.to_qkv.weight": torch.zeros(96, 32)}, tmp_path / "a.pt")
+    with pytest.raises(WeightsError, match="another model of lucidrains/vit-pytorch than its ViT and SimpleViT"):
+        read_checkpoint(tmp_path / "a.pt", allow_pickle=True)
+
+
 def drop(state: dict[str, Tensor], part: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if part not in name}
 
@@ -289,6 +301,11 @@ REFUSED: dict[str, tuple[dict[str, Tensor], str]] = {
     "another model": (
         {**drop(Oracle().state_dict(), ".1.net."), "transformer.layers.0.1.norm.weight": torch.zeros(32)},
         "of another model there",
+    ),
+    "token sampling": (Oracle(last=False).state_dict(), "ats_vit, vit_1d, vit_3d or a DeepViT"),
+    "one norm": (
+        {**Oracle(dual=False).state_dict(), "to_patch_embedding.2.weight": torch.zeros(32)},
+        "unknown to_patch_embedding.2.weight",
     ),
     "reattention": (
         {**Oracle().state_dict(), "transformer.layers.0.0.reattn_weights": torch.zeros(4, 4)},

@@ -74,6 +74,8 @@ LAYER = "transformer.layers.0."
 OLDEST, PATCHES = "patch_to_embedding.", "to_patch_embedding.1."
 TOKENS = {"class_token": "cls_token", "positions": "pos_embedding", "registers": "register_tokens"}
 NORMS = {"pixel_norm": "to_patch_embedding.1", "patches": "to_patch_embedding.2", "patch_norm": "to_patch_embedding.3"}
+# Spelling → the models, of sampled tokens, sequences and videos, that share it with all of their keys.
+LOOKALIKES = {"prenorm": "ats_vit, vit_1d and vit_3d", "simple": "simple_vit_1d and simple_vit_3d"}
 PREPROCESS = "the file does not state its preprocessing: assumed pixels from 0 to 1, squashed to the size"
 
 
@@ -107,8 +109,10 @@ def dialect_in(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     spelling = next((name for name in BLOCKS if name in fits and (name == "simple") == simple), None)
     if spelling is None:
         raise WeightsError("its layers are not those of a ViT or SimpleViT of vit-pytorch, but of another model there.")
-    flat = [name for name, theirs in TOKENS.items() if theirs in tensors and tensors[theirs].ndim == 2]
     after = "transformer.norm.weight" in tensors
+    if spelling == "inside" and not after and tensors["pos_embedding"].ndim == 3:
+        raise WeightsError("it is one of vit-pytorch's other models: ats_vit, vit_1d, vit_3d or a DeepViT.")
+    flat = [name for name, theirs in TOKENS.items() if theirs in tensors and tensors[theirs].ndim == 2]
     return {"blocks": spelling, "head": "linear" if after else "sequential", "flat": " ".join(flat)}
 
 
@@ -145,7 +149,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     if empty := "cls_token" in tensors and not tensors["cls_token"].numel():  # since 1.16, where the mean is pooled
         del tensors["cls_token"]
     dialect = dialect_in(tensors)
-    normed = "to_patch_embedding.2.weight" in tensors
+    normed = "to_patch_embedding.3.weight" in tensors
     names = names_of(dialect, normed)
     patch_size, channels = infer_patches(tensors, names, hints)
     shapes = shapes_of(tensors, names, patch_size, channels)
@@ -170,7 +174,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         tensors=read_tensors(key_table(config, dialect), tensors),
         preprocess=unscaled(config),
         origin=Origin(format="lucidrains", dialect=dialect),
-        notes=(*assumptions(config, hints, known_pooling=simple or empty), PREPROCESS),
+        notes=(*assumptions(config, hints, known_pooling=simple or empty), *lookalikes(dialect), PREPROCESS),
     )
 
 
@@ -187,6 +191,12 @@ def assumptions(config: ViTConfig, hints: Hints, *, known_pooling: bool) -> Note
     if config.positions.kind == "sincos":
         notes += assumed("picture size", f"{height}×{width}", "image_size", hints.image_size)
     return notes
+
+
+def lookalikes(dialect: Dialect) -> Notes:
+    """The note on models that cannot be told apart by their keys."""
+    names = LOOKALIKES.get(dialect["blocks"])
+    return (f"vit-pytorch's {names} have the same keys, and compute something else",) if names else ()
 
 
 def check_readable(tensors: Mapping[str, Tensor]) -> None:

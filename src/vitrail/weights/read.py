@@ -84,6 +84,7 @@ TRANSFORMERS = (
     ),
 )
 OTHERS = (
+    (r"^transformer\.layers\.\d+\.\d+\.", "another model of lucidrains/vit-pytorch than its ViT and SimpleViT"),
     (r"\blayer1\.0\.conv1\.|\bembedder\.embedder\.|\bresnet\.", "a ResNet"),
     (r"stages\.\d+\.(blocks|layers)\.\d+\.(conv_dw|dwconv)|features\.\d+\.\d+\.layer_scale", "a ConvNeXt"),
     (r"^conv_stem\.|blocks\.\d+\.\d+\.conv_dw", "an EfficientNet, a MobileNet or a relative of theirs"),
