@@ -3,11 +3,18 @@ from pathlib import Path
 
 import pytest
 
+from families import write_family
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError
 from vitrail.verbs.inspect import inspect
 
 FIXTURE = Path(__file__).parents[1] / "weights" / "fixtures" / "google_token.npz"
+
+OPTIONS = {
+    "simple-vit": "no block.proj_bias, block.mlp_bias, pixel_norm, patch_norm",
+    "pe-spatial": "pool_norm none, relative.kind rope, relative.base 10000.0, relative.coordinates index, "
+    "relative.offset 1.0, relative.order xy, relative.pairing interleaved, pre_norm",
+}
 
 
 def test_both_doors_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,6 +32,12 @@ def test_it_shows_itself_as_a_table_with_findings() -> None:
     assert f"| checkpoint | {FIXTURE} |\n|---|---|\n| format | google |" in text
     assert "| encoder | 3 blocks, width 32, 4 heads, MLP 64 |" in text
     assert "- **warning**: the 7 classes have no names" in text
+
+
+def test_options_beyond_the_papers_are_listed_by_their_names(tmp_path: Path) -> None:
+    rows = {name: dict(inspect(write_family(tmp_path / f"{name}.safetensors", name)).rows) for name in OPTIONS}
+    assert {name: row["options"] for name, row in rows.items()} == OPTIONS
+    assert "options" not in dict(inspect(FIXTURE).rows)
 
 
 def test_an_unknown_setting() -> None:

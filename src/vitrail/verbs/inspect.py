@@ -76,6 +76,7 @@ class Inspection:
             ("block", _block(config)),
             ("tokens", _tokens(config)),
             ("pooling", config.pooling + representation),
+            *([("options", options)] if (options := _options(config)) else []),
             ("classes", _classes(config, self.classes)),
             ("parameters", f"{self.parameters:,} ({', '.join(self.dtypes)})"),
             ("preprocessing", _resizing(self.preprocess)),
@@ -177,6 +178,30 @@ def _tokens(config: "ViTConfig") -> str:
     names = " + ".join([*(name for name, there in extras if there), "patches"])
     merged = f", merged to {config.block_tokens[-1]} after the last block" if config.merge else ""
     return f"{config.tokens}: {names}{merged}; positions {config.positions.kind}"
+
+
+# Fields that have rows of their own.
+_OWN_ROWS = """
+    image_size patch_size channels width depth heads mlp_width num_classes class_token registers pooling representation
+    merge stem rates positions block.qkv_bias block.attention_scale block.qk_norm block.layer_scale block.norm_eps
+    block.activation
+"""
+
+
+def _options(config: "ViTConfig") -> str:
+    """What else differs from the paper's ViT, by the names of the config's fields."""
+    from vitrail.weights.formats import walk
+
+    own = _OWN_ROWS.split()
+    others = [
+        (path, value)
+        for path, value, plain in walk(config, type(config)())
+        if value != plain and path not in own and path.partition(".")[0] not in own
+    ]
+    flags = {True: "", False: "no "}
+    return ", ".join(
+        f"{flags[value]}{path}" if isinstance(value, bool) else f"{path} {value}" for path, value in others
+    )
 
 
 def _classes(config: "ViTConfig", classes: tuple[str, ...] | None) -> str:

@@ -90,9 +90,9 @@ def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
     config = checkpoint.config
     sizes = f"{config.image_size}, {config.patch_size}, {config.width}, {config.hidden_width}, {config.heads}"
     arguments = f"{sizes}, {config.depth}, 0.1, 0.1, use_bias={config.block.qkv_bias}, num_classes={config.num_classes}"
-    return (
-        f'ViT({arguments}).load_state_dict(torch.load("{path}")), after one batch has given its lazy layers their sizes'
-    )
+    batch = (1, config.channels, *config.image_size)  # gives its lazy layers their sizes
+    load = f'model(torch.zeros{batch}); model.load_state_dict(torch.load("{path}"))'
+    return f"model = ViT({arguments}); {load}"
 
 
 FORMAT = ForeignFormat(

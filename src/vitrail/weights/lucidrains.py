@@ -30,6 +30,7 @@ from vitrail.weights.infer import Hints, Notes, Raw, assumed, assumed_heads, inf
 from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_pickle
+from vitrail.wording import counted
 
 BLOCK = BlockConfig(activation="gelu", norm_eps=1e-5, qkv_bias=False)  # what every release computes
 HEAD_SIZE = 64  # its default, whatever the width
@@ -183,9 +184,8 @@ def assumptions(config: ViTConfig, hints: Hints, *, known_pooling: bool) -> Note
     rows, columns = config.patch_size
     height, width = config.image_size
     notes = assumed_heads(config, hints, f"vit-pytorch's default, {HEAD_SIZE} features each")
-    notes += assumed(
-        "patches", f"{rows}×{columns} pixels of {config.channels} channels", "patch_size", hints.patch_size
-    )
+    pixels = f"{rows}×{columns} pixels of {counted(config.channels, 'channel')}"
+    notes += assumed("patches", pixels, "patch_size", hints.patch_size)
     if not known_pooling:
         notes += assumed("pooling", config.pooling, "pooling", hints.pooling)
     if config.positions.kind == "sincos":
@@ -334,7 +334,8 @@ def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
         **({} if _is_simple(config) else {"pool": config.pooling}),
     }
     shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return f'vit_pytorch.{"SimpleViT" if _is_simple(config) else "ViT"}({shown}).load_state_dict(torch.load("{path}"))'
+    kind = "SimpleViT" if _is_simple(config) else "ViT"
+    return f'model = vit_pytorch.{kind}({shown}); model.load_state_dict(torch.load("{path}"))'
 
 
 FORMAT = ForeignFormat(

@@ -168,7 +168,8 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
 def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
     if path.suffix:
         apart = checkpoint.origin.dialect_of("tintn").get("attention") == "heads"
-        return f'ViTForClassfication({describe(checkpoint.config, apart)}).load_state_dict(torch.load("{path}"))'
+        facts = describe(checkpoint.config, apart)
+        return f'model = ViTForClassfication({facts}); model.load_state_dict(torch.load("{path}"))'
     return f'load_experiment("{path.name}", base_dir="{path.parent}")'
 
 
