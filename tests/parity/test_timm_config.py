@@ -6,6 +6,7 @@ timm makes each model, saves it with its own `save_for_hf`, and builds it again 
 import inspect
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,7 +29,7 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.timm import assumptions, how_to_load, infer_config, recognises
-from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, named_arguments
+from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, QUICK_GELU, named_arguments
 from vitrail.weights.write import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
@@ -71,6 +72,17 @@ class _RecordedError(Exception):
     pass
 
 
+def norm_of(layer: Any) -> Any:
+    """A norm of timm's tables, as ours say it."""
+    if not isinstance(layer, partial):
+        return layer
+    kinds = {timm.layers.LayerNorm: "layer", timm.layers.RmsNorm: "rms"}
+    return kinds[layer.func], layer.keywords["eps"]
+
+
+MLPS = {timm.layers.SwiGLUPacked: "packed", timm.layers.SwiGLU: "split", timm.layers.Mlp: "plain"}
+
+
 def test_the_table_of_names_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
     signature = {name: parameter.default for name, parameter in inspect.signature(TIMM.__init__).parameters.items()}
     attention = signature.pop("attn_layer")
@@ -91,14 +103,27 @@ def test_the_table_of_names_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
             timm.create_model(name, pretrained_cfg={"num_classes": 1000})
         ours = dict(named_arguments(name))
         hybrid = ours.pop("resnet") is not None
-        if ours.pop("mlp") == "swiglu":
-            assert given.pop("mlp_layer") is timm.layers.SwiGLUPacked
-            assert (ours.pop("act_layer"), given.pop("act_layer")) == ("silu", nn.SiLU)
+        assert ours.pop("mlp") == MLPS[given.pop("mlp_layer", timm.layers.Mlp)]
+        assert ours.pop("distilled") == ("distilled" in name)
+        given["act_layer"] = {nn.SiLU: "silu"}.get(given.get("act_layer"), given.get("act_layer"))
+        for norm in ("norm_layer", "embed_norm_layer"):
+            assert ours.pop(norm) == norm_of(given.pop(norm, None)), (name, norm)
         assert ("embed_layer" in given) == hybrid, name
         assert given.pop("attn_layer", attention) is attention
-        assert given.keys() - {"embed_layer"} <= ours.keys(), name
+        assert given.keys() - {"embed_layer", "weight_init"} <= ours.keys(), name
         for argument in ours.keys() - {"attn_layer"}:
             assert ours[argument] == pytest.approx(given.get(argument, signature[argument])), (name, argument)
+
+
+def test_weights_that_were_trained_with_another_gelu_are_those_of_timms_notes() -> None:
+    configs = timm.models.vision_transformer.default_cfgs
+    noted = {
+        name: tuple(tag for tag, data in each.cfgs.items() if data.notes and "QuickGELU" in data.notes[0])
+        for name, each in configs.items()
+        if "quickgelu" not in name
+    }
+    expected = {name: sorted(tags) for name, tags in noted.items() if tags}
+    assert {name: sorted(tags) for name, tags in QUICK_GELU.items()} == expected
 
 
 def test_replaced_names_are_read_as_timm_reads_them() -> None:
@@ -111,13 +136,13 @@ def test_replaced_names_are_read_as_timm_reads_them() -> None:
                 mapped += 1
             except WeightsError:
                 pass
-    assert mapped == 28  # the others are CLIP's, and two hybrids with names of their own
+    assert mapped == 32  # the others are distilled, and two hybrids with names of their own
 
 
 TANH = ["vit_base_patch32_siglip_256", "vit_base_patch32_siglip_gap_256"]
 
 
-@pytest.mark.parametrize("name", [*LOOKALIKES, *TANH, "vit_base_patch16_gap_224"])
+@pytest.mark.parametrize("name", [*LOOKALIKES, *TANH, "vit_base_patch16_gap_224", "test_vit3"])
 def test_a_bare_file_names_what_else_it_may_be(name: str) -> None:
     """At full size, without numbers: only keys and shapes are looked at."""
     with torch.device("meta"):
@@ -127,7 +152,8 @@ def test_a_bare_file_names_what_else_it_may_be(name: str) -> None:
     hints = Hints(heads=3) if name == "test_vit3" else Hints()  # of an unpublished size
     config = infer_config(raw, hints)
     (note,) = [note for note in assumptions(config, hints) if note.startswith("these models of timm")]
-    trait = {"vit_base_patch16_gap_224": "heads 16"}.get(name) or OTHERS.get(name) or "activation gelu_tanh"
+    traits = {"vit_base_patch16_gap_224": "heads 16", "test_vit3": "pool_prefix True", **OTHERS}
+    trait = traits.get(name, "activation gelu_tanh")
     assert f"{name} ({trait})" in note
 
 

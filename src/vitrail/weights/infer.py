@@ -125,6 +125,7 @@ def infer_config(
     else:
         image_size, positions = hints.image_size or usual_size(stride), replace(positions, kind="none")
     pooled = "mean" if pool_norm == "after" or not class_token else "cls"
+    distilled = has("distilled_head.weight")
     return ViTConfig(
         image_size=image_size,
         patch_size=(rows, columns),
@@ -161,6 +162,9 @@ def infer_config(
         ),
         positions=positions,
         stem=stem,
+        projection=raw.size(key("projection.weight")),
+        distilled=distilled,
+        summary_tokens=2 if distilled else 1,
     )
 
 

@@ -27,7 +27,7 @@ from vitrail.weights.keys import write_tensors
 from vitrail.weights.proof import Agreement, What, agree, same_pixels
 from vitrail.weights.tensor_files import read_contents, read_pickle, write_safetensors
 from vitrail.weights.timm_config import architecture
-from vitrail.weights.timm_preprocess import write_data
+from vitrail.weights.timm_preprocess import last_width, write_data
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
 NO_LIBRARY = "no library that runs on PyTorch reads {}; omit `verify_with_peer=`."
@@ -183,7 +183,7 @@ def _build_timm(config: ViTConfig, path: Path) -> nn.Module:
     weights = _timm_weights(path)
     if not (weights.parent / "config.json").is_file():
         name, arguments = architecture(config)
-        return library.create_model(name, num_classes=config.num_classes, checkpoint_path=str(weights), **arguments)
+        return library.create_model(name, num_classes=last_width(config), checkpoint_path=str(weights), **arguments)
     model = library.create_model(f"local-dir:{weights.parent}")  # its architecture and model_args, not ours
     model.load_state_dict(read_contents(weights, allow_pickle=True).tensors)
     return model
@@ -197,7 +197,7 @@ def write_architecture(checkpoint: Checkpoint, name: str, folder: Path) -> None:
     )
     facts = {
         "architecture": name,
-        "num_classes": config.num_classes,
+        "num_classes": last_width(config),
         "model_args": {"img_size": list(config.image_size)},
         "pretrained_cfg": write_data(checkpoint),
     }

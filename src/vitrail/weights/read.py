@@ -69,7 +69,7 @@ TRANSFORMERS = (
     (r"attn\.[qv]_bias$|\.lambda_1$|\brel_pos_bias\.", "a BEiT, an EVA or a data2vec model"),
     (r"^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
     (r"mlp\.fc1_g\.|mlp\.w1\.|\brope\.", "an EVA-02 or another model with rotary positions or other gated MLPs"),
-    (r"pre_layrnorm|\bresblocks\.\d+|\bnorm_pre\.", "a CLIP (a LayerNorm before its first block)"),
+    (r"pre_layrnorm|\bresblocks\.\d+", "a CLIP (a LayerNorm before its first block)"),
     (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),
     (r"\brel_pos(_h)?\b", "a ViT with relative positions (SAM, ViTDet, timm's relpos)"),
     (r"mid_position_embeddings|detection_tokens", "a YOLOS detector"),
@@ -168,7 +168,7 @@ def _matches(tensors: dict[str, Tensor], format_name: FormatName | None = None) 
 def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
     """Raise for a DeiT with a second class token and a second head, which are unlike anything in the paper's ViT."""
     for name in tensors:
-        if name.rpartition(".")[2] in ("dist_token", "distillation_token"):
+        if name.rpartition(".")[2] == "distillation_token":
             raise WeightsError(
                 f"{source} is a DeiT that was trained with distillation: it has the token {name} and a head of its own "
                 "for it, which the paper's ViT does not have; use the DeiT without distillation "

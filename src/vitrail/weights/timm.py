@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -16,16 +17,17 @@ from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, Vi
 from vitrail.model.parts import Stem
 from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, computes, only, resnet_stem
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, only, resnet_stem
 from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
-from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
+from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
 from vitrail.weights.tensor_files import write_pickle, write_safetensors
-from vitrail.weights.timm_config import NORM_EPS, how_to_load, hub_config, other_names, read_facts, understand
+from vitrail.weights.timm_config import HubConfig, how_to_load, hub_config, mlp_of, other_names, read_facts, understand
+from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5
 from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
-BLOCK = BlockConfig(activation="gelu", norm_eps=NORM_EPS, layer_scale=1e-5)
+BLOCK = BlockConfig(activation="gelu", norm_eps=LAYER_NORM[1], layer_scale=1e-5)
 RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute
 
 
@@ -40,6 +42,7 @@ BLOCK_NAMES = {
     "attention.qkv": "attn.qkv",
     "attention.query_norm": "attn.q_norm",
     "attention.key_norm": "attn.k_norm",
+    "attention.norm": "attn.norm",
     "attention.proj": "attn.proj",
     "branch1.scale": "ls1.gamma",
     "norm2": "norm2",
@@ -47,6 +50,7 @@ BLOCK_NAMES = {
     "mlp.fc2": "mlp.fc2",
     "mlp.gate": "mlp.fc1",  # both halves in one
     "mlp.up": "mlp.fc1",
+    "mlp.norm": "mlp.norm",
     "mlp.down": "mlp.fc2",
     "branch2.scale": "ls2.gamma",
 }
@@ -58,6 +62,8 @@ NAMES: Names = {
     "embed.registers": "reg_token",
     "embed.positions": "pos_embed",
     "embed.patches": "patch_embed.proj",
+    "embed.patch_norm": "patch_embed.norm",
+    "pre_norm": "norm_pre",
     **under("embed.stem.stages.{}.{}", "patch_embed.backbone.stages.{}.blocks.{}.", UNIT_NAMES),
     **under("blocks.{}", "blocks.{}.", BLOCK_NAMES),
     **under("pool", "attn_pool.", {**POOL_NAMES, "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
@@ -68,22 +74,41 @@ NAMES: Names = {
 PATCHES, BACKBONE = "patch_embed.proj.weight", "patch_embed.backbone."
 
 
-def names_of(stem: Stem, pool_norm: str) -> Names:
+SPLIT = under("blocks.{}", "blocks.{}.", {"mlp.gate": "mlp.fc1_g", "mlp.up": "mlp.fc1_x"})  # AIMv2's
+DISTILLED: Names = {"embed.registers": "dist_token", "distilled_head": "head_dist"}
+# CLIP's projection is a head whose bias is zero.
+PROJECTION = Form(lambda theirs: theirs[0], lambda ours: (ours, ours.new_zeros(len(ours))))
+
+
+def names_of(stem: Stem, pool_norm: str, *, split: bool, distilled: bool, projects: bool) -> Names:
     """The names of a model's modules, some of which depend on what else it has."""
     root = f"{BACKBONE}stem" if isinstance(stem, ResNetStem) and stem.blocks else BACKBONE.rstrip(".")
-    roots = {"embed.stem.conv_root": f"{root}.conv", "embed.stem.norm_root": f"{root}.norm"}
-    return {**NAMES, **roots, "norm": "norm" if pool_norm == "before" else "fc_norm"}
+    names = {**NAMES, "embed.stem.conv_root": f"{root}.conv", "embed.stem.norm_root": f"{root}.norm"}
+    names |= {"norm": "fc_norm"} if pool_norm == "after" else {}
+    names |= (SPLIT if split else {}) | (DISTILLED if distilled else {})
+    if projects:
+        names |= {"projection.weight": ("head.weight", "head.bias")}
+        del names["head"]
+    return names
 
 
 def key_table(config: ViTConfig) -> list[Rule]:
-    return keys.key_table(config, names_of(config.stem, config.pool_norm))
+    names = names_of(
+        config.stem,
+        config.pool_norm,
+        split=mlp_of(config) == "split",
+        distilled=config.distilled,
+        projects=config.projection is not None,
+    )
+    rules = keys.key_table(config, names)
+    return [replace(each, form=PROJECTION) if each.ours == "projection.weight" else each for each in rules]
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
     facts = read_facts(raw.sidecars)
     hub = None if facts is None else understand(facts)
     raw = replace(raw, tensors=unflatten_patches(raw.tensors))
-    config = infer_config(raw, hub.settle_hints(hints) if hub else hints)
+    config = infer_config(raw, hub.settle_hints(hints) if hub else hints, hub)
     if hub is None:
         preprocess, classes, notes = assume_preprocess(config), None, (*assumptions(config, hints), BARE)
     else:
@@ -91,7 +116,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         dynamic = bool(hub.arguments["dynamic_img_size"]) and hints.image_size is None
         preprocess, notes = read_preprocess(hub.data, config, dynamic=dynamic)
         classes, more = read_classes(hub.data, config)
-        notes = (*notes, *more)
+        notes = (*notes, *more, *hub.trained_otherwise(hints))
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config), raw.tensors),
@@ -113,11 +138,44 @@ def unflatten_patches(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**tensors, PATCHES: weight.unflatten(1, (3, side, side))}
 
 
-def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
-    stem, pool_norm = _infer_stem(raw), "after" if "fc_norm.weight" in raw.tensors else "before"
-    positions = PositionConfig(covers="all", resample="timm")
-    names = names_of(stem, pool_norm)
-    return infer.infer_config(raw, hints, names, block=BLOCK, positions=positions, stem=stem, pool_norm=pool_norm)
+def infer_config(raw: Raw, hints: Hints, hub: HubConfig | None = None) -> ViTConfig:
+    stem, split = _infer_stem(raw), "blocks.0.mlp.fc1_g.weight" in raw.tensors
+    pool_norm = next((place for name, place in LAST_NORMS.items() if name in raw.tensors), "none")
+    distilled = "dist_token" in raw.tensors
+    names = names_of(stem, pool_norm, split=split, distilled=distilled, projects=projects(raw, hub))
+    if distilled and "head_dist.weight" not in raw.tensors:
+        raise WeightsError("it has a distillation token but no head for it, so we do not know what to read from it.")
+    config = infer.infer_config(
+        raw,
+        hints,
+        names,
+        block=replace(BLOCK, norm=_infer_norm(raw)),
+        positions=PositionConfig(covers="all", resample="timm"),
+        head_size=128 if split else None,  # of every AIMv2
+        stem=stem,
+        pool_norm=pool_norm,
+    )
+    if hub is not None:
+        config = replace(config, pool_prefix=bool(hub.arguments["pool_include_prefix"]))
+    eps = hints.norm_eps or usual_eps(config)
+    return replace(config, block=replace(config.block, norm_eps=eps))
+
+
+LAST_NORMS: dict[str, Literal["before", "after"]] = {"fc_norm.weight": "after", "norm.weight": "before"}
+
+
+def projects(raw: Raw, hub: HubConfig | None) -> bool:
+    """Whether what timm calls the head is CLIP's projection: without a bias, and without names of classes."""
+    bias = raw.tensors.get("head.bias")
+    named = hub is not None and hub.data.get("label_names")
+    return "norm_pre.weight" in raw.tensors and bias is not None and not named and not bias.any()
+
+
+def usual_eps(config: ViTConfig) -> float:
+    """The epsilon of all models that timm registers with such keys."""
+    block = config.block
+    five = config.pre_norm or block.attention_norm or block.mlp_norm or mlp_of(config) == "split"
+    return (LAYER_NORM_5 if five else LAYER_NORM)[1]
 
 
 def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
@@ -128,12 +186,17 @@ def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
         *assumed_heads(config, hints),
         *assumed("pooling", config.pooling, "pooling", pooling),
         *assumed("GELU", f"{BLOCK.activation} (the erf form)", "activation", activation),
-        *assumed("LayerNorm epsilon", f"{BLOCK.norm_eps:g}", "norm_eps", hints.norm_eps),
+        *assumed("LayerNorm epsilon", f"{usual_eps(config):g}", "norm_eps", hints.norm_eps),
         *assumed("attention scale", f"1 / √{config.head_size}", "attention_scale", hints.attention_scale),
     ]
     if others := other_names(config, hints):
         notes.append(f"these models of timm have the same keys and compute something else: {others}")
     return tuple(notes)
+
+
+def _infer_norm(raw: Raw) -> Literal["layer", "rms"]:
+    """RMS norms have no biases; where one block's norm has one, those that are missing are damage."""
+    return "layer" if any(name.endswith("norm1.bias") for name in raw.tensors) else "rms"
 
 
 def _infer_stem(raw: Raw) -> Stem:
@@ -151,9 +214,32 @@ def _infer_stem(raw: Raw) -> Stem:
 
 
 def _covers(value: str, config: ViTConfig) -> str:
+    if config.distilled and value != "all":
+        return "a distilled model of it gives positions to all tokens"
     if value == "class" and config.registers > 0 and config.class_token:
         return "it gives positions to [cls] and registers alike, or to neither (`fold_class_position=True` does that)"
     return ""
+
+
+def _norm_eps(value: float, config: ViTConfig) -> str:
+    """With an epsilon of 1e-5, timm has LayerNorms of plain models, and AIMv2's RMS norms."""
+    block = config.block
+    plain = block.norm == "layer" and (block.mlp, config.stem.kind, config.distilled) == ("plain", "patch", False)
+    held = (1e-6, 1e-5) if plain or mlp_of(config) == "split" else (1e-6,)
+    if value in held:
+        return ""
+    known = " or ".join(f"{eps:g}" for eps in held)
+    return f"its norms have epsilon {known}, not {value:g} (`norm_eps={held[0]:g}` accepts that)"
+
+
+def _patch_norm(value: bool, config: ViTConfig) -> str:
+    held = not value or config.block.norm_eps == LAYER_NORM[1] or mlp_of(config) == "split"
+    return "" if held else "its norm of the patches has epsilon 1e-6 (`norm_eps=1e-06` accepts that)"
+
+
+def _plain_pool(value: object, config: ViTConfig, plain: object, what: str) -> str:
+    """timm's attention pooling always has the paper's MLP, where ours has that of the blocks."""
+    return "" if value == plain or config.pooling != "map" else f"its attention pooling has no {what}"
 
 
 def _mlp(value: str, config: ViTConfig) -> str:
@@ -162,21 +248,50 @@ def _mlp(value: str, config: ViTConfig) -> str:
     return "it has gated MLPs only without attention pooling and a ResNet"
 
 
+def _patch_bias(value: bool, config: ViTConfig) -> str:
+    return "" if value != config.pre_norm else "its patches have a bias if and only if no norm precedes the first block"
+
+
+def _summary_tokens(value: int, config: ViTConfig) -> str:
+    return "" if value == 1 or config.distilled else "it pools one [cls] token"
+
+
+def _registers(value: int, config: ViTConfig) -> str:
+    return "" if not config.distilled or value == 1 else "a distilled model of it has no registers"
+
+
+def _projection(value: int | None, config: ViTConfig) -> str:
+    if value is None or (config.pre_norm and not config.num_classes):
+        return ""
+    return "it has a projection only in place of the head, and after a norm before the first block (CLIP)"
+
+
 HOLDS: Holds = {
     **COMMON,
     **resnet_stem(RESNET, "its ResNet has 32 groups, epsilon 1e-5 and divides weights by √(variance + 1e-8)"),
     "class_token": anything,
-    "registers": anything,
+    "registers": _registers,
     "pooling": only("cls", "mean", "map", reason="it pools the [cls] token, the mean of the patches or by attention"),
     "pool_norm": anything,
+    "pool_prefix": anything,
     "representation": only(None, reason="it has no representation layer (drop it when fine-tuning)"),
     "positions.kind": only("learned", "none", reason="its positions are learned"),
     "positions.covers": _covers,
+    "patch_bias": _patch_bias,
+    "patch_norm": _patch_norm,
+    "pre_norm": anything,
+    "projection": _projection,
+    "distilled": anything,
+    "summary_tokens": _summary_tokens,
     "block.qkv_bias": anything,
     "block.qk_norm": anything,
     "block.layer_scale": anything,
-    **computes(BLOCK),
-    "block.activation": activations("gelu", "gelu_tanh"),
+    "block.norm": anything,
+    "block.norm_eps": _norm_eps,
+    "block.activation": activations("gelu", "gelu_tanh", "quick_gelu"),
+    "block.attention_norm": anything,
+    "block.mlp_norm": lambda value, config: _plain_pool(value, config, False, "norm in its MLP"),
+    "block.proj_bias": lambda value, config: _plain_pool(value, config, True, "MLP without biases"),
     "block.mlp": _mlp,
 }
 

@@ -14,10 +14,19 @@ from vitrail.model.parts import Pair
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, exact_ratio
 from vitrail.weights.sidecars import CONFIG, Settings
-from vitrail.weights.timm_names import DEFAULTS, FIXED, LOOKALIKES, NAMES, OTHERS, PLAIN, named_arguments
-from vitrail.weights.timm_preprocess import write_data
-
-NORM_EPS = 1e-6  # of timm's own LayerNorm
+from vitrail.weights.timm_names import (
+    DEFAULTS,
+    FIXED,
+    LOOKALIKES,
+    NAMES,
+    NORMS,
+    OTHERS,
+    PLAIN,
+    QUICK_GELU,
+    Norm,
+    named_arguments,
+)
+from vitrail.weights.timm_preprocess import last_width, write_data
 
 # Top-level keys that do not affect what is computed; those of transformers' TimmWrapper among them.
 _IRRELEVANT = """
@@ -40,10 +49,19 @@ FIELDS = {
     "qkv_bias": "block.qkv_bias",
     "qk_norm": "block.qk_norm",
     "class_token": "class_token",
-    "reg_tokens": "registers",
 }
+# The same for arguments that timm had not always; they are written only if the name does not stand for them.
+NEW_FIELDS = {
+    "pre_norm": "pre_norm",
+    "scale_attn_norm": "block.attention_norm",
+    "scale_mlp_norm": "block.mlp_norm",
+    "proj_bias": "block.proj_bias",
+    "pool_include_prefix": "pool_prefix",
+}
+UNSEEN = ("num_heads", "pool_include_prefix")  # which no key shows
 POOLINGS: dict[Any, Literal["cls", "mean", "map"]] = {"token": "cls", "avg": "mean", "map": "map"}
-GELUS: dict[Any, Literal["gelu", "gelu_tanh"]] = {None: "gelu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+Gelu = Literal["gelu", "gelu_tanh", "quick_gelu"]
+GELUS: dict[Any, Gelu] = {None: "gelu", "gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +81,7 @@ class HubConfig:
             image_size=hints.image_size or self._image_size(),
             pooling=hints.pooling or self.pooling(),
             activation=hints.activation or self.activation(),
-            norm_eps=hints.norm_eps or NORM_EPS,
+            norm_eps=hints.norm_eps or self.norm()[1],
             attention_scale=hints.attention_scale,
         )
 
@@ -87,35 +105,59 @@ class HubConfig:
             )
         return self.arguments.choice("global_pool", POOLINGS)
 
-    def activation(self) -> Literal["gelu", "gelu_tanh"] | None:
+    def activation(self) -> Gelu | None:
         choices = GELUS if self.arguments["mlp"] == "plain" else {"silu": None}  # SwiGLU has no GELU
         return self.arguments.choice("act_layer", choices)
 
+    def norm(self, argument: str = "norm_layer") -> Norm:
+        value: Any = self.arguments[argument] or ""
+        if not isinstance(value, str | tuple) or value not in NORMS:
+            raise WeightsError(f"config.json says {argument}={shorten(value)}, which our model does not compute.")
+        return NORMS[cast("Any", value)]
+
+    def trained_otherwise(self, hints: Hints) -> tuple[str, ...]:
+        """The note on weights whose name in timm computes another GELU than they were trained with."""
+        name, _, tag = self.architecture.partition(".")
+        tag = tag or str(self.data.get("tag"))
+        if hints.activation is not None or tag not in QUICK_GELU.get(name, ()) or self.activation() != "gelu":
+            return ()
+        return (
+            f"{name}.{tag} was trained with quick_gelu, but timm computes gelu under this name: assumed gelu, as timm; "
+            '`activation="quick_gelu"` changes that',
+        )
+
     def check(self, config: ViTConfig) -> None:
         """Raise unless the weights fit the model that it describes."""
-        arguments = self.arguments
+        arguments, block = self.arguments, config.block
         pairs: list[tuple[str, Any, Any]] = []
-        for name, path in FIELDS.items():
+        for name, path in (FIELDS | NEW_FIELDS).items():
             actual: Any = attrgetter(path)(config)
             stated = bool(arguments[name]) if isinstance(actual, bool) else arguments.whole(name)
-            pairs += [(name, stated, actual)] if name != "num_heads" else []  # which no key shows
+            pairs += [(name, stated, actual)] if name not in UNSEEN else []
+        rows = config.projection or config.num_classes
+        hidden = (2 if arguments["mlp"] == "packed" else 1) * config.hidden_width
         pairs += [
+            ("reg_tokens", arguments.whole("reg_tokens"), config.registers - config.distilled),
+            ("distillation token", arguments["distilled"], config.distilled),
             ("patch_size", arguments.pair("patch_size"), config.patch_size),
-            ("num_classes", arguments["num_classes"], config.num_classes),
-            ("num_classes", self.data["num_classes"], config.num_classes),
-            (
-                "MLP width (embed_dim × mlp_ratio)",
-                int(arguments["embed_dim"] * arguments["mlp_ratio"]),
-                (2 if arguments["mlp"] == "swiglu" else 1) * config.hidden_width,
-            ),
-            ("kind of MLP", arguments["mlp"], config.block.mlp),
-            ("init_values (layer scale)", bool(arguments["init_values"]), config.block.layer_scale is not None),
+            ("num_classes", arguments["num_classes"], rows),
+            ("num_classes", self.data["num_classes"], rows),
+            ("MLP width (embed_dim × mlp_ratio)", int(arguments["embed_dim"] * arguments["mlp_ratio"]), hidden),
+            ("kind of MLP", arguments["mlp"], mlp_of(config)),
+            ("kind of norms", self.norm()[0], block.norm),
+            ("norm of the patches (embed_norm_layer)", bool(arguments["embed_norm_layer"]), config.patch_norm),
+            ("bias of the patches (no pre_norm)", not arguments["pre_norm"], config.patch_bias),
+            ("init_values (layer scale)", bool(arguments["init_values"]), block.layer_scale is not None),
             ("representation layer (pre_logits)", None, config.representation),
             ("pos_embed", arguments["pos_embed"] == "learn", config.positions.kind == "learned"),
-            ("fc_norm", _normalised_after(arguments), config.pool_norm == "after"),
+            ("last norm (final_norm, fc_norm)", _last_norm(arguments), config.pool_norm),
             ("ResNet blocks", arguments["resnet"], config.stem.blocks if isinstance(config.stem, ResNetStem) else None),
             ("num_features", config.width if self.num_features is None else self.num_features, config.width),
         ]
+        if config.patch_norm and self.norm("embed_norm_layer") != self.norm():
+            raise WeightsError(
+                "config.json says another norm_layer than embed_norm_layer; all our norms are of one kind."
+            )
         if config.positions.kind == "learned":
             covered = 0 if arguments["no_embed_class"] else config.prefix
             pairs.append(("positions of prefix tokens (no_embed_class)", covered, config.positioned_prefix))
@@ -143,23 +185,33 @@ def other_names(config: ViTConfig, hints: Hints) -> str:
             continue
         ours = {"heads": config.heads, "pooling": config.pooling, "activation": config.block.activation}
         theirs = {"heads": stated["num_heads"], "pooling": hub.pooling(), "activation": hub.activation()}
+        ours["pool_prefix"], theirs["pool_prefix"] = config.pool_prefix, stated["pool_include_prefix"]
         traits = [
             f"{fact} {theirs[fact]}"
             for fact in ours
-            if getattr(hints, fact) is None and theirs[fact] not in (None, ours[fact])
+            if getattr(hints, fact, None) is None and theirs[fact] not in (None, ours[fact])
         ]
         traits += [OTHERS[name]] if name in LOOKALIKES else []
         different += [f"{name} ({', '.join(traits)})"] if traits else []
     return ", ".join(different)
 
 
-def _normalised_after(arguments: Mapping[str, Any]) -> bool:
-    """Whether the last LayerNorm follows the pooling."""
+def _last_norm(arguments: Mapping[str, Any]) -> Literal["before", "after", "none"]:
+    """Where the last norm is: before the pooling, or after it."""
+    if not arguments["final_norm"]:
+        return "none"
     pooled = arguments["global_pool"] in ("avg", "avgmax", "max")
     after = pooled if arguments["fc_norm"] is None else bool(arguments["fc_norm"])
     if after and arguments["global_pool"] == "token":
         raise WeightsError("config.json says fc_norm with global_pool 'token'; we read fc_norm with 'avg' and 'map'.")
-    return after
+    return "after" if after else "before"
+
+
+def mlp_of(config: ViTConfig) -> Literal["plain", "packed", "split"]:
+    """How timm has the matrices of a model's MLPs: AIMv2 keeps both halves of a gated one apart."""
+    if config.block.mlp == "plain":
+        return "plain"
+    return "split" if config.block.norm == "rms" and not config.block.proj_bias else "packed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,29 +326,47 @@ HYBRIDS: dict[tuple[int, ...], str] = {
 
 def architecture(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     """A name that timm registers and the arguments that turn it into this model."""
-    name = "vit_base_patch16_224"
-    arguments: dict[str, Any] = {"patch_size": _square(config.patch_size)}
-    if isinstance(config.stem, ResNetStem):
-        if config.stem.blocks not in HYBRIDS or config.stem.width_factor != 1.0:
-            raise WeightsError(
-                f"timm has no hybrid with ResNet blocks {config.stem.blocks}; write a file instead of a folder."
-            )
-        name, arguments = HYBRIDS[config.stem.blocks], {}
+    name, norm = _nearest_name(config), (config.block.norm, config.block.norm_eps)
+    named, mlp = named_arguments(name), mlp_of(config)
+    arguments: dict[str, Any] = (
+        {} if isinstance(config.stem, ResNetStem) else {"patch_size": _square(config.patch_size)}
+    )
     arguments |= {
         "img_size": _square(config.image_size),
         **{argument: attrgetter(path)(config) for argument, path in FIELDS.items()},
-        "mlp_ratio": exact_ratio(config.width, config.hidden_width),
+        "reg_tokens": config.registers - config.distilled,
+        "mlp_ratio": exact_ratio(config.width, (2 if mlp == "packed" else 1) * config.hidden_width),
         "init_values": config.block.layer_scale,
         "no_embed_class": config.positioned_prefix == 0,
         "pos_embed": "none" if config.positions.kind == "none" else "learn",
         "global_pool": next(name for name, pooling in POOLINGS.items() if pooling == config.pooling),
         "fc_norm": config.pool_norm == "after",
     }
-    if config.block.mlp == "swiglu":  # the only names with it; both halves count
-        name, arguments["mlp_ratio"] = "vit_giant_patch14_dinov2", exact_ratio(config.width, 2 * config.hidden_width)
-    elif config.block.activation != "gelu":
+    word = next((word for word, each in NORMS.items() if each == norm and isinstance(word, str) and word), None)
+    rare = {argument: attrgetter(path)(config) for argument, path in NEW_FIELDS.items()}
+    rare |= {"final_norm": config.pool_norm != "none"}
+    rare |= {} if NORMS[named["norm_layer"] or ""] == norm else {"norm_layer": word}
+    if bool(named["embed_norm_layer"]) != config.patch_norm or "norm_layer" in rare:
+        rare["embed_norm_layer"] = word if config.patch_norm else None
+    arguments |= {argument: value for argument, value in rare.items() if value != named[argument]}
+    if mlp == "plain" and config.block.activation != "gelu":
         arguments["act_layer"] = config.block.activation
     return name, arguments
+
+
+def _nearest_name(config: ViTConfig) -> str:
+    """A name that stands for what no argument can say: classes of layers, and an epsilon."""
+    if isinstance(config.stem, ResNetStem):
+        if config.stem.blocks not in HYBRIDS or config.stem.width_factor != 1.0:
+            raise WeightsError(
+                f"timm has no hybrid with ResNet blocks {config.stem.blocks}; write a file instead of a folder."
+            )
+        return HYBRIDS[config.stem.blocks]
+    if config.distilled:
+        return "deit_base_distilled_patch16_224"
+    if config.block.mlp == "swiglu":
+        return {"packed": "vit_giant_patch14_dinov2", "split": "aimv2_large_patch14_224"}[mlp_of(config)]
+    return "vit_base_patch16_clip_224" if config.block.norm_eps == 1e-5 else "vit_base_patch16_224"
 
 
 def _square(size: tuple[int, int]) -> int | list[int]:
@@ -313,7 +383,7 @@ def hub_config(checkpoint: Checkpoint) -> dict[str, Any]:
         arguments["dynamic_img_size"] = True
     return {
         "architecture": name,
-        "num_classes": checkpoint.config.num_classes,
+        "num_classes": last_width(checkpoint.config),
         **({} if checkpoint.classes is None else {"label_names": list(checkpoint.classes)}),
         "num_features": checkpoint.config.width,
         "global_pool": arguments["global_pool"],
@@ -329,7 +399,7 @@ def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
         name, arguments = architecture(checkpoint.config)
     except WeightsError:
         return f"model.load_state_dict(...) of {path} into the timm model it came from"
-    changes = {**arguments, "num_classes": checkpoint.config.num_classes}
+    changes = {**arguments, "num_classes": last_width(checkpoint.config)}
     usual = {**named_arguments(name), "fc_norm": arguments["global_pool"] == "avg"}
     shown = ", ".join(f"{key}={value!r}" for key, value in changes.items() if value != usual[key])
     return f'timm.create_model("{name}", checkpoint_path="{path}"{", " + shown if shown else ""})'

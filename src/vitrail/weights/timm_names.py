@@ -7,22 +7,19 @@ name that is not here is refused: another model may have the same keys. `tests/p
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from vitrail.errors import WeightsError
 
+Norm = tuple[Literal["layer", "rms"], float]  # its kind and epsilon
+LAYER_NORM: Norm = ("layer", 1e-6)  # timm's own
+LAYER_NORM_5: Norm = ("layer", 1e-5)
+RMS_NORM_5: Norm = ("rms", 1e-5)
+# Value of `norm_layer` → the norm. A name may stand for one with another epsilon, which no JSON can.
+NORMS: dict[Any, Norm] = {"": LAYER_NORM, "layernorm": LAYER_NORM, "rmsnorm": ("rms", 1e-6)}
+NORMS |= {norm: norm for norm in (LAYER_NORM_5, RMS_NORM_5)}
 # Argument → the only values of it that our model computes, the default first.
-FIXED: dict[str, tuple[Any, ...]] = {
-    "scale_attn_norm": (False,),
-    "scale_mlp_norm": (False,),
-    "proj_bias": (True,),
-    "pre_norm": (False,),
-    "final_norm": (True,),
-    "pool_include_prefix": (False,),
-    "embed_norm_layer": (None, ""),
-    "norm_layer": (None, "", "layernorm"),
-    "attn_layer": ("", "attn"),
-}
+FIXED: dict[str, tuple[Any, ...]] = {"attn_layer": ("", "attn")}
 # timm's own defaults, of the arguments that decide what is computed.
 DEFAULTS: dict[str, Any] = {
     "img_size": 224,
@@ -45,13 +42,23 @@ DEFAULTS: dict[str, Any] = {
     "dynamic_img_size": False,
     "dynamic_img_pad": False,
     "act_layer": None,
+    "scale_attn_norm": False,
+    "scale_mlp_norm": False,
+    "proj_bias": True,
+    "pre_norm": False,
+    "final_norm": True,
+    "pool_include_prefix": False,
+    "embed_norm_layer": None,
+    "norm_layer": None,
     **{name: values[0] for name, values in FIXED.items()},
 }
-PLAIN = {**DEFAULTS, "resnet": None, "mlp": "plain"}  # what timm builds without a class of another kind
+# What timm builds without a class of another kind. MLPs may be gated, both halves packed in one matrix or split.
+PLAIN = {**DEFAULTS, "resnet": None, "mlp": "plain", "distilled": False}
 
 # The word of a name → width, depth, heads and MLP ratio.
 SIZES: dict[str, tuple[int, int, int, float]] = {
     "tiny": (192, 12, 3, 4),
+    "xsmall": (256, 10, 4, 4),
     "wee": (256, 14, 4, 5),
     "little": (320, 14, 5, 5.6),
     "small": (384, 12, 6, 4),
@@ -73,13 +80,18 @@ _DEIT3 = {"no_embed_class": True, "init_values": 1e-6}
 _DINOV2 = {"init_values": 1e-5}
 _PLUS = {"embed_dim": 896, "num_heads": 14, "init_values": 1e-5}
 _GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
-_GIANT = {"embed_dim": 1536, "num_heads": 24, "mlp_ratio": 2.66667 * 2, "mlp": "swiglu", "act_layer": "silu"}
+_GIANT = {"embed_dim": 1536, "num_heads": 24, "mlp_ratio": 2.66667 * 2, "mlp": "packed", "act_layer": "silu"}
 _MAP = {"class_token": False, "global_pool": "map"}
 _LEAN_GAP = {**_GAP, "init_values": 1e-6, "qkv_bias": False}
 _REG_GAP = {"class_token": False, "global_pool": "avg", "no_embed_class": True}
 _SCALED_REG_GAP = {**_REG_GAP, "init_values": 1e-5}
 _TIPS = {"init_values": 1.0, "reg_tokens": 1, "no_embed_class": True}
 _TANH = {"act_layer": "gelu_tanh"}
+_CLIP = {"pre_norm": True, "norm_layer": LAYER_NORM_5}
+_QUICK = {**_CLIP, "act_layer": "quick_gelu"}
+_BEIT3 = {"scale_attn_norm": True, "scale_mlp_norm": True, "global_pool": "avg", "norm_layer": LAYER_NORM_5}
+_AIMV2 = {**_GAP, "qkv_bias": False, "proj_bias": False, "mlp": "split", "act_layer": "silu"}
+_AIMV2 |= {"norm_layer": RMS_NORM_5, "embed_norm_layer": RMS_NORM_5}
 
 # What a name changes beyond its size and patch → the names, with the last parts that share all the rest.
 GROUPS: tuple[tuple[dict[str, Any], str], ...] = (
@@ -127,11 +139,46 @@ GROUPS: tuple[tuple[dict[str, Any], str], ...] = (
     ({**_SCALED_REG_GAP, "reg_tokens": 4}, "vit_little_patch16_reg4_gap_256 vit_medium_patch16_reg4_gap_256"),
     ({**_SCALED_REG_GAP, "reg_tokens": 4}, "vit_mediumd_patch16_reg4_gap_256|384 vit_betwixt_patch16_reg4_gap_256|384"),
     ({"no_embed_class": True}, "flexivit_small flexivit_base flexivit_large"),
+    (_CLIP, "vit_xsmall_patch16_clip_224 vit_medium_patch32_clip_224 vit_medium_patch16_clip_224"),
+    (_CLIP, "vit_betwixt_patch32_clip_224 vit_base_patch32_clip_224|256|384|448 vit_base_patch16_clip_224|384"),
+    ({**_CLIP, "embed_dim": 896, "num_heads": 14}, "vit_base_patch16_plus_clip_240"),
+    (_CLIP, "vit_large_patch14_clip_224|336 vit_huge_patch14_clip_224|336|378 vit_giant_patch14_clip_224"),
+    (_CLIP, "vit_gigantic_patch14_clip_224|378"),
+    (_QUICK, "vit_base_patch32_clip_quickgelu_224 vit_base_patch16_clip_quickgelu_224"),
+    (_QUICK, "vit_large_patch14_clip_quickgelu_224|336 vit_huge_patch14_clip_quickgelu_224|378"),
+    (_QUICK, "vit_gigantic_patch14_clip_quickgelu_224"),
+    (
+        {"embed_dim": 1024, "depth": 24, "num_heads": 16, "init_values": 0.1, "final_norm": False}
+        | {"dynamic_img_size": True},
+        "vit_intern300m_patch14_448",
+    ),
+    (_BEIT3, "beit3_base_patch16_224 beit3_large_patch16_224"),
+    ({**_BEIT3, "mlp_ratio": 4.3637}, "beit3_giant_patch14_224"),
+    ({**_BEIT3, "mlp_ratio": 4.3637, "img_size": 336}, "beit3_giant_patch14_336"),
+    ({**_AIMV2, "num_heads": 8, "mlp_ratio": 2.75}, "aimv2_large_patch14_224|336|448"),
+    (
+        {**_AIMV2, "embed_dim": 1536, "depth": 24, "num_heads": 12, "mlp_ratio": 2.6667},
+        "aimv2_huge_patch14_224|336|448",
+    ),
+    ({**_AIMV2, "embed_dim": 2048, "depth": 24, "num_heads": 16, "mlp_ratio": 2.75}, "aimv2_1b_patch14_224|336|448"),
+    ({**_AIMV2, "embed_dim": 3072, "depth": 24, "num_heads": 24, "mlp_ratio": 2.6667}, "aimv2_3b_patch14_224|336|448"),
+    ({"distilled": True}, "deit_tiny_distilled_patch16_224 deit_small_distilled_patch16_224"),
+    ({"distilled": True}, "deit_base_distilled_patch16_224|384"),
     ({"embed_dim": 64, "depth": 6, "num_heads": 2, "mlp_ratio": 3, "dynamic_img_size": True}, "test_vit"),
     (
         {"embed_dim": 64, "depth": 8, "num_heads": 2, "mlp_ratio": 3, "dynamic_img_size": True, "class_token": False}
         | {"reg_tokens": 1, "global_pool": "avg", "init_values": 1e-5},
         "test_vit2",
+    ),
+    (
+        {"embed_dim": 96, "depth": 9, "num_heads": 3, "mlp_ratio": 2, "class_token": False, "reg_tokens": 1}
+        | {"global_pool": "map", "pool_include_prefix": True, "init_values": 1e-5},
+        "test_vit3",
+    ),
+    (
+        {"embed_dim": 96, "depth": 9, "num_heads": 3, "mlp_ratio": 3, "class_token": False, "reg_tokens": 1}
+        | {"global_pool": "avg", "init_values": 1e-5, "dynamic_img_size": True, "norm_layer": "rmsnorm"},
+        "test_vit4",
     ),
     ({"patch_size": 8, "resnet": ()}, "vit_tiny_r_s16_p8_224|384"),
     ({"patch_size": 1, "resnet": (2, 2, 2, 2)}, "vit_small_r26_s32_224|384 vit_base_r26_s32_224"),
@@ -139,31 +186,32 @@ GROUPS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"patch_size": 1, "resnet": (3, 4, 6, 3)}, "vit_large_r50_s32_224|384"),
 )
 
+# Names that compute the erf form of GELU → tags of weights that were trained with OpenAI's, by timm's own notes.
+QUICK_GELU: dict[str, tuple[str, ...]] = {
+    "vit_base_patch32_clip_224": ("laion400m_e32", "metaclip_2pt5b", "metaclip_400m", "openai"),
+    "vit_base_patch16_clip_224": ("metaclip_2pt5b", "metaclip_400m", "openai"),
+    "vit_large_patch14_clip_224": ("dfn2b", "metaclip_2pt5b", "metaclip_400m", "openai"),
+    "vit_large_patch14_clip_336": ("openai",),
+    "vit_huge_patch14_clip_224": ("dfn5b", "metaclip2_worldwide", "metaclip_2pt5b"),
+    "vit_huge_patch14_clip_378": ("dfn5b",),
+    "vit_gigantic_patch14_clip_224": ("metaclip_2pt5b",),
+}
 # Names of timm's `VisionTransformer`s that differ from our model → what they have.
 OTHERS: dict[str, str] = {
     "vit_base_patch16_rpn_224": "a LayerNorm after each branch instead of before it (ResPostBlock)",
-    "test_vit3": "attention pooling over its registers too (pool_include_prefix)",
-    "test_vit4": "RMS norms",
-    "vit_*_clip_*": "a LayerNorm before its first block (pre_norm)",
     "vit_*_xp_*": "attention and MLP side by side (ParallelScalingBlock)",
     "vit_*_18x2_*": "two attentions and two MLPs side by side (ParallelThingsBlock)",
     "vit_pwee_*": "attention and MLP side by side (ParallelScalingBlock)",
     "vit_dpwee_*": "differential attention",
     "vit_dwee_*": "differential attention",
     "vit_dlittle_*": "differential attention",
-    "vit_intern300m_*": "no LayerNorm after its last block (final_norm)",
     "vit_*_mci_224": "a convolutional stem of its own",
     "vit_*_resnet*": "a ResNet of its own",
     "vitamin_*": "a convolutional stem and gated MLPs",
-    "aimv2_*": "RMS norms and gated MLPs",
-    "beit3_*": "LayerNorms inside its attention and MLPs",
-    "deit_*_distilled_*": "a distillation token and two heads",
 }
 # Those of them whose keys are those of a plain ViT → their arguments, as far as keys show them.
 LOOKALIKES: dict[str, dict[str, Any]] = {
     "vit_base_patch16_rpn_224": {"qkv_bias": False, "class_token": False, "global_pool": "avg"},
-    "test_vit3": {"embed_dim": 96, "depth": 9, "num_heads": 3, "mlp_ratio": 2, "reg_tokens": 1, "init_values": 1e-5}
-    | {"class_token": False, "global_pool": "map"},
 }
 # Ends of names that timm has replaced by tags.
 OLD_ENDS = ("_in21k", "_in21ft1k", "_sam", "_dino")
@@ -196,6 +244,7 @@ def named_arguments(architecture: str) -> Mapping[str, Any]:
     for end in OLD_ENDS:
         if name.removesuffix(end) in NAMES:
             name = name.removesuffix(end)
+    name = re.sub(r"_224_clip_laion2b$", "_clip_224", name)
     if name in NAMES:
         return {**PLAIN, **NAMES[name]}
     for pattern, trait in OTHERS.items():

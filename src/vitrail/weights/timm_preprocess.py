@@ -125,6 +125,11 @@ def read_classes(data: Mapping[str, Any], config: ViTConfig) -> tuple[tuple[str,
     return tuple(names), ()
 
 
+def last_width(config: ViTConfig) -> int:
+    """Rows of what timm calls the head, which may be CLIP's projection."""
+    return config.projection or config.num_classes
+
+
 def write_data(checkpoint: Checkpoint) -> dict[str, Any]:
     """The `pretrained_cfg` of a checkpoint, without class names, which are on the top level."""
     spec = checkpoint.preprocess
@@ -135,5 +140,5 @@ def write_data(checkpoint: Checkpoint) -> dict[str, Any]:
         "interpolation": spec.interpolation,
         "crop_pct": spec.crop if spec.resize_to is None else exact_share(spec.size[:1], (spec.resize_to,)),
         "crop_mode": "squash" if spec.resize == "squash" else "center",
-        "num_classes": checkpoint.config.num_classes,
+        "num_classes": last_width(checkpoint.config),
     }

@@ -292,4 +292,5 @@ def _read_again(draft: Path, to: FormatName, before: Checkpoint) -> tuple[Checkp
 def _unstated_in_some(config: ViTConfig) -> dict[str, Any]:
     """What the files of some formats do not state, as hints."""
     hints = {"heads": config.heads, "pooling": config.pooling, "activation": config.block.activation}
+    hints |= {"norm_eps": config.block.norm_eps}
     return {**hints, "image_size": config.image_size, "patch_size": config.patch_size}
