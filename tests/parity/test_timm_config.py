@@ -157,38 +157,6 @@ def test_a_bare_file_names_what_else_it_may_be(name: str) -> None:
     assert f"{name} ({trait})" in note
 
 
-@pytest.mark.parametrize("name", REGISTERED)
-def test_every_registered_name_agrees_or_is_refused(tmp_path: Path, name: str) -> None:
-    """Small in width and depth; heads, blocks, norms, tokens, pooling and activation are those of the name."""
-    arguments: dict[str, Any] = {"depth": 1, "num_classes": 5}
-    if name in NAMES:
-        told = named_arguments(name)
-        if told["resnet"] is not None and name.endswith("_384"):  # as large as a whole ResNet
-            assert told == named_arguments(name.replace("_384", "_224"))
-            return
-        strides: dict[Any, int] = {(): 32, (2, 2, 2, 2): 32, (3, 4, 9): 16, (3, 4, 6, 3): 32}
-        stride = strides.get(told["resnet"]) or told["patch_size"]
-        arguments |= {"embed_dim": 4 * told["num_heads"], "img_size": 2 * stride}
-    else:
-        arguments |= {"img_size": 64 if "patch" not in name else 4 * int(name.split("patch")[1].split("_")[0])}
-        if not any(part in name for part in ("mci", "vitamin", "resnet")):
-            arguments |= {"embed_dim": 96, "num_heads": 3}
-    if name not in NAMES and any(part in name for part in ("vitamin", "resnet", "mci")):
-        with pytest.raises(WeightsError, match=f"timm's {name} has "):
-            named_arguments(name)
-        return
-    peer = randomize(timm.create_model(name, **arguments)).eval()
-    save(peer, tmp_path, arguments)
-    if name in NAMES:
-        checkpoint = read_checkpoint(tmp_path)
-        assert difference(checkpoint, peer) <= 1e-5
-        assert not [note for note in checkpoint.notes if "input_size" not in note and "prepares" not in note]
-        return
-    other = "trained with distillation|keys of .* are those of no ViT|looks like an? |missing|unknown"
-    with pytest.raises(WeightsError, match=f"timm's {name} has |{other}"):
-        read_checkpoint(tmp_path)
-
-
 ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "num_heads": st.sampled_from([1, 2, 4, 6]),
     "mlp_ratio": st.sampled_from([2, 3.3, 4.0]),
@@ -202,7 +170,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "global_pool": st.sampled_from(["token", "avg", "map", "token", "avg", "map", "max", "avgmax", ""]),
     "fc_norm": st.sampled_from([None, True, False]),
     "act_layer": st.sampled_from(["gelu", "gelu_tanh", "gelu", "gelu_tanh", "relu", "silu", "quick_gelu"]),
-    "norm_layer": st.sampled_from([None, "layernorm", "layernorm", "rmsnorm", "layernormfp32", "simplenorm"]),
+    "norm_layer": st.sampled_from([None, "layernorm", "rmsnorm", "layernormfp32", "simplenorm"]),
     "attn_layer": st.sampled_from(["", "attn", "attn", "diff"]),
     "img_size": st.sampled_from([32, 32, [32, 48], 36]),
     "patch_size": st.sampled_from([8, 8, 16, [8, 16]]),
@@ -219,17 +187,19 @@ RARE: dict[str, st.SearchStrategy[Any]] = {
     "proj_bias": st.booleans(),
     "pre_norm": st.booleans(),
     "final_norm": st.booleans(),
-    "embed_norm_layer": st.sampled_from([None, "layernorm"]),
+    "embed_norm_layer": st.sampled_from([None, "layernorm", "rmsnorm"]),
 }
 BASES = ("vit_base_patch16_224", "vit_tiny_patch16_224", "vit_base_patch16_siglip_224", "vit_base_patch32_siglip_256")
 BASES += ("vit_medium_patch16_gap_256", "deit3_small_patch16_224", "vit_base_patch14_reg4_dinov2", "test_vit2")
-BASES += ("vit_base_patch16_rpn_224", "test_vit3", "eva_large_patch14_196")
+BASES += ("vit_base_patch16_rpn_224", "test_vit3", "eva_large_patch14_196", "vit_base_patch16_clip_224")
+BASES += ("vit_base_patch32_clip_quickgelu_224", "beit3_base_patch16_224", "aimv2_large_patch14_224", "test_vit4")
+BASES += ("deit_tiny_distilled_patch16_224", "vit_intern300m_patch14_448", "vit_dwee_patch16_reg1_gap_256")
 
 
 @st.composite
 def model_arguments(draw: st.DrawFn) -> dict[str, Any]:
     names = draw(st.sets(st.sampled_from(sorted(ARGUMENTS)), max_size=6))
-    names |= draw(st.sets(st.sampled_from(sorted(RARE)), max_size=1)) if draw(st.integers(0, 3)) == 0 else set()
+    names |= draw(st.sets(st.sampled_from(sorted(RARE)), max_size=2)) if draw(st.booleans()) else set()
     given = {name: draw({**ARGUMENTS, **RARE}[name]) for name in sorted(names)}
     return {**TINY, "num_heads": 4, **given}
 
@@ -253,6 +223,13 @@ def one_model(base: str, arguments: dict[str, Any], omitted: set[str]) -> str:
             return "refused"
         assert peer is not None, f"timm cannot build {base} from this config.json: {arguments}, without {omitted}"
         assert difference(checkpoint, peer) <= 1e-5
+        try:
+            write_checkpoint(checkpoint, folder / "ours", "timm")
+        except WeightsError as error:
+            assert "timm cannot hold this model" in str(error)  # noqa: PT017
+            return "agreed"
+        again = timm.create_model(f"local-dir:{folder / 'ours'}", pretrained=True).eval()
+        assert difference(checkpoint, again) <= 1e-5
     return "agreed"
 
 
@@ -272,7 +249,7 @@ def test_any_model_arguments_agree_or_are_refused() -> None:
 
     run()
     assert results["agreed"] >= 10
-    assert results["refused"] >= 10
+    assert results["refused"] >= 5
 
 
 DATA: dict[str, st.SearchStrategy[Any]] = {

@@ -119,8 +119,8 @@ def read_checkpoint(
     tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
     check_distilled(tensors, source)
     names = list(tensors)  # reading takes the tensors out
-    name = format_name or detect_format(tensors, source)
     raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
+    name = format_name or detect_format(raw, source)
     try:
         checkpoint = FOREIGN[name].read(raw, hints)
     except VitrailError as error:
@@ -184,13 +184,15 @@ def refuse_family(names: Iterable[str], source: Path, families: Iterable[tuple[s
             raise WeightsError(f"{source} looks like {family}; vitrail reads plain ViTs only ({', '.join(FOREIGN)}).")
 
 
-def detect_format(tensors: dict[str, Tensor], source: Path) -> FormatName:
+def detect_format(raw: Raw, source: Path) -> FormatName:
     """The format whose keys these are."""
+    tensors = raw.tensors
     matches = _matches(tensors)
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with `source_format=`.")
+    timm.refuse_architecture(raw)
     refuse_family(tensors, source, TRANSFORMERS)
     if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
         raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")

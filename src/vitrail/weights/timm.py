@@ -22,9 +22,10 @@ from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
 from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
+from vitrail.weights.sidecars import CONFIG
 from vitrail.weights.tensor_files import write_pickle, write_safetensors
 from vitrail.weights.timm_config import HubConfig, how_to_load, hub_config, mlp_of, other_names, read_facts, understand
-from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5
+from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5, named_arguments
 from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
 BLOCK = BlockConfig(activation="gelu", norm_eps=LAYER_NORM[1], layer_scale=1e-5)
@@ -72,8 +73,6 @@ NAMES: Names = {
     "head": "head",
 }
 PATCHES, BACKBONE = "patch_embed.proj.weight", "patch_embed.backbone."
-
-
 SPLIT = under("blocks.{}", "blocks.{}.", {"mlp.gate": "mlp.fc1_g", "mlp.up": "mlp.fc1_x"})  # AIMv2's
 DISTILLED: Names = {"embed.registers": "dist_token", "distilled_head": "head_dist"}
 # CLIP's projection is a head whose bias is zero.
@@ -125,6 +124,13 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         origin=Origin(format="timm", dialect={"suffix": raw.path.suffix}),
         notes=notes,
     )
+
+
+def refuse_architecture(raw: Raw) -> None:
+    """Raise for a folder of timm whose `config.json` names a model that we do not compute, whatever its keys are."""
+    facts = raw.sidecars.get(CONFIG)
+    if isinstance(facts, Mapping) and isinstance(facts.get("architecture"), str):
+        named_arguments(facts["architecture"])
 
 
 def unflatten_patches(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
