@@ -82,9 +82,9 @@ PROJECTION = Form(lambda theirs: theirs[0], lambda ours: (ours, ours.new_zeros(l
 def names_of(stem: Stem, pool_norm: str, *, split: bool, distilled: bool, projects: bool) -> Names:
     """The names of a model's modules, some of which depend on what else it has."""
     root = f"{BACKBONE}stem" if isinstance(stem, ResNetStem) and stem.blocks else BACKBONE.rstrip(".")
-    names = {**NAMES, "embed.stem.conv_root": f"{root}.conv", "embed.stem.norm_root": f"{root}.norm"}
+    names = {**NAMES, **(SPLIT if split else {}), **(DISTILLED if distilled else {})}
+    names |= {"embed.stem.conv_root": f"{root}.conv", "embed.stem.norm_root": f"{root}.norm"}
     names |= {"norm": "fc_norm"} if pool_norm == "after" else {}
-    names |= (SPLIT if split else {}) | (DISTILLED if distilled else {})
     if projects:
         names |= {"projection.weight": ("head.weight", "head.bias")}
         del names["head"]
@@ -146,7 +146,7 @@ def unflatten_patches(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def infer_config(raw: Raw, hints: Hints, hub: HubConfig | None = None) -> ViTConfig:
     stem, split = _infer_stem(raw), "blocks.0.mlp.fc1_g.weight" in raw.tensors
-    pool_norm = next((place for name, place in LAST_NORMS.items() if name in raw.tensors), "none")
+    pool_norm = "after" if "fc_norm.weight" in raw.tensors else "before" if "norm.weight" in raw.tensors else "none"
     distilled = "dist_token" in raw.tensors
     names = names_of(stem, pool_norm, split=split, distilled=distilled, projects=projects(raw, hub))
     if distilled and "head_dist.weight" not in raw.tensors:
@@ -165,9 +165,6 @@ def infer_config(raw: Raw, hints: Hints, hub: HubConfig | None = None) -> ViTCon
         config = replace(config, pool_prefix=bool(hub.arguments["pool_include_prefix"]))
     eps = hints.norm_eps or usual_eps(config)
     return replace(config, block=replace(config.block, norm_eps=eps))
-
-
-LAST_NORMS: dict[str, Literal["before", "after"]] = {"fc_norm.weight": "after", "norm.weight": "before"}
 
 
 def projects(raw: Raw, hub: HubConfig | None) -> bool:

@@ -16,8 +16,13 @@ LAYER_NORM: Norm = ("layer", 1e-6)  # timm's own
 LAYER_NORM_5: Norm = ("layer", 1e-5)
 RMS_NORM_5: Norm = ("rms", 1e-5)
 # Value of `norm_layer` → the norm. A name may stand for one with another epsilon, which no JSON can.
-NORMS: dict[Any, Norm] = {"": LAYER_NORM, "layernorm": LAYER_NORM, "rmsnorm": ("rms", 1e-6)}
-NORMS |= {norm: norm for norm in (LAYER_NORM_5, RMS_NORM_5)}
+NORMS: dict[Any, Norm] = {
+    "": LAYER_NORM,
+    "layernorm": LAYER_NORM,
+    "rmsnorm": ("rms", 1e-6),
+    LAYER_NORM_5: LAYER_NORM_5,
+    RMS_NORM_5: RMS_NORM_5,
+}
 # Argument → the only values of it that our model computes, the default first.
 FIXED: dict[str, tuple[Any, ...]] = {"attn_layer": ("", "attn")}
 # timm's own defaults, of the arguments that decide what is computed.
@@ -90,8 +95,8 @@ _TANH = {"act_layer": "gelu_tanh"}
 _CLIP = {"pre_norm": True, "norm_layer": LAYER_NORM_5}
 _QUICK = {**_CLIP, "act_layer": "quick_gelu"}
 _BEIT3 = {"scale_attn_norm": True, "scale_mlp_norm": True, "global_pool": "avg", "norm_layer": LAYER_NORM_5}
-_AIMV2 = {**_GAP, "qkv_bias": False, "proj_bias": False, "mlp": "split", "act_layer": "silu"}
-_AIMV2 |= {"norm_layer": RMS_NORM_5, "embed_norm_layer": RMS_NORM_5}
+_RMS = {"norm_layer": RMS_NORM_5, "embed_norm_layer": RMS_NORM_5}
+_AIMV2 = {**_GAP, **_RMS, "qkv_bias": False, "proj_bias": False, "mlp": "split", "act_layer": "silu"}
 
 # What a name changes beyond its size and patch → the names, with the last parts that share all the rest.
 GROUPS: tuple[tuple[dict[str, Any], str], ...] = (
