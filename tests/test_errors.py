@@ -41,7 +41,9 @@ def unmarked(source: str, known: set[str]) -> Iterator[str]:
     raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
     for node, text in texts(tree):
         bare = re.sub(r"`[^`]*`", "", text)
-        names = set(re.findall(r"(?<![\w<.-])([a-z][a-z0-9_]*)=(?!=)", bare.partition("In Python: ")[0]))
+        names = set(
+            re.findall(r"(?<![\w<.-])(?<!, )([a-z][a-z0-9_]*)=(?!=)", bare)
+        )  # after a comma: of a call, as code
         put_in = id(node) in raised and re.search(r"(?<!says )\{\}=", bare)  # a file may say anything
         flag = re.search(r"(?<![\w`-])--[a-z]", bare) and " " in bare and not COMMAND_LINE.search(text)
         if names & known or put_in or flag:
@@ -80,6 +82,7 @@ def test_what_is_not_marked_is_found(source: str) -> None:
         'raise ConfigError("must be a file", field="weights")',
         'raise WeightsError(f"{file} says {name}={value}")',
         'how = "vitrail train --weights FILE"',
+        'how = f"model = ViT({width}, weights={name})"',
     ],
 )
 def test_what_is_marked_is_not_found(source: str) -> None:
