@@ -43,7 +43,7 @@ def unmarked(source: str, known: set[str]) -> Iterator[str]:
         bare = re.sub(r"`[^`]*`", "", text)
         names = set(
             re.findall(r"(?<![\w<.-])(?<!, )([a-z][a-z0-9_]*)=(?!=)", bare)
-        )  # after a comma: of a call, as code
+        )  # after a comma: in code
         put_in = id(node) in raised and re.search(r"(?<!says )\{\}=", bare)  # a file may say anything
         flag = re.search(r"(?<![\w`-])--[a-z]", bare) and " " in bare and not COMMAND_LINE.search(text)
         if names & known or put_in or flag:
