@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.model import BlockConfig, PositionConfig, Rope, ViTConfig
+from vitrail.weights import pe
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.read import read_checkpoint, read_files
 from vitrail.weights.resolve import FormatName, find_files
@@ -37,6 +38,26 @@ FITTING: dict[FormatName, dict[str, Any]] = {
         "registers": 2,
         "positions": PositionConfig(kind="none"),
         "relative": Rope(frequencies="stored"),
+    },
+    "clip": {
+        "num_classes": 0,
+        "block": BlockConfig(norm_eps=1e-5, activation="quick_gelu"),
+        "patch_bias": False,
+        "pre_norm": True,
+        "projection": 24,
+        "positions": PositionConfig(resample="timm"),
+    },
+    "pe": {
+        "num_classes": 0,
+        "block": BlockConfig(norm_eps=1e-5, layer_scale=0.1),
+        "patch_bias": False,
+        "pre_norm": True,
+        "pooling": "map",
+        "pool_prefix": True,
+        "pool_heads": 8,
+        "projection": 24,
+        "positions": PositionConfig(resample="pe"),
+        "relative": pe.rope(class_token=True),
     },
     "lucidrains": {
         "block": BlockConfig(norm_eps=1e-5, qkv_bias=False),

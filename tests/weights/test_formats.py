@@ -18,6 +18,7 @@ from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, Rope, ViT, ViTConfig
 from vitrail.model.merging import with_merging
+from vitrail.weights import pe
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.huggingface_config import hidden_width
 from vitrail.weights.infer import Hints
@@ -164,6 +165,38 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "relative": Rope(frequencies="stored"),
         "num_classes": 0,
         "representation": None,
+        "stem": PatchStem(),
+    },
+    "clip": lambda config: {
+        "block": BlockConfig(
+            norm_eps=1e-5, layer_scale=config.block.layer_scale, activation=("gelu", "quick_gelu")[config.depth % 2]
+        ),
+        "registers": 0,
+        "class_token": True,
+        "pooling": "cls" if config.class_token else "mean",
+        "pool_norm": "before" if config.class_token else "after",
+        "pre_norm": config.class_token,
+        "patch_bias": False,
+        "positions": PositionConfig(),
+        "num_classes": 0,
+        "representation": None,
+        "projection": 20,
+        "stem": PatchStem(),
+    },
+    "pe": lambda config: {
+        "block": BlockConfig(norm_eps=1e-5, layer_scale=config.block.layer_scale),
+        "registers": 0,
+        "pooling": "map" if config.pool_norm == "before" else "mean",
+        "pool_norm": "before" if config.pool_norm == "before" else "none",
+        "pool_prefix": config.pool_norm == "before",
+        "pool_heads": 8,
+        "pre_norm": True,
+        "patch_bias": False,
+        "positions": PositionConfig(),
+        "relative": pe.rope(config.class_token),
+        "num_classes": 0,
+        "representation": None,
+        "projection": 20 if config.num_classes else None,
         "stem": PatchStem(),
     },
     "lucidrains": lambda config: {

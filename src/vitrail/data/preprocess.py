@@ -141,6 +141,9 @@ PRESETS = {
     "dinov3-sat": Preprocess(kernel="bytes", mean=(0.430, 0.411, 0.296), std=(0.213, 0.156, 0.143)),
     # OpenAI's CLIP (its own code: torchvision on a PIL picture)
     "clip": Preprocess(resize="shortest", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD),
+    # OpenCLIP's CLIPA, and Meta's Perception Encoder
+    "clipa": Preprocess(mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    "pe": Preprocess(),
 }
 
 _FULL_CROP_FROM = 384  # timm's checkpoints at 384 pixels and above look at the whole shortest side

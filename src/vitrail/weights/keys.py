@@ -86,7 +86,8 @@ def rule_of(ours: str, names: Names, spelling: Spelling = torch_spelling) -> Rul
     numbers = re.findall(r"\.(\d+)(?=\.)", ours)
     tensor = re.sub(r"\.\d+(?=\.)", ".{}", ours)
     if tensor in names:
-        return rule(ours, *(part.format(*numbers) for part in _parts(names[tensor])))
+        whole = tuple(part.format(*numbers) for part in _parts(names[tensor]))
+        return rule(ours, *whole, form=SAME if len(whole) == 1 else stacked(len(whole)))
     (module, kind), own = tensor.rsplit(".", 1), ours.rpartition(".")[0]
     parts = _parts(names.get(module) or names.get(own, ()))
     if not parts:
@@ -123,13 +124,14 @@ def read_tensors(rules: Iterable[Rule], theirs: dict[str, Tensor]) -> dict[str, 
 
 def _apply(entry: Rule, theirs: dict[str, Tensor], shares: Counter[str]) -> Tensor:
     """Ours; a tensor that other rules share gives up its first part, and the last rule takes the rest."""
-    whole = [theirs.pop(name) for name in entry.theirs]
-    for index, name in enumerate(entry.theirs):
+    parts: Tensors = ()
+    for name in entry.theirs:
+        part = theirs.pop(name)
         if shares[name] > 1:
-            rows = len(whole[index]) // shares[name]
-            whole[index], theirs[name] = whole[index][:rows], whole[index][rows:]
+            rows = len(part) // shares[name]
+            part, theirs[name] = part[:rows], part[rows:]
             shares[name] -= 1
-    parts = tuple(whole)
+        parts += (part,)
     try:
         return entry.form.read(parts).contiguous()
     except (RuntimeError, IndexError) as error:

@@ -16,6 +16,7 @@ from vitrail.schema import from_dict
 from vitrail.untrusted import read_yaml
 from vitrail.weights import (
     big_vision,
+    clip,
     d2l,
     dinov2,
     dinov3,
@@ -23,6 +24,7 @@ from vitrail.weights import (
     huggingface,
     lucidrains,
     native,
+    pe,
     timm,
     tintn,
     torchvision,
@@ -37,7 +39,7 @@ from vitrail.weights.tensor_files import Contents, read_contents
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
 # The table of formats: a new one is a file of its own, its name in `resolve.FormatName`, and its module here.
-_MODULES = (google, big_vision, timm, huggingface, torchvision, dinov2, dinov3, lucidrains, tintn, d2l)
+_MODULES = (google, big_vision, timm, huggingface, torchvision, dinov2, dinov3, clip, pe, lucidrains, tintn, d2l)
 FOREIGN: dict[FormatName, ForeignFormat] = {each.FORMAT.name: each.FORMAT for each in _MODULES}
 FORMATS: dict[FormatName, Format] = {"vitrail": native.FORMAT, **FOREIGN}
 
@@ -69,7 +71,8 @@ TRANSFORMERS = (
     (r"attn\.[qv]_bias$|\.lambda_1$|\brel_pos_bias\.", "a BEiT, an EVA or a data2vec model"),
     (r"^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
     (r"mlp\.fc1_g\.|mlp\.w1\.|\brope\.", "an EVA-02 or another model with rotary positions or other gated MLPs"),
-    (r"pre_layrnorm|\bresblocks\.\d+", "a CLIP (a LayerNorm before its first block)"),
+    (r"\battn_pool\.(query|ln_q|ln_k)\b", "a CoCa (OpenCLIP's attentional pooler)"),
+    (r"pre_layrnorm", "a CLIP (a LayerNorm before its first block)"),
     (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),
     (r"\brel_pos(_h)?\b", "a ViT with relative positions (SAM, ViTDet, timm's relpos)"),
     (r"mid_position_embeddings|detection_tokens", "a YOLOS detector"),

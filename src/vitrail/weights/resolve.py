@@ -26,6 +26,8 @@ FormatName = Literal[
     "torchvision",
     "dinov2",
     "dinov3",
+    "clip",
+    "pe",
     "lucidrains",
     "tintn",
     "d2l",

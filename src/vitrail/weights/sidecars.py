@@ -12,7 +12,8 @@ from typing import Any, cast
 from vitrail.errors import WeightsError, list_names, shorten
 
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
-SIDECARS = (CONFIG, PREPROCESSOR, PROCESSOR)
+OPEN_CLIP = "open_clip_config.json"
+SIDECARS = (CONFIG, PREPROCESSOR, PROCESSOR, OPEN_CLIP)
 MAX_SIDECAR = 10 * 2**20
 
 
