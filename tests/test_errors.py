@@ -41,9 +41,7 @@ def unmarked(source: str, known: set[str]) -> Iterator[str]:
     raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
     for node, text in texts(tree):
         bare = re.sub(r"`[^`]*`", "", text)
-        names = set(
-            re.findall(r"(?<![\w<.-])(?<!, )([a-z][a-z0-9_]*)=(?!=)", bare)
-        )  # after a comma: in code
+        names = set(re.findall(r"(?<![\w<.-])(?<!, )([a-z][a-z0-9_]*)=(?!=)", bare))  # after a comma: in code
         put_in = id(node) in raised and re.search(r"(?<!says )\{\}=", bare)  # a file may say anything
         flag = re.search(r"(?<![\w`-])--[a-z]", bare) and " " in bare and not COMMAND_LINE.search(text)
         if names & known or put_in or flag:
