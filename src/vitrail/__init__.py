@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from vitrail.verbs.explain import figures as figures
     from vitrail.verbs.export import export as export
     from vitrail.verbs.inspect import inspect as inspect
-    from vitrail.verbs.inspect import models as models
     from vitrail.verbs.inspect import summary as summary
+    from vitrail.verbs.models import models as models
     from vitrail.verbs.predict import predict as predict
     from vitrail.verbs.push import push as push
     from vitrail.verbs.scores import Evaluation as Evaluation

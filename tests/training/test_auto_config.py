@@ -16,10 +16,11 @@ from vitrail.model import ViT, variants
 from vitrail.ranks import Ranks
 from vitrail.schema import from_dict, to_dict
 from vitrail.training import TrainConfig, recipe
-from vitrail.training.auto_config import Backbone, PictureKind, choose, look_at, resolve
+from vitrail.training.auto_config import PictureKind, choose, look_at, resolve
 from vitrail.training.config import apply_changes, field_homes, flatten
 from vitrail.training.recipes import RECIPES
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.pretrained import Pretrained
 from vitrail.weights.write import write_checkpoint
 from weights_fixtures import TINY_DINO
 
@@ -123,7 +124,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was fetched; as if everything were in the cache."""
     names: list[str] = []
 
-    def fetch(backbone: Backbone, say: object) -> str:
+    def fetch(backbone: Pretrained, say: object) -> str:
         names.append(backbone.name)
         return ""
 

@@ -136,6 +136,7 @@ def test_the_card_names_the_weights_and_the_findings(run: Run, inside: Path) -> 
     metadata, text = card_of(Path("kept"))
     assert metadata["base_model"] == "facebook/dinov2-small"
     assert {"license", "model-index"}.isdisjoint(metadata)
+    assert "It started from hf://facebook/dinov2-small, which is under Apache-2.0; that licence also applies" in text
     assert "photos: train 2, test 1 pictures." in text
     assert "- picture in two splits (warning): 3" in text
     assert "It is not calibrated" in text

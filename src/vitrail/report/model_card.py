@@ -22,6 +22,7 @@ from vitrail.untrusted import parse_json, read_bytes
 from vitrail.weights.addresses import OURS, check_address
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.hub_repository import HubFiles
+from vitrail.weights.pretrained import find
 from vitrail.wording import counted, duration, plain
 
 SHOWN = 20  # names of classes
@@ -339,7 +340,9 @@ def _licence(licence: str | None, facts: RunFacts | None) -> Iterator[str]:
     yield "\n## Licence\n"
     yield f"{_text(licence)}." if licence else "Its owner has not stated a licence."
     if facts is not None and facts.base:
-        yield f"\nIt started from hf://{facts.base}, whose licence also applies to what is derived from it."
+        listed = find(facts.base)
+        terms = f", which is under {listed.licence}" if listed else ""
+        yield f"\nIt started from hf://{facts.base}{terms}; that licence also applies to what is derived from it."
 
 
 def _files(files: HubFiles) -> Iterator[str]:

@@ -4,7 +4,7 @@ config, from these and whatever was passed.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -23,39 +23,14 @@ from vitrail.training.config import Start, TrainConfig, apply_changes, read_fiel
 from vitrail.training.recipes import recipe, with_start
 from vitrail.training.setup import add_validation, check_start, fit_batch_size, open_training_data, require_weights
 from vitrail.weights.addresses import is_cached
+from vitrail.weights.pretrained import Pretrained, default, usual_size
 from vitrail.weights.read import open_checkpoint
 from vitrail.weights.resolve import locate
 
 AUTO, NONE = "auto", "none"  # of `weights=`: what suits the data, and from scratch
 
 
-@dataclass(frozen=True, kw_only=True)
-class Backbone:
-    """A pretrained ViT on the hub that anybody may download and use."""
-
-    name: str
-    source: str
-    megabytes: int
-    licence: str = "Apache-2.0"
-    image_size: tuple[int, int] = (224, 224)  # at which it is trained further; its positions are resampled
-
-    @property
-    def repository(self) -> str:
-        return self.source.removeprefix("hf://")
-
-
-SMALL = Backbone(name="DINOv2-S", source="hf://facebook/dinov2-small", megabytes=88)
-BASE = Backbone(name="DINOv2-B", source="hf://facebook/dinov2-base", megabytes=346)
-
-
-def pick_backbone(device: str) -> Backbone:
-    """The one for a kind of device: a forward and a backward pass of the small one take a CPU core about a third of a
-    second per picture; a GPU has time for the larger.
-    """
-    return BASE if device == "cuda" else SMALL
-
-
-def fetch(backbone: Backbone, say: Callable[[str], None]) -> str:
+def fetch(backbone: Pretrained, say: Callable[[str], None]) -> str:
     """Get a backbone into the hub's cache, if it is not there; why that failed, in one line, or ""."""
     located = locate(backbone.source)
     if is_cached(located.address):
@@ -69,7 +44,7 @@ def fetch(backbone: Backbone, say: Callable[[str], None]) -> str:
     return ""
 
 
-def explain_how_to_bring(backbone: Backbone) -> str:
+def explain_how_to_bring(backbone: Pretrained) -> str:
     """What to do on a machine that cannot download a backbone."""
     folder = backbone.repository.partition("/")[2]
     return (
@@ -82,7 +57,6 @@ MANY = 20_000  # training pictures from which the paper's fine-tuning pays off
 HUGE = 500_000  # … and from which a GPU can train a ViT-S/16 from scratch
 PHOTO_SIDE = 64  # pixels from which a picture counts as a photograph
 PROBES = 64  # pictures that are looked at
-USUAL_SIDE = 224  # pixels at which weights without a head are fine-tuned, even if their own size is larger
 # Settings that ask for more than a head on features of unchanged pictures: time, and what changes pictures or weights.
 BEYOND_THE_HEAD = {
     *("minutes", "epochs", "probe", "dropout", "drop_path", "layer_decay", "recompute", "micro_batch"),
@@ -174,7 +148,7 @@ def resolve(
     reasons = [why]
     if backbone is not None:
         changes["weights"] = backbone.source
-        changes.setdefault("image_size", backbone.image_size)
+        changes.setdefault("image_size", usual_size(backbone.config))
     require_weights(with_start(config, changes))
     weights = with_start(config, changes).start.weights
     if weights is not None and backbone is None:
@@ -213,12 +187,12 @@ def _leaves_weights_open(config: TrainConfig, changes: dict[str, Any]) -> bool:
 
 def _get_backbone(
     dataset: Dataset, kind: PictureKind, ranks: Ranks, say: Callable[[str], None], required: bool
-) -> tuple[Backbone | None, str]:
+) -> tuple[Pretrained | None, str]:
     """Weights for photographs, if they can be had; and what was chosen, and why."""
     train, device = dataset.split("train"), ranks.device.type
     if not kind.is_photograph or (device == "cuda" and len(train) >= HUGE):
         return None, ""
-    backbone = pick_backbone(device)
+    backbone = default(device)
     if problem := ranks.from_first(lambda: fetch(backbone, say)):
         how = explain_how_to_bring(backbone)
         if required:
@@ -236,13 +210,10 @@ def _read_model(weights: str) -> ViTConfig:
 
 
 def _choose_size(model: ViTConfig) -> tuple[tuple[int, int] | None, str]:
-    """The size at which such weights are trained further, where that is not their own; and why.
-
-    Weights without a head were not tuned to a size; DINOv2's own, 518 pixels, costs over five times the usual one.
-    """
-    if model.num_classes or max(model.image_size) <= USUAL_SIDE:
+    """The size at which such weights are trained further, where that is not their own; and why."""
+    height, width = usual_size(model)
+    if (height, width) == model.image_size:
         return None, ""
-    height, width = (side * max(USUAL_SIDE // side, 1) for side in model.patch_size)
     own = f"{model.image_size[1]}×{model.image_size[0]}"
     return (height, width), f"Pictures of {width}×{height}, for speed; the weights' own size is {own}"
 

@@ -242,9 +242,8 @@ VERBS = {
     ),
     "models": Verb(
         group="Reference",
-        line="List the model variants: patch, layers, width, heads, parameters, GMACs.",
-        examples=("vitrail models",),
-        home="inspect:models",
+        line="List the model variants, or the pretrained weights to start from.",
+        examples=("vitrail models", "vitrail models --pretrained --commercial --ungated --max-mb 100"),
     ),
     "summary": Verb(
         group="Reference",

@@ -1,4 +1,4 @@
-"""`vitrail.inspect`, `models` and `summary`: what a checkpoint is, the variants, and one model step by step."""
+"""`vitrail.inspect` and `summary`: what a checkpoint is, and one model step by step."""
 
 import warnings
 from collections.abc import Iterator
@@ -212,46 +212,6 @@ def _classes(config: "ViTConfig", classes: tuple[str, ...] | None) -> str:
 
 def _numbers(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.4g}" for value in dict.fromkeys(values))
-
-
-COLUMNS = ("model", "pixels", "patch", "layers", "width", "MLP", "heads", "parameters", "GMACs")
-
-
-class Models(dict[str, "Summary"]):
-    """Name → what that model is and takes."""
-
-    exit_code = 0
-
-    @property
-    def rows(self) -> list[tuple[str, ...]]:
-        """The cells of a table with these `COLUMNS`."""
-        return [(name, *_cells(summary)) for name, summary in self.items()]
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        """For JSON."""
-        return [{"name": name, "parameters": row.parameters, "macs": row.macs} for name, row in self.items()]
-
-    def lines(self) -> Iterator[RenderableType]:
-        """What the command prints."""
-        yield table(self.rows, *COLUMNS)
-        yield '\nDetails of one:  vitrail summary vit-b16\nIn Python: vitrail.create("vit-b16", num_classes=10)'
-
-    def _repr_markdown_(self) -> str:
-        lines = [COLUMNS, ("---", *["--:"] * (len(COLUMNS) - 1)), *self.rows]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def models() -> Models:
-    """Every model that `vitrail.create` and `vitrail.train` know by name."""
-    from vitrail.model import summarize, variants
-
-    return Models({name: summarize(config) for name, config in variants().items()})
-
-
-def _cells(summary: "Summary") -> tuple[str, ...]:
-    config = summary.config
-    numbers = (config.image_size[0], config.stride[0], config.depth, config.width, config.hidden_width, config.heads)
-    return *map(str, numbers), f"{summary.parameters / 1e6:,.1f} M", f"{summary.macs / 1e9:,.2f}"
 
 
 def summary(
