@@ -95,6 +95,7 @@ FAMILIES: dict[str, ViTConfig] = {
     ),
     "vit-pytorch": replace(
         TINY,
+        attention_width=48,
         pixel_norm=True,
         patch_norm=True,
         pooling="mean",

@@ -34,6 +34,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_classes": 10**14}, "num_classes must be at most 10000000"),
     ({"stem": ["conv"]}, "stem.kind must be one of patch, conv, resnet"),
     ({"stem": {"kind": "resnext"}}, "stem.kind must be one of patch, conv, resnet; got 'resnext'"),
+    ({"attention_width": 100}, "heads must divide attention_width 100; got 12; try 5 or 10"),
+    ({"heads": 20, "attention_width": 1280, "pooling": "map"}, "pool_heads must divide width 768; got 20"),
     ({"rates": {"pathh": 0.1}}, "rates has no field 'pathh'; did you mean path"),
     ({"width": 30, "heads": 3, "positions": PositionConfig(kind="sincos", covers="patches")}, "multiple of 4; got 30"),
 ]
@@ -112,5 +114,6 @@ def test_equal_models_have_equal_configs() -> None:
     assert ViTConfig(pool_norm="after") == ViTConfig()
     assert ViTConfig(pooling="mean", pool_norm="after") != ViTConfig(pooling="mean")
     assert BlockConfig(proj_bias=False, mlp_bias=False) == BlockConfig(proj_bias=False) != BlockConfig()
+    assert ViTConfig(attention_width=768) == ViTConfig() != ViTConfig(attention_width=1536)
     assert BlockConfig(mlp_bias=True) == BlockConfig() != BlockConfig(mlp_bias=False)
     assert BlockConfig(proj_bias=False, mlp_bias=True).mlp_has_bias

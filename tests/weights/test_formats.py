@@ -200,6 +200,7 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "stem": PatchStem(),
     },
     "lucidrains": lambda config: {
+        "attention_width": config.heads * (6 + config.depth),
         "block": BlockConfig(
             qkv_bias=False, proj_bias=config.class_token, mlp_bias=True, norm_eps=1e-5, activation="gelu"
         ),
@@ -288,6 +289,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("timm", {"stem": ConvStem(widths=(8,), strides=(2,)), "patch_size": 4}, "no convolutional stem"),
     ("timm", {"stem": ResNetStem(blocks=(1,), width_factor=0.5), "patch_size": 2}, "its ResNet has 32 groups"),
     ("timm", {"positions": PositionConfig(kind="sincos")}, "its positions are learned"),
+    ("timm", {"attention_width": 64}, "heads divide the width of the tokens"),
     ("torchvision", {"registers": 2}, "no registers"),
     ("torchvision", {"pooling": "mean"}, "pools the \\[cls\\] token"),
     ("torchvision", {"image_size": (32, 64)}, "are square"),

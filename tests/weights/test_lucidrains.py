@@ -191,6 +191,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the oracle's sett
     "1.0": ({"era": "prenorm", "last": False}, {}),
     "1.0, mean": ({"era": "prenorm", "last": False, "pool": "mean"}, {"pooling": "mean"}),
     "1.4": ({}, {}),
+    "1.4, heads wider than the tokens": ({"dim_head": 12}, {}),
     "1.4, mean": ({"pool": "mean"}, {"pooling": "mean"}),
     "1.16, mean": ({"pool": "mean", "bare_mean": True}, {}),
     "1.23": ({"flat": True}, {}),
@@ -203,6 +204,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the oracle's sett
     "SimpleViT 0.35": ({"simple": True, **PLAIN}, {"image_size": (32, 32)}),
     "SimpleViT 1.0": ({"simple": True, "last": False}, {"image_size": (32, 32)}),
     "SimpleViT 1.23, not square": ({"simple": True, "image": (24, 40)}, {"image_size": (24, 40)}),
+    "SimpleViT 1.23, heads narrower than the tokens": ({"simple": True, "dim_head": 4}, {"image_size": (32, 32)}),
     "SimpleViT with registers": ({"simple": True, "registers": 3}, {"image_size": (32, 32)}),
 }
 READ_ONLY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -283,7 +285,6 @@ def drop(state: dict[str, Tensor], part: str) -> dict[str, Tensor]:
 
 
 REFUSED: dict[str, tuple[dict[str, Tensor], str]] = {
-    "inner width": (Oracle(heads=8).state_dict(), r"64 features wide \(heads × dim_head\), and its tokens 32"),
     "no projection": (drop(Oracle().state_dict(), "to_out"), "no projection after it"),
     "head with GELU": (
         {**Oracle(era="prenorm", last=False).state_dict(), "mlp_head.4.weight": torch.zeros(5, 48)},

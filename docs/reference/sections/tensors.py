@@ -21,6 +21,7 @@ _OPTIONS = {
     "relative.kind: rope, stored": replace(_BASE, relative=Rope(frequencies="stored")),
     "relative.kind: rope, mixed": replace(_BASE, relative=Rope(frequencies="mixed")),
     "relative.kind: bias": replace(_BASE, relative=RelativeBias()),
+    "attention_width: 1024": replace(_BASE, heads=16, attention_width=1024),
     "pixel_norm: true": replace(_BASE, pixel_norm=True),
     "patch_norm: true": replace(_BASE, patch_norm=True),
     "pre_norm: true": replace(_BASE, pre_norm=True),

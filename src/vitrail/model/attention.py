@@ -91,11 +91,11 @@ class Attention(nn.Module):
         self.scale = config.block.attention_scale or config.head_size**-0.5
         self.dropout_rate = config.rates.attention
         linear = nn.Linear if config.block.key_bias else KeylessLinear
-        self.qkv = linear(config.width, 3 * config.width, bias=config.block.qkv_bias)
+        self.qkv = linear(config.width, 3 * config.heads_width, bias=config.block.qkv_bias)
         self.query_norm = build_norm(config, config.head_size) if config.block.qk_norm else None
         self.key_norm = build_norm(config, config.head_size) if config.block.qk_norm else None
-        self.norm = build_norm(config) if config.block.attention_norm else None
-        self.proj = nn.Linear(config.width, config.width, bias=config.block.proj_bias)
+        self.norm = build_norm(config, config.heads_width) if config.block.attention_norm else None
+        self.proj = nn.Linear(config.heads_width, config.width, bias=config.block.proj_bias)
 
     def forward(
         self,

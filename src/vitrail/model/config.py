@@ -29,6 +29,7 @@ LIMITS = {
     "depth": 1000,
     "heads": 4096,
     "mlp_width": 1_000_000,
+    "attention_width": 65_536,
     "pool_heads": 4096,
     "pool_mlp_width": 1_000_000,
     "representation": 1_000_000,
@@ -61,6 +62,7 @@ class ViTConfig:
     stem: Stem = field(default_factory=PatchStem)  # what the pixels pass through before patches are cut
     rates: Rates = field(default_factory=Rates)
     merge: tuple[int, ...] = field(default=(), metadata=IF_USED)  # patches that each block merges away; (): none
+    attention_width: int | None = field(default=None, metadata=IF_USED)  # features of all heads together; None: width
     relative: Relative = field(default=NoRelative(), metadata=IF_USED)  # what attention knows of where tokens are
     patch_bias: bool = field(default=True, metadata=IF_USED)  # of the patch projection
     pixel_norm: bool = field(default=False, metadata=IF_USED)  # a norm of each patch's pixels before their projection
@@ -94,14 +96,16 @@ class ViTConfig:
                 raise ConfigError(f"{name} must be 0 or more; got {number}.")
             if number > limit:
                 raise ConfigError(f"{name} must be at most {limit}; got {number}.")
-        if self.width % self.heads:
-            fitting = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
+        name, width = ("width", self.width) if self.attention_width is None else ("attention_width", self.heads_width)
+        if width % self.heads:
+            fitting = [heads for heads in range(1, width + 1) if width % heads == 0]
             near = sorted(fitting, key=lambda heads: abs(heads - self.heads))[:2]
             raise ConfigError(
-                f"heads must divide width {self.width}; got {self.heads}; try {' or '.join(map(str, sorted(near)))}."
+                f"heads must divide {name} {width}; got {self.heads}; try {' or '.join(map(str, sorted(near)))}."
             )
-        if self.pool_heads is not None and self.width % self.pool_heads:
-            raise ConfigError(f"pool_heads must divide width {self.width}; got {self.pool_heads}.")
+        pool_heads = self.pool_heads or self.heads
+        if self.pooling == "map" and self.width % pool_heads:
+            raise ConfigError(f"pool_heads must divide width {self.width}; got {pool_heads}.")
         self.grid_of(self.image_size)
         self._check_tokens()
         self._check_merge()
@@ -126,7 +130,7 @@ class ViTConfig:
         if isinstance(self.relative, Rope) and self.head_size % 4:
             raise ConfigError(
                 "rotary positions need heads whose size, width / heads, is a multiple of 4; "
-                f"got {self.width} / {self.heads}."
+                f"got {self.heads_width} / {self.heads}."
             )
         if self.positions.kind == "axes" and self.width % 2:
             raise ConfigError(f"positions along both axes need an even width; got {self.width}.")
@@ -156,6 +160,8 @@ class ViTConfig:
             object.__setattr__(self, "pool_prefix", False)
         else:
             object.__setattr__(self, "summary_tokens", 1)
+        if self.attention_width == self.width:
+            object.__setattr__(self, "attention_width", None)
         if self.pooling != "map" or self.pool_heads == self.heads:
             object.__setattr__(self, "pool_heads", None)
         if self.pooling != "map" or self.pool_mlp_width == self.hidden_width:
@@ -202,8 +208,13 @@ class ViTConfig:
         return tuple(self.tokens - sum(self.merge[:block]) for block in range(self.depth + 1))
 
     @property
+    def heads_width(self) -> int:
+        """Features of all heads together."""
+        return self.attention_width or self.width
+
+    @property
     def head_size(self) -> int:
-        return self.width // self.heads
+        return self.heads_width // self.heads
 
     @property
     def hidden_width(self) -> int:

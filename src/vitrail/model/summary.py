@@ -160,7 +160,7 @@ def _encoder_steps(model: ViT) -> list[Step]:
     if model.relative is not None:
         relative += f", {model.relative.description}"
         attention += _count(model.relative)
-    matrices = sum(entering) * width * width
+    matrices = sum(entering) * width * config.heads_width
     merging = [_merging_step(config)] if config.merge else []
     return [
         Step(name=f"encoder, {counted(depth, 'block')}", shape=(tokens, width), note="in each:", parameters=scales),
@@ -171,7 +171,7 @@ def _encoder_steps(model: ViT) -> list[Step]:
             shape=(config.heads, tokens, tokens),
             note=relative,
             parameters=attention,
-            macs=2 * sum(count * count for count in entering) * width,
+            macs=2 * sum(count * count for count in entering) * config.heads_width,
         ),
         Step(name="  projection, added", shape=(tokens, width), parameters=count("attention.proj"), macs=matrices),
         *merging,
@@ -238,9 +238,9 @@ def _unread_macs(model: ViT) -> int:
     config = model.config
     if config.pooling != "cls":
         return 0
-    tokens, width = config.block_tokens[-1], config.width  # nothing merges in the last block
+    tokens, heads = config.block_tokens[-1], config.heads_width  # nothing merges in the last block
     mlp = _matrix_weights(cast("Block", model.blocks[0]).mlp)
-    return (tokens - config.summary_tokens) * (width * width + mlp + 2 * tokens * width)
+    return (tokens - config.summary_tokens) * (config.width * heads + mlp + 2 * tokens * heads)
 
 
 def _matrix_weights(module: nn.Module) -> int:

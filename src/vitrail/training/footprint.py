@@ -141,7 +141,7 @@ def _attending(config: ViTConfig, tokens: int, half: int) -> int:
     Queries and keys that are rotated are kept beside what they were.
     """
     rotated = 2 if config.relative.kind == "rope" else 0
-    return tokens * (config.width * (FULL + (4 + rotated) * half) + 2 * FULL)
+    return tokens * (config.width * (FULL + half) + config.heads_width * (3 + rotated) * half + 2 * FULL)
 
 
 def _answering(config: ViTConfig, tokens: int, half: int) -> int:
@@ -151,7 +151,7 @@ def _answering(config: ViTConfig, tokens: int, half: int) -> int:
         hidden += config.width
     scaled = 2 * config.width if config.block.layer_scale is not None else 0
     statistics = FULL * (2 + config.heads)  # of LayerNorm and of softmax
-    return tokens * (config.width * (FULL + 2 * half) + (hidden + scaled) * half + statistics)
+    return tokens * (config.width * (FULL + half) + (config.heads_width + hidden + scaled) * half + statistics)
 
 
 def _pooling(config: ViTConfig, tokens: int, half: int) -> int:

@@ -22,6 +22,7 @@ Holds = Mapping[str, Check]  # field, such as `block.norm_eps` → its check
 
 # Field → the reason of a format that supports only the plain value.
 PLAIN = {
+    "attention_width": "its heads divide the width of the tokens among them",
     "block.attention_scale": "it has no attention scale of its own",
     "block.layer_scale": "it has no layer scale",
     "block.qk_norm": "it has no qk-norm",

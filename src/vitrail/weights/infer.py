@@ -90,6 +90,7 @@ def infer_config(
     stem: Stem | None = None,
     pool_norm: Literal["before", "after", "none"] = "before",
     pool_heads: int | None = None,
+    attention_width: int | None = None,
     relative: Relative | None = None,
 ) -> ViTConfig:
     """The model of a PyTorch library with these names, as its keys and shapes show it.
@@ -99,6 +100,7 @@ def infer_config(
         positions: what they cover is found out if they may cover all tokens.
         head_size: of all its models; otherwise heads are those of published models.
         pool_heads: of its attention pooling; None for as many as the blocks have.
+        attention_width: of all heads together, where that may differ from the width.
     """
 
     def key(ours: str) -> str:
@@ -132,7 +134,7 @@ def infer_config(
         channels=raw.shape(key("embed.stem.conv_root.weight"), 4)[1] if stem.kind == "resnet" else channels,
         width=width,
         depth=depth,
-        heads=infer_heads(width, depth, hints, head_size),
+        heads=infer_heads(attention_width or width, depth, hints, head_size),
         mlp_width=raw.shape(down if gated else key("blocks.0.mlp.fc2.weight"), 2)[1],
         num_classes=raw.size(key("head.weight")) or 0,
         class_token=class_token,
@@ -146,6 +148,7 @@ def infer_config(
         pre_norm=has("pre_norm.weight"),
         pool_heads=pool_heads,
         pool_mlp_width=raw.size(key("pool.mlp.fc1.weight")),
+        attention_width=attention_width,
         relative=relative or NoRelative(),
         block=hints.override(
             replace(

@@ -25,7 +25,7 @@ from vitrail.model.parts import Pair
 from vitrail.weights import keys
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.d2l import unscaled
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, computes, only, positions
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, anything, computes, only, positions
 from vitrail.weights.infer import Hints, Notes, Raw, assumed, assumed_heads, infer_config
 from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
@@ -161,6 +161,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         block=BLOCK,
         positions=PositionConfig(covers="all"),
         head_size=HEAD_SIZE,
+        attention_width=len(tensors[f"{LAYER}{BLOCKS[dialect['blocks']]['attention.qkv']}.weight"]) // 3,
     )
     simple = dialect["blocks"] == "simple"
     config = replace(
@@ -201,13 +202,6 @@ def lookalikes(dialect: Dialect) -> Notes:
 
 def check_readable(tensors: Mapping[str, Tensor]) -> None:
     """Raise for what our model does not compute, by name."""
-    qkv = next(tensor for name, tensor in tensors.items() if name.endswith("to_qkv.weight"))
-    inner, width = len(qkv) // 3, qkv.shape[-1]
-    if inner != width:
-        raise WeightsError(
-            f"its attention is {inner} features wide (heads × dim_head), and its tokens {width}; our heads divide the "
-            "width of the tokens among them, so only files with heads × dim_head = dim can be read."
-        )
     if not any(".to_out." in name for name in tensors):
         raise WeightsError(
             "its attention has no projection after it (one head as wide as the tokens); ours always has."
@@ -291,6 +285,7 @@ HOLDS: Holds = {
     **COMMON,
     **positions("learned", "sincos", covers="class"),
     "num_classes": lambda value, config: "" if value else "it always has a head",
+    "attention_width": anything,
     "pixel_norm": _norms,
     "patch_norm": _norms,
     "class_token": _class_token,
