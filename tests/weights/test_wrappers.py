@@ -176,7 +176,6 @@ def test_chunks_of_blocks_are_one_list(tmp_path: Path, state: State) -> None:
 
 
 FAMILIES = {
-    "a Swin": ("layers.0.blocks.1.attn.relative_position_bias_table", "patch_embed.proj.weight"),
     "a BEiT, an EVA": (
         "beit.embeddings.cls_token",
         "beit.encoder.layer.0.lambda_1",
@@ -188,10 +187,6 @@ FAMILIES = {
     "a CoCa": ("visual.conv1.weight", "visual.attn_pool.query", "visual.transformer.resblocks.0.attn.in_proj_weight"),
     "a DINOv3": ("layer.0.attention.q_proj.weight",),
     "a masked autoencoder": ("mask_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "decoder_blocks.0.a"),
-    "a ResNet": ("conv1.weight", "layer1.0.conv1.weight", "bn1.running_mean"),
-    "a ConvNeXt": ("stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),
-    "an EfficientNet": ("conv_stem.weight", "bn1.running_mean"),
-    "a convolutional network": ("stem.conv.weight", "stem.bn.running_mean"),
 }
 
 
@@ -234,7 +229,7 @@ def test_a_distilled_deit_of_transformers_is_refused_by_name(tmp_path: Path, sta
         read(tmp_path / "a.pth")
 
 
-@pytest.mark.parametrize("kind", ["traced", "whole", "tar"])
+@pytest.mark.parametrize("kind", ["traced", "tar"])
 def test_refusals_never_advise_to_run_a_file(tmp_path: Path, kind: str) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     path = tmp_path / "a.pt"
@@ -243,8 +238,6 @@ def test_refusals_never_advise_to_run_a_file(tmp_path: Path, kind: str) -> None:
             warnings.simplefilter("ignore")  # of its end, in newer versions
             traced: Any = torch.jit.trace(model, torch.zeros(1, 2))
             traced.save(str(path))
-    elif kind == "whole":
-        torch.save(model, path)
     else:
         _write_tar(path)
     with pytest.raises(WeightsError) as error:

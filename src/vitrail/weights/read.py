@@ -30,6 +30,7 @@ from vitrail.weights import (
     torchvision,
 )
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.families import ATTENDING, OTHERS, Family, Shapes, name_family, refuse
 from vitrail.weights.formats import ForeignFormat, Format
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.metadata import ClassNames, name_classes, read_class_names
@@ -66,16 +67,12 @@ def choose_format(path: Path) -> FormatName:
 NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
 # What the names of a file that we cannot read reveal about it; all of them are searched as lines of one text.
 TRANSFORMERS = (
-    (r"(layers\.\d+\.blocks|features\.\d+\.\d+)\.\d*\.?att.*(relative_position_|logit_scale|_mlp)", "a Swin"),
-    (r"blocks_token_only", "a CaiT"),
     (r"attn\.[qv]_bias$|\.lambda_1$|\brel_pos_bias\.", "a BEiT, an EVA or a data2vec model"),
     (r"^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
     (r"mlp\.fc1_g\.|mlp\.w1\.|\brope\.", "an EVA-02 or another model with rotary positions or other gated MLPs"),
     (r"\battn_pool\.(query|ln_q|ln_k)\b", "a CoCa (OpenCLIP's attentional pooler)"),
     (r"pre_layrnorm", "a CLIP (a LayerNorm before its first block)"),
     (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),
-    (r"\brel_pos(_h)?\b", "a ViT with relative positions (SAM, ViTDet, timm's relpos)"),
-    (r"mid_position_embeddings|detection_tokens", "a YOLOS detector"),
     (
         r"\bdecoder_blocks\.|\bdecoder\.decoder_layers\.|^decoder\.0\.",
         "a masked autoencoder with its decoder, of which only the encoder is a ViT: save it without the names that "
@@ -84,18 +81,6 @@ TRANSFORMERS = (
     (
         r"\A(?![\s\S]*(cls_token|stages\.))[\s\S]*\bembeddings\.(patch_embeddings\.)?projection",
         "an I-JEPA or another model of transformers without a [cls] token",
-    ),
-)
-OTHERS = (
-    (r"^transformer\.layers\.\d+\.\d+\.", "another model of lucidrains/vit-pytorch than its ViT and SimpleViT"),
-    (r"\blayer1\.0\.conv1\.|\bembedder\.embedder\.|\bresnet\.", "a ResNet"),
-    (r"stages\.\d+\.(blocks|layers)\.\d+\.(conv_dw|dwconv)|features\.\d+\.\d+\.layer_scale", "a ConvNeXt"),
-    (r"^conv_stem\.|blocks\.\d+\.\d+\.conv_dw", "an EfficientNet, a MobileNet or a relative of theirs"),
-    (r"\brunning_mean$", "a convolutional network, or a transformer with one in it (it has batch norms)"),
-    (r"\bfeatures\.\d+\.weight", "a VGG or another plain convolutional network"),
-    (
-        r"\b(stages|layers|stage\d)\.\d+\.\S*\d+\.|\b(stages|patch_embeddings|patch_embeds)\.\d+\.",
-        "a network in stages",
     ),
 )
 
@@ -121,13 +106,13 @@ def read_checkpoint(
         raise WeightsError(f"{source} is not a checkpoint of vitrail; omit the format to have it detected.")
     tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
     check_distilled(tensors, source)
-    names = list(tensors)  # reading takes the tensors out
+    shapes = shapes_of(tensors)  # reading takes the tensors out
     raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
     name = format_name or detect_format(raw, source)
     try:
         checkpoint = FOREIGN[name].read(raw, hints)
     except VitrailError as error:
-        refuse_family(names, source, TRANSFORMERS)
+        refuse_family(shapes, source, raw.sidecars)
         message = error.message
         raise WeightsError(message if str(source) in message else f"{source}, read as {name}: {message}") from error
     except NONSENSE as error:
@@ -179,12 +164,20 @@ def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
             )
 
 
-def refuse_family(names: Iterable[str], source: Path, families: Iterable[tuple[str, str]]) -> None:
-    """Raise with the name of what this is, if the names of its tensors reveal it."""
-    text = "\n".join(names)
-    for pattern, family in families:
+def refuse_family(
+    shapes: Shapes, source: Path, sidecars: Mapping[str, Any], families: Iterable[Family] = ATTENDING
+) -> None:
+    """Raise with the name of what this is, if its `config.json`, or the names of its tensors, reveal it."""
+    if family := name_family(shapes, sidecars, families):
+        raise WeightsError(refuse(family, source, FOREIGN))
+    text = "\n".join(shapes)
+    for pattern, name in TRANSFORMERS:
         if re.search(pattern, text, re.MULTILINE):
-            raise WeightsError(f"{source} looks like {family}; vitrail reads plain ViTs only ({', '.join(FOREIGN)}).")
+            raise WeightsError(f"{source} looks like {name}; vitrail reads plain ViTs only ({', '.join(FOREIGN)}).")
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def detect_format(raw: Raw, source: Path) -> FormatName:
@@ -196,10 +189,11 @@ def detect_format(raw: Raw, source: Path) -> FormatName:
     if matches:
         raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with `source_format=`.")
     timm.refuse_architecture(raw)
-    refuse_family(tensors, source, TRANSFORMERS)
+    shapes = shapes_of(tensors)
+    refuse_family(shapes, source, raw.sidecars)
     if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
         raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")
-    refuse_family(tensors, source, OTHERS)
+    refuse_family(shapes, source, raw.sidecars, OTHERS)
     shown = ", ".join(list(tensors)[:5]) or "none"
     raise WeightsError(
         f"the keys of {source} are those of no ViT that we know ({', '.join(FOREIGN)}); its first keys: {shown}."

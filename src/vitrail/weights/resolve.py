@@ -14,6 +14,7 @@ from vitrail.errors import WeightsError
 from vitrail.files import sha256_of
 from vitrail.registry import EXPORTS
 from vitrail.weights.addresses import OURS, check_address, download, find_path
+from vitrail.weights.filetypes import SUFFIXES, refuse_folder, refuse_suffix
 from vitrail.weights.sidecars import read_json
 
 # A new format is a file that defines a `ForeignFormat`, its name here, and its module in `read.py`.
@@ -72,6 +73,8 @@ def find_files(source: Path) -> list[Path]:
     arrays = sorted(source.glob("*.npz")) or sorted(source.glob("*.safetensors"))
     if len(arrays) == 1:
         return arrays
+    if not arrays:
+        refuse_folder(source)
     count = f"{len(arrays)} of them" if arrays else "none"
     raise WeightsError(f"{source} must hold one checkpoint ({', '.join(WEIGHTS_IN_FOLDERS)}); found {count}.")
 
@@ -127,6 +130,7 @@ def check_suffix(path: Path, allow_pickle: bool) -> None:
             "anything else name the checkpoint that it was exported from."
         )
     if path.suffix not in PICKLES:
+        refuse_suffix(path)
         raise WeightsError(
             f"{path} must end in .safetensors, .npz, .pth, .pt, .ckpt, .params or .bin to be read as a checkpoint."
         )
@@ -183,7 +187,7 @@ def names_model(text: str) -> bool:
     """Whether a text is a model's by its looks: an address, a bundled name, a suffix, or a folder that holds one."""
     if text in BUNDLED or text.startswith(("hf://", "google://")):
         return True
-    if Path(text).suffix.lower() in CHECKPOINT_SUFFIXES | EXPORTS.keys():
+    if Path(text).suffix.lower() in CHECKPOINT_SUFFIXES | EXPORTS.keys() | SUFFIXES.keys():
         return True
     try:
         return Path(text).is_dir() and bool(find_export(Path(text)) or find_files(Path(text)))

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.errors import WeightsError
+from vitrail.weights.filetypes import describe_pickle, refuse_start
 from vitrail.weights.resolve import PICKLES, check_suffix
 from vitrail.weights.wrappers import check_no_choice, unwrap
 
@@ -56,6 +57,7 @@ def read_contents(path: Path, allow_pickle: bool, ema: bool | None = None) -> Co
     if not path.is_file():
         raise WeightsError(f"there is no file {path}.")
     check_suffix(path, allow_pickle)
+    refuse_start(path)
     if path.suffix in PICKLES:
         tensors, notes = unwrap(read_pickle(path), path, ema)
         if hollow := [name for name, tensor in tensors.items() if tensor.is_meta]:
@@ -145,8 +147,7 @@ def _load_weights(path: Path, plain: bool) -> Any:
         if isinstance(error, RuntimeError) and "weights_only" not in str(error):
             raise
         raise WeightsError(
-            f"{path} cannot be read as a torch checkpoint of only tensors: it is damaged, or holds Python objects, "
-            "which we never load; save only its state_dict."
+            f"{path} cannot be read as a torch checkpoint of only tensors: {describe_pickle(path)}"
         ) from error
 
 

@@ -44,6 +44,7 @@ def unwrap(loaded: Any, path: Path, ema: bool | None) -> tuple[dict[str, Tensor]
         return dict(entries), ()
     states = {str(name): cast("State", value) for name, value in entries.items() if _holds_weights(value)}
     if not states:
+        check_optimizer(entries, path)
         other = [str(name) for name, value in entries.items() if not isinstance(value, Tensor)]
         raise WeightsError(
             f"{path} must hold tensors by name, as they are or under a name such as {', '.join(USUAL[:3])}; "
@@ -55,6 +56,16 @@ def unwrap(loaded: Any, path: Path, ema: bool | None) -> tuple[dict[str, Tensor]
         why = f"the moving average{', as timm does' if name in TIMMS else ''}; pass `ema=False` for the other"
     noted = len(states) > 1 and ema is None
     return dict(states[name]), (f"the file holds {_listed(list(states))}: {name} is used, {why}",) if noted else ()
+
+
+def check_optimizer(entries: Mapping[Any, Any], path: Path) -> None:
+    """Raise if there is the state of an optimiser, and no weights beside it."""
+    for part in (entries, *entries.values()):
+        if isinstance(part, Mapping) and {"state", "param_groups"} <= part.keys():
+            raise WeightsError(
+                f"{path} holds the state of an optimiser and no weights; name the file of the model, which is usually "
+                "beside it (model.safetensors, pytorch_model.bin)."
+            )
 
 
 def check_no_choice(path: Path, ema: bool | None) -> None:
