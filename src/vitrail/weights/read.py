@@ -188,12 +188,12 @@ def detect_format(raw: Raw, source: Path) -> FormatName:
         return matches[0]
     if matches:
         raise WeightsError(f"{source} could be {' or '.join(matches)}; name one with `source_format=`.")
-    timm.refuse_architecture(raw)
     shapes = shapes_of(tensors)
     refuse_family(shapes, source, raw.sidecars)
     if parts := describe_parts(tensors, lambda state: bool(_matches(state))):
         raise WeightsError(f"the keys of {source} are not those of one ViT: {parts}.")
     refuse_family(shapes, source, raw.sidecars, OTHERS)
+    timm.refuse_architecture(raw)
     shown = ", ".join(list(tensors)[:5]) or "none"
     raise WeightsError(
         f"the keys of {source} are those of no ViT that we know ({', '.join(FOREIGN)}); its first keys: {shown}."
