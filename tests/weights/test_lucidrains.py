@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from conftest import randomize
 from vitrail.errors import WeightsError
 from vitrail.weights.infer import Hints
+from vitrail.weights.lucidrains import releases
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.write import convert, write_checkpoint
 
@@ -336,3 +337,25 @@ def test_the_proof_passes_where_the_file_leaves_things_open(tmp_path: Path) -> N
     conversion = convert(tmp_path / "ours.safetensors", tmp_path / "b.pt", "lucidrains")
     assert conversion.agreement.difference == 0
     assert "vit_pytorch.ViT(image_size=(32, 32), patch_size=(8, 8)" in conversion.how_to_load
+    assert conversion.how_to_load.endswith("with vit-pytorch since 1.16.1")
+
+
+RELEASES = {
+    "0.7": "0.7 to 0.9",
+    "0.10": "0.10 to 0.40",
+    "1.0": "1.0 to 1.3",
+    "1.4": "1.4 to 1.15",
+    "1.16, mean": "1.16.0",
+    "1.23, mean": "since 1.16.1",
+    "SimpleViT 0.35": "0.35 to 0.40",
+    "SimpleViT 1.0": "1.0 to 1.3",
+    "SimpleViT 1.23, not square": "since 1.4.1",
+}
+
+
+@pytest.mark.parametrize("case", RELEASES)
+def test_the_releases_that_load_a_file_are_named(tmp_path: Path, case: str) -> None:
+    settings, hints = CASES[case]
+    torch.save(Oracle(**settings).state_dict(), tmp_path / "a.pt")
+    checkpoint = read_checkpoint(tmp_path / "a.pt", hints=Hints(heads=4, **hints), allow_pickle=True)
+    assert releases(checkpoint.origin.dialect, checkpoint.config) == RELEASES[case]

@@ -63,12 +63,14 @@ class Oracle(nn.Module):
         scale: float | None = None,
         eps: float = 1e-6,
         representation: int | None = None,
+        distilled: bool = False,
         width: int = 32,
     ) -> None:
         super().__init__()
         count = (image[0] // 8) * (image[1] // 8)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.empty(1, count + 1, width))
+        self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if distilled else None
+        self.pos_embed = nn.Parameter(torch.empty(1, count + (2 if distilled else 1), width))
         self.patch_embed = PatchEmbed(width)
         self.blocks = nn.Sequential(*(Block(width, 4, bias, scale, eps) for _ in range(2)))
         self.norm = nn.LayerNorm(width, eps=eps)
@@ -77,15 +79,20 @@ class Oracle(nn.Module):
             self.pre_logits.add_module("fc", nn.Linear(width, representation))
             self.pre_logits.add_module("act", nn.Tanh())
         self.head = nn.Linear(representation or width, 5)
+        self.head_dist = nn.Linear(width, 5) if distilled else None
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.patch_embed.proj(images).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.cls_token.expand(len(images), -1, -1), patches], dim=1) + self.pos_embed
-        return self.head(self.pre_logits(self.norm(self.blocks(tokens))[:, 0]))
+        first = [token.expand(len(images), -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        tokens = self.norm(self.blocks(torch.cat([*first, patches], dim=1) + self.pos_embed))
+        if self.head_dist is not None:
+            return (self.head(tokens[:, 0]) + self.head_dist(tokens[:, 1])) / 2
+        return self.head(self.pre_logits(tokens[:, 0]))
 
 
 CASES: dict[str, tuple[Oracle, Hints]] = {
     "representation": (Oracle(representation=24), Hints(heads=4)),
+    "distilled": (Oracle(distilled=True), Hints(heads=4)),
     "own scale": (Oracle(scale=32**-0.5), Hints(heads=4, attention_scale=32**-0.5)),
     "defaults of the class": (Oracle(bias=False, eps=1e-5), Hints(heads=4, norm_eps=1e-5)),
     "not square": (Oracle(image=(24, 40), representation=24), Hints(heads=4, image_size=(24, 40))),
@@ -119,8 +126,9 @@ def test_a_representation_layer_is_read_and_kept_by_our_format_and_refused_by_to
     plain.load_state_dict(torch.load(tmp_path / "b.pth", weights_only=True))
 
 
-def test_a_copy_with_plain_keys_is_written_back_key_by_key(tmp_path: Path) -> None:
-    oracle = randomize(Oracle())
+@pytest.mark.parametrize("distilled", [False, True])
+def test_a_copy_with_timms_keys_is_written_back_key_by_key(tmp_path: Path, distilled: bool) -> None:
+    oracle = randomize(Oracle(distilled=distilled))
     torch.save(oracle.state_dict(), tmp_path / "a.pth")
     checkpoint = read_checkpoint(tmp_path / "a.pth", hints=Hints(heads=4), allow_pickle=True)
     write_checkpoint(checkpoint, tmp_path / "b.pth", "timm")

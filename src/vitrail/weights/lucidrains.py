@@ -126,6 +126,11 @@ def usual_dialect(config: ViTConfig) -> dict[str, str]:
     return {"blocks": blocks, "head": "linear" if after else "sequential", "flat": "registers" if simple else flat}
 
 
+def dialect_for(checkpoint: Checkpoint) -> Dialect:
+    """The spellings to write a checkpoint with."""
+    return checkpoint.origin.dialect_of("lucidrains") or usual_dialect(checkpoint.config)
+
+
 def key_table(config: ViTConfig, dialect: Dialect) -> list[Rule]:
     (rows, columns), channels = config.patch_size, config.channels  # theirs have the channels last
     pixels = Form(
@@ -306,8 +311,7 @@ HOLDS: Holds = {
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
     config = checkpoint.config
-    dialect = checkpoint.origin.dialect_of("lucidrains") or usual_dialect(config)
-    tensors = write_tensors(key_table(config, dialect), checkpoint.tensors)
+    tensors = write_tensors(key_table(config, dialect_for(checkpoint)), checkpoint.tensors)
     if not config.class_token and not _is_simple(config):
         positions = tensors["pos_embedding"]
         tensors["cls_token"] = positions[..., :0, :]
@@ -330,7 +334,19 @@ def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
     }
     shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     kind = "SimpleViT" if _is_simple(config) else "ViT"
-    return f'model = vit_pytorch.{kind}({shown}); model.load_state_dict(torch.load("{path}"))'
+    load = f'model = vit_pytorch.{kind}({shown}); model.load_state_dict(torch.load("{path}"))'
+    return f"{load}, with vit-pytorch {releases(dialect_for(checkpoint), config)}"
+
+
+def releases(dialect: Dialect, config: ViTConfig) -> str:
+    """Those whose models have these names."""
+    if dialect["blocks"] == "residual":
+        return "0.7 to 0.9"
+    if dialect["head"] == "sequential":
+        return "1.0 to 1.3" if config.pixel_norm else "0.35 to 0.40" if _is_simple(config) else "0.10 to 0.40"
+    if _is_simple(config):
+        return "since 1.4.1"
+    return "since 1.16.1" if dialect["flat"] else "1.4 to 1.15" if config.class_token else "1.16.0"
 
 
 FORMAT = ForeignFormat(
