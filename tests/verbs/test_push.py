@@ -172,8 +172,9 @@ def test_folders_of_this_machine_are_not_pushed(save_model: Callable[..., str], 
         assert read_checkpoint(folder).origin.source == shown
 
 
-def test_a_pushed_model_comes_back_whole(run: Run, hub: Hub, inside: Path) -> None:
+def test_a_pushed_model_comes_back_whole(run: Run, hub: Hub, inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pushed = vitrail.push(run, NAME, private=True)
+    assert capsys.readouterr() == ("", "")
     assert pushed.url == f"{hub.address}/{NAME}"
     assert pushed.folder is None
     assert hub.private

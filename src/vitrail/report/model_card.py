@@ -204,7 +204,7 @@ print(model("picture.jpg"))
 def _loading(name: str, checkpoint: Checkpoint, files: HubFiles) -> Iterator[str]:
     """How to load it in each library that can."""
     config = checkpoint.config
-    yield "\n## How to load it\n\n**vitrail** (`pip install vitrail`), with its calibration and preprocessing:"
+    yield "\n## How to load it\n\n**vitrail**, with its calibration and preprocessing:"
     call, verb = ("predict", "predict") if config.num_classes else ("embed", "embed")
     yield VITRAIL.format(name=name, call=call, verb=verb).rstrip()
     if files.timm is None:

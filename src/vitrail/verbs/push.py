@@ -117,7 +117,10 @@ def push(
             card = model_card(name, read_native(draft / OURS), files, facts, licence)
             (draft / hub_repository.CARD).write_text(card, encoding="utf-8")
         megabytes = sum(file.stat().st_size for file in draft.iterdir()) / 1e6
-        url = "" if repository is None else hub_repository.upload(draft, repository, private=private)
+        url = ""
+        if repository is not None:
+            with _hub_bars(progress):
+                url = hub_repository.upload(draft, repository, private=private)
     return Push(source=source, name=name, url=url, folder=folder, files=files, megabytes=megabytes)
 
 
@@ -146,3 +149,18 @@ def _staging(out: str | Path | None, *, dry_run: bool) -> Generator[tuple[Path, 
         if out is None:
             folder.rmdir()
         raise
+
+
+@contextmanager
+def _hub_bars(shown: bool) -> Generator[None]:
+    """Let huggingface_hub show how far it is, or not."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if shown or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
