@@ -18,7 +18,7 @@ from benchmarks.peers import timm, transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from conftest import randomize
@@ -30,7 +30,7 @@ from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.timm import assumptions, how_to_load, infer_config, recognises
 from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, QUICK_GELU, named_arguments
-from vitrail.weights.write import write_checkpoint
+from vitrail.weights.write import convert, write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "vitamin")  # all that build a VisionTransformer
@@ -396,3 +396,61 @@ def test_the_folder_that_transformers_writes(tmp_path: Path) -> None:
     added = {name: value for name, value in facts.items() if name not in ("num_classes", "label_names", "model_args")}
     edit(tmp_path, added, {})
     assert difference(read_checkpoint(tmp_path), peer) <= 1e-5
+
+
+def clip_tower(folder: Path, name: str = "vit_base_patch16_clip_224", **data: Any) -> nn.Module:
+    """A CLIP tower of timm, whose head is the projection."""
+    arguments = {**TINY, "num_heads": 4}
+    peer = randomize(timm.create_model(name, **arguments)).eval()
+    nn.init.zeros_(peer.head.bias)
+    save(peer, folder, arguments)
+    edit(folder, {}, {"input_size": [3, 32, 32], **data})
+    return peer
+
+
+def test_the_projection_of_a_clip_tower(tmp_path: Path) -> None:
+    """timm calls it the head, and gives it a bias of zeros; with names of classes it is one."""
+    peer = clip_tower(tmp_path / "theirs")
+    checkpoint = read_checkpoint(tmp_path / "theirs")
+    assert (checkpoint.config.projection, checkpoint.config.num_classes) == (5, 0)
+    assert difference(checkpoint, peer) <= 1e-5
+    for target in ("folder", "file.safetensors", "file.pth"):
+        written = convert(tmp_path / "theirs", tmp_path / target, "timm", verify_with_peer=True)
+        assert written.peer is not None
+        assert written.source_peer is not None
+    state = load_file(tmp_path / "file.safetensors")
+    assert state.keys() == peer.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in peer.state_dict().items())
+    edit(tmp_path / "theirs", {"label_names": list("abcde")}, {})
+    named = read_checkpoint(tmp_path / "theirs")
+    assert (named.config.projection, named.config.num_classes, named.classes) == (None, 5, tuple("abcde"))
+    assert difference(named, peer) <= 1e-5
+
+
+def test_weights_under_a_name_with_another_gelu_are_noted(tmp_path: Path) -> None:
+    peer = clip_tower(tmp_path, tag="openai")
+    (note,) = read_checkpoint(tmp_path).notes
+    assert "vit_base_patch16_clip_224.openai was trained with quick_gelu" in note
+    assert difference(read_checkpoint(tmp_path), peer) <= 1e-5
+    chosen = read_checkpoint(tmp_path, hints=Hints(activation="quick_gelu"))
+    assert chosen.notes == ()
+    twin = timm.create_model("vit_base_patch16_clip_quickgelu_224", **TINY, num_heads=4).eval()
+    twin.load_state_dict(peer.state_dict())
+    assert difference(chosen, twin) <= 1e-5
+    for tag in ("laion2b", "openai_ft_in1k"):
+        edit(tmp_path, {}, {"tag": tag})
+        assert read_checkpoint(tmp_path).notes == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["deit_tiny_distilled_patch16_224", "beit3_base_patch16_224", "aimv2_large_patch14_224", "test_vit3"]
+)
+def test_what_was_converted_runs_in_timm(tmp_path: Path, name: str) -> None:
+    arguments = {**TINY, "num_heads": 4}
+    peer = randomize(timm.create_model(name, **arguments)).eval()
+    save(peer, tmp_path / "theirs", arguments)
+    edit(tmp_path / "theirs", {}, {"input_size": [3, 32, 32]})
+    convert(tmp_path / "theirs", tmp_path / "ours.safetensors", verify_with_peer=True)
+    back = convert(tmp_path / "ours.safetensors", tmp_path / "folder", "timm", verify_with_peer=True)
+    assert back.peer is not None
+    assert difference(read_checkpoint(tmp_path / "folder"), peer) <= 1e-5
