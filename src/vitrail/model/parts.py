@@ -61,7 +61,7 @@ class PositionConfig:
 
     kind: Literal["learned", "axes", "sincos", "none"] = "learned"
     covers: Literal["patches", "class", "all"] = "class"
-    resample: Literal["google", "timm", "hf", "torchvision", "dinov2", "pe", "siglip2", "radio"] = "google"
+    resample: Literal["google", "timm", "hf", "torchvision", "dinov2", "pe", "siglip2", "radio", "timm_crop"] = "google"
 
     def __post_init__(self) -> None:
         validate(self)

@@ -19,11 +19,12 @@ RESAMPLE = {
     "pe": {"mode": "bilinear", "align_corners": False},
     "siglip2": {"mode": "bilinear", "align_corners": False, "antialias": True},
     "radio": {"mode": "bilinear", "align_corners": False},
+    "timm_crop": {"mode": "bicubic", "align_corners": False, "antialias": True},  # its NaFlex models that keep shapes
 }
 # Kernels that get a scale, (new + offset) / old, instead of a size: each cell is then sampled slightly off.
 OFFSETS = {"dinov2": 0.1}
 # Kernels that resample to the square of the longer side, and then take its top left corner.
-CROPPED = ("radio",)
+CROPPED = ("radio", "timm_crop")
 
 
 class Positions:
