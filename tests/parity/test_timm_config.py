@@ -6,6 +6,7 @@ timm makes each model, saves it with its own `save_for_hf`, and builds it again 
 import inspect
 import json
 from collections import Counter
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,10 +30,12 @@ from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.timm import assumptions, how_to_load, infer_config, recognises
-from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, QUICK_GELU, named_arguments
+from vitrail.weights.timm_naflex import classic_arguments
+from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, PLAIN, QUICK_GELU, named_arguments
 from vitrail.weights.write import convert, write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
+NAFLEX = timm.models.naflexvit.NaFlexVit
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "vitamin")  # all that build a VisionTransformer
 REGISTERED = [name for module in MODULES for name in timm.list_models(module=module)]
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_classes": 5}
@@ -97,14 +100,16 @@ def test_the_table_of_names_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
         raise _RecordedError
 
     monkeypatch.setattr(TIMM, "__init__", record)
-    assert set(REGISTERED) > set(NAMES)
-    for name in NAMES:
+    classic = [name for name in NAMES if named_arguments(name)["layout"] == "classic"]
+    assert set(REGISTERED) > set(classic)
+    for name in classic:
         with torch.device("meta"), pytest.raises(_RecordedError):
             timm.create_model(name, pretrained_cfg={"num_classes": 1000})
         ours = dict(named_arguments(name))
         hybrid = ours.pop("resnet") is not None
         assert ours.pop("mlp") == MLPS[given.pop("mlp_layer", timm.layers.Mlp)]
         assert ours.pop("distilled") == ("distilled" in name)
+        assert (ours.pop("layout"), ours.pop("resample")) == ("classic", "timm")
         given["act_layer"] = {nn.SiLU: "silu"}.get(given.get("act_layer"), given.get("act_layer"))
         for norm in ("norm_layer", "embed_norm_layer"):
             assert ours.pop(norm) == norm_of(given.pop(norm, None)), (name, norm)
@@ -113,6 +118,27 @@ def test_the_table_of_names_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
         assert given.keys() - {"embed_layer", "weight_init"} <= ours.keys(), name
         for argument in ours.keys() - {"attn_layer"}:
             assert ours[argument] == pytest.approx(given.get(argument, signature[argument])), (name, argument)
+
+
+def test_the_table_of_names_is_that_of_timms_naflex_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def record(self: nn.Module, cfg: Any, **arguments: Any) -> None:
+        given.append(cfg)
+        raise _RecordedError
+
+    monkeypatch.setattr(NAFLEX, "__init__", record)
+    named = [name for name in NAMES if named_arguments(name)["layout"] == "naflex"]
+    assert {*named} | {"naflexvit_base_patch16_parfac_gap"} == {*timm.list_models(module="naflexvit")}
+    for name in named:
+        with torch.device("meta"), pytest.raises(_RecordedError):
+            timm.create_model(name)
+        ours = dict(named_arguments(name))
+        size = ours.pop("img_size")
+        fixed = {"layout": "naflex", "no_embed_class": True, "dynamic_img_size": True}
+        theirs = {**PLAIN, **fixed, **classic_arguments(asdict(given.pop()), {**ours, "resample": "timm"})}
+        assert theirs.pop("img_size") == (size, size)
+        assert theirs == pytest.approx(ours), name
 
 
 def test_weights_that_were_trained_with_another_gelu_are_those_of_timms_notes() -> None:
@@ -193,6 +219,7 @@ BASES = ("vit_base_patch16_224", "vit_tiny_patch16_224", "vit_base_patch16_sigli
 BASES += ("vit_medium_patch16_gap_256", "deit3_small_patch16_224", "vit_base_patch14_reg4_dinov2", "test_vit2")
 BASES += ("vit_base_patch16_rpn_224", "test_vit3", "eva_large_patch14_196", "vit_base_patch16_clip_224")
 BASES += ("vit_base_patch32_clip_quickgelu_224", "beit3_base_patch16_224", "aimv2_large_patch14_224", "test_vit4")
+BASES += ("naflexvit_base_patch16_gap", "naflexvit_base_patch16_siglip")
 BASES += ("deit_tiny_distilled_patch16_224", "vit_intern300m_patch14_448", "vit_dwee_patch16_reg1_gap_256")
 
 

@@ -26,7 +26,7 @@ from vitrail.weights.write import write_checkpoint
 PATTERNS = ("vit_*", "deit*", "eva*", "beit*", "flexivit*", "naflexvit*", "aimv2*", "test_vit*")
 REGISTERED = [name for name in timm.list_models() if any(fnmatchcase(name, pattern) for pattern in PATTERNS)]
 MODULE = timm.models._registry._model_to_module
-MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit")
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "naflexvit")
 READ = [name for name in REGISTERED if MODULE[name] in MODULES and name in NAMES]
 REFUSED = [name for name in REGISTERED if MODULE[name] in MODULES and name not in NAMES]
 STRIDES: dict[Any, int] = {(): 32, (2, 2, 2, 2): 32, (3, 4, 9): 16, (3, 4, 6, 3): 32}  # of the hybrids' ResNets
@@ -36,6 +36,8 @@ def shrink(name: str) -> dict[str, Any]:
     """Arguments that make a model of this name small, and let it take pictures of other sizes if it can."""
     told = named_arguments(name)
     arguments: dict[str, Any] = {"depth": 1, "num_classes": 5, "embed_dim": 4 * told["num_heads"]}
+    if told["layout"] == "naflex":
+        return {**arguments, "pos_embed_grid_size": (2, 2)}
     stride = STRIDES.get(told["resnet"]) or told["patch_size"]
     return {**arguments, "img_size": 2 * stride, "dynamic_img_size": told["resnet"] is None}
 
@@ -44,7 +46,7 @@ def sizes_of(checkpoint: Checkpoint, arguments: dict[str, Any]) -> list[tuple[in
     """The model's own picture size, another one and one that is not square, where timm takes them."""
     (height, width), (row, column) = checkpoint.config.image_size, checkpoint.config.stride
     others = [(height + row, width + column), (height, width + 2 * column)]
-    return [(height, width), *(others if arguments["dynamic_img_size"] else [])]
+    return [(height, width), *(others if arguments.get("dynamic_img_size", True) else [])]
 
 
 def assert_same(checkpoint: Checkpoint, peer: nn.Module, sizes: list[tuple[int, int]]) -> None:
@@ -63,7 +65,7 @@ def test_the_same_numbers(tmp_path: Path, name: str) -> None:
         assert named_arguments(name) == named_arguments(name.replace("_384", "_224"))
         return
     peer = randomize(timm.create_model(name, **arguments)).eval()
-    size = (arguments["img_size"],) * 2
+    size = (arguments.get("img_size", 32),) * 2
     data = {"input_size": (3, *size), "tag": "mine"}
     peer.pretrained_cfg = {**peer.pretrained_cfg, **data}
     timm.models.save_for_hf(peer, tmp_path / "theirs", model_args=arguments, safe_serialization=True)
@@ -83,7 +85,8 @@ def test_the_same_numbers(tmp_path: Path, name: str) -> None:
     config, gated = checkpoint.config, checkpoint.config.block.mlp == "swiglu"
     hints = Hints(heads=config.heads, pooling=config.pooling, activation=None if gated else config.block.activation)
     bare = read_checkpoint(tmp_path / "bare.safetensors", hints=hints)
-    assert replace(bare.config, pool_prefix=config.pool_prefix) == config  # no key shows it; a note names the model
+    kernel = replace(bare.config.positions, resample=config.positions.resample)
+    assert replace(bare.config, pool_prefix=config.pool_prefix, positions=kernel) == config  # no key shows these two
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -95,7 +98,7 @@ def test_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in REFUSED if "mci" not in name and "resnet" not in name])
 def test_weights_of_another_architecture_are_refused(tmp_path: Path, name: str) -> None:
     """Also where `config.json` says that they were of a model that we read, or where there is none."""
-    arguments = {"depth": 1, "num_classes": 5, "embed_dim": 64, "num_heads": 2, "img_size": 32}
+    arguments: dict[str, Any] = {"depth": 1, "num_classes": 5, "embed_dim": 64, "num_heads": 2, "img_size": 32}
     peer = timm.create_model(name, **arguments)
     timm.models.save_for_hf(peer, tmp_path, model_args=arguments, safe_serialization=True)
     with pytest.raises(WeightsError, match=f"timm's {name} has "):

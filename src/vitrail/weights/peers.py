@@ -26,7 +26,7 @@ from vitrail.weights.huggingface_config import is_dinov2
 from vitrail.weights.keys import write_tensors
 from vitrail.weights.proof import Agreement, What, agree, same_pixels
 from vitrail.weights.tensor_files import read_contents, read_pickle, write_safetensors
-from vitrail.weights.timm_config import architecture
+from vitrail.weights.timm_config import architecture_of
 from vitrail.weights.timm_preprocess import last_width, write_data
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
@@ -82,7 +82,7 @@ def peer_pixels(checkpoint: Checkpoint, path: Path, photographs: Sequence[Path])
 def build_peer(checkpoint: Checkpoint, path: Path) -> nn.Module:
     """The model of the files at `path` in their own library, in eval mode: pictures in, logits or features out."""
     build = {"hf": _build_transformers, "timm": _build_timm, "torchvision": _build_torchvision}
-    return build[checkpoint.file_format](checkpoint.config, path).eval()
+    return build[checkpoint.file_format](checkpoint, path).eval()
 
 
 def import_peer(name: str) -> Any:
@@ -139,14 +139,14 @@ class _Answers(nn.Module):
         return self.pick(self.model(images))
 
 
-def _build_transformers(config: ViTConfig, path: Path) -> nn.Module:
+def _build_transformers(checkpoint: Checkpoint, path: Path) -> nn.Module:
     """The class follows from which weights there are; everything else from the folder's `config.json`."""
     transformers = import_peer("transformers")
     logging = transformers.utils.logging
     showed = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # we show our own
     try:
-        return _pick_transformers(transformers, config, path)
+        return _pick_transformers(transformers, checkpoint.config, path)
     finally:
         if showed:
             logging.enable_progress_bar()
@@ -178,12 +178,13 @@ def _open(photograph: Path) -> Image.Image:
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
-def _build_timm(config: ViTConfig, path: Path) -> nn.Module:
+def _build_timm(checkpoint: Checkpoint, path: Path) -> nn.Module:
     library = import_peer("timm")
     weights = _timm_weights(path)
     if not (weights.parent / "config.json").is_file():
-        name, arguments = architecture(config)
-        return library.create_model(name, num_classes=last_width(config), checkpoint_path=str(weights), **arguments)
+        name, arguments = architecture_of(checkpoint)
+        rows = last_width(checkpoint.config)
+        return library.create_model(name, num_classes=rows, checkpoint_path=str(weights), **arguments)
     model = library.create_model(f"local-dir:{weights.parent}")  # its architecture and model_args, not ours
     model.load_state_dict(read_contents(weights, allow_pickle=True).tensors)
     return model
@@ -221,7 +222,8 @@ def _prepare_timm(path: Path, photographs: Sequence[Path]) -> list[Tensor]:
     return [transform(_open(photograph)) for photograph in photographs]
 
 
-def _build_torchvision(config: ViTConfig, path: Path) -> nn.Module:
+def _build_torchvision(checkpoint: Checkpoint, path: Path) -> nn.Module:
+    config = checkpoint.config
     torchvision = import_peer("torchvision")
     model = torchvision.models.VisionTransformer(
         image_size=config.image_size[0],

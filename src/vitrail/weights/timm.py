@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.parts import Stem
-from vitrail.weights import infer, keys
+from vitrail.weights import infer, keys, timm_naflex
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, only, resnet_stem
 from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
@@ -24,7 +24,16 @@ from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
 from vitrail.weights.sidecars import CONFIG
 from vitrail.weights.tensor_files import write_pickle, write_safetensors
-from vitrail.weights.timm_config import HubConfig, how_to_load, hub_config, mlp_of, other_names, read_facts, understand
+from vitrail.weights.timm_config import (
+    HubConfig,
+    how_to_load,
+    hub_config,
+    layout_of,
+    mlp_of,
+    other_names,
+    read_facts,
+    understand,
+)
 from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5, named_arguments
 from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
@@ -33,8 +42,12 @@ RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
-    plain = {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= tensors.keys()
-    return plain and not {"mask_token", "register_tokens", "storage_tokens"} & tensors.keys()
+    plain = timm_naflex.is_naflex(tensors) or PATCHES in tensors
+    return (
+        plain
+        and "blocks.0.attn.qkv.weight" in tensors
+        and not {"mask_token", "register_tokens", "storage_tokens"} & tensors.keys()
+    )
 
 
 # Our modules → timm's.
@@ -106,10 +119,17 @@ def key_table(config: ViTConfig) -> list[Rule]:
 def read(raw: Raw, hints: Hints) -> Checkpoint:
     facts = read_facts(raw.sidecars)
     hub = None if facts is None else understand(facts)
-    raw = replace(raw, tensors=unflatten_patches(raw.tensors))
-    config = infer_config(raw, hub.settle_hints(hints) if hub else hints, hub)
+    layout = "naflex" if timm_naflex.is_naflex(raw.tensors) else "classic"
+    if hub is not None and hub.arguments["layout"] != layout:
+        raise WeightsError(f"the keys are not those of timm's {hub.architecture}, which config.json names.")
+    settled = hub.settle_hints(hints) if hub else hints
+    if layout == "naflex":
+        raw, settled = _read_naflex(raw, settled)
+    else:
+        raw = replace(raw, tensors=unflatten_patches(raw.tensors))
+    config = infer_config(raw, settled, hub)
     if hub is None:
-        preprocess, classes, notes = assume_preprocess(config), None, (*assumptions(config, hints), BARE)
+        preprocess, classes, notes = assume_preprocess(config), None, (*assumptions(config, hints, layout), BARE)
     else:
         hub.check(config)
         dynamic = bool(hub.arguments["dynamic_img_size"]) and hints.image_size is None
@@ -121,9 +141,17 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         tensors=read_tensors(key_table(config), raw.tensors),
         preprocess=preprocess,
         classes=classes,
-        origin=Origin(format="timm", dialect={"suffix": raw.path.suffix}),
+        origin=Origin(format="timm", dialect={"suffix": raw.path.suffix, "layout": layout}),
         notes=notes,
     )
+
+
+def _read_naflex(raw: Raw, hints: Hints) -> tuple[Raw, Hints]:
+    """The tensors as those of a `VisionTransformer`, whose picture size is that of the grid of positions."""
+    tensors, grid = timm_naflex.to_classic(raw.tensors, hints.patch_size)
+    patch = tensors[PATCHES].shape[2:]
+    size = None if grid is None else (grid[0] * patch[0], grid[1] * patch[1])
+    return replace(raw, tensors=tensors), replace(hints, image_size=hints.image_size or size)
 
 
 def refuse_architecture(raw: Raw) -> None:
@@ -156,7 +184,7 @@ def infer_config(raw: Raw, hints: Hints, hub: HubConfig | None = None) -> ViTCon
         hints,
         names,
         block=replace(BLOCK, norm=_infer_norm(raw)),
-        positions=PositionConfig(covers="all", resample="timm"),
+        positions=PositionConfig(covers="all", resample=hub.arguments["resample"] if hub else "timm"),
         head_size=128 if split else None,  # of every AIMv2
         stem=stem,
         pool_norm=pool_norm,
@@ -181,7 +209,7 @@ def usual_eps(config: ViTConfig) -> float:
     return (LAYER_NORM_5 if five else LAYER_NORM)[1]
 
 
-def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
+def assumptions(config: ViTConfig, hints: Hints, layout: str = "classic") -> tuple[str, ...]:
     """What neither a key of a bare file nor a hint settles, one note each."""
     pooling = hints.pooling or (config.pooling if config.pooling == "map" else None)  # whose layers are among the keys
     activation = hints.activation or (None if config.block.mlp == "plain" else "silu")
@@ -192,7 +220,11 @@ def assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
         *assumed("LayerNorm epsilon", f"{usual_eps(config):g}", "norm_eps", hints.norm_eps),
         *assumed("attention scale", f"1 / √{config.head_size}", "attention_scale", hints.attention_scale),
     ]
-    if others := other_names(config, hints):
+    if layout == "naflex":
+        notes.append(
+            "the file does not state how positions are brought to other grids: assumed bicubic; SigLIP 2's are bilinear"
+        )
+    if others := other_names(config, hints, layout):
         notes.append(f"these models of timm have the same keys and compute something else: {others}")
     return tuple(notes)
 
@@ -301,6 +333,8 @@ HOLDS: Holds = {
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
     tensors = write_tensors(key_table(checkpoint.config), checkpoint.tensors)
+    if layout_of(checkpoint) == "naflex":
+        tensors = timm_naflex.to_naflex(tensors, checkpoint.config)
     if path.suffix in PICKLES:
         write_pickle(path, tensors)
     elif path.suffix == ".safetensors":

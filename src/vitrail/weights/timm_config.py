@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ResNetStem, ViTConfig
 from vitrail.model.parts import Pair
+from vitrail.weights import timm_naflex
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, exact_ratio
 from vitrail.weights.sidecars import CONFIG, Settings
@@ -79,6 +80,7 @@ class HubConfig:
         return Hints(
             heads=hints.heads or self.arguments.whole("num_heads"),
             image_size=hints.image_size or self._image_size(),
+            patch_size=hints.patch_size or self.arguments.pair("patch_size"),
             pooling=hints.pooling or self.pooling(),
             activation=hints.activation or self.activation(),
             norm_eps=hints.norm_eps or self.norm()[1],
@@ -169,7 +171,7 @@ class HubConfig:
                 )
 
 
-def other_names(config: ViTConfig, hints: Hints) -> str:
+def other_names(config: ViTConfig, hints: Hints, layout: str) -> str:
     """The names in timm whose models have the keys of this one but compute something else, with what; "" if none do.
 
     What the user passed as a hint is settled, and counts as no difference.
@@ -177,6 +179,8 @@ def other_names(config: ViTConfig, hints: Hints) -> str:
     different: list[str] = []
     for name, arguments in {**NAMES, **LOOKALIKES}.items():
         stated = Settings(CONFIG, {**PLAIN, **arguments})
+        if stated["layout"] != layout:
+            continue
         stated |= {"num_classes": config.num_classes, "in_chans": config.channels}
         hub = HubConfig(architecture=name, arguments=stated, data=stated, global_pool=None, num_features=None)
         try:
@@ -186,6 +190,7 @@ def other_names(config: ViTConfig, hints: Hints) -> str:
         ours = {"heads": config.heads, "pooling": config.pooling, "activation": config.block.activation}
         theirs = {"heads": stated["num_heads"], "pooling": hub.pooling(), "activation": hub.activation()}
         ours["pool_prefix"], theirs["pool_prefix"] = config.pool_prefix, stated["pool_include_prefix"]
+        ours["resample"], theirs["resample"] = config.positions.resample, stated["resample"]
         traits = [
             f"{fact} {theirs[fact]}"
             for fact in ours
@@ -257,8 +262,12 @@ def read_facts(sidecars: Mapping[str, Any]) -> Facts | None:
 
 def understand(facts: Facts) -> HubConfig:
     """The arguments of timm's `VisionTransformer` that a `config.json` stands for."""
-    arguments = {**named_arguments(facts.architecture), **facts.arguments}
-    _refuse_arguments(facts.model_args, arguments)
+    named = named_arguments(facts.architecture)
+    if named["layout"] == "naflex":
+        arguments = {**named, **timm_naflex.classic_arguments(facts.arguments, named)}
+    else:
+        arguments = {**named, **facts.arguments}
+        _refuse_arguments(facts.model_args, arguments)
     return HubConfig(
         architecture=facts.architecture,
         arguments=Settings(CONFIG, arguments),
@@ -354,6 +363,20 @@ def architecture(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     return name, arguments
 
 
+def architecture_of(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
+    """The name and arguments of a model in the layout that it is written in."""
+    name, arguments = architecture(checkpoint.config)
+    if layout_of(checkpoint) == "naflex":
+        return timm_naflex.NAME, timm_naflex.naflex_arguments(checkpoint.config, arguments)
+    return name, arguments
+
+
+def layout_of(checkpoint: Checkpoint) -> str:
+    """The layout of the file that the weights came from, as long as it holds the model."""
+    layout = checkpoint.origin.dialect_of("timm").get("layout", "classic")
+    return layout if layout == "naflex" and timm_naflex.can_hold(checkpoint.config) else "classic"
+
+
 def _nearest_name(config: ViTConfig) -> str:
     """A name that stands for what no argument can say: classes of layers, and an epsilon."""
     if isinstance(config.stem, ResNetStem):
@@ -378,8 +401,8 @@ def hub_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
     The class names are on the top level, where both libraries look for them.
     """
-    name, arguments = architecture(checkpoint.config)
-    if checkpoint.preprocess.size != checkpoint.config.image_size:
+    name, arguments = architecture_of(checkpoint)
+    if checkpoint.preprocess.size != checkpoint.config.image_size and layout_of(checkpoint) == "classic":
         arguments["dynamic_img_size"] = True
     return {
         "architecture": name,
@@ -396,10 +419,10 @@ def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
     if not path.suffix:
         return f'timm.create_model("local-dir:{path}", pretrained=True)'
     try:
-        name, arguments = architecture(checkpoint.config)
+        name, arguments = architecture_of(checkpoint)
     except WeightsError:
         return f"model.load_state_dict(...) of {path} into the timm model it came from"
     changes = {**arguments, "num_classes": last_width(checkpoint.config)}
     usual = {**named_arguments(name), "fc_norm": arguments["global_pool"] == "avg"}
-    shown = ", ".join(f"{key}={value!r}" for key, value in changes.items() if value != usual[key])
+    shown = ", ".join(f"{key}={value!r}" for key, value in changes.items() if usual.get(key, changes) != value)
     return f'timm.create_model("{name}", checkpoint_path="{path}"{", " + shown if shown else ""})'

@@ -58,7 +58,7 @@ DEFAULTS: dict[str, Any] = {
     **{name: values[0] for name, values in FIXED.items()},
 }
 # What timm builds without a class of another kind. MLPs may be gated, both halves packed in one matrix or split.
-PLAIN = {**DEFAULTS, "resnet": None, "mlp": "plain", "distilled": False}
+PLAIN = {**DEFAULTS, "resnet": None, "mlp": "plain", "distilled": False, "layout": "classic", "resample": "timm"}
 
 # The word of a name → width, depth, heads and MLP ratio.
 SIZES: dict[str, tuple[int, int, int, float]] = {
@@ -93,6 +93,10 @@ _SCALED_REG_GAP = {**_REG_GAP, "init_values": 1e-5}
 _TIPS = {"init_values": 1.0, "reg_tokens": 1, "no_embed_class": True}
 _TANH = {"act_layer": "gelu_tanh"}
 _CLIP = {"pre_norm": True, "norm_layer": LAYER_NORM_5}
+_NAFLEX = {"layout": "naflex", "class_token": False, "no_embed_class": True, "dynamic_img_size": True, "img_size": 256}
+_NAFLEX_GAP = {**_NAFLEX, "global_pool": "avg", "fc_norm": True, "init_values": 1e-5, "reg_tokens": 4}
+_NAFLEX_MAP = {**_NAFLEX, "global_pool": "map"}
+_NAFLEX_SO = {"init_values": 1e-5, "qkv_bias": False, "reg_tokens": 1}
 _QUICK = {**_CLIP, "act_layer": "quick_gelu"}
 _BEIT3 = {"scale_attn_norm": True, "scale_mlp_norm": True, "global_pool": "avg", "norm_layer": LAYER_NORM_5}
 _RMS = {"norm_layer": RMS_NORM_5, "embed_norm_layer": RMS_NORM_5}
@@ -185,6 +189,15 @@ GROUPS: tuple[tuple[dict[str, Any], str], ...] = (
         | {"global_pool": "avg", "init_values": 1e-5, "dynamic_img_size": True, "norm_layer": "rmsnorm"},
         "test_vit4",
     ),
+    (_NAFLEX_GAP, "naflexvit_base_patch16_gap"),
+    ({**_NAFLEX_GAP, "resample": "timm_crop"}, "naflexvit_base_patch16_par_gap"),
+    ({**_NAFLEX_MAP, "init_values": 1e-5, "reg_tokens": 1}, "naflexvit_base_patch16_map"),
+    ({**_NAFLEX_GAP, **_NAFLEX_SO}, "naflexvit_so150m2_patch16_reg1_gap"),
+    ({**_NAFLEX_MAP, **_NAFLEX_SO}, "naflexvit_so150m2_patch16_reg1_map"),
+    (
+        {**_NAFLEX_MAP, **_TANH, "resample": "siglip2"},
+        "naflexvit_base_patch16_siglip naflexvit_so400m_patch16_siglip",
+    ),
     ({"patch_size": 8, "resnet": ()}, "vit_tiny_r_s16_p8_224|384"),
     ({"patch_size": 1, "resnet": (2, 2, 2, 2)}, "vit_small_r26_s32_224|384 vit_base_r26_s32_224"),
     ({"patch_size": 1, "resnet": (3, 4, 9)}, "vit_base_r50_s16_224|384"),
@@ -210,6 +223,7 @@ OTHERS: dict[str, str] = {
     "vit_dpwee_*": "differential attention",
     "vit_dwee_*": "differential attention",
     "vit_dlittle_*": "differential attention",
+    "naflexvit_base_patch16_parfac_gap": "a position that is the sum of one for the row and one for the column",
     "vit_*_mci_224": "a convolutional stem of its own",
     "vit_*_resnet*": "a ResNet of its own",
     "vitamin_*": "a convolutional stem and gated MLPs",
