@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.model import BlockConfig, PositionConfig, Rope, ViTConfig
-from vitrail.weights import pe
+from vitrail.model import BlockConfig, PositionConfig, RelativeBias, Rope, ViTConfig
+from vitrail.weights import eva, pe
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.read import read_checkpoint, read_files
 from vitrail.weights.resolve import FormatName, find_files
@@ -58,6 +58,20 @@ FITTING: dict[FormatName, dict[str, Any]] = {
         "projection": 24,
         "positions": PositionConfig(resample="pe"),
         "relative": pe.rope(class_token=True),
+    },
+    "eva": {
+        "block": BlockConfig(key_bias=False, mlp="swiglu", mlp_norm=True),
+        "pooling": "mean",
+        "pool_norm": "after",
+        "positions": PositionConfig(resample="hf"),
+        "relative": eva.ROPE,
+    },
+    "beit": {
+        "block": BlockConfig(key_bias=False, layer_scale=0.1),
+        "pooling": "mean",
+        "pool_norm": "after",
+        "positions": PositionConfig(kind="none"),
+        "relative": RelativeBias(),
     },
     "lucidrains": {
         "block": BlockConfig(norm_eps=1e-5, qkv_bias=False),

@@ -16,9 +16,19 @@ from conftest import randomize
 from fuzzing import cases
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.model import BlockConfig, ConvStem, PatchStem, PositionConfig, ResNetStem, Rope, ViT, ViTConfig
+from vitrail.model import (
+    BlockConfig,
+    ConvStem,
+    PatchStem,
+    PositionConfig,
+    RelativeBias,
+    ResNetStem,
+    Rope,
+    ViT,
+    ViTConfig,
+)
 from vitrail.model.merging import with_merging
-from vitrail.weights import pe
+from vitrail.weights import eva, pe
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.huggingface_config import hidden_width
 from vitrail.weights.infer import Hints
@@ -197,6 +207,34 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "num_classes": 0,
         "representation": None,
         "projection": 20 if config.num_classes else None,
+        "stem": PatchStem(),
+    },
+    "eva": lambda config: {
+        "block": replace(
+            config.block,
+            qkv_bias=True,
+            key_bias=False,
+            qk_norm=False,
+            activation="gelu",
+            norm_eps=1e-6,
+            mlp_norm=config.representation is None,
+        ),
+        "registers": 0,
+        "class_token": True,
+        "pooling": "mean" if config.pool_norm == "after" else "cls",
+        "relative": eva.ROPE,
+        "positions": PositionConfig(kind="none" if config.positions.kind == "none" else "learned"),
+        "representation": None,
+        "stem": PatchStem(),
+    },
+    "beit": lambda config: {
+        "block": BlockConfig(qkv_bias=config.block.qkv_bias, key_bias=False, layer_scale=config.block.layer_scale),
+        "registers": 0,
+        "class_token": True,
+        "pooling": "mean" if config.pool_norm == "after" else "cls",
+        "relative": RelativeBias(shared=config.registers > 0),
+        "positions": PositionConfig(kind="none" if config.positions.kind == "none" else "learned"),
+        "representation": None,
         "stem": PatchStem(),
     },
     "lucidrains": lambda config: {

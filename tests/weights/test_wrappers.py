@@ -176,7 +176,7 @@ def test_chunks_of_blocks_are_one_list(tmp_path: Path, state: State) -> None:
 
 
 FAMILIES = {
-    "a BEiT, an EVA": (
+    "a BEiT": (
         "beit.embeddings.cls_token",
         "beit.encoder.layer.0.lambda_1",
         f"beit.{HF_PATCHES}",

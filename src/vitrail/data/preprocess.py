@@ -141,12 +141,14 @@ PRESETS = {
     "dinov3-sat": Preprocess(kernel="bytes", mean=(0.430, 0.411, 0.296), std=(0.213, 0.156, 0.143)),
     # OpenAI's CLIP (its own code: torchvision on a PIL picture)
     "clip": Preprocess(resize="shortest", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD),
+    # microsoft/unilm's BEiT; crop 1.0 from 384 pixels on
+    "beit": Preprocess(resize="shortest", crop=224 / 256, interpolation="bicubic"),
     # OpenCLIP's CLIPA, and Meta's Perception Encoder
     "clipa": Preprocess(mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "pe": Preprocess(),
 }
 
-_FULL_CROP_FROM = 384  # timm's checkpoints at 384 pixels and above look at the whole shortest side
+_FULL_CROP_FROM = 384  # timm's and BEiT's checkpoints at 384 pixels and above look at the whole shortest side
 
 
 def preset(name: str, size: int | tuple[int, int] | None = None, channels: int = 3) -> Preprocess:
@@ -157,7 +159,7 @@ def preset(name: str, size: int | tuple[int, int] | None = None, channels: int =
     if size is not None:
         target = (size, size) if isinstance(size, int) else size
         spec = _resize_spec(spec, target)
-        if name.startswith("timm") and max(target) >= _FULL_CROP_FROM:
+        if name.startswith(("timm", "beit")) and max(target) >= _FULL_CROP_FROM:
             spec = replace(spec, crop=1.0)
     if channels != spec.channels:  # other channels have no statistics of their own: the average of RGB's
         mean, std = (sum(values) / len(values) for values in (spec.mean, spec.std))

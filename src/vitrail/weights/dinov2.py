@@ -24,7 +24,7 @@ DINOV2_HEADS = "every DINOv2, with 64 features each"
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
-    named = {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= tensors.keys()
+    named = {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.ls1.gamma"} <= tensors.keys()
     rotary = {"storage_tokens", "rope_embed.periods"} & tensors.keys()
     return named and bool({"mask_token", "register_tokens"} & tensors.keys()) and not rotary
 

@@ -21,6 +21,7 @@ from vitrail.weights.keys import Names, rule_of
 from vitrail.wording import counted
 
 Notes = tuple[str, ...]
+PoolNorm = Literal["before", "after", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def infer_config(
     positions: PositionConfig,
     head_size: int | None = None,
     stem: Stem | None = None,
-    pool_norm: Literal["before", "after", "none"] = "before",
+    pool_norm: PoolNorm = "before",
     pool_heads: int | None = None,
     attention_width: int | None = None,
     relative: Relative | None = None,

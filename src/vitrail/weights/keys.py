@@ -59,6 +59,8 @@ def _without_keys(ours: Tensor) -> Tensors:
 # Biases of queries and values; keys have none, which ours holds as zeros.
 KEYLESS = Form(lambda theirs: torch.cat([theirs[0], torch.zeros_like(theirs[0]), theirs[1]]), _without_keys)
 
+LAYERS = Form(torch.stack, lambda ours: ours.unbind())  # theirs are one for each block, ours has an axis of blocks
+
 
 def rule(ours: str, *theirs: str, form: Form = SAME) -> Rule:
     return Rule(ours, theirs, form)

@@ -15,11 +15,13 @@ from vitrail.model import ResNetStem, ViTConfig, variant
 from vitrail.schema import from_dict
 from vitrail.untrusted import read_yaml
 from vitrail.weights import (
+    beit,
     big_vision,
     clip,
     d2l,
     dinov2,
     dinov3,
+    eva,
     google,
     huggingface,
     lucidrains,
@@ -40,7 +42,22 @@ from vitrail.weights.tensor_files import Contents, read_contents
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
 # The table of formats: a new one is a file of its own, its name in `resolve.FormatName`, and its module here.
-_MODULES = (google, big_vision, timm, huggingface, torchvision, dinov2, dinov3, clip, pe, lucidrains, tintn, d2l)
+_MODULES = (
+    google,
+    big_vision,
+    timm,
+    huggingface,
+    torchvision,
+    dinov2,
+    dinov3,
+    clip,
+    pe,
+    eva,
+    beit,
+    lucidrains,
+    tintn,
+    d2l,
+)
 FOREIGN: dict[FormatName, ForeignFormat] = {each.FORMAT.name: each.FORMAT for each in _MODULES}
 FORMATS: dict[FormatName, Format] = {"vitrail": native.FORMAT, **FOREIGN}
 
@@ -67,9 +84,9 @@ def choose_format(path: Path) -> FormatName:
 NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
 # What the names of a file that we cannot read reveal about it; all of them are searched as lines of one text.
 TRANSFORMERS = (
-    (r"attn\.[qv]_bias$|\.lambda_1$|\brel_pos_bias\.", "a BEiT, an EVA or a data2vec model"),
+    (r"\.lambda_1$", "a BEiT or a data2vec model of transformers"),
     (r"^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
-    (r"mlp\.fc1_g\.|mlp\.w1\.|\brope\.", "an EVA-02 or another model with rotary positions or other gated MLPs"),
+    (r"mlp\.fc1_g\.", "an EVA-02 or another model with rotary positions or other gated MLPs"),
     (r"\battn_pool\.(query|ln_q|ln_k)\b", "a CoCa (OpenCLIP's attentional pooler)"),
     (r"pre_layrnorm", "a CLIP (a LayerNorm before its first block)"),
     (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),

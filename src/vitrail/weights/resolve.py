@@ -29,6 +29,8 @@ FormatName = Literal[
     "dinov3",
     "clip",
     "pe",
+    "eva",
+    "beit",
     "lucidrains",
     "tintn",
     "d2l",

@@ -41,13 +41,17 @@ BLOCK = BlockConfig(activation="gelu", norm_eps=LAYER_NORM[1], layer_scale=1e-5)
 RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute
 
 
+# Keys that no model of timm has, but files of authors whose other keys are timm's.
+OTHERS_KEYS = {
+    *("mask_token", "register_tokens", "storage_tokens"),
+    *("rope.freqs_cos", "blocks.0.mlp.w1.weight", "blocks.0.mlp.w12.weight"),
+    *("rel_pos_bias.relative_position_index", "blocks.0.attn.relative_position_index"),
+}
+
+
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
     plain = timm_naflex.is_naflex(tensors) or PATCHES in tensors
-    return (
-        plain
-        and "blocks.0.attn.qkv.weight" in tensors
-        and not {"mask_token", "register_tokens", "storage_tokens"} & tensors.keys()
-    )
+    return plain and "blocks.0.attn.qkv.weight" in tensors and not OTHERS_KEYS & tensors.keys()
 
 
 # Our modules → timm's.
