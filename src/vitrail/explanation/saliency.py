@@ -18,7 +18,6 @@ from vitrail.explanation.relevance import gradient_rollout, relevance, rollout
 from vitrail.model import ViT
 from vitrail.model.parts import Pair
 from vitrail.prediction import Predictor
-from vitrail.weights.trust import probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +183,7 @@ def _describe(
     if not predictor.num_classes:
         check_map(cells, subject.name, method, "the picture")
         return Explanation(map=cells, method=method, view=subject.view)
-    shares = probabilities(logits.numpy(), predictor.trust)
+    shares = predictor.probabilities(logits.numpy())
     predicted = int(logits.argmax())
     target = predicted if wanted is None else wanted
     label = predictor.label(target)

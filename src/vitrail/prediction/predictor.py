@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from vitrail.model import ViT
     from vitrail.model.parts import Pair
     from vitrail.runtimes.torch_runtime import TorchRuntime
-    from vitrail.weights.adapt import Kernel
     from vitrail.weights.checkpoint import Checkpoint
+    from vitrail.weights.hints import Kernel
     from vitrail.weights.infer import Hints
 
 USUAL = Request()

@@ -15,7 +15,7 @@ from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError
 from vitrail.runtimes.runtime import Runtime
 from vitrail.weights.metadata import Metadata
-from vitrail.weights.trust import Familiarity, is_familiar, probabilities
+from vitrail.weights.trust import Familiarity, is_familiar
 from vitrail.wording import counted, markdown_cell
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -138,7 +138,7 @@ def answer(facts: Metadata, name: str, numbers: Floats, num_classes: int, reques
     familiar = None if familiarity is None else bool(is_familiar(familiarity))
     if request.abstain and not familiar:
         return Prediction(picture=name, familiarity=familiarity, familiar=familiar)
-    scores = probabilities(logits, facts.trust)
+    scores = facts.probabilities(logits)
     order = np.argsort(-scores, kind="stable")
     best = order[: request.top_k]
     label_set = None

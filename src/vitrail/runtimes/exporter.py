@@ -87,7 +87,7 @@ def prepare_export(checkpoint: Checkpoint, options: GraphOptions, weights_sha256
     sha256 = fingerprint(checkpoint.tensors) if weights_sha256 is None else weights_sha256
     if not options.dynamic_size:
         checkpoint = fit_to_pictures(checkpoint)
-    graph = Graph(checkpoint.build(), checkpoint.preprocess, options, checkpoint.trust).eval()
+    graph = Graph(checkpoint.build(), checkpoint.preprocess, options, checkpoint.trust, checkpoint.scores).eval()
     manifest = Manifest(
         facts=Metadata(**checkpoint.facts()),
         num_classes=checkpoint.config.num_classes,

@@ -28,7 +28,7 @@ from vitrail.model.block import Block
 from vitrail.model.positions import OFFSETS
 from vitrail.model.relative import Relation
 from vitrail.runtimes.manifest import FEATURES, LOGITS, PROBABILITIES
-from vitrail.weights.trust import FLOOR, Trust
+from vitrail.weights.trust import FLOOR, Scores, Trust
 
 FORM = 2  # raised when graphs are written another way: what was kept and measured before is then made anew
 
@@ -207,9 +207,16 @@ class GraphOptions:
 class Graph(nn.Module):
     """Pictures → the outputs in the order of `outputs`."""
 
-    def __init__(self, model: ViT, spec: Preprocess, options: GraphOptions, trust: Trust | None = None) -> None:
+    def __init__(
+        self,
+        model: ViT,
+        spec: Preprocess,
+        options: GraphOptions,
+        trust: Trust | None = None,
+        scores: Scores = "softmax",
+    ) -> None:
         super().__init__()
-        self.model, self.spec, self.options, self.trust = model, spec, options, trust
+        self.model, self.spec, self.options, self.trust, self.scores = model, spec, options, trust, scores
         self.mix: LayerMix | None = None  # what attends instead of the fused kernel
         self.layers = tuple(dict.fromkeys(model.layer_index(layer) for layer in options.attention))
         if options.with_preprocess:
@@ -245,7 +252,7 @@ class Graph(nn.Module):
     def _probabilities(self, logits: Tensor) -> Tensor:
         """As `probabilities` of `weights/trust.py` makes them."""
         if self.trust is None:
-            return logits.softmax(dim=-1)
+            return logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(dim=-1)
         shares = (logits / self.trust.temperature).softmax(dim=-1)
         if not self.trust.smoothing:
             return shares

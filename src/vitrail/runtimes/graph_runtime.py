@@ -84,7 +84,7 @@ class ExportedRuntime:
     def _as_logits(self, scores: Floats) -> Floats:
         if self.manifest.scores != PROBABILITIES:
             return scores
-        return restore_logits(scores, self.manifest.facts.trust).astype(np.float32)
+        return restore_logits(scores, self.manifest.facts.trust, self.manifest.facts.scores).astype(np.float32)
 
     def _run(self, images: Floats) -> Sequence[Floats]:
         cores = cores_of_this_thread()

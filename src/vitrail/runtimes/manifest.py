@@ -76,7 +76,9 @@ def read_manifest(text: str, path: Path) -> Manifest:
         manifest = from_dict(Manifest, values, "manifest")
         if manifest.facts.trust is not None and manifest.facts.trust.familiarity is not None:
             config = json.loads(manifest.config)
-            manifest.facts.trust.familiarity.check_width(config["representation"] or config["width"])
+            pooled = config["width"] * config.get("summary_tokens", 1)
+            width = config["representation"] or config.get("projection") or pooled
+            manifest.facts.trust.familiarity.check_width(width)
     except (VitrailError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise WeightsError(f"{path} is damaged: {error}") from error
     classes = manifest.facts.classes

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vitrail.runtimes.int8 import Quantizer
     from vitrail.runtimes.manifest import GraphFile
     from vitrail.runtimes.torch_runtime import TorchRuntime
-    from vitrail.weights.adapt import Kernel
+    from vitrail.weights.hints import Kernel
     from vitrail.weights.infer import Hints
     from vitrail.weights.metadata import ClassNames
 

@@ -181,7 +181,11 @@ VERBS = {
     "convert": Verb(
         group="Checkpoints",
         line="Convert a checkpoint to another format, and prove that its outputs stay the same.",
-        examples=("vitrail convert B_16.npz vit-b16.safetensors", "vitrail convert runs/train-1 folder --to hf"),
+        examples=(
+            "vitrail convert B_16.npz vit-b16.safetensors",
+            "vitrail convert runs/train-1 folder --to hf",
+            "vitrail convert hf://openai/clip-vit-base-patch16 pets.safetensors --prompts pets.txt",
+        ),
         flags={"format": "to", **SOURCE_FORMAT},
     ),
     "diff": Verb(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from vitrail.errors import ConfigError, suggest
 from vitrail.progress import working
 from vitrail.verbs.keywords import HintSettings, Size, read_hints, read_size, renamed
+from vitrail.weights.hints import Kernel
 from vitrail.weights.metadata import ClassNames, name_classes, read_class_names
-from vitrail.weights.resolve import FormatName
+from vitrail.weights.resolve import FormatName, locate
 
 if TYPE_CHECKING:
     from vitrail.weights.checkpoint import Checkpoint
@@ -27,10 +28,12 @@ def convert(
     source_format: FormatName | None = None,
     adapter: str | Path | None = None,
     resize: Size | None = None,
-    resample: Literal["google", "timm", "hf", "torchvision", "dinov2"] | None = None,
+    resample: Kernel | None = None,
     channels: int | None = None,
     num_classes: int | None = None,
     class_names: ClassNames | None = None,
+    texts: str | Path | None = None,
+    prompts: str | Path | None = None,
     drop_representation: bool = False,
     fold_class_position: bool = False,
     pictures: Sequence[str | Path] = (),
@@ -59,6 +62,10 @@ def convert(
         num_classes: Replace the head with a new one of zeros for this many classes; 0 removes it.
         class_names: A file with the names of the model's classes, one per line in the model's order, or JSON (index →
             name). In Python, also the names themselves.
+        texts: Turn the tower of a CLIP or SigLIP into a classifier: a .npz with the `names` of labels and the
+            `embeddings` of their texts, perhaps with the `scale` and `bias` of the model.
+        prompts: The same, with texts that the source's own text tower embeds: a file with a label on each line, or
+            "label: prompt". Needs transformers.
         drop_representation: Remove the representation layer (Linear + tanh) and start with a new head, as the paper
             does for fine-tuning.
         fold_class_position: Add the position of [cls] to its token, for formats without a position for it.
@@ -72,7 +79,7 @@ def convert(
     """
     import torch
 
-    from vitrail.weights import adapt
+    from vitrail.weights import adapt, zero_shot
     from vitrail.weights import write as conversion
     from vitrail.weights.peft import add_adapter
 
@@ -81,6 +88,17 @@ def convert(
     names = None if class_names is None else read_class_names(class_names)
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}; {suggest(str(dtype), DTYPES)}")
+
+    heads = [texts, prompts, class_names if num_classes is None else num_classes]
+    if heads[:2] != [None, None] and sum(each is not None for each in heads) > 1:
+        raise ConfigError(
+            "makes a head of its own, with its labels: pass only one of `texts=` and `prompts=`, and neither "
+            "`num_classes=` nor `class_names=`.",
+            field="prompts" if texts is None else "texts",
+        )
+    labels = None if texts is None else zero_shot.read_texts(Path(texts))
+    if prompts is not None:
+        labels = zero_shot.embed_prompts(locate(source), zero_shot.read_prompts(Path(prompts)))
 
     def change(checkpoint: "Checkpoint") -> "Checkpoint":
         changed = adapt.adapt(
@@ -92,6 +110,7 @@ def convert(
             drop_representation=drop_representation,
         )
         changed = adapt.fold_class_position(changed) if fold_class_position else changed
+        changed = changed if labels is None else zero_shot.add_texts(changed, labels)
         where = str(class_names) if isinstance(class_names, str | Path) else "class_names"
         return changed if names is None else name_classes(changed, changed.config.num_classes, names, where)
 

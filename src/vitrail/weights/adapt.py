@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +13,8 @@ from vitrail.model.parts import Pair
 from vitrail.model.positions import POSITIONS
 from vitrail.model.relative import RELATIVE
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.hints import Kernel
 
-Kernel = Literal["google", "timm", "hf", "torchvision", "dinov2", "pe", "siglip2", "radio"]
 HEADS = ("head.", "distilled_head.")
 
 
@@ -98,7 +97,7 @@ def _change_head(checkpoint: Checkpoint, num_classes: int, classes: tuple[str, .
         like = checkpoint.tensors["embed.patches.weight"]
         tensors["head.weight"] = like.new_zeros(num_classes, config.feature_width)
         tensors["head.bias"] = like.new_zeros(num_classes)
-    changed = replace(checkpoint, config=config, tensors=tensors, classes=classes)
+    changed = replace(checkpoint, config=config, tensors=tensors, classes=classes, scores="softmax")
     return without_trust(changed, "the head is new")
 
 

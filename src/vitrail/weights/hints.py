@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from vitrail.model.parts import BlockConfig
 
 
+# Kernels that resample positions, as in `PositionConfig.resample`.
+Kernel = Literal["google", "timm", "hf", "torchvision", "dinov2", "pe", "siglip2", "radio"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hints:
     """What the user knows about the file: each hint overrides what would be inferred."""

@@ -14,7 +14,7 @@ from vitrail.errors import WeightsError
 from vitrail.schema import IF_USED
 from vitrail.untrusted import read_bytes
 from vitrail.weights.resolve import FormatName
-from vitrail.weights.trust import Trust
+from vitrail.weights.trust import Floats, Scores, Trust, probabilities
 from vitrail.wording import counted, hint_path
 
 
@@ -43,10 +43,15 @@ class Metadata:
     notes: tuple[str, ...] = ()  # what the reader had to assume or choose; opening a foreign file warns about it
     remarks: tuple[str, ...] = ()  # other facts: spellings, what was left out, what the format implies
     trust: Trust | None = field(default=None, metadata=IF_USED)  # what a calibration found; None without one
+    scores: Scores = field(default="softmax", metadata=IF_USED)  # what makes probabilities of logits without one
 
     def label(self, index: int) -> str:
         """The name of a class; its number if the checkpoint has no names."""
         return self.classes[index] if self.classes else str(index)
+
+    def probabilities(self, logits: Any) -> Floats:
+        """What the logits of pictures mean: (…, classes), each."""
+        return probabilities(logits, self.trust, self.scores)
 
     def facts(self) -> dict[str, Any]:
         """These fields by name, without what a checkpoint or a predictor adds to them."""
@@ -63,16 +68,16 @@ ClassNames = Sequence[str] | str | Path  # the names in the order of the head, o
 def read_class_names(names: ClassNames) -> tuple[str, ...]:
     """The names in the order of the head; a file has one per line, or JSON: a list, or an object index → name."""
     if not isinstance(names, str | Path):
-        return _check(names, "the class names")
+        return check_names(names, "the class names")
     path = Path(names)
     text = _read(path)
     if path.suffix.lower() == ".json":
-        return _check(_parse_json(path, text), str(path))
+        return check_names(_parse_json(path, text), str(path))
     lines = [line.strip() for line in text.rstrip().splitlines()]
     for number, line in enumerate(lines, start=1):
         if not line:
             raise WeightsError(f"{path} must have one class name per line; line {number} is empty.")
-    return _check(lines, str(path))
+    return check_names(lines, str(path))
 
 
 def name_classes(metadata: F, count: int, names: Sequence[str], where: str = "class_names") -> F:
@@ -136,7 +141,8 @@ def _order(path: Path, facts: Mapping[str, Any]) -> list[Any]:
     return [facts[str(index)] for index in range(len(facts))]
 
 
-def _check(names: Sequence[Any], where: str) -> tuple[str, ...]:
+def check_names(names: Sequence[Any], where: str) -> tuple[str, ...]:
+    """The names, each of which must be one line of text, and no two the same."""
     first: dict[str, int] = {}
     for index, name in enumerate(names):
         if not isinstance(name, str) or not name.strip() or len(name.splitlines()) != 1:

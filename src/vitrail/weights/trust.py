@@ -4,7 +4,7 @@ import base64
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from vitrail.wording import counted
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+Scores = Literal["softmax", "sigmoid"]  # one label among all; or each label by itself, as SigLIP was trained
 UNFAMILIAR_RATE = 0.05  # of validation pictures, which count as unfamiliar
 FLOOR = 0.01  # the share of its probability that every class keeps when smoothing is undone
 
@@ -191,8 +192,10 @@ class Trust:
         return lines + ([f"tells unfamiliar pictures by {counted(known.centres.shape[0], 'centre')}"] if known else [])
 
 
-def probabilities(logits: Any, trust: Trust | None = None) -> Floats:  # (…, classes), each
-    """Logits as probabilities, in double precision, as a calibration found them to mean."""
+def probabilities(logits: Any, trust: Trust | None = None, scores: Scores = "softmax") -> Floats:  # (…, classes), each
+    """Logits as probabilities, in double precision, as a calibration found them to mean; without one, by `scores`."""
+    if trust is None and scores == "sigmoid":
+        return 1 / (1 + np.exp(-np.asarray(logits).astype(np.float64)))
     return np.exp(log_probabilities(logits, trust))
 
 
@@ -215,9 +218,11 @@ def calibrate(logits: Any, temperature: float, smoothing: float) -> Floats:
     return _log_softmax(logs + np.log(np.maximum(kept, FLOOR)))
 
 
-def restore_logits(shares: Any, trust: Trust | None) -> Floats:  # (…, classes), each
-    """The logits, up to a constant for each picture, of which a calibration made these probabilities."""
+def restore_logits(shares: Any, trust: Trust | None, scores: Scores = "softmax") -> Floats:  # (…, classes), each
+    """The logits, up to a constant for each picture, of which `probabilities` made these."""
     shares = np.maximum(np.asarray(shares).astype(np.float64), np.finfo(np.float32).tiny)
+    if trust is None and scores == "sigmoid":
+        return np.log(shares) - np.log(np.maximum(1 - shares, np.finfo(np.float32).tiny))
     if trust is None:
         return np.log(shares)
     if trust.smoothing:
