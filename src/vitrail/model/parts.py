@@ -88,7 +88,7 @@ class Rope:
     """
 
     kind: Literal["rope"] = "rope"
-    base: float = 100.0
+    base: float = 100.0  # of the frequencies: the larger it is, the slower the slowest of them turns
     coordinates: Literal["unit", "index", "reference"] = "unit"
     reference: Pair | None = None  # rows and columns of the grid that `coordinates="reference"` spans
     offset: float = 0.0  # of the first row and column
