@@ -115,6 +115,7 @@ def test_the_card_is_filled_from_the_run(run: Run, inside: Path) -> None:
         "Only vitrail applies it",
         f"269 pictures determine the accuracy only within {100 * (top1.high - top1.low):.1f} percentage points",
         "cc-by-4.0.",
+        "- the target does not keep what the calibration found",
     ):
         assert part in text, part
     assert str(run.folder.parent) not in text
@@ -148,11 +149,12 @@ def test_the_card_names_the_weights_and_the_findings(run: Run, inside: Path) -> 
 
 def test_what_timm_cannot_hold_is_pushed_as_our_file_only(save_model: Callable[..., str], inside: Path) -> None:
     name = save_model(stem=ConvStem(widths=(8,), strides=(2,)), patch_size=4)
-    pushed = vitrail.push(name, NAME, dry_run=True, out="kept")
+    pushed = vitrail.push(name, NAME, dry_run=True, out="kept", licence="MIT")
     assert pushed.to_dict()["why_not_timm"] == "timm cannot hold this model: it has no convolutional stem"
     assert {file.name for file in Path("kept").iterdir()} == {"README.md", "vitrail.safetensors"}
     metadata, text = card_of(Path("kept"))
-    assert metadata["library_name"] == "vitrail"
+    assert (metadata["library_name"], metadata["license"]) == ("vitrail", "mit")
+    assert "in patches of 8×8" in text, "of pixels, not of what the stem gives"
     assert "timm and transformers cannot load it: timm cannot hold this model: it has no convolutional stem." in text
     assert "timm.create_model" not in text
 

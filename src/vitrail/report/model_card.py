@@ -96,7 +96,7 @@ def _metadata(
     task = "image-classification" if checkpoint.config.num_classes else "image-feature-extraction"
     others = ["transformers"] if files.timm is not None and checkpoint.config.channels == 3 else []
     metadata: dict[str, Any] = {
-        "license": licence,
+        "license": licence and licence.lower(),
         "library_name": library,
         "pipeline_tag": task,
         "tags": ["vision-transformer", "vitrail", *([library] if library != "vitrail" else []), *others],
@@ -145,7 +145,7 @@ def _head(name: str, checkpoint: Checkpoint, facts: RunFacts | None) -> Iterator
     channels = {1: "grey", 3: "RGB"}.get(config.channels, counted(config.channels, "channel"))
     rows = [
         ("architecture", f"{blocks} of width {config.width}, {heads}; {size} parameters"),
-        ("pictures", f"{channels}, {spec.size[1]}×{spec.size[0]} pixels, in patches of {_product(config.patch_size)}"),
+        ("pictures", f"{channels}, {spec.size[1]}×{spec.size[0]} pixels, in patches of {_product(config.stride)}"),
     ]
     if config.num_classes:
         rows.append(("classes", _list_classes(checkpoint)))
@@ -204,7 +204,8 @@ print(model("picture.jpg"))
 def _loading(name: str, checkpoint: Checkpoint, files: HubFiles) -> Iterator[str]:
     """How to load it in each library that can."""
     config = checkpoint.config
-    yield "\n## How to load it\n\n**vitrail**, with its calibration and preprocessing:"
+    calibrated = ", which applies its calibration too" if checkpoint.trust is not None else ""
+    yield f"\n## How to load it\n\n**vitrail**{calibrated}:"
     call, verb = ("predict", "predict") if config.num_classes else ("embed", "embed")
     yield VITRAIL.format(name=name, call=call, verb=verb).rstrip()
     if files.timm is None:
@@ -347,11 +348,15 @@ def _licence(licence: str | None, facts: RunFacts | None) -> Iterator[str]:
 
 def _files(files: HubFiles) -> Iterator[str]:
     yield "\n## Files\n"
-    yield "Each was read back before it was pushed, and gives the same outputs as the model that was trained.\n"
+    yield "Each was read back before it was pushed, and gives the same outputs as the original for the same pixels.\n"
     rows = [(f"`{OURS}`", "vitrail", files.ours.agreement.describe())]
     if files.timm is not None:
         rows.append(("`model.safetensors`, `config.json`", "timm, transformers", files.timm.agreement.describe()))
     yield from _table(("file", "read by", "proof"), rows)
+    notes = [note for note in files.timm.notes if note not in files.ours.notes] if files.timm is not None else []
+    if notes:
+        yield "\nWhat timm does differently, or its files do not keep:\n"
+        yield from (f"- {_text(note)}" for note in notes)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -85,8 +85,8 @@ def push(
     then adds them all. The token is the one of `hf auth login`, or HF_TOKEN.
 
     Args:
-        model: A training run, or a checkpoint: a file, a folder, hf://owner/name or google://NAME. In Python, also
-            what `vitrail.train` returns.
+        model: A training run, or a checkpoint: a file, a folder, hf://owner/name or google://NAME. In Python, also a
+            run as training returns it.
         name: OWNER/NAME of the repository on the hub, which is made if it does not exist.
         licence: The licence of the model, as the hub abbreviates it, such as apache-2.0 or cc-by-4.0 [default: none is
             stated].
