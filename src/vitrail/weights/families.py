@@ -130,8 +130,8 @@ ATTENDING = (
     Family(
         "a language model that sees, or its picture encoder",
         "it is made for pictures of any size beside text",
-        r"\blanguage_model\.|\bvisual\.merger\.|\bmulti_modal_projector\.|\bpatch_conv\.[\s\S]*\bffn_norm\.",
-        "llava* *_vl *_vl_* pixtral internvl paligemma gemma3 idefics* smolvlm mllama*",
+        r"\b(language_model|text_embeddings|text_video_logit_scale)\b|\bvisual\.merger\.|\bmulti_modal_projector\.|\bpatch_conv\.[\s\S]*\bffn_norm\.",
+        "llava* *_vl *_vl_* vilt pe_video pe_audio_video pixtral internvl paligemma gemma3 idefics* smolvlm mllama*",
         TOWER,
     ),
     Family(
@@ -148,6 +148,10 @@ OTHERS = (
         "it has other blocks",
         r"^transformer\.layers\.\d+\.\d+\.",
     ),
+    Family(
+        "a C-RADIO", "it was distilled from several teachers", r"\binput_conditioner\.|\bcls_register_token$", "radio"
+    ),
+    Family("a NaFlexViT of timm", "its patches are embedded flat", r"^embeds\.(proj|pos_embed)"),
     Family("a YOLO", "it is a convolutional detector", r"^(model\.)+\d+\.(cv\d|conv|m\.\d)"),
     Family(
         "a diffusion model or its autoencoder",
@@ -158,7 +162,7 @@ OTHERS = (
         "a model of text, or of text and pictures",
         "it has word embeddings",
         r"\b(embed_tokens|word_embeddings|token_embedding|wte|lm_head)\b",
-        "bert* gpt* llama* qwen* gemma* mistral* t5* imagegpt blip* git vilt flava layoutlm*",
+        "bert* gpt* llama* qwen* gemma* mistral* t5* imagegpt blip* git flava layoutlm*",
         TOWER,
     ),
     Family(
@@ -189,7 +193,7 @@ OTHERS = (
     Family(
         "a network in stages",
         "its features become fewer and wider from stage to stage",
-        r"\b(stages|layers|stage\d)\.\d+\.\S*\d+\.|\b(stages|patch_embeddings|patch_embeds)\.\d+\.",
+        r"\b(dense_)?(stages|layers|stage\d)\.\d+\.(\S*\.)?\d+\.|\b(stages|patch_embeddings|patch_embeds)\.\d+\.",
     ),
 )
 VIDEO = Family("a video transformer", "its patches span several frames")
