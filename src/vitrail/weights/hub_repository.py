@@ -6,20 +6,16 @@ transformers read, if timm can hold the model.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 from vitrail.errors import WeightsError, list_names
 from vitrail.weights.addresses import OURS
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.write import CHECKPOINT_FILES, Conversion, convert
 from vitrail.wording import reason
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 CARD = "README.md"
 EMPTY = frozenset({".gitattributes"})  # what a repository holds from its beginning
@@ -41,7 +37,6 @@ class HubRepository:
     name: str  # OWNER/NAME
     commit: str | None = None  # its newest; None: there is no such repository yet
     files: frozenset[str] = frozenset()
-    private: bool = False
 
 
 def check_name(name: str) -> None:
@@ -60,16 +55,16 @@ def check_name(name: str) -> None:
     raise WeightsError(f"a model on the hub is called OWNER/NAME, such as anna/flowers; got {name!r}{why}.")
 
 
-def write_files(
-    source: str | Path, folder: Path, *, pictures: Sequence[Path] = (), verify_with_peer: bool = False
-) -> HubFiles:
+def write_files(source: str | Path, folder: Path, *, verify_with_peer: bool = False) -> HubFiles:
     """Write a model into a folder as the hub will have it; every file is read back and must answer the same."""
-    ours = convert(source, folder / OURS, change=_without_paths, pictures=pictures)
+    ours = convert(source, folder / OURS, change=_without_paths)
     draft = folder / "timm"
     try:
-        theirs = convert(folder / OURS, draft, "timm", pictures=pictures, verify_with_peer=verify_with_peer)
+        theirs = convert(folder / OURS, draft, "timm")
     except WeightsError as error:
-        return HubFiles(ours=ours, timm=None, refusal=error.message.rstrip("."))
+        return HubFiles(ours=ours, timm=None, refusal=error.message.removesuffix(" Nothing was written.").rstrip("."))
+    if verify_with_peer:  # what timm itself objects to is an error
+        theirs = convert(folder / OURS, draft, "timm", verify_with_peer=True, overwrite=True)
     for file in draft.iterdir():
         file.replace(folder / file.name)
     draft.rmdir()
@@ -91,8 +86,7 @@ def find_repository(name: str, *, private: bool, overwrite: bool) -> HubReposito
 
     if get_token() is None:
         raise WeightsError(
-            f"the hub takes models only from whom it knows; log in with: hf auth login (or set HF_TOKEN), then push to "
-            f"{name} again."
+            f"pushing to {name} needs a token of the hub: log in with: hf auth login (or set HF_TOKEN), and push again."
         )
     with _explained(name):
         try:
@@ -111,7 +105,7 @@ def find_repository(name: str, *, private: bool, overwrite: bool) -> HubReposito
             f"{name} exists and holds {list_names(others, most=4)}; choose another name, or pass `overwrite=` to "
             "replace the model and its card there (its history keeps the old ones)."
         )
-    return HubRepository(name=name, commit=info.sha, files=files, private=bool(info.private))
+    return HubRepository(name=name, commit=info.sha, files=files)
 
 
 def upload(folder: Path, repository: HubRepository, *, private: bool) -> str:
@@ -139,7 +133,7 @@ def upload(folder: Path, repository: HubRepository, *, private: bool) -> str:
 
 
 @contextmanager
-def _explained(name: str, beside: str = "") -> "Generator[None]":
+def _explained(name: str, beside: str = "") -> Generator[None]:
     """Whatever the hub or the network's library raises as an error for users, in one line, without the token."""
     try:
         yield

@@ -401,12 +401,12 @@ def measure_speeds(
     configs = [replace(row.config, image_size=usual_size(row.config), num_classes=0) for row in rows]
     costs = {config: summarize(config) for config in configs}
     speeds: dict[ViTConfig, float | None] = {}
-    rate = 0.0  # MACs per second
+    rate = 0.0  # MACs per second of one core
     for config in sorted(costs, key=lambda config: costs[config].forward_macs):
         macs = costs[config].forward_macs
         fits = costs[config].parameters * 4 < memory and (not rate or BATCH * macs <= rate * SLOWEST)
         speed = speeds[config] = _measure_speed(config) if fits else None
-        rate = rate if speed is None else speed * macs
+        rate = rate if speed is None else speed * macs / num_cores()
         done(configs.count(config))
     return [speeds[config] for config in configs]
 
