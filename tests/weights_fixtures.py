@@ -73,6 +73,14 @@ FITTING: dict[FormatName, dict[str, Any]] = {
         "positions": PositionConfig(kind="none"),
         "relative": RelativeBias(),
     },
+    "aimv2": {
+        "num_classes": 0,
+        "block": BlockConfig(norm="rms", norm_eps=1e-5, qkv_bias=False, proj_bias=False, mlp="swiglu"),
+        "class_token": False,
+        "pooling": "mean",
+        "patch_norm": True,
+        "positions": PositionConfig(covers="patches", resample="timm"),
+    },
     "lucidrains": {
         "block": BlockConfig(norm_eps=1e-5, qkv_bias=False),
         "pixel_norm": True,
@@ -108,8 +116,9 @@ def check_features(read: Checkpoint, oracle: Callable[[Tensor], Tensor], *sizes:
 
 def check_written_back(read: Checkpoint, source: Path, target: Path, name: FormatName) -> None:
     """Through our own format and back, every key has its type and its bits."""
-    write_checkpoint(read, target.with_suffix(".safetensors"))
-    write_checkpoint(read_checkpoint(target.with_suffix(".safetensors")), target, name)
+    ours = target.with_name("ours.safetensors")
+    write_checkpoint(read, ours)
+    write_checkpoint(read_checkpoint(ours), target, name)
     before, after = (read_files(find_files(path), allow_pickle=True).tensors for path in (source, target))
     assert before.keys() == after.keys()
     for key, tensor in before.items():

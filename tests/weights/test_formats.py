@@ -237,6 +237,18 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "representation": None,
         "stem": PatchStem(),
     },
+    "aimv2": lambda config: {
+        "block": BlockConfig(norm="rms", norm_eps=1e-5, qkv_bias=False, proj_bias=False, mlp="swiglu"),
+        "registers": 0,
+        "class_token": False,
+        "pooling": "mean",
+        "pool_norm": "before",
+        "patch_norm": True,
+        "positions": PositionConfig(),
+        "num_classes": 0,
+        "representation": None,
+        "stem": PatchStem(),
+    },
     "lucidrains": lambda config: {
         "attention_width": config.heads * (6 + config.depth),
         "block": BlockConfig(

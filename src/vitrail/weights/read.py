@@ -15,6 +15,7 @@ from vitrail.model import ResNetStem, ViTConfig, variant
 from vitrail.schema import from_dict
 from vitrail.untrusted import read_yaml
 from vitrail.weights import (
+    aimv2,
     beit,
     big_vision,
     clip,
@@ -54,6 +55,7 @@ _MODULES = (
     pe,
     eva,
     beit,
+    aimv2,
     lucidrains,
     tintn,
     d2l,

@@ -31,6 +31,7 @@ FormatName = Literal[
     "pe",
     "eva",
     "beit",
+    "aimv2",
     "lucidrains",
     "tintn",
     "d2l",
