@@ -38,13 +38,13 @@ def by_width(pictures: Tensor) -> Tensor:
     def mix(_: int, query: Tensor, key: Tensor, value: Tensor, *__: Any, scale: float) -> Tensor:
         return (query @ key.mT / model.config.width**0.5).softmax(dim=-1) @ value
 
-    tokens, _ = model.embed_images(normalize(pictures, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), None)
-    return model.classify(model.summarize(model.encode(tokens, mix=mix)[0]))
+    embedded = model.embed_images(normalize(pictures, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
+    return model.classify(model.summarize(model.encode(embedded, mix=mix)[0]))
 
 
 def without_last_norm(pictures: Tensor) -> Tensor:
-    tokens, _ = model.embed_images(normalize(pictures, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), None)
-    return model.classify(model.encode(tokens)[0].mean(dim=1))
+    embedded = model.embed_images(normalize(pictures, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
+    return model.classify(model.encode(embedded)[0].mean(dim=1))
 
 
 @torch.no_grad()
