@@ -19,8 +19,10 @@ from vitrail.model import BlockConfig, PositionConfig, ViT
 from vitrail.model.parts import Rope
 from vitrail.verbs.diff import Divergence, diff
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.metadata import Origin
 from vitrail.weights.native import save_checkpoint
 from vitrail.weights.read import read_checkpoint
+from vitrail.weights.write import write_checkpoint
 
 Tensors = dict[str, Tensor]
 CLASSES = tuple("abcdefg")
@@ -370,6 +372,11 @@ def test_what_a_file_leaves_open_is_noted_with_its_name(first: str, capsys: pyte
 
 
 def test_mistakes(first: str) -> None:
+    write_checkpoint(replace(read_checkpoint(first), origin=Origin()), "bare.pth", "timm")
+    with pytest.raises(
+        WeightsError, match=r"pass heads=, one of 1, 2, 4; convert it with that, and compare the result"
+    ):
+        diff(first, "bare.pth")
     with pytest.raises(WeightsError, match=r"nowhere.safetensors"):
         diff(first, "nowhere.safetensors")
     with pytest.raises(ConfigError, match="no library that runs on PyTorch reads vitrail files; omit library="):

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,8 @@ from rich.console import RenderableType
 from vitrail.errors import AssumptionWarning, ConfigError, WeightsError, list_names
 from vitrail.progress import table, working
 from vitrail.verbs.keywords import Size, read_size
-from vitrail.weights.resolve import find_files, locate
+from vitrail.weights.hints import Hints
+from vitrail.weights.resolve import Located, find_files, locate
 from vitrail.wording import counted, markdown_cell
 
 if TYPE_CHECKING:
@@ -133,14 +134,14 @@ def diff(
         progress: Show progress on the error stream.
     """
     from vitrail.weights.peers import LIBRARIES, write_architecture
-    from vitrail.weights.read import open_checkpoint, read_checkpoint
+    from vitrail.weights.read import read_checkpoint
 
     if tolerance is not None and not tolerance >= 0:  # NaN too
         raise ConfigError(f"tolerance must be 0 or more; got {tolerance}.")
     size, files = read_size(image_size, "image_size"), [Path(picture) for picture in pictures]
     with working("comparing", speaks=progress), TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", AssumptionWarning)  # what is assumed is among the notes
-        first = open_checkpoint(a, allow_pickle=True)
+        first = _open(a)
         if str(b).startswith(ARCHITECTURE):
             path, library, name = Path(folder), True, str(b).removeprefix(ARCHITECTURE)
             write_architecture(first, name, path)
@@ -151,12 +152,24 @@ def diff(
                 raise WeightsError(f"timm's {name} cannot hold the weights of {a}: {reason}") from error
         else:
             located = locate(b, allow_pickle=True)
-            second = open_checkpoint(located, allow_pickle=True)
+            second = _open(located)
             weights = find_files(located.fetch(allow_pickle=True))[0]
             path = weights.parent if second.file_format == "hf" else weights
         if library and second.file_format not in LIBRARIES:
             raise ConfigError(f"no library that runs on PyTorch reads {second.file_format} files; omit `library=`.")
         return _compare((str(a), str(b)), first, second, path if library else None, files, size, tolerance)
+
+
+def _open(source: "str | Path | Located") -> "Checkpoint":
+    """A checkpoint; what its file does not state must be settled by a conversion before it can be compared."""
+    from vitrail.weights.read import open_checkpoint
+
+    try:
+        return open_checkpoint(source, allow_pickle=True)
+    except WeightsError as error:
+        if not any(f"`{hint.name}=" in error.message for hint in fields(Hints)):
+            raise
+        raise WeightsError(f"{error.message.rstrip('.')}; convert it with that, and compare the result.") from error
 
 
 def _compare(
