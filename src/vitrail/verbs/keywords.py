@@ -127,6 +127,7 @@ class HintSettings(TypedDict, total=False):
     activation: Literal["gelu", "gelu_tanh", "quick_gelu"] | None
     norm_eps: float | None
     attention_scale: float | None
+    architecture: str | None
 
 
 class ServiceSettings(TypedDict, total=False):

@@ -35,6 +35,8 @@ class Hints:
     """Of a torch file with both: use the moving average of the weights, or the weights themselves."""
     attention_scale: float | None = None
     """The factor of the attention scores before the softmax, instead of 1 / √(head size)."""
+    architecture: str | None = None
+    """The model's name in timm, for what its weights do not tell (vit_small_patch16_dinov3)."""
 
     def __post_init__(self) -> None:
         validate(self)

@@ -193,9 +193,8 @@ def _build_timm(checkpoint: Checkpoint, path: Path) -> nn.Module:
 def write_architecture(checkpoint: Checkpoint, name: str, folder: Path) -> None:
     """Write a folder from which timm builds its architecture of this name, with the weights of a checkpoint."""
     config = checkpoint.config
-    write_safetensors(
-        _timm_weights(folder), write_tensors(timm.key_table(config), checkpoint.tensors), {"format": "pt"}
-    )
+    rules = timm.key_table(config, checkpoint.origin.dialect_of("timm"))
+    write_safetensors(_timm_weights(folder), write_tensors(rules, checkpoint.tensors), {"format": "pt"})
     facts = {
         "architecture": name,
         "num_classes": last_width(config),

@@ -22,6 +22,7 @@ from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.peers import LIBRARIES, build_peer
 from vitrail.weights.read import FOREIGN
 from vitrail.weights.sidecars import read_sidecars
+from vitrail.weights.timm_config import name_hint
 from vitrail.weights.wrappers import strip_prefix
 
 
@@ -149,11 +150,14 @@ def _match_modules(checkpoint: Checkpoint, path: Path, peer: nn.Module) -> dict[
     tensors, _ = strip_prefix(tensors, lambda state: file_format.recognises(state))
     folder = path if path.is_dir() else path.parent
     raw = Raw(path=path, tensors=tensors, sidecars=read_sidecars(folder))
-    hints = Hints(heads=config.heads, image_size=config.image_size, pooling=config.pooling)
+    named = name_hint(config, checkpoint.origin.dialect_of("timm")) if checkpoint.file_format == "timm" else None
+    hints = Hints(heads=config.heads, image_size=config.image_size, pooling=config.pooling, architecture=named)
     matched: dict[str, tuple[str, ...]] = {}
     for ours, numbers in file_format.read(raw, hints).tensors.items():
+        if not ours.endswith(".weight"):
+            continue
         theirs = [names[int(number)] for number in numbers.flatten().unique_consecutive().tolist()]
-        if ours.endswith(".weight") and all(name.endswith(".weight") for name in theirs):
+        if all(name.endswith(".weight") for name in theirs):
             matched[ours.removesuffix(".weight")] = tuple(name.removesuffix(".weight") for name in theirs)
     uses = Counter(name for theirs in matched.values() for name in theirs)
     return {  # a module that holds several of ours (both halves of a SwiGLU) gives neither's output

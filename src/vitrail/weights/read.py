@@ -88,7 +88,6 @@ NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, Inde
 TRANSFORMERS = (
     (r"\.lambda_1$", "a BEiT or a data2vec model of transformers"),
     (r"^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
-    (r"mlp\.fc1_g\.", "an EVA-02 or another model with rotary positions or other gated MLPs"),
     (r"\battn_pool\.(query|ln_q|ln_k)\b", "a CoCa (OpenCLIP's attentional pooler)"),
     (r"pre_layrnorm", "a CLIP (a LayerNorm before its first block)"),
     (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),
@@ -128,6 +127,8 @@ def read_checkpoint(
     shapes = shapes_of(tensors)  # reading takes the tensors out
     raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
     name = format_name or detect_format(raw, source)
+    if hints.architecture is not None and name != "timm":
+        raise WeightsError(f"architecture names a model of timm, and {source} is in the format {name}; omit it.")
     try:
         checkpoint = FOREIGN[name].read(raw, hints)
     except VitrailError as error:
@@ -149,6 +150,8 @@ def read_checkpoint(
 def apply_hints(checkpoint: Checkpoint, hints: Hints) -> Checkpoint:
     """Our checkpoints state everything; the user's hints still override it, as far as the weights allow."""
     config = checkpoint.config
+    if hints.architecture is not None:
+        raise WeightsError("architecture names a model of timm, and this checkpoint is our own; omit it.")
     if hints.image_size not in (None, config.image_size):
         raise WeightsError(f"this checkpoint is for pictures of {config.image_size}; resample it to change that.")
     check_patches(checkpoint, hints)

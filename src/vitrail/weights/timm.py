@@ -15,28 +15,35 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.parts import Stem
-from vitrail.weights import infer, keys, timm_naflex
+from vitrail.weights import infer, keys, timm_eva, timm_naflex
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, only, resnet_stem
 from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
-from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
+from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
 from vitrail.weights.sidecars import CONFIG
 from vitrail.weights.tensor_files import write_pickle, write_safetensors
 from vitrail.weights.timm_config import (
+    HEAD,
+    PROJECTION,
     HubConfig,
     how_to_load,
     hub_config,
     layout_of,
     mlp_of,
     other_names,
+    projects,
     read_facts,
+    settle_name,
     understand,
 )
+from vitrail.weights.timm_eva_config import is_eva
+from vitrail.weights.timm_eva_names import eva_arguments, is_eva_name
 from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5, named_arguments
 from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
+PATCHES, BACKBONE = "patch_embed.proj.weight", "patch_embed.backbone."
 BLOCK = BlockConfig(activation="gelu", norm_eps=LAYER_NORM[1], layer_scale=1e-5)
 RESNET = ResNetStem(norm_eps=1e-5, ws_eps=1e-8, ws_form="variance")  # what timm's hybrids compute
 
@@ -50,8 +57,9 @@ OTHERS_KEYS = {
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
-    plain = timm_naflex.is_naflex(tensors) or PATCHES in tensors
-    return plain and "blocks.0.attn.qkv.weight" in tensors and not OTHERS_KEYS & tensors.keys()
+    patches = timm_naflex.is_naflex(tensors) or PATCHES in tensors
+    attention = {"blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight"} & tensors.keys()  # fused or separate
+    return patches and bool(attention) and not OTHERS_KEYS & tensors.keys()
 
 
 # Our modules → timm's.
@@ -89,11 +97,8 @@ NAMES: Names = {
     "representation": "pre_logits.fc",
     "head": "head",
 }
-PATCHES, BACKBONE = "patch_embed.proj.weight", "patch_embed.backbone."
 SPLIT = under("blocks.{}", "blocks.{}.", {"mlp.gate": "mlp.fc1_g", "mlp.up": "mlp.fc1_x"})  # AIMv2's
 DISTILLED: Names = {"embed.registers": "dist_token", "distilled_head": "head_dist"}
-# CLIP's projection is a head whose bias is zero.
-PROJECTION = Form(lambda theirs: theirs[0], lambda ours: (ours, ours.new_zeros(len(ours))))
 
 
 def names_of(stem: Stem, pool_norm: str, *, split: bool, distilled: bool, projects: bool) -> Names:
@@ -103,12 +108,14 @@ def names_of(stem: Stem, pool_norm: str, *, split: bool, distilled: bool, projec
     names |= {"embed.stem.conv_root": f"{root}.conv", "embed.stem.norm_root": f"{root}.norm"}
     names |= {"norm": "fc_norm"} if pool_norm == "after" else {}
     if projects:
-        names |= {"projection.weight": ("head.weight", "head.bias")}
+        names |= {"projection.weight": HEAD}
         del names["head"]
     return names
 
 
-def key_table(config: ViTConfig) -> list[Rule]:
+def key_table(config: ViTConfig, dialect: Mapping[str, str] | None = None) -> list[Rule]:
+    if is_eva(config):
+        return timm_eva.key_table(config, dialect or {})
     names = names_of(
         config.stem,
         config.pool_norm,
@@ -122,18 +129,22 @@ def key_table(config: ViTConfig) -> list[Rule]:
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
     facts = read_facts(raw.sidecars)
+    if facts is not None and hints.architecture is not None:
+        facts = replace(facts, architecture=hints.architecture)
+    if timm_eva.is_meant(raw.tensors, facts.architecture if facts else hints.architecture):
+        return timm_eva.read(raw, facts, hints)
     hub = None if facts is None else understand(facts)
     layout = "naflex" if timm_naflex.is_naflex(raw.tensors) else "classic"
     if hub is not None and hub.arguments["layout"] != layout:
         raise WeightsError(f"the keys are not those of timm's {hub.architecture}, which config.json names.")
-    settled = hub.settle_hints(hints) if hub else hints
+    settled = hub.settle_hints(hints) if hub else settle_name(hints, raw)
     if layout == "naflex":
         raw, settled = _read_naflex(raw, settled)
     else:
         raw = replace(raw, tensors=unflatten_patches(raw.tensors))
     config = infer_config(raw, settled, hub)
     if hub is None:
-        preprocess, classes, notes = assume_preprocess(config), None, (*assumptions(config, hints, layout), BARE)
+        preprocess, classes, notes = assume_preprocess(config), None, (*assumptions(config, settled, layout), BARE)
     else:
         hub.check(config)
         dynamic = bool(hub.arguments["dynamic_img_size"]) and hints.image_size is None
@@ -162,7 +173,8 @@ def refuse_architecture(raw: Raw) -> None:
     """Raise for a folder of timm whose `config.json` names a model that we do not compute, whatever its keys are."""
     facts = raw.sidecars.get(CONFIG)
     if isinstance(facts, Mapping) and isinstance(facts.get("architecture"), str):
-        named_arguments(facts["architecture"])
+        name = facts["architecture"]
+        eva_arguments(name) if is_eva_name(name) else named_arguments(name)
 
 
 def unflatten_patches(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -180,7 +192,7 @@ def infer_config(raw: Raw, hints: Hints, hub: HubConfig | None = None) -> ViTCon
     stem, split = _infer_stem(raw), "blocks.0.mlp.fc1_g.weight" in raw.tensors
     pool_norm = "after" if "fc_norm.weight" in raw.tensors else "before" if "norm.weight" in raw.tensors else "none"
     distilled = "dist_token" in raw.tensors
-    names = names_of(stem, pool_norm, split=split, distilled=distilled, projects=projects(raw, hub))
+    names = names_of(stem, pool_norm, split=split, distilled=distilled, projects=projects(raw, hub and hub.data))
     if distilled and "head_dist.weight" not in raw.tensors:
         raise WeightsError("it has a distillation token but no head for it, so we do not know what to read from it.")
     config = infer.infer_config(
@@ -197,13 +209,6 @@ def infer_config(raw: Raw, hints: Hints, hub: HubConfig | None = None) -> ViTCon
         config = replace(config, pool_prefix=bool(hub.arguments["pool_include_prefix"]))
     eps = hints.norm_eps or usual_eps(config)
     return replace(config, block=replace(config.block, norm_eps=eps))
-
-
-def projects(raw: Raw, hub: HubConfig | None) -> bool:
-    """Whether what timm calls the head is CLIP's projection: without a bias, and without names of classes."""
-    bias = raw.tensors.get("head.bias")
-    named = hub is not None and hub.data.get("label_names")
-    return "norm_pre.weight" in raw.tensors and bias is not None and not named and not bias.any()
 
 
 def usual_eps(config: ViTConfig) -> float:
@@ -336,9 +341,13 @@ HOLDS: Holds = {
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
-    tensors = write_tensors(key_table(checkpoint.config), checkpoint.tensors)
+    config, dialect = checkpoint.config, checkpoint.origin.dialect_of("timm")
+    if path.suffix and is_eva(config):
+        timm_eva.check_bare(config, dialect)
+    rules = key_table(config, dialect)
+    tensors = write_tensors(rules, checkpoint.tensors)
     if layout_of(checkpoint) == "naflex":
-        tensors = timm_naflex.to_naflex(tensors, checkpoint.config)
+        tensors = timm_naflex.to_naflex(tensors, config)
     if path.suffix in PICKLES:
         write_pickle(path, tensors)
     elif path.suffix == ".safetensors":
@@ -352,11 +361,11 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
 FORMAT = ForeignFormat(
     name="timm",
     suffixes=(".safetensors", ".pth", ".bin", ""),
-    holds=lambda config: HOLDS,
+    holds=lambda config: timm_eva.holds(config) if is_eva(config) else HOLDS,
     write=write,
     how_to_load=how_to_load,
     self_describing=("",),
-    resamples=lambda config: False,
+    resamples=lambda config: is_eva(config) and config.relative.kind != "bias",
     recognises=recognises,
     read=read,
 )

@@ -3,7 +3,7 @@
 It is a closed world: every key and every value is used, listed here as irrelevant, or refused by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,8 +13,10 @@ from vitrail.model import ResNetStem, ViTConfig
 from vitrail.model.parts import Pair
 from vitrail.weights import timm_naflex
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.infer import Hints, exact_ratio
+from vitrail.weights.infer import Hints, Raw, exact_ratio
+from vitrail.weights.keys import Form
 from vitrail.weights.sidecars import CONFIG, Settings
+from vitrail.weights.timm_eva_config import changes_of, eva_architecture, is_eva
 from vitrail.weights.timm_names import (
     DEFAULTS,
     FIXED,
@@ -219,6 +221,18 @@ def mlp_of(config: ViTConfig) -> Literal["plain", "packed", "split"]:
     return "split" if config.block.norm == "rms" and not config.block.proj_bias else "packed"
 
 
+# CLIP's projection is a head whose bias is zero.
+HEAD = ("head.weight", "head.bias")
+PROJECTION = Form(lambda theirs: theirs[0], lambda ours: (ours, ours.new_zeros(len(ours))))
+
+
+def projects(raw: Raw, data: Mapping[str, Any] | None) -> bool:
+    """Whether what timm calls the head is CLIP's projection: without a bias, and without names of classes."""
+    bias = raw.tensors.get("head.bias")
+    named = data is not None and data.get("label_names")
+    return "norm_pre.weight" in raw.tensors and bias is not None and not named and not bias.any()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a `config.json` holds, before its architecture is looked up."""
@@ -365,6 +379,8 @@ def architecture(config: ViTConfig) -> tuple[str, dict[str, Any]]:
 
 def architecture_of(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
     """The name and arguments of a model in the layout that it is written in."""
+    if is_eva(checkpoint.config):
+        return eva_architecture(checkpoint.config, checkpoint.origin.dialect_of("timm"))
     name, arguments = architecture(checkpoint.config)
     if layout_of(checkpoint) == "naflex":
         return timm_naflex.NAME, timm_naflex.naflex_arguments(checkpoint.config, arguments)
@@ -415,6 +431,22 @@ def hub_config(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
+def name_hint(config: ViTConfig, dialect: Mapping[str, str]) -> str | None:
+    """The architecture to name for a file without a `config.json`, where its keys do not suffice."""
+    return eva_architecture(config, dialect)[0] if is_eva(config) else None
+
+
+def settle_name(hints: Hints, raw: Raw) -> Hints:
+    """What the name that the user gives stands for, of what keys do not reveal; other hints take precedence."""
+    if hints.architecture is None:
+        return hints
+    stated = Settings(CONFIG, named_arguments(hints.architecture))
+    hub = HubConfig(architecture=hints.architecture, arguments=stated, data=stated, global_pool=None, num_features=None)
+    same = stated["embed_dim"] == raw.shape("blocks.0.norm1.weight", 1)[0]
+    heads = hints.heads or (stated["num_heads"] if same else None)
+    return replace(hub.settle_hints(hints), heads=heads, image_size=hints.image_size)
+
+
 def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
     if not path.suffix:
         return f'timm.create_model("local-dir:{path}", pretrained=True)'
@@ -422,7 +454,11 @@ def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
         name, arguments = architecture_of(checkpoint)
     except WeightsError:
         return f"model.load_state_dict(...) of {path} into the timm model it came from"
-    changes = {**arguments, "num_classes": last_width(checkpoint.config)}
-    usual = {**named_arguments(name), "fc_norm": arguments["global_pool"] == "avg"}
-    shown = ", ".join(f"{key}={value!r}" for key, value in changes.items() if usual.get(key, changes) != value)
+    stated = {**arguments, "num_classes": last_width(checkpoint.config)}
+    if is_eva(checkpoint.config):
+        changes = changes_of(name, stated)
+    else:
+        usual = {**named_arguments(name), "fc_norm": arguments["global_pool"] == "avg"}
+        changes = {key: value for key, value in stated.items() if usual.get(key, stated) != value}
+    shown = ", ".join(f"{key}={value!r}" for key, value in changes.items())
     return f'timm.create_model("{name}", checkpoint_path="{path}"{", " + shown if shown else ""})'

@@ -32,6 +32,7 @@ from vitrail.weights.proof import (
 )
 from vitrail.weights.read import FORMATS, check_format, open_checkpoint, read_checkpoint
 from vitrail.weights.resolve import FormatName, Located, checksums_of, find_files, locate
+from vitrail.weights.timm_config import name_hint
 
 # The names of files in which libraries keep a model in a folder.
 CHECKPOINT_FILES = re.compile(
@@ -276,12 +277,16 @@ def _losses(before: Checkpoint, after: Checkpoint, kernels: Sequence[str]) -> li
 def _read_again(draft: Path, to: FormatName, before: Checkpoint) -> tuple[Checkpoint, tuple[str, ...]]:
     """The result as any reader reads it; or with hints for what the file does not state, and a note that lists them."""
     known = _unstated_in_some(before.config)
+    if to == "timm":
+        known["architecture"] = name_hint(before.config, before.origin.dialect_of("timm"))
     try:
         written = read_checkpoint(draft, format_name=to, allow_pickle=True)
     except WeightsError:
-        unstated = list(known)
+        unstated = [name for name, value in known.items() if value is not None]
     else:
         unstated = [name for name, value in _unstated_in_some(written.config).items() if known[name] != value]
+        if known.get("architecture") and written.config.relative != before.config.relative:
+            unstated.append("architecture")
         if not unstated:
             return written, ()
     written = read_checkpoint(draft, format_name=to, hints=Hints(**known), allow_pickle=True)
