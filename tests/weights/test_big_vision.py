@@ -99,3 +99,20 @@ def test_pooling_the_first_patch_is_refused(tmp_path: Path, make_checkpoint: Any
     write_checkpoint(make_checkpoint(**CASES["gap"]), tmp_path / "a.npz", "big_vision")
     with pytest.raises(WeightsError, match="our ViT cannot pool the first patch instead"):
         read_checkpoint(tmp_path / "a.npz", hints=Hints(pooling="cls"))
+
+
+def test_one_of_two_towers(tmp_path: Path, make_checkpoint: Any) -> None:
+    """SigLIP: the similarity's scale and bias are kept beside the picture's tower, the text's is left out."""
+    write_checkpoint(make_checkpoint(**CASES["map"], num_classes=0), tmp_path / "a.npz", "big_vision")
+    tower = {name.replace("params/", "params/img/"): array for name, array in np.load(tmp_path / "a.npz").items()}
+    scales = {"params/t": np.array([2.3], np.float32), "params/b": np.array([-12.9], np.float32)}
+    np.savez(tmp_path / "b.npz", **tower, **scales, **{"params/txt/Embed_0/embedding": np.ones((3, 2), np.float32)})
+    read = read_checkpoint(tmp_path / "b.npz")
+    assert {name: tensor.item() for name, tensor in read.extras.items()} == pytest.approx(
+        {"logit_scale": 2.3, "logit_bias": -12.9}
+    )
+    assert "left out 1 tensor that does not start with params/img/" in read.remarks
+    write_checkpoint(read, tmp_path / "again.npz", "big_vision")
+    again = dict(np.load(tmp_path / "again.npz"))
+    assert again.keys() == {**tower, **scales}.keys()
+    assert all(np.array_equal(again[name], array) for name, array in {**tower, **scales}.items())

@@ -186,7 +186,7 @@ FAMILIES = {
     "a CLIP": ("vision_model.pre_layrnorm.weight",),
     "a CoCa": ("visual.conv1.weight", "visual.attn_pool.query", "visual.transformer.resblocks.0.attn.in_proj_weight"),
     "a DINOv3": ("layer.0.attention.q_proj.weight",),
-    "a masked autoencoder": ("mask_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "decoder_blocks.0.a"),
+    "a masked autoencoder": ("mask_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "decoder.0.a"),
 }
 
 

@@ -12,7 +12,7 @@ from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
 from vitrail.weights import flax
-from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.checkpoint import LOGIT_BIAS, LOGIT_SCALE, Checkpoint
 from vitrail.weights.formats import ForeignFormat, Holds, positions, stems
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.keys import Rule, read_tensors, under, write_tensors
@@ -20,6 +20,8 @@ from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_npz
 
 NUMBERING, POSITIONS = "separate", "pos_embedding"
+IMAGE = "img/"  # the end of the prefix, where the file has a tower for texts beside the ViT (SigLIP, LiT)
+SCALES = {LOGIT_SCALE: "t", LOGIT_BIAS: "b"}  # beside the towers
 SCANNED = "Transformer/encoderblock/"
 ATTENTION = "MultiHeadDotProductAttention_0"
 POOL = {
@@ -44,6 +46,7 @@ def key_table(config: ViTConfig) -> list[Rule]:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
+    extras = split_scales(raw)
     prefix, left_out = flax.strip_prefix(raw)
     scanned = any(name.startswith(SCANNED) for name in raw.tensors)
     if scanned:
@@ -57,11 +60,21 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config), raw.tensors),
+        extras=extras,
         preprocess=preset("google", config.image_size, config.channels),
         origin=Origin(format="big_vision", dialect={"prefix": prefix, "layers": "scanned" if scanned else "listed"}),
         notes=_assumed(config, hints),
         remarks=(*left_out, *flax.implied(hints)),
     )
+
+
+def split_scales(raw: Raw) -> dict[str, Tensor]:
+    """Take out the scale and the bias of the similarity of pictures and texts, if the ViT is one of two towers."""
+    prefix = flax.find_prefix(raw.tensors) or ""
+    root = prefix.removesuffix(IMAGE)
+    if root == prefix:
+        return {}
+    return {ours: raw.tensors.pop(root + name) for ours, name in SCALES.items() if root + name in raw.tensors}
 
 
 def _assumed(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
@@ -124,7 +137,12 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     tensors = write_tensors(key_table(checkpoint.config), checkpoint.tensors)
     if dialect.get("layers") == "scanned":
         tensors = stack_layers(tensors, checkpoint.config.depth)
-    write_npz(path, {dialect.get("prefix", "params/") + name: tensor for name, tensor in tensors.items()})
+    prefix = dialect.get("prefix", f"params/{IMAGE}" if LOGIT_SCALE in checkpoint.extras else "params/")
+    arrays = {prefix + name: tensor for name, tensor in tensors.items()}
+    if prefix.endswith(IMAGE):
+        scales = {name: checkpoint.extras[ours] for ours, name in SCALES.items() if ours in checkpoint.extras}
+        arrays |= {prefix.removesuffix(IMAGE) + name: tensor for name, tensor in scales.items()}
+    write_npz(path, arrays)
 
 
 FORMAT = ForeignFormat(

@@ -12,6 +12,8 @@ from vitrail.model import ViT, ViTConfig
 from vitrail.weights.metadata import Metadata
 from vitrail.wording import counted
 
+# Extras of a tower that was trained with texts: the logarithm of the similarity's scale, and its bias.
+LOGIT_SCALE, LOGIT_BIAS = "logit_scale", "logit_bias"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -23,7 +25,7 @@ class Checkpoint(Metadata):
     tensors: Mapping[str, Tensor] = field(repr=False)
     extras: Mapping[str, Tensor] = field(
         default_factory=dict[str, Tensor], repr=False
-    )  # never read in a forward pass: mask_token
+    )  # never read in a forward pass: mask_token, logit_scale
 
     def __post_init__(self) -> None:
         if self.classes is not None and len(self.classes) != self.config.num_classes:

@@ -14,7 +14,7 @@ from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.weights import infer, keys
-from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.checkpoint import LOGIT_BIAS, LOGIT_SCALE, Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, computes, only, positions
 from vitrail.weights.infer import Hints, Notes, Raw, assumed, assumed_heads
 from vitrail.weights.keys import TRANSPOSED, Form, Names, Rule, read_tensors, under, write_tensors
@@ -27,7 +27,7 @@ from vitrail.wording import counted
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 BLOCK = BlockConfig(activation="gelu", norm_eps=1e-5, layer_scale=1e-4)
 VISUAL = "visual."  # before the tower's names, where the file is a whole CLIP
-SCALES = ("logit_scale", "logit_bias")  # of the similarity of pictures and texts
+SCALES = (LOGIT_SCALE, LOGIT_BIAS)
 OPENAI = {"input_resolution", "context_length", "vocab_size"}  # buffers of OpenAI's archives
 HEAD_SIZES = {1280: 80, 1408: 88, 1664: 104, 1792: 112}  # width → features of a head; otherwise 64
 

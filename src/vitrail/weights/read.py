@@ -92,7 +92,7 @@ TRANSFORMERS = (
     (r"pre_layrnorm", "a CLIP (a LayerNorm before its first block)"),
     (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),
     (
-        r"\bdecoder_blocks\.|\bdecoder\.decoder_layers\.|^decoder\.0\.",
+        r"\bdecoder\.decoder_layers\.|^decoder\.0\.",
         "a masked autoencoder with its decoder, of which only the encoder is a ViT: save it without the names that "
         "contain decoder or mask_token",
     ),

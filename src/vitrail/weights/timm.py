@@ -12,13 +12,14 @@ from typing import Literal
 
 from torch import Tensor
 
+from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.parts import Stem
 from vitrail.weights import infer, keys, timm_eva, timm_naflex
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, only, resnet_stem
-from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
+from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, leave_out
 from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
@@ -55,11 +56,14 @@ OTHERS_KEYS = {
     *("rel_pos_bias.relative_position_index", "blocks.0.attn.relative_position_index"),
 }
 
+MAE, DECODER = "decoder_embed.weight", r"decoder_|mask_token$"  # of masked autoencoders, whose encoder has timm's keys
+
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
     patches = timm_naflex.is_naflex(tensors) or PATCHES in tensors
     attention = {"blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight"} & tensors.keys()  # fused or separate
-    return patches and bool(attention) and not OTHERS_KEYS & tensors.keys()
+    others = OTHERS_KEYS - ({"mask_token"} if MAE in tensors else set())
+    return patches and bool(attention) and not others & tensors.keys()
 
 
 # Our modules → timm's.
@@ -128,6 +132,8 @@ def key_table(config: ViTConfig, dialect: Mapping[str, str] | None = None) -> li
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
+    tensors, remarks = leave_out(raw.tensors, DECODER, "the masked autoencoder's decoder")
+    raw = replace(raw, tensors=tensors)
     facts = read_facts(raw.sidecars)
     if facts is not None and hints.architecture is not None:
         facts = replace(facts, architecture=hints.architecture)
@@ -144,7 +150,11 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         raw = replace(raw, tensors=unflatten_patches(raw.tensors))
     config = infer_config(raw, settled, hub)
     if hub is None:
-        preprocess, classes, notes = assume_preprocess(config), None, (*assumptions(config, settled, layout), BARE)
+        classes, notes = None, assumptions(config, settled, layout)
+        if remarks:  # pictures are prepared for MAE as for DINOv2
+            preprocess = preset("dinov2", config.image_size, config.channels)
+        else:
+            preprocess, notes = assume_preprocess(config), (*notes, BARE)
     else:
         hub.check(config)
         dynamic = bool(hub.arguments["dynamic_img_size"]) and hints.image_size is None
@@ -158,6 +168,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         classes=classes,
         origin=Origin(format="timm", dialect={"suffix": raw.path.suffix, "layout": layout}),
         notes=notes,
+        remarks=remarks,
     )
 
 

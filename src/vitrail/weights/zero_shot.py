@@ -20,14 +20,13 @@ from torch import Tensor
 from vitrail.errors import WeightsError, list_names
 from vitrail.untrusted import read_bytes
 from vitrail.weights.adapt import adapt
-from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.checkpoint import LOGIT_BIAS, LOGIT_SCALE, Checkpoint
 from vitrail.weights.metadata import check_names
 from vitrail.weights.peers import import_peer
 from vitrail.weights.resolve import Located
 from vitrail.wording import counted
 
 NEEDED, OPTIONAL = ("embeddings", "names"), ("scale", "bias")
-LOGIT_SCALE, LOGIT_BIAS = "logit_scale", "logit_bias"  # extras of a tower: the logarithm of the scale, and the bias
 USUAL_SCALE = 100.0  # where CLIP's training ends
 PROMPT = "a photo of a {}."
 MAX_BYTES = 4 * 2**30
