@@ -113,7 +113,7 @@ def randomize(model: Any) -> Any:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             one = 1.0 if parameter.ndim == 1 else 0.0
-            parameter.copy_(one + 0.3 * noise if parameter.ndim == 1 else noise / max(parameter[:1].numel(), 1) ** 0.5)
+            parameter.copy_(one + 0.3 * noise if parameter.ndim <= 1 else noise / max(parameter[:1].numel(), 1) ** 0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("running_mean"):
                 buffer.normal_(generator=generator)

@@ -26,7 +26,12 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import prepare
 from vitrail.errors import AssumptionWarning, VitrailError, WeightsError
 from vitrail.model import ViTConfig
+from vitrail.weights.huggingface_beit import BEIT
+from vitrail.weights.huggingface_dino import DINOV2, DINOV3
+from vitrail.weights.huggingface_family import Family
 from vitrail.weights.huggingface_preprocess import FILE, PROCESSORS, processor_config, read_preprocess
+from vitrail.weights.huggingface_towers import CLIP, SIGLIP
+from vitrail.weights.huggingface_vit import DEIT, VIT
 from vitrail.weights.proof import sample_photos
 from vitrail.weights.read import NONSENSE, read_checkpoint
 from vitrail.weights.write import convert
@@ -148,13 +153,13 @@ def assert_same_pixels(ours: Tensor, theirs: Tensor, spec: Preprocess) -> None:
 
 
 @settings(max_examples=cases(60))
-@given(facts=processors(), kind=st.sampled_from(["vit", "dinov2"]))
-def test_any_image_processor(facts: dict[str, Any], kind: str) -> None:
-    theirs = theirs_of(facts, kind)
+@given(facts=processors(), family=st.sampled_from([VIT, DINOV2, DINOV3, CLIP, SIGLIP, BEIT, DEIT]))
+def test_any_image_processor(facts: dict[str, Any], family: Family) -> None:
+    theirs = theirs_of(facts, family.tower or family.kind)
     size = tuple(theirs[0].shape[-2:]) if theirs and theirs[0].numel() else (16, 16)
     config = ViTConfig(image_size=size, patch_size=1, width=8, heads=1)
     try:
-        spec, _ = read_preprocess({FILE: facts}, kind, config)
+        spec, _ = read_preprocess({FILE: facts}, family, config)
     except (VitrailError, *NONSENSE):
         event("refused by both" if theirs is None else "refused by us")
         return
@@ -174,9 +179,11 @@ def specs(draw: st.DrawFn) -> Preprocess:
         "resize": draw(st.sampled_from(["squash", "shortest"])),
         "mean": draw(st.tuples(numbers, numbers, numbers)),
         "std": draw(st.tuples(numbers, numbers, numbers)),
-        "kernel": "bytes",
+        "kernel": draw(st.sampled_from(["bytes", "float"])),
         "anchor": "floor",
     }
+    if fields["interpolation"] == "bicubic":
+        fields["kernel"] = "bytes"
     if fields["resize"] == "shortest" and draw(st.booleans()):
         return Preprocess(**fields, resize_to=max(size) + draw(st.integers(0, 40)))
     return Preprocess(**fields, crop=draw(st.sampled_from([1.0, 0.9, 0.875, 224 / 438])))
@@ -193,7 +200,7 @@ def test_any_preprocessing_that_we_write(spec: Preprocess) -> None:
     theirs = theirs_of(facts, "vit")
     assert theirs is not None
     config = ViTConfig(image_size=spec.size, patch_size=1, width=8, heads=1)
-    again, notes = read_preprocess({FILE: facts}, "vit", config)
+    again, notes = read_preprocess({FILE: facts}, VIT, config)
     assert not notes
     for picture, pixels in zip(PICTURES, theirs, strict=True):
         assert_same_pixels(prepare(picture, spec), pixels, spec)
@@ -218,6 +225,31 @@ CONFIG_FIELDS: dict[str, dict[str, list[Any]]] = {
     },
 }
 CONFIG_FIELDS["dinov2_with_registers"] = {**CONFIG_FIELDS["dinov2"], "num_register_tokens": [1, 3]}
+CONFIG_FIELDS["dinov3_vit"] = {
+    "num_register_tokens": [0, 1, 3],
+    "layerscale_value": [1.0, 0.1],
+    "rope_theta": [100.0, 50.0],
+    "query_bias": [True, False],
+    "key_bias": [True, False],
+    "value_bias": [True, False],
+    "proj_bias": [True, False],
+    "mlp_bias": [True, False],
+    "use_gated_mlp": [True, False],
+    "pos_embed_rescale": [2.0, None],
+}
+CONFIG_FIELDS["clip_vision_model"] = {"projection_dim": [8, 16], "attention_dropout": [0.1], "dropout": [0.1]}
+CONFIG_FIELDS["siglip_vision_model"] = {"vision_use_head": [True], "attention_dropout": [0.1]}
+CONFIG_FIELDS["beit"] = {
+    "use_relative_position_bias": [True, False],
+    "use_shared_relative_position_bias": [True, False],
+    "use_absolute_position_embeddings": [True, False],
+    "use_mean_pooling": [True, False],
+    "use_mask_token": [True, False],
+    "layer_scale_init_value": [0.0, 0.1],
+    "drop_path_rate": [0.0, 0.2],
+    "vocab_size": [10],
+}
+CONFIG_FIELDS["deit"] = CONFIG_FIELDS["vit"]
 ACTIVATIONS = ["gelu_python", "gelu_python_tanh", "gelu_10", "quick_gelu", "relu", "silu"]
 ANY_FIELDS: dict[str, list[Any]] = {
     "hidden_size": [16, 32],
@@ -257,7 +289,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 def peer_of(facts: dict[str, Any], classes: int, folder: Path) -> Any:
     """transformers' own model of these words in a folder, with random weights; nothing where it cannot be."""
     kind = facts["model_type"]
-    maker = transformers.AutoModelForImageClassification if kind == "vit" and classes else transformers.AutoModel
+    heads = kind in ("vit", "beit", "deit") and classes
+    maker = transformers.AutoModelForImageClassification if heads else transformers.AutoModel
     labels = {"num_labels": classes} if classes else {}
     try:
         config = transformers.AutoConfig.for_model(**facts, **labels)

@@ -30,7 +30,7 @@ from vitrail.model import (
 from vitrail.model.merging import with_merging
 from vitrail.weights import eva, pe
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.huggingface_config import hidden_width
+from vitrail.weights.huggingface_dino import hidden_width
 from vitrail.weights.infer import Hints
 from vitrail.weights.native import read_native, save_checkpoint
 from vitrail.weights.read import FOREIGN, FORMATS, read_checkpoint, read_files
@@ -350,7 +350,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("torchvision", {"positions": PositionConfig(kind="none")}, "its positions are learned"),
     ("hf", {"representation": 12}, "has no representation layer before it"),
     ("hf", {"block": BlockConfig(qk_norm=True)}, "no qk-norm"),
-    ("hf", {"registers": 1}, "backbone without a head"),
+    ("hf", {"registers": 1}, "positions cover \\[cls\\] and every other token"),
     ("hf", {"block": BlockConfig(layer_scale=1.0), "mlp_width": 50, "num_classes": 0}, "a multiple of the model's"),
     ("hf", {"block": BlockConfig(layer_scale=1.0), "image_size": (32, 64), "num_classes": 0}, "those of a square"),
     ("hf", {"block": BlockConfig(attention_scale=0.3)}, "no attention scale"),

@@ -11,14 +11,17 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.huggingface_config import FAMILIES
 from vitrail.weights.huggingface_preprocess import FILE, processor_config, read_preprocess
+from vitrail.weights.huggingface_vit import VIT
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING
 
 
 def read(facts: dict[str, Any], size: int = 224, kind: str = "vit") -> tuple[Preprocess, tuple[str, ...]]:
-    return read_preprocess({FILE: facts}, kind, ViTConfig(image_size=size, patch_size=1, width=8, heads=1))
+    family = next(family for family in FAMILIES if family.kind == kind)
+    return read_preprocess({FILE: facts}, family, ViTConfig(image_size=size, patch_size=1, width=8, heads=1))
 
 
 def named(name: str, **words: Any) -> dict[str, Any]:
@@ -81,13 +84,13 @@ def test_what_is_assumed_is_noted() -> None:
     assert spec.mean == (0.5, 0.5, 0.5)
     assert read({}, kind="dinov2")[0].mean[0] == 0.48145466
     assert "crop_pct has no effect in ViTImageProcessor" in read(named("ViTImageProcessor", crop_pct=0.9))[1][0]
-    _, notes = read_preprocess({}, "vit", ViTConfig())
+    _, notes = read_preprocess({}, VIT, ViTConfig())
     assert "has no preprocessor_config.json: assumed the preprocessing of hf" in notes[0]
 
 
 def test_a_processor_of_several_parts_goes_first() -> None:
     parts = {"processor_class": "X", "image_processor": named("CLIPImageProcessor")}
-    spec, _ = read_preprocess({FILE: named("ViTImageProcessor"), "processor_config.json": parts}, "vit", ViTConfig())
+    spec, _ = read_preprocess({FILE: named("ViTImageProcessor"), "processor_config.json": parts}, VIT, ViTConfig())
     assert spec.resize == "shortest"
 
 
@@ -111,12 +114,12 @@ def change(folder: Path, **words: Any) -> Path:
         ({"is_decoder": True}, "is_decoder must be False; got True"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads must be {}"),
         ({"head_dim": 4}, "head_dim must be hidden_size / heads; got 4"),
-        ({"hidden_act": "quick_gelu"}, "hidden_act must be one of gelu.*; got 'quick_gelu'"),
+        ({"hidden_act": "relu"}, "hidden_act must be one of gelu.*; got 'relu'"),
         ({"qkv_bias": "no"}, "qkv_bias must be true or false; got 'no'"),
         ({"layer_norm_eps": "small"}, "layer_norm_eps must be a number"),
         ({"num_labels": 3}, "num_labels is 3, but the classifier has 7 rows"),
         ({"architectures": ["ViTForMaskedImageModeling"]}, "architectures of a vit model must be"),
-        ({"model_type": "vit_mae"}, "model_type must be vit, dinov2 or dinov2_with_registers; got 'vit_mae'"),
+        ({"model_type": "vit_2"}, "model_type must be one of vit, .*siglip2.*; got 'vit_2'"),
     ],
     ids=str,
 )

@@ -23,7 +23,6 @@ from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING
 
 State = dict[str, torch.Tensor]
-HF_PATCHES = "embeddings.patch_embeddings.projection.weight"
 
 
 @pytest.fixture
@@ -176,16 +175,7 @@ def test_chunks_of_blocks_are_one_list(tmp_path: Path, state: State) -> None:
 
 
 FAMILIES = {
-    "a BEiT": (
-        "beit.embeddings.cls_token",
-        "beit.encoder.layer.0.lambda_1",
-        f"beit.{HF_PATCHES}",
-        "classifier.bias",
-    ),
-    "an I-JEPA": ("ijepa.embeddings.position_embeddings", f"ijepa.{HF_PATCHES}", "classifier.bias"),
-    "a CLIP": ("vision_model.pre_layrnorm.weight",),
     "a CoCa": ("visual.conv1.weight", "visual.attn_pool.query", "visual.transformer.resblocks.0.attn.in_proj_weight"),
-    "a DINOv3": ("layer.0.attention.q_proj.weight",),
     "a masked autoencoder": ("mask_token", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "decoder.0.a"),
 }
 
@@ -219,14 +209,6 @@ def test_a_model_beside_other_tensors_is_refused_with_the_way_out(tmp_path: Path
     advice = message[message.index("{name") : message.rindex("}") + 1]
     torch.save(eval(advice, {"state": whole}), tmp_path / "b.pth")  # what the message says works
     assert torch.equal(read(tmp_path / "b.pth").tensors["norm.weight"], state["norm.weight"])
-
-
-def test_a_distilled_deit_of_transformers_is_refused_by_name(tmp_path: Path, state: State) -> None:
-    torch.save({**state, "deit.embeddings.distillation_token": torch.zeros(1, 1, 32)}, tmp_path / "a.pth")
-    with pytest.raises(
-        WeightsError, match=r"trained with distillation: it has the token .*dist.*; use the DeiT without"
-    ):
-        read(tmp_path / "a.pth")
 
 
 @pytest.mark.parametrize("kind", ["traced", "tar"])

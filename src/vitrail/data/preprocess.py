@@ -130,6 +130,10 @@ PRESETS = {
     ),
     # transformers' ViTImageProcessor (its torchvision backend)
     "hf": Preprocess(kernel="bytes"),
+    # transformers' DeiT, MAE, MSN and I-JEPA checkpoints
+    "hf-imagenet": Preprocess(kernel="bytes", mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    # transformers' SiglipImageProcessor
+    "siglip": Preprocess(kernel="bytes", interpolation="bicubic"),
     # torchvision's ViT_B_16_Weights.IMAGENET1K_V1 and the like
     "torchvision": Preprocess(resize="shortest", resize_to=256, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     # facebookresearch/dinov2's own transform

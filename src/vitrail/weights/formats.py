@@ -114,6 +114,25 @@ SILENT = ("positions.resample", "rates.dropout", "rates.attention", "rates.path"
 COMMON: Holds = {**dict.fromkeys((*SIZES, *SILENT), anything), "stem.kind": stems("patch")}
 
 
+def refusals(holds: Holds, config: ViTConfig) -> list[str]:
+    """Why what holds this cannot hold a model, a reason for each field in question; empty if it can."""
+    reasons = dict[str, None]()
+    refused: set[str] = set()  # parts of another kind, whose fields need no reasons of their own
+    for path, value, plain in walk(config, type(config)()):
+        part, _, name = path.rpartition(".")
+        if part in refused:
+            continue
+        if path in holds:
+            reason = holds[path](value, config)
+        else:
+            always = PLAIN.get(path, f"its {path} is always {plain!r}, here it is {value!r}")
+            reason = "" if value == plain else always
+        if reason:
+            reasons[reason] = None
+            refused |= {part} if name == "kind" else set()
+    return list(reasons)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """A format that we write.
@@ -137,23 +156,7 @@ class Format:
 
     def refusals(self, config: ViTConfig) -> list[str]:
         """Why the format cannot hold a model, a reason for each field in question; empty if it can."""
-        if self.holds is None:
-            return []
-        holds, reasons = self.holds(config), dict[str, None]()
-        refused: set[str] = set()  # parts of another kind, whose fields need no reasons of their own
-        for path, value, plain in walk(config, type(config)()):
-            part, _, name = path.rpartition(".")
-            if part in refused:
-                continue
-            if path in holds:
-                reason = holds[path](value, config)
-            else:
-                always = PLAIN.get(path, f"its {path} is always {plain!r}, here it is {value!r}")
-                reason = "" if value == plain else always
-            if reason:
-                reasons[reason] = None
-                refused |= {part} if name == "kind" else set()
-        return list(reasons)
+        return [] if self.holds is None else refusals(self.holds(config), config)
 
 
 @dataclass(frozen=True, kw_only=True)

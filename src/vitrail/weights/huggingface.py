@@ -1,206 +1,247 @@
-"""Hugging Face transformers: ViT and DINOv2 models, as folders with `config.json` and one or several weight files."""
+"""Hugging Face transformers: models in folders with `config.json` and one or several weight files, or bare weights.
 
-from collections.abc import Mapping
+What a family's files look like is a value (`huggingface_vit.py` and its neighbours); this reads and writes any of them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
-from vitrail.model.parts import Pair
-from vitrail.weights import infer, keys
+from vitrail.model.parts import RelativeBias, Rope
+from vitrail.weights import infer
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.dinov2 import BACKBONE, DINOV2_HEADS, mask_token, split_mask_token
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, positions
+from vitrail.weights.formats import ForeignFormat, Holds
 from vitrail.weights.huggingface_config import (
-    NOT_SQUARE,
-    check_dinov2,
-    is_dinov2,
-    is_square,
-    kind_for,
-    mlp_ratio,
+    ACTIVATIONS,
+    FAMILIES,
+    check_square,
+    family_for,
+    family_of,
     model_config,
     notes_of,
     read_classes,
     read_config,
+    shown_by,
 )
-from vitrail.weights.huggingface_preprocess import check_input_size, processor_config, read_preprocess
+from vitrail.weights.huggingface_family import TABLE, Family, Model, with_values
+from vitrail.weights.huggingface_preprocess import NAFLEX, check_input_size, processor_config, read_preprocess
+from vitrail.weights.huggingface_vit import VIT
 from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
-from vitrail.weights.keys import Names, Rule, prefix_parts, read_tensors, under, write_tensors
+from vitrail.weights.keys import Rule, parts_of, read_tensors, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.sidecars import CONFIG, PREPROCESSOR, write_json
 from vitrail.weights.tensor_files import write_safetensors
 
-PATCHES = "embeddings.patch_embeddings.projection"
 MASK_TOKEN = "embeddings.mask_token"  # noqa: S105
-POOLER = ("pooler.dense.weight", "pooler.dense.bias")
-
-# The prefix of the backbone's names: none in a bare model, the family's name in one with a classifier.
-PREFIXES = ("", "vit.", "dinov2.", "dinov2_with_registers.")
-
-# Our modules → those of transformers. Some have one name in the files of the hub, and another one in transformers 5.
-MODEL: Names = {
-    "embed.class_token": "embeddings.cls_token",
-    "embed.registers": "embeddings.register_tokens",
-    "embed.positions": "embeddings.position_embeddings",
-    "embed.patches": PATCHES,
-    "norm": "layernorm",
-    "representation": "pooler.dense",
-}
-ATTENTION: dict[str, Names] = {
-    "files": {
-        "attention.qkv": ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
-        "attention.proj": "attention.output.dense",
-    },
-    "modules": {
-        "attention.qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-        "attention.proj": "attention.o_proj",
-    },
-}
-VIT_NORMS: Names = {"norm1": "layernorm_before", "norm2": "layernorm_after"}
-VIT_BLOCK: dict[str, Names] = {
-    "files": {**VIT_NORMS, "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"},
-    "modules": {**VIT_NORMS, "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"},
-}
-DINOV2_BLOCK: Names = {
-    **{name: name for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")},
-    "branch1.scale": "layer_scale1.lambda1",
-    "branch2.scale": "layer_scale2.lambda1",
-}
-GATED: dict[str, Names] = {
-    "files": {"mlp.gate": "mlp.weights_in", "mlp.up": "mlp.weights_in", "mlp.down": "mlp.weights_out"},
-    "modules": {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"},
-}
-
-
-def names_of(dino: bool, prefix: str, generation: str) -> Names:
-    """The names of a ViT's or a DINOv2's modules."""
-    own = {**DINOV2_BLOCK, **GATED[generation]} if dino else VIT_BLOCK[generation]
-    block = "layers.{}." if generation == "modules" and not dino else "encoder.layer.{}."
-    names = {**MODEL, **under("blocks.{}", block, {**ATTENTION[generation], **own})}
-    return {**{ours: prefix_parts(prefix, theirs) for ours, theirs in names.items()}, "head": "classifier"}
+FAMILY = "family"  # of the dialect
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
-    return find_prefix(tensors) is not None
+    return any(family.find_prefix(tensors) is not None for family in FAMILIES)
 
 
-def find_prefix(tensors: Mapping[str, Tensor]) -> str | None:
-    return next((prefix for prefix in PREFIXES if f"{prefix}{PATCHES}.weight" in tensors), None)
-
-
-def key_table(config: ViTConfig, dialect: Mapping[str, str]) -> list[Rule]:
-    prefix, generation = dialect.get("prefix", default_prefix(config)), dialect.get("generation", "files")
-    return keys.key_table(config, names_of(is_dinov2(config), prefix, generation))
-
-
-def default_prefix(config: ViTConfig) -> str:
-    return "vit." if config.num_classes else ""
+def find_family(tensors: Mapping[str, Tensor]) -> Family:
+    """The family of weights without a `config.json`, as far as their names tell; a plain ViT has nothing of its own."""
+    text = "\n".join(tensors)
+    for family in FAMILIES:
+        prefix = family.find_prefix(tensors)
+        if prefix is None or not family.sign or not re.search(family.sign, text, re.MULTILINE):
+            continue
+        if tensors[prefix + family.patches].ndim == family.patch_dimensions:
+            return family
+    return VIT
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    prefix = find_prefix(raw.tensors) or ""
-    new = any(".attention.q_proj." in name for name in raw.tensors)
-    dialect = {"prefix": prefix, "generation": "modules" if new else "files"}
-    tensors, extras = split_mask_token(raw.tensors, prefix + MASK_TOKEN)
-    remarks: tuple[str, ...] = ()
-    if "classifier.weight" in tensors and f"{prefix}pooler.dense.weight" in tensors:
-        extras |= {name: tensors.pop(f"{prefix}{name}") for name in POOLER}
-        remarks = ("the pooler beside the classifier is kept but not used, as transformers does",)
-    raw, stated = replace(raw, tensors=tensors), raw.sidecars.get(CONFIG)
-    config = _infer_config(raw, dialect, hints) if stated is None else read_config(raw, stated, prefix, hints)
-    check_dinov2(raw, config)
-    preprocess, assumed_processor = read_preprocess(raw.sidecars, kind_for(config), config)
+    stated = raw.sidecars.get(CONFIG)
+    family = find_family(raw.tensors) if stated is None else family_of(raw.path, stated)
+    prefix = family.find_prefix(raw.tensors)
+    if prefix is None:
+        raise WeightsError(f"{raw.path} has no tensor {family.patches}, which every {family.kind} model has.")
+    model = family.find_model(raw.tensors, prefix)
+    tensors, extras, remarks = _separate(raw.tensors, family, model, prefix)
+    if model.refused and hints.pooling is None:
+        raise WeightsError(f"{raw.path}: {model.refused}.")
+    raw = replace(raw, tensors=tensors)
+    dialect = {FAMILY: family.kind, "prefix": prefix, **family.find_blocks(tensors, prefix)}
+    if stated is None:
+        config = _infer_config(raw, family, model, dialect, hints)
+        classes, notes = None, _assumptions(family, config, hints)
+    else:
+        config = read_config(raw, family, model, stated, hints)
+        classes, notes = read_classes(stated, config), notes_of(stated, config)
+    check_square(raw, family, config)
+    preprocess, assumed_processor = read_preprocess(raw.sidecars, family, config)
     return Checkpoint(
         config=config,
-        tensors=read_tensors(key_table(config, dialect), tensors),
+        tensors=read_tensors(family.key_table(config, model, dialect), tensors),
         extras=extras,
         preprocess=preprocess,
-        classes=None if stated is None else read_classes(stated, config),
+        classes=classes,
         origin=Origin(format="hf", dialect=dialect),
-        notes=(*(_assumptions(config, hints) if stated is None else notes_of(stated, config)), *assumed_processor),
+        notes=(*notes, *assumed_processor),
         remarks=remarks,
     )
 
 
-def _infer_config(raw: Raw, dialect: Mapping[str, str], hints: Hints) -> ViTConfig:
+def _separate(
+    tensors: Mapping[str, Tensor], family: Family, model: Model, prefix: str
+) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
+    """The tensors of the model, those that are kept beside it, and remarks on both and on what is left out."""
+    rest: dict[str, Tensor] = {}
+    extras: dict[str, Tensor] = {}
+    remarks = dict.fromkeys([model.remark] if model.remark and not model.unused else [])
+    for name, tensor in tensors.items():
+        own = name.removeprefix(prefix)
+        if name == prefix + MASK_TOKEN:
+            extras |= {"mask_token": tensor} if tensor.any() or not family.needs_mask_token else {}
+        elif model.left_out and name.startswith(model.left_out):
+            continue
+        elif name in model.kept:
+            extras[name] = tensor
+        elif model.unused and name.startswith(prefix) and own.startswith(model.unused):
+            extras[own] = tensor
+            remarks[model.remark] = None
+        elif family.buffers and re.search(family.buffers, name):
+            remarks["numbers that transformers computes by itself, such as position_ids, were left out"] = None
+        elif tensor.numel():  # no registers are an empty tensor
+            rest[name] = tensor
+    return rest, extras, tuple(remarks)
+
+
+def _infer_config(raw: Raw, family: Family, model: Model, dialect: Mapping[str, str], hints: Hints) -> ViTConfig:
     """The model of weights without a `config.json`, as far as the keys tell; the rest has transformers' defaults."""
-    prefix, dino = dialect["prefix"], f"{dialect['prefix']}encoder.layer.0.layer_scale1.lambda1" in raw.tensors
-    names = names_of(dino, prefix, dialect["generation"])
-    antialiased = f"{prefix}embeddings.register_tokens" in raw.tensors
-    return infer.infer_config(
-        raw,
+    names, tensors = family.names_of(model, dialect), dict(raw.tensors)
+    patches = dialect["prefix"] + family.patches
+    if family.patch_dimensions == 2:
+        tensors[patches] = _as_convolution(raw, patches)
+    defaults = {path: default for path, _, default in family.fields.values()}
+    relative = Rope(base=defaults["relative.base"]) if "relative.base" in defaults else None
+    tables = [name for name in tensors if name.endswith("relative_position_bias_table")]
+    if tables:
+        relative = RelativeBias(shared=len(tables) == 1 and tables[0] == parts_of(names[TABLE])[0])
+        side = (isqrt(raw.shape(tables[0], 2)[0] - 3) + 1) // 2 * raw.shape(patches, 4)[2]
+        hints = hints if hints.image_size else replace(hints, image_size=(side, side))
+    config = infer.infer_config(
+        replace(raw, tensors=tensors),
         hints,
         names,
-        block=BlockConfig(norm_eps=1e-6, layer_scale=1.0) if dino else BlockConfig(norm_eps=1e-12),
-        positions=PositionConfig(resample="timm" if antialiased else "hf"),
-        head_size=64 if dino else None,
+        block=BlockConfig(
+            norm_eps=defaults["block.norm_eps"],
+            layer_scale=defaults.get("block.layer_scale", 0.1),
+            activation=ACTIVATIONS.get(family.activation, "gelu"),  # pyright: ignore[reportArgumentType]
+            norm=family.fixed.get("block.norm", "layer"),
+        ),
+        positions=PositionConfig(
+            covers=family.fixed.get("positions.covers", "class"),
+            resample=family.fixed.get("positions.resample", PositionConfig().resample),
+        ),
+        head_size=family.head_size,
+        pool_norm=model.fields.get("pool_norm", "before"),
+        relative=relative,
     )
+    key = f"{parts_of(names['blocks.{}.attention.qkv'])[1].format(0)}.bias"
+    rates = {path: default for path, default in defaults.items() if path.startswith("rates.")}
+    found = {**model.fields, **rates, **shown_by(raw, model), "block.key_bias": key in tensors}
+    return with_values(config, {**found, **({"pooling": hints.pooling} if hints.pooling else {})})
 
 
-def _assumptions(config: ViTConfig, hints: Hints) -> tuple[str, ...]:
+def _as_convolution(raw: Raw, name: str) -> Tensor:
+    """The weight of a Linear over the pixels of RGB patches, with the shape of a convolution's."""
+    width, pixels = raw.shape(name, 2)
+    side = isqrt(pixels // 3)
+    if 3 * side**2 != pixels:
+        raise WeightsError(f"{raw.path}: {name} must have the pixels of square RGB patches; got {pixels}.")
+    return raw.tensors[name].new_empty(width, 3, side, side)
+
+
+def _assumptions(family: Family, config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """The notes on weights without their config.json."""
     eps, activation = config.block.norm_eps, config.block.activation
+    like = () if family.head_size is None else (f"every {family.kind}, with {family.head_size} features each",)
     return (
-        *(assumed_heads(config, hints, DINOV2_HEADS) if is_dinov2(config) else assumed_heads(config, hints)),
+        *assumed_heads(config, hints, *like),
         *assumed("GELU", activation, "activation", hints.activation if config.block.mlp == "plain" else "silu"),
         *assumed("LayerNorm epsilon", f"{eps:g}, transformers' default", "norm_eps", hints.norm_eps),
     )
 
 
-def _representation(value: int | None, config: ViTConfig) -> str:
-    if value is not None and config.num_classes > 0:
-        return "its classifier has no representation layer before it (drop the layer or the head)"
-    return ""
+def key_table(config: ViTConfig, dialect: Mapping[str, str]) -> list[Rule]:
+    """The rules for a model in the family that it is written as."""
+    family = family_for(config, dialect.get(FAMILY, ""))
+    return family.key_table(config, family.model_for(config), dialect)
 
 
-def _mlp_width(value: int | None, config: ViTConfig) -> str:
-    ratio = mlp_ratio(config.width, config.hidden_width, config.block.mlp == "swiglu")
-    return "" if ratio else "the width of its MLPs is a multiple of the model's (two thirds of one if they are gated)"
-
-
-def _square(value: Pair, config: ViTConfig) -> str:
-    return "" if is_square(config) else NOT_SQUARE
-
-
-SHARED: Holds = {"block.activation": activations("gelu", "gelu_tanh"), "block.norm_eps": anything}
-VIT: Holds = {
-    **COMMON,
-    **SHARED,
-    **positions("learned", covers="class"),
-    "representation": _representation,
-    "block.qkv_bias": anything,
-}
-DINOV2: Holds = {**BACKBONE, **SHARED, "mlp_width": _mlp_width, "image_size": _square}
+def key_tables(config: ViTConfig) -> Iterator[list[Rule]]:
+    """The rules for a model in every family that can hold it, with each of its prefixes and generations of names."""
+    for family in FAMILIES:
+        if family.refusals(config):
+            continue
+        model = family.model_for(config)
+        for prefix in model.prefixes:
+            for generation in reversed(list(family.names)):
+                yield family.key_table(config, model, {"prefix": prefix, "generation": generation})
 
 
 def holds(config: ViTConfig) -> Holds:
     """What the family that such a model belongs to can hold."""
-    return DINOV2 if is_dinov2(config) else VIT
+    return family_for(config).holding()
+
+
+def resamples(config: ViTConfig) -> bool:
+    return family_for(config).resamples
 
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
     if path.suffix:
         raise WeightsError(f"a Hugging Face model is a folder; got {path}; name a folder without a suffix.")
-    config = checkpoint.config
-    check_input_size(checkpoint.preprocess, config, resamples=is_dinov2(config))
-    dialect = checkpoint.origin.dialect_of("hf")
-    if config.num_classes and not dialect.get("prefix", "vit."):
-        dialect = {**dialect, "prefix": "vit."}  # a head has been added since
-    tensors = write_tensors(key_table(config, dialect), checkpoint.tensors)
-    prefix = dialect.get("prefix", default_prefix(config))
-    if is_dinov2(config):
-        tensors[prefix + MASK_TOKEN] = mask_token(checkpoint)
-    tensors |= {prefix + name: checkpoint.extras[name] for name in POOLER if name in checkpoint.extras}
+    config, dialect = checkpoint.config, checkpoint.origin.dialect_of("hf")
+    family = family_of_checkpoint(checkpoint)
+    model = family.model_for(config)
+    check_input_size(checkpoint.preprocess, config, resamples=family.resamples)
+    if dialect.get(FAMILY, family.kind) != family.kind or dialect.get("prefix") not in model.prefixes:
+        dialect = {}  # another family or class than the file's: a head has been added since
+    prefix = dialect.get("prefix", model.prefixes[0])
+    tensors = write_tensors(family.key_table(config, model, dialect), checkpoint.tensors)
+    tensors |= {prefix + name: tensor for name, tensor in _beside(checkpoint, family, model).items()}
     path.mkdir()
     write_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
-    write_json(path / CONFIG, model_config(checkpoint))
-    write_json(path / PREPROCESSOR, processor_config(checkpoint.preprocess))
+    write_json(path / CONFIG, model_config(checkpoint, family))
+    naflex = config.patch_size[0] if family.processor == NAFLEX else None
+    write_json(path / PREPROCESSOR, processor_config(checkpoint.preprocess, naflex))
+
+
+def family_of_checkpoint(checkpoint: Checkpoint) -> Family:
+    """The family that a checkpoint is written as: the one that it came from, as long as that can hold it."""
+    return family_for(checkpoint.config, checkpoint.origin.dialect_of("hf").get(FAMILY, ""))
+
+
+def _beside(checkpoint: Checkpoint, family: Family, model: Model) -> dict[str, Tensor]:
+    """What such a file holds beside our model: tokens of pre-training, and what its class stores and does not read."""
+    config, like = checkpoint.config, checkpoint.tensors["embed.patches.weight"]
+    extras = {name: tensor for name, tensor in checkpoint.extras.items() if name.startswith(model.unused or "\n")}
+    if "post_layernorm." in model.unused and not extras:
+        ones, zeros = torch.ones(config.width, dtype=like.dtype), torch.zeros(config.width, dtype=like.dtype)
+        extras = {"post_layernorm.weight": ones, "post_layernorm.bias": zeros}
+    token = checkpoint.extras.get("mask_token")
+    if family.mask_token and (token is not None or family.needs_mask_token):
+        token = like.new_zeros(config.width) if token is None else token
+        extras[MASK_TOKEN] = token.reshape(family.mask_token)
+    if family.needs_registers and not config.registers:
+        extras["embeddings.register_tokens"] = like.new_empty(1, 0, config.width)
+    return extras
 
 
 def how_to_load(checkpoint: Checkpoint, path: Path) -> str:
-    return f'transformers.{model_config(checkpoint)["architectures"][0]}.from_pretrained("{path}")'
+    model = family_of_checkpoint(checkpoint).model_for(checkpoint.config)
+    return f'transformers.{model.name}.from_pretrained("{path}")'
 
 
 FORMAT = ForeignFormat(
@@ -210,7 +251,7 @@ FORMAT = ForeignFormat(
     write=write,
     how_to_load=how_to_load,
     self_describing=("",),
-    resamples=is_dinov2,
+    resamples=resamples,
     recognises=recognises,
     read=read,
     family="hf",

@@ -1,14 +1,61 @@
-"""transformers' `config.json`, read and written; a closed world: each key is used, irrelevant, or refused by name."""
+"""transformers' families, and their `config.json`, read and written.
+
+A closed world: each key is used, irrelevant, or refused by name. A new family is one value in `FAMILIES`.
+"""
 
 from collections.abc import Mapping
-from operator import attrgetter
+from pathlib import Path
 from typing import Any, cast
 
 from vitrail.errors import WeightsError, shorten
-from vitrail.model import BlockConfig, PositionConfig, Rates, ViTConfig
+from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.formats import SIZES, walk
+from vitrail.weights.huggingface_beit import BEIT, DATA2VEC
+from vitrail.weights.huggingface_dino import DINOV2, DINOV2_WITH_REGISTERS, DINOV3
+from vitrail.weights.huggingface_family import Family, Model, Values, build_config, is_square, values_of
+from vitrail.weights.huggingface_towers import AIMV2, CLIP, METACLIP, SIGLIP, SIGLIP2
+from vitrail.weights.huggingface_vit import DEIT, IJEPA, MAE, MSN, VIT
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.sidecars import CONFIG, Settings
+
+# In this order they are tried for a model that several can hold, and for a file without `config.json`.
+FAMILIES = (
+    VIT,
+    DINOV2_WITH_REGISTERS,
+    DINOV2,
+    DINOV3,
+    DEIT,
+    CLIP,
+    METACLIP,
+    SIGLIP,
+    SIGLIP2,
+    AIMV2,
+    BEIT,
+    DATA2VEC,
+    MAE,
+    MSN,
+    IJEPA,
+)
+
+
+def family_for(config: ViTConfig, kind: str = "") -> Family:
+    """The family that holds such a model: of this kind if it can, else the first that can, or the nearest.
+
+    Where several are as near, it is one that holds more of what sets the model apart, and that resamples positions with
+    the model's own kernel.
+    """
+    fields = walk(config, type(config)())
+    special = {path: value for path, value, plain in fields if value != plain and path not in SIZES}
+
+    def distance(family: Family) -> tuple[int, bool, int, bool]:
+        holds = family.holding()
+        held = sum(path in holds and not holds[path](value, config) for path, value in special.items())
+        kernel = family.fixed.get("positions.resample", config.positions.resample)
+        return len(family.refusals(config)), family.kind != kind, -held, kernel != config.positions.resample
+
+    return min(FAMILIES, key=distance)
+
 
 # Name of an activation in transformers → ours; the first name of each of ours is the one that we write.
 ACTIVATIONS = {
@@ -19,46 +66,11 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
 }
-DINOV2 = ("dinov2", "dinov2_with_registers")
-KINDS = ("vit", *DINOV2)
-CLASSIFIER = "ViTForImageClassification"
-ARCHITECTURES = {
-    "vit": (CLASSIFIER, "ViTModel"),
-    "dinov2": ("Dinov2Model",),
-    "dinov2_with_registers": ("Dinov2WithRegistersModel",),
-}
-
-# Key → our field, the kind of its value, and transformers' default: one for all families, or for each.
-Fields = dict[str, tuple[str, str, Any]]
-COMMON: Fields = {
-    "attention_probs_dropout_prob": ("rates.attention", "number", 0.0),
-    "hidden_dropout_prob": ("rates.dropout", "number", 0.0),
-    "hidden_size": ("width", "whole", 768),
-    "image_size": ("image_size", "pair", 224),
-    "layer_norm_eps": ("block.norm_eps", "number", {"vit": 1e-12, "dinov2": 1e-6, "dinov2_with_registers": 1e-6}),
-    "num_attention_heads": ("heads", "whole", 12),
-    "num_channels": ("channels", "whole", 3),
-    "num_hidden_layers": ("depth", "whole", 12),
-    "patch_size": ("patch_size", "pair", {"vit": 16, "dinov2": 14, "dinov2_with_registers": 16}),
-    "qkv_bias": ("block.qkv_bias", "flag", True),
-}
-_DINOV2: Fields = {
-    **COMMON,
-    "drop_path_rate": ("rates.path", "number", 0.0),
-    "layerscale_value": ("block.layer_scale", "number", 1.0),
-}
-FIELDS: dict[str, Fields] = {
-    "vit": {**COMMON, "intermediate_size": ("mlp_width", "whole", 3072)},
-    "dinov2": _DINOV2,
-    "dinov2_with_registers": {**_DINOV2, "num_register_tokens": ("registers", "whole", 4)},
-}
-# The keys that are used otherwise.
-_OTHERS = "model_type architectures head_dim hidden_act id2label num_labels problem_type"
-OTHERS = {
-    "vit": frozenset(f"{_OTHERS} pooler_output_size pooler_act".split()),
-    **dict.fromkeys(DINOV2, frozenset(f"{_OTHERS} mlp_ratio use_swiglu_ffn".split())),
-}
+# The keys that are used otherwise: what is in the file, and what a classifier says about its classes.
+LABELS = frozenset(["id2label", "num_labels", "problem_type"])
+USED = frozenset(["model_type", "architectures", "head_dim", "hidden_act"])
 # What changes no number that a model of these kinds computes at inference: where the file comes from and how
 # transformers handles it; …
 _HANDLING = """
@@ -67,7 +79,7 @@ _HANDLING = """
     output_attentions output_hidden_states output_scores return_dict_in_generate use_bfloat16 tf_legacy_loss
     chunk_size_feed_forward finetuning_task task_specific_params
 """
-# … the inverse of id2label, first values of weights, the decoder of masked pictures, DINOv2 as a backbone; …
+# … the inverse of id2label, first values of weights, the decoder of masked pictures, models as backbones; …
 _ELSEWHERE = """
     label2id initializer_range encoder_stride use_mask_token apply_layernorm reshape_hidden_states stage_names
     out_features out_indices _out_features _out_indices
@@ -81,6 +93,12 @@ _TEXT = """
     tokenizer_class prefix bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id
 """
 IRRELEVANT = frozenset(f"{_HANDLING} {_ELSEWHERE} {_TEXT}".split())
+# A config.json of two towers has those of both in it; of the text tower's, nothing is used.
+VISION, OLD_VISION = "vision_config", "vision_config_dict"
+AROUND = frozenset(
+    f"{VISION} {OLD_VISION} text_config text_config_dict projection_dim logit_scale_init_value max_logit_scale "
+    "initializer_factor".split()
+)
 # What many files contain, and must have this value.
 REQUIRED: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False,),
@@ -88,99 +106,115 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "pruned_heads": ({},),
 }
-NOT_SQUARE = "DINOv2 in transformers treats positions as those of a square, whatever the picture's shape"
 
 
-def kind_for(config: ViTConfig) -> str:
-    """The family of a model: transformers' DINOv2 has layer scale and registers, and its ViT does not."""
-    if config.registers:
-        return "dinov2_with_registers"
-    return "vit" if config.block.layer_scale is None else "dinov2"
+def family_of(where: Path, values: Mapping[str, Any]) -> Family:
+    """The family that a `config.json` names, once nothing in it is unknown."""
+    kind = values.get("model_type")
+    for family in FAMILIES:
+        if kind and kind in (family.kind, family.tower):
+            _refuse_unknown(family, values)
+            return family
+    kinds = ", ".join(kind for family in FAMILIES for kind in (family.kind, family.tower) if kind)
+    raise WeightsError(f"{where}: model_type must be one of {kinds}; got {shorten(kind)}.")
 
 
-def is_dinov2(config: ViTConfig) -> bool:
-    return kind_for(config) in DINOV2
+def class_of(where: Path, values: Mapping[str, Any], config: ViTConfig) -> Model:
+    """The class that a `config.json` names, or the one of its family that such a model is."""
+    family = family_of(where, values)
+    fitting = [model for model in family.models if not list(model.misfits(config))]
+    named = [model for model in fitting if model.name in (values.get("architectures") or ())]
+    return (named or fitting or [family.model_for(config)])[0]
 
 
-def kind_of(raw: Raw, settings: Settings) -> str:
-    """The family, once its config.json holds nothing that we do not know."""
-    kind = settings.get("model_type")
-    if kind not in KINDS:
-        raise WeightsError(f"{raw.path}: model_type must be vit, dinov2 or dinov2_with_registers; got {shorten(kind)}.")
-    settings.refuse_unknown(FIELDS[kind].keys() | OTHERS[kind] | IRRELEVANT, REQUIRED, f"a {kind} model does not have")
-    names = settings.get("architectures") or []
+def _refuse_unknown(family: Family, values: Mapping[str, Any]) -> None:
+    own = family.fields.keys() | family.words | family.irrelevant | USED | LABELS | IRRELEVANT
+    whose = f"a {family.kind} model does not have"
+    if values["model_type"] == family.tower:
+        around = Settings(CONFIG, values)
+        around.refuse_unknown(AROUND | LABELS | USED | IRRELEVANT, REQUIRED, f"a {family.tower} model does not have")
+    Settings(CONFIG, backbone_settings(family, values)).refuse_unknown(own, REQUIRED, whose)
+    names = values.get("architectures") or []
+    known = dict.fromkeys(model.name for model in family.models)
     for name in cast("list[Any]", names) if isinstance(names, list) else [names]:
-        if str(name).removeprefix("TF").removeprefix("Flax") not in ARCHITECTURES[kind]:
-            known = " or ".join(ARCHITECTURES[kind])
-            raise WeightsError(f"config.json: architectures of a {kind} model must be {known}; got {shorten(name)}.")
-    return kind
+        if str(name).removeprefix("TF").removeprefix("Flax") not in known:
+            classes = " or ".join(known)
+            raise WeightsError(
+                f"config.json: architectures of a {family.kind} model must be {classes}; got {shorten(name)}."
+            )
 
 
-def read_config(raw: Raw, values: Mapping[str, Any], prefix: str, hints: Hints) -> ViTConfig:
+def backbone_settings(family: Family, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is said about the backbone: everything, or the part for the vision tower."""
+    if values.get("model_type") != family.tower:
+        return values
+    part = values.get(OLD_VISION) or values.get(VISION) or {}  # transformers prefers the old one if it is there
+    if not isinstance(part, Mapping):
+        raise WeightsError(f"config.json: {VISION} must be an object; got {shorten(part)}.")
+    named = part.get("model_type", family.kind)
+    if named != family.kind:
+        raise WeightsError(f"config.json: the model_type of {VISION} must be {family.kind}; got {shorten(named)}.")
+    return cast("Mapping[str, Any]", part)
+
+
+def read_config(raw: Raw, family: Family, model: Model, values: Mapping[str, Any], hints: Hints) -> ViTConfig:
     """Our config from theirs; sizes that the tensors show are taken from the tensors."""
-    kind = kind_of(raw, Settings(CONFIG, values))
-    settings = Settings(CONFIG, {key: value for key, value in values.items() if value is not None})
-    parts: dict[str, dict[str, Any]] = {"": {}, "block": {}, "rates": {}}
-    for key, (path, sort, default) in FIELDS[kind].items():
-        part, _, field = path.rpartition(".")
-        usual = default[kind] if isinstance(default, dict) else default
-        parts[part][field] = getattr(settings, sort)(key, usual)
-    sizes, block = parts[""], parts["block"]
-    activation = hints.activation or ACTIVATIONS.get(str(settings.get("hidden_act", "gelu")))
-    if activation is None:
-        raise WeightsError(
-            f"{raw.path}: hidden_act must be one of {', '.join(ACTIVATIONS)}; got {shorten(settings['hidden_act'])}."
-        )
-    if kind in DINOV2:
-        gated = settings.flag("use_swiglu_ffn", False)
-        sizes["mlp_width"] = hidden_width(sizes["width"], settings.number("mlp_ratio", 4), gated)
-        block["mlp"] = "swiglu" if gated else "plain"
-    sizes["heads"], sizes["image_size"] = hints.heads or sizes["heads"], hints.image_size or sizes["image_size"]
-    if "head_dim" in settings and settings.whole("head_dim") * sizes["heads"] != sizes["width"]:
+    stated = backbone_settings(family, values)
+    settings = Settings(CONFIG, {key: value for key, value in stated.items() if value is not None})
+    found: Values = {**family.fixed, **model.fields}
+    for key, (path, sort, default) in family.fields.items():
+        found[path] = getattr(settings, sort)(key, default)
+    family.read(settings, found)
+    found |= _activation(raw, settings.get("hidden_act", family.activation), found.get("block.mlp") == "swiglu")
+    found |= shown_by(raw, model)
+    found |= {name: getattr(hints, name) for name in ("heads", "image_size", "pooling") if getattr(hints, name)}
+    found |= {
+        f"block.{name}": getattr(hints, name)
+        for name in ("activation", "norm_eps", "attention_scale")
+        if getattr(hints, name) is not None
+    }
+    if "head_dim" in settings and settings.whole("head_dim") * found["heads"] != found["width"]:
         raise WeightsError(f"config.json: head_dim must be hidden_size / heads; got {shorten(settings['head_dim'])}.")
-    config = ViTConfig(
-        **sizes,
-        num_classes=raw.size("classifier.weight") or 0,
-        pooling=hints.pooling or "cls",
-        representation=raw.size(f"{prefix}pooler.dense.weight"),
-        block=hints.override(BlockConfig(**block, activation=cast("Any", activation))),
-        positions=PositionConfig(resample="timm" if kind == DINOV2[1] else "hf"),  # that one antialiases
-        rates=Rates(**parts["rates"]),
-    )
-    _check_head(raw, settings, config)
+    config = build_config(found)
+    _check_head(raw, values, settings, config, model)
     return config
 
 
-def check_dinov2(raw: Raw, config: ViTConfig) -> None:
-    """Raise for what transformers' DINOv2 computes in its own way."""
-    if is_dinov2(config) and config.num_classes:
+def _activation(raw: Raw, named: Any, gated: bool) -> Values:
+    """The GELU; gated MLPs have none, and may say so."""
+    if gated and named == "silu":
+        return {}
+    if not isinstance(named, str) or named not in ACTIVATIONS:
+        raise WeightsError(f"{raw.path}: hidden_act must be one of {', '.join(ACTIVATIONS)}; got {shorten(named)}.")
+    return {"block.activation": ACTIVATIONS[named]}
+
+
+def shown_by(raw: Raw, model: Model) -> Values:
+    """The sizes of the layers around the backbone, which the tensors show."""
+    outer = {ours: raw.size(f"{theirs}.weight") for ours, theirs in model.outer.items()}
+    found: Values = {"num_classes": outer.get("head") or 0, "projection": outer.get("projection")}
+    pooler = next((name for name in raw.tensors if model.pooler and name.endswith(f"{model.pooler}.weight")), "")
+    return {**found, "representation": raw.size(pooler) if pooler else None}
+
+
+def check_square(raw: Raw, family: Family, config: ViTConfig) -> None:
+    """Raise for a shape of pictures that transformers treats in its own way."""
+    if "image_size" in family.holds and not is_square(config):
+        reason = family.holds["image_size"](config.image_size, config)
+        raise WeightsError(f"{raw.path}: {reason}, and image_size and patch_size are not those of a square.")
+
+
+def _check_head(
+    raw: Raw, values: Mapping[str, Any], settings: Mapping[str, Any], config: ViTConfig, model: Model
+) -> None:
+    """What config.json says about the classifier, the pooler and the projection must agree with the weights."""
+    labels = values.get("num_labels")
+    if config.num_classes and labels not in (None, config.num_classes):
+        raise WeightsError(f"config.json: num_labels is {labels!r}, but the classifier has {config.num_classes} rows.")
+    projection = (values if model.nested else settings).get("projection_dim", 512)
+    if config.projection not in (None, projection):
         raise WeightsError(
-            f"{raw.path}: DINOv2's classifier reads [cls] and the mean patch side by side; load the backbone."
-        )
-    if is_dinov2(config) and not is_square(config):
-        raise WeightsError(f"{raw.path}: {NOT_SQUARE}, and image_size and patch_size are not those of a square.")
-
-
-def hidden_width(width: int, ratio: float, gated: bool) -> int:
-    """Features inside DINOv2's MLPs, as transformers computes them."""
-    hidden = int(width * ratio)
-    return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
-
-
-def mlp_ratio(width: int, hidden: int, gated: bool) -> int | None:
-    """The whole number from which transformers computes the width of DINOv2's MLPs; None if there is none."""
-    return next((ratio for ratio in range(1, 65) if hidden_width(width, ratio, gated) == hidden), None)
-
-
-def is_square(config: ViTConfig) -> bool:
-    return config.image_size[0] == config.image_size[1] and config.grid[0] == config.grid[1]
-
-
-def _check_head(raw: Raw, settings: Mapping[str, Any], config: ViTConfig) -> None:
-    """What config.json says about the classifier and the pooler must agree with the weights."""
-    if config.num_classes and settings.get("num_labels", config.num_classes) != config.num_classes:
-        raise WeightsError(
-            f"config.json: num_labels is {settings['num_labels']!r}, but the classifier has {config.num_classes} rows."
+            f"config.json: projection_dim is {projection!r}, but the projection has {config.projection} rows."
         )
     if config.representation is None:
         return
@@ -196,8 +230,9 @@ def _check_head(raw: Raw, settings: Mapping[str, Any], config: ViTConfig) -> Non
 def notes_of(settings: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...]:
     """What transformers would do differently with the same logits, or with missing weights."""
     notes: list[str] = []
-    if CLASSIFIER in (settings.get("architectures") or ()) and not config.num_classes:
-        notes.append(f"config.json names {CLASSIFIER}, but the weights have no classifier, only features")
+    named = [str(name) for name in cast("list[Any]", settings.get("architectures") or ())]
+    if not config.num_classes and (heads := [name for name in named if "ForImageClassification" in name]):
+        notes.append(f"config.json names {heads[0]}, but the weights have no classifier, only features")
     problem = settings.get("problem_type")
     if config.num_classes and (problem not in (None, "single_label_classification") or config.num_classes == 1):
         notes.append(
@@ -207,37 +242,26 @@ def notes_of(settings: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def model_config(checkpoint: Checkpoint) -> dict[str, Any]:
+def model_config(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
     """The `config.json` with which `from_pretrained` builds this model."""
-    config, kind = checkpoint.config, kind_for(checkpoint.config)
-    values: dict[str, Any] = {
-        key: _plain(attrgetter(path)(config)) for key, (path, _, _) in FIELDS[kind].items() if path != "mlp_width"
-    }
-    values |= {
+    config, model = checkpoint.config, family.model_for(checkpoint.config)
+    values = {
+        **values_of(config, family.fields),
         "hidden_act": next(name for name, ours in ACTIVATIONS.items() if ours == config.block.activation),
         "initializer_range": 0.02,
+        **family.write(config, checkpoint.extras),
     }
-    if kind in DINOV2:
-        gated = config.block.mlp == "swiglu"
-        values |= {"mlp_ratio": mlp_ratio(config.width, config.hidden_width, gated), "use_swiglu_ffn": gated}
-        return {"architectures": [ARCHITECTURES[kind][0]], "model_type": kind, **values}
-    values |= {"intermediate_size": config.hidden_width, "encoder_stride": config.patch_size[0]}
-    if config.representation:
-        values |= {"pooler_output_size": config.representation, "pooler_act": "tanh"}
+    labels: dict[str, Any] = {}
     if config.num_classes:
         names = checkpoint.classes or tuple(f"LABEL_{index}" for index in range(config.num_classes))
-        values |= {
+        labels = {
             "id2label": {str(index): name for index, name in enumerate(names)},
             "label2id": {name: index for index, name in enumerate(names)},
         }
-    architecture = ARCHITECTURES[kind][0 if config.num_classes else 1]
-    return {"architectures": [architecture], "model_type": kind, **values}
-
-
-def _plain(value: Any) -> Any:
-    """A pair as one number where both are equal."""
-    pair = isinstance(value, tuple)
-    return value[0] if pair and value[0] == value[1] else list(cast("Any", value)) if pair else value
+    named = {"architectures": [model.name]}
+    if model.nested:
+        return {**named, "model_type": family.tower, VISION: {"model_type": family.kind, **values}, **labels}
+    return {**named, "model_type": family.kind, **values, **labels}
 
 
 def read_classes(settings: Mapping[str, Any], config: ViTConfig) -> tuple[str, ...] | None:

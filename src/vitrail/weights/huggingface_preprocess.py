@@ -7,12 +7,13 @@ class does by default. The table below is from transformers 5.22; of its two bac
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from vitrail.data.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, Preprocess, preset
 from vitrail.errors import WeightsError, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.parts import Pair
+from vitrail.weights.huggingface_family import Family
 from vitrail.weights.infer import exact_share
 from vitrail.weights.sidecars import PREPROCESSOR as FILE
 from vitrail.weights.sidecars import PROCESSOR, Settings
@@ -35,6 +36,7 @@ class ImageProcessor:
     resample: int = BICUBIC
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
+    kernel: Literal["bytes", "float"] = "bytes"  # it resizes bytes, or numbers that are already scaled
 
 
 _CLIP = ImageProcessor(size=224, square=False, crop_size=(224, 224), center_crop=True, mean=CLIP_MEAN, std=CLIP_STD)
@@ -45,6 +47,7 @@ PROCESSORS = {
     "BitImageProcessor": _CLIP,
     "CLIPImageProcessor": _CLIP,
     "SiglipImageProcessor": ImageProcessor(square=False),
+    "DINOv3ViTImageProcessor": ImageProcessor(resample=BILINEAR, mean=IMAGENET_MEAN, std=IMAGENET_STD, kernel="float"),
     "ConvNextImageProcessor": ImageProcessor(size=384, square=False, crop_pct=224 / 256),
     "PoolFormerImageProcessor": ImageProcessor(
         size=224,
@@ -56,7 +59,8 @@ PROCESSORS = {
         std=IMAGENET_STD,
     ),
 }
-FAMILY = {"vit": "ViTImageProcessor", "dinov2": "BitImageProcessor", "dinov2_with_registers": "BitImageProcessor"}
+# NaFlex: pictures keep their shape, and get as many patches as fit. Ours all have one size, the square one.
+NAFLEX, NAFLEX_DEFAULTS = "Siglip2ImageProcessor", {"patch_size": 16, "max_num_patches": 256}
 
 _USED = """
     image_processor_type feature_extractor_type do_resize size default_to_square resample do_center_crop crop_size
@@ -77,15 +81,19 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_preprocess(sidecars: Mapping[str, Any], kind: str, config: ViTConfig) -> tuple[Preprocess, tuple[str, ...]]:
+def read_preprocess(
+    sidecars: Mapping[str, Any], family: Family, config: ViTConfig
+) -> tuple[Preprocess, tuple[str, ...]]:
     """What the folder says about its pictures, and notes on what it leaves to its class; or the family's defaults."""
     settings = _settings(sidecars)
     if settings is None:
-        family = "hf" if kind == "vit" else "dinov2"
-        other = "; DeiT, DINO and MAE weights need ImageNet's mean and std" if kind == "vit" else ""
-        note = f"the folder has no {FILE}: assumed the preprocessing of {family}{other}"
-        return preset(family, config.image_size, config.channels), (note,)
-    name, notes = _class_of(settings, FAMILY[kind])
+        other = "; DeiT, DINO and MAE weights need ImageNet's mean and std" if family.preset == "hf" else ""
+        note = f"the folder has no {FILE}: assumed the preprocessing of {family.preset}{other}"
+        return preset(family.preset, config.image_size, config.channels), (note,)
+    name, notes = _class_of(settings, family.processor)
+    if name == NAFLEX:
+        settings, more = _square_naflex(settings)
+        name, notes = "ViTImageProcessor", [*notes, *more]
     settings.refuse_unknown(USED | IRRELEVANT, REQUIRED, "none of the image processors that we know reads")
     processor = PROCESSORS[name]
     if not settings.flag("do_resize", True):
@@ -98,12 +106,41 @@ def read_preprocess(sidecars: Mapping[str, Any], kind: str, config: ViTConfig) -
     spec = Preprocess(
         channels=config.channels,
         interpolation=_interpolation(settings.get("resample", processor.resample)),
-        kernel="bytes",
+        kernel=_kernel(settings, processor),
         **_statistics(settings, processor, config.channels),
         **_geometry(name, settings),
     )
-    check_input_size(spec, config, resamples=kind != "vit")
+    check_input_size(spec, config, resamples=family.resamples)
     return spec, tuple(notes)
+
+
+def _kernel(settings: Settings, processor: ImageProcessor) -> Literal["bytes", "float"]:
+    """What the processor resizes; scaled numbers may overshoot in a bicubic resize, which ours cuts off."""
+    if processor.kernel == "bytes" or not settings.flag("do_rescale", True):
+        return "bytes"
+    if settings.get("resample", processor.resample) == BICUBIC:
+        raise WeightsError(
+            f"{FILE}: resample must not be {BICUBIC} (bicubic) where pixels are scaled before they are resized."
+        )
+    return "float"
+
+
+def _square_naflex(settings: Settings) -> tuple[Settings, list[str]]:
+    """What NaFlex does with a square picture, as a processor of one size."""
+    patch, most = (settings.whole(key, default) for key, default in NAFLEX_DEFAULTS.items())
+    for key in (*NAFLEX_DEFAULTS, "size", "do_center_crop"):
+        if key in NAFLEX_DEFAULTS and key in settings and settings[key] < 1:
+            raise WeightsError(f"{FILE}: {key} must be positive; got {shorten(settings[key])}.")
+        if key not in NAFLEX_DEFAULTS and settings.get(key):
+            raise WeightsError(f"{FILE}: {key} has no effect in {NAFLEX}; remove it.")
+    side = math.isqrt(most) * patch
+    rest = {key: value for key, value in settings.items() if key not in NAFLEX_DEFAULTS}
+    note = (
+        f"{FILE}: {NAFLEX} keeps the shape of a picture; here every picture is squashed to {side}×{side}, as a square "
+        "one is there (the model itself takes a list of pictures of any sizes)"
+    )
+    size = {"height": side, "width": side}
+    return Settings(FILE, {"resample": BILINEAR, **rest, "size": size}), [note]
 
 
 def _settings(sidecars: Mapping[str, Any]) -> Settings | None:
@@ -141,9 +178,9 @@ def _class_of(settings: Settings, family: str) -> tuple[str, list[str]]:
     name = str(named).removesuffix("Fast").removesuffix("Pil")
     if name == family.replace("ImageProcessor", "FeatureExtractor"):  # written while both names were in use
         name = family
-    if name not in PROCESSORS:
+    if name not in (*PROCESSORS, NAFLEX):
         raise WeightsError(
-            f"{FILE}: image_processor_type must be one of {', '.join(PROCESSORS)}; got {shorten(named)}."
+            f"{FILE}: image_processor_type must be one of {', '.join(PROCESSORS)}, {NAFLEX}; got {shorten(named)}."
         )
     return name, []
 
@@ -252,8 +289,11 @@ def _per_channel(value: Any, name: str, channels: int) -> list[float]:
     return [float(number) for number in numbers]
 
 
-def processor_config(spec: Preprocess) -> dict[str, Any]:
-    """The `preprocessor_config.json` of the transformers processor that does the same, except for its resize kernel."""
+def processor_config(spec: Preprocess, naflex_patch: int | None = None) -> dict[str, Any]:
+    """The `preprocessor_config.json` of the transformers processor that does the same, except for its resize kernel.
+
+    `naflex_patch` is the side of the patches of a model that NaFlex prepares pictures for.
+    """
     numbers = {name: number for number, name in INTERPOLATIONS.items()}
     if spec.interpolation not in numbers:
         raise WeightsError(
@@ -271,12 +311,21 @@ def processor_config(spec: Preprocess) -> dict[str, Any]:
     }
     height, width = spec.size
     resized = math.floor(height / spec.crop), math.floor(width / spec.crop)
+    if naflex_patch is not None:
+        if spec.resize != "squash" or resized != spec.size or height != width:
+            raise WeightsError(f"hf cannot hold this preprocessing: {NAFLEX} does not crop pictures.")
+        most = {"patch_size": naflex_patch, "max_num_patches": (height // naflex_patch) ** 2}
+        return {"image_processor_type": NAFLEX, **most, **settings}
+    floats = ""
+    if spec.kernel == "float" and spec.antialias and spec.interpolation != "bicubic":
+        floats = "DINOv3ViTImageProcessor"
     if spec.resize == "squash" and resized == spec.size:
-        return {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}, **settings}
+        size = {"height": height, "width": width}
+        return {"image_processor_type": floats or "ViTImageProcessor", "size": size, **settings}
     settings |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
     if spec.resize == "squash":
         size = {"height": resized[0], "width": resized[1]}
-        return {"image_processor_type": "DeiTImageProcessor", "size": size, **settings}
+        return {"image_processor_type": floats or "DeiTImageProcessor", "size": size, **settings}
     if spec.resize_to is None and resized[0] != resized[1]:
         raise WeightsError(
             f"hf cannot hold this preprocessing: for pictures of {height}×{width}, transformers cannot resize "
@@ -284,4 +333,4 @@ def processor_config(spec: Preprocess) -> dict[str, Any]:
         )
     settings |= {"do_convert_rgb": spec.channels == 3}
     size = {"shortest_edge": spec.resize_to or resized[0]}
-    return {"image_processor_type": "BitImageProcessor", "size": size, **settings}
+    return {"image_processor_type": floats or "BitImageProcessor", "size": size, **settings}

@@ -115,7 +115,7 @@ def infer_config(
     width, channels, rows, columns = raw.shape(key("embed.patches.weight"), 4)
     depth = raw.count_layers(re.escape(key("blocks.0.norm1").partition("0")[0]) + r"(\d+)\.")
     gate, up, down = (key(f"blocks.0.mlp.{layer}.weight") for layer in ("gate", "up", "down"))
-    gated = down in raw.tensors and (gate != up or raw.shape(gate, 2)[0] == 2 * raw.shape(down, 2)[1])
+    gated = {gate, down} <= raw.tensors.keys() and (gate != up or raw.shape(gate, 2)[0] == 2 * raw.shape(down, 2)[1])
     head_size = raw.size(key("blocks.0.attention.query_norm.weight")) or head_size or (64 if gated else None)
     class_token, registers = has("embed.class_token"), raw.size(key("embed.registers"), axis=1) or 0
     stride = (rows * stem.stride, columns * stem.stride)

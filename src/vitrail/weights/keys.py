@@ -4,7 +4,7 @@ A format says how it names our modules, and how it spells and lays out their wei
 
 A rule pairs one of our tensors with one or several of theirs. Reading applies `form.read` to theirs, writing applies
 `form.write` to ours; both only move numbers, so a round trip is exact to the bit. A tensor of theirs that several rules
-name (the packed halves of a SwiGLU) stacks what they hold, in their order.
+name, or that one rule names several times (the packed halves of a SwiGLU), stacks what they hold, in their order.
 """
 
 import re
@@ -52,7 +52,9 @@ def stacked(parts: int) -> Form:
 
 
 def _without_keys(ours: Tensor) -> Tensors:
-    query, _, value = ours.chunk(3)
+    query, key, value = ours.chunk(3)
+    if key.any():
+        raise WeightsError("the format has no place for the biases of keys, and those of this model are not all zero.")
     return query, value
 
 
@@ -74,13 +76,22 @@ def torch_spelling(module: str, kind: str, parts: int) -> tuple[str, Form]:
     return f".{kind}", SAME if parts == 1 else stacked(parts)
 
 
-def key_table(config: ViTConfig, names: Names, spelling: Spelling = torch_spelling) -> list[Rule]:
-    """A rule for each tensor of a model, in a library with these names."""
-    rules: list[Rule | None] = []
+def key_table(
+    config: ViTConfig, names: Names, spelling: Spelling = torch_spelling, forms: Mapping[str, Form] | None = None
+) -> list[Rule]:
+    """A rule for each tensor of a model, in a library with these names.
+
+    `forms` are the layouts of tensors that the library lays out in its own way; `{}` stands for a block's number.
+    """
+    rules: list[Rule] = []
     for name in expected_shapes(replace(config, depth=1, merge=())):
         blocks = range(config.depth) if name.startswith("blocks.0.") else range(1)
-        rules += [rule_of(name.replace("blocks.0.", f"blocks.{index}."), names, spelling) for index in blocks]
-    return [each for each in rules if each is not None]
+        form = (forms or {}).get(name.replace("blocks.0.", "blocks.{}."))
+        for index in blocks:
+            entry = rule_of(name.replace("blocks.0.", f"blocks.{index}."), names, spelling)
+            if entry is not None:
+                rules.append(entry if form is None else replace(entry, form=form))
+    return rules
 
 
 def rule_of(ours: str, names: Names, spelling: Spelling = torch_spelling) -> Rule | None:
@@ -88,10 +99,10 @@ def rule_of(ours: str, names: Names, spelling: Spelling = torch_spelling) -> Rul
     numbers = re.findall(r"\.(\d+)(?=\.)", ours)
     tensor = re.sub(r"\.\d+(?=\.)", ".{}", ours)
     if tensor in names:
-        whole = tuple(part.format(*numbers) for part in _parts(names[tensor]))
+        whole = tuple(part.format(*numbers) for part in parts_of(names[tensor]))
         return rule(ours, *whole, form=SAME if len(whole) == 1 else stacked(len(whole)))
     (module, kind), own = tensor.rsplit(".", 1), ours.rpartition(".")[0]
-    parts = _parts(names.get(module) or names.get(own, ()))
+    parts = parts_of(names.get(module) or names.get(own, ()))
     if not parts:
         return None
     suffix, form = spelling(module, kind, len(parts))
@@ -104,10 +115,10 @@ def under(ours: str, theirs: str, names: Names) -> Names:
 
 
 def prefix_parts(prefix: str, parts: str | tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(prefix + part for part in _parts(parts))
+    return tuple(prefix + part for part in parts_of(parts))
 
 
-def _parts(theirs: str | tuple[str, ...]) -> tuple[str, ...]:
+def parts_of(theirs: str | tuple[str, ...]) -> tuple[str, ...]:
     return (theirs,) if isinstance(theirs, str) else theirs
 
 

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from PIL import Image, ImageOps
@@ -22,7 +23,8 @@ from vitrail.errors import MissingExtraError, WeightsError
 from vitrail.model import ViTConfig
 from vitrail.weights import timm
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.huggingface_config import is_dinov2
+from vitrail.weights.huggingface_config import class_of
+from vitrail.weights.huggingface_family import Answer
 from vitrail.weights.keys import write_tensors
 from vitrail.weights.proof import Agreement, What, agree, same_pixels
 from vitrail.weights.tensor_files import read_contents, read_pickle, write_safetensors
@@ -131,12 +133,38 @@ def _same(function: Callable[..., Any]) -> Callable[..., Any]:
 class _Answers(nn.Module):
     """A model of transformers, which returns an object, as one that returns a tensor."""
 
-    def __init__(self, model: nn.Module, pick: Callable[[Any], Tensor]) -> None:
+    def __init__(self, model: nn.Module, answer: Answer) -> None:
         super().__init__()
-        self.model, self.pick = model, pick
+        self.model, self.answer = model, answer
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.pick(self.model(images))
+        inputs = {"pixel_values": images}
+        if "spatial_shapes" in signature(self.model.forward).parameters:
+            inputs = _flatten_patches(images, _patch_size(self.model))
+        if self.answer == "get_image_features":
+            return cast("Any", self.model).get_image_features(**inputs).pooler_output
+        output = self.model(**inputs)
+        if self.answer == "first token":
+            return output.last_hidden_state[:, 0]
+        if self.answer in ("mean token", "mean patch"):
+            return output.last_hidden_state[:, self.answer == "mean patch" :].mean(dim=1)
+        return getattr(output, self.answer)
+
+
+def _patch_size(model: Any) -> int:
+    return getattr(model.config, "vision_config", model.config).patch_size
+
+
+def _flatten_patches(images: Tensor, side: int) -> dict[str, Tensor]:
+    """Pictures as SigLIP 2 takes them: patches row by row, each pixel with its channels, and how many there are."""
+    rows, columns = images.shape[2] // side, images.shape[3] // side
+    cells = images.unflatten(3, (columns, side)).unflatten(2, (rows, side))  # (B, C, rows, side, columns, side)
+    shapes = torch.tensor([[rows, columns]]).expand(len(images), 2)
+    return {
+        "pixel_values": cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2),
+        "pixel_attention_mask": torch.ones(len(images), rows * columns, dtype=torch.int32),
+        "spatial_shapes": shapes,
+    }
 
 
 def _build_transformers(checkpoint: Checkpoint, path: Path) -> nn.Module:
@@ -153,22 +181,22 @@ def _build_transformers(checkpoint: Checkpoint, path: Path) -> nn.Module:
 
 
 def _pick_transformers(transformers: Any, config: ViTConfig, path: Path) -> nn.Module:
-    if is_dinov2(config):
-        name = "Dinov2WithRegistersModel" if config.registers else "Dinov2Model"
-        model = getattr(transformers, name).from_pretrained(path, dtype=torch.float32)
-        return _Answers(model, lambda output: output.last_hidden_state[:, 0])
-    if config.num_classes:
-        model = transformers.ViTForImageClassification.from_pretrained(path, dtype=torch.float32)
-        return _Answers(model, lambda output: output.logits)
-    pooler = config.representation is not None
-    model = transformers.ViTModel.from_pretrained(path, add_pooling_layer=pooler, dtype=torch.float32)
-    return _Answers(model, lambda output: output.pooler_output if pooler else output.last_hidden_state[:, 0])
+    values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    model, answer = class_of(path, values, config), None
+    arguments = dict(model.arguments)
+    if model.pooler:
+        arguments["add_pooling_layer"] = config.representation is not None
+        answer = "pooler_output" if config.representation is not None else None
+    kind = getattr(transformers, model.run_as or model.name)
+    return _Answers(kind.from_pretrained(path, dtype=torch.float32, **arguments), answer or model.answer)
 
 
 def _prepare_transformers(path: Path, photographs: Sequence[Path]) -> list[Tensor]:
     if not any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
         return []
     processor = import_peer("transformers").AutoImageProcessor.from_pretrained(path)
+    if hasattr(processor, "max_num_patches"):  # it keeps the shape of pictures, and ours all have one size
+        return []
     return [processor(_open(photograph), return_tensors="pt")["pixel_values"][0] for photograph in photographs]
 
 

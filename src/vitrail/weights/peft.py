@@ -134,9 +134,7 @@ def _tables(config: ViTConfig) -> Iterator[list[Rule]]:
     if not FORMATS["timm"].refusals(config):
         yield timm.key_table(config)
     if not FORMATS["hf"].refusals(config):
-        for prefix in huggingface.PREFIXES:
-            for names in ("modules", "files"):
-                yield huggingface.key_table(config, {"prefix": prefix, "generation": names})
+        yield from huggingface.key_tables(config)
 
 
 def _merge(name: str, weight: Tensor, theirs: dict[str, Tensor], facts: Mapping[str, Any], path: Path) -> Tensor:

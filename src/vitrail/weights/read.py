@@ -86,19 +86,11 @@ def choose_format(path: Path) -> FormatName:
 NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
 # What the names of a file that we cannot read reveal about it; all of them are searched as lines of one text.
 TRANSFORMERS = (
-    (r"\.lambda_1$", "a BEiT or a data2vec model of transformers"),
-    (r"^(model\.)?layer\.\d+\.attention\.q_proj", "a DINOv3 (rotary positions)"),
     (r"\battn_pool\.(query|ln_q|ln_k)\b", "a CoCa (OpenCLIP's attentional pooler)"),
-    (r"pre_layrnorm", "a CLIP (a LayerNorm before its first block)"),
-    (r"\bembeddings\.patch_embedding\.", "a SigLIP or BLIP of transformers (timm's copies of SigLIP can be read)"),
     (
-        r"\bdecoder\.decoder_layers\.|^decoder\.0\.",
+        r"^decoder\.0\.",
         "a masked autoencoder with its decoder, of which only the encoder is a ViT: save it without the names that "
         "contain decoder or mask_token",
-    ),
-    (
-        r"\A(?![\s\S]*(cls_token|stages\.))[\s\S]*\bembeddings\.(patch_embeddings\.)?projection",
-        "an I-JEPA or another model of transformers without a [cls] token",
     ),
 )
 
@@ -123,7 +115,6 @@ def read_checkpoint(
     if format_name == "vitrail":
         raise WeightsError(f"{source} is not a checkpoint of vitrail; omit the format to have it detected.")
     tensors, remarks = strip_prefix(contents.tensors, lambda state: bool(_matches(state, format_name)))
-    check_distilled(tensors, source)
     shapes = shapes_of(tensors)  # reading takes the tensors out
     raw = Raw(path=files[0], tensors=tensors, sidecars=read_sidecars(files[0].parent))
     name = format_name or detect_format(raw, source)
@@ -173,17 +164,6 @@ def _matches(tensors: dict[str, Tensor], format_name: FormatName | None = None) 
     """The formats, or the one in question, whose keys these are."""
     names: list[FormatName] = [format_name] if format_name else list(FOREIGN)
     return [name for name in names if FOREIGN[name].recognises(tensors)]
-
-
-def check_distilled(tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Raise for a DeiT with a second class token and a second head, which are unlike anything in the paper's ViT."""
-    for name in tensors:
-        if name.rpartition(".")[2] == "distillation_token":
-            raise WeightsError(
-                f"{source} is a DeiT that was trained with distillation: it has the token {name} and a head of its own "
-                "for it, which the paper's ViT does not have; use the DeiT without distillation "
-                "(deit_base_patch16_224 instead of deit_base_distilled_patch16_224)."
-            )
 
 
 def refuse_family(
