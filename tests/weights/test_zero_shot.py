@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.peers import transformers
 
 import vitrail
 from families import write_family
 from vitrail.cli.main import main
-from vitrail.errors import VitrailError
+from vitrail.errors import AssumptionWarning, VitrailError
 from vitrail.weights.native import read_native
 from vitrail.weights.zero_shot import read_prompts
 
@@ -107,3 +108,50 @@ def test_prompts_are_read(tmp_path: Path) -> None:
     path.write_text(": nothing\n", encoding="utf-8")
     with pytest.raises(VitrailError, match="must be one line of text"):
         read_prompts(path)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Words by their letters' sum, for the tests' own text towers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<pad>", "<unk>", "a", "photo", "of", "cat", "dog", "ship", ".", "snow", "in", "the", "<end>"]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", eos_token="<end>"
+    )
+    fast.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("family", ["CLIP", "Siglip"])
+def test_prompts_give_what_transformers_computes(tmp_path: Path, family: str) -> None:
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {**sizes, "vocab_size": 13, "max_position_embeddings": 16, "eos_token_id": 12, "pad_token_id": 0}
+    vision = {**sizes, "image_size": 32, "patch_size": 8}
+    extra: Any = {"projection_dim": 24} if family == "CLIP" else {}
+    torch.manual_seed(0)
+    if family == "Siglip":
+        text["projection_size"] = 32
+    config = getattr(transformers, f"{family}Config")(text_config=text, vision_config=vision, **extra)
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+        model.logit_scale.fill_(2.0)
+    folder = tmp_path / "whole"
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("cat\ndog: the dog\nship\n", encoding="utf-8")
+    target = tmp_path / "zero.safetensors"
+    with pytest.warns(AssumptionWarning, match=r"no preprocessor_config\.json"):
+        vitrail.convert(folder, target, prompts=prompts)
+    images = torch.randn(3, 3, 32, 32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = ["a photo of a cat.", "the dog", "a photo of a ship."]
+    tokens = tokenizer(texts, padding="max_length", max_length=16, return_tensors="pt")
+    with torch.no_grad():
+        expected = model(pixel_values=images, **tokens).logits_per_image.numpy()
+    loaded = vitrail.load(target)
+    np.testing.assert_allclose(loaded.runtime.logits(images.numpy()), expected, rtol=1e-4, atol=1e-4)
+    assert loaded.scores == ("softmax" if family == "CLIP" else "sigmoid")

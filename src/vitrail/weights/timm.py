@@ -140,7 +140,8 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     if timm_eva.is_meant(raw.tensors, facts.architecture if facts else hints.architecture):
         return timm_eva.read(raw, facts, hints)
     hub = None if facts is None else understand(facts)
-    layout = "naflex" if timm_naflex.is_naflex(raw.tensors) else "classic"
+    unusual = timm_naflex.is_naflex(raw.tensors)
+    layout = "naflex" if unusual else "classic"
     if hub is not None and hub.arguments["layout"] != layout:
         raise WeightsError(f"the keys are not those of timm's {hub.architecture}, which config.json names.")
     settled = hub.settle_hints(hints) if hub else settle_name(hints, raw)
@@ -166,7 +167,7 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         tensors=read_tensors(key_table(config), raw.tensors),
         preprocess=preprocess,
         classes=classes,
-        origin=Origin(format="timm", dialect={"suffix": raw.path.suffix, "layout": layout}),
+        origin=Origin(format="timm", dialect={"suffix": raw.path.suffix, **({"layout": layout} if unusual else {})}),
         notes=notes,
         remarks=remarks,
     )
