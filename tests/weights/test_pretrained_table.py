@@ -4,6 +4,8 @@ import re
 
 from vitrail.weights import pretrained
 from vitrail.weights.pretrained import COMMERCIAL, FAMILIES, default, find, table, usual_size
+from vitrail.weights.timm_eva_names import BEIT_NAMES, EVA_NAMES
+from vitrail.weights.timm_names import NAMES
 
 
 def test_every_row_has_its_facts() -> None:
@@ -42,3 +44,11 @@ def test_what_is_not_listed_is_not_found() -> None:
     dino = find("facebook/dinov2-base")
     assert dino is not None
     assert (dino.name, dino.source, dino.megabytes) == ("DINOv2-B", "hf://facebook/dinov2-base", 346)
+
+
+def test_everything_that_is_listed_can_be_read() -> None:
+    """By timm's names, each of which is compared with timm elsewhere; facebook's are in transformers' layout."""
+    known = NAMES.keys() | EVA_NAMES.keys() | BEIT_NAMES.keys()
+    for row in table():
+        owner, _, name = row.repository.partition("/")
+        assert owner == "facebook" or name.partition(".")[0] in known, row
