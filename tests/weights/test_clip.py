@@ -1,6 +1,7 @@
 """Oracle: the picture's tower of OpenAI's CLIP and of OpenCLIP, written out from their code."""
 
 import json
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,30 @@ def test_openais_own_files_have_its_gelu(tmp_path: Path, told: str) -> None:
     assert read.preprocess == preset("clip", 32)
     assert len(read.notes) == (0 if told == "buffers" else 1)  # the preprocessing of others may differ
     check_features(read, oracle, (32, 32))
+
+
+class Clip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual = randomize(Tower(quick_gelu))
+        self.logit_scale = nn.Parameter(torch.tensor(4.6))
+        for name in ("input_resolution", "context_length", "vocab_size"):
+            self.register_buffer(name, torch.tensor(32))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.visual(images) * self.logit_scale.exp() + 0 * self.input_resolution
+
+
+def test_openais_clip_comes_as_such_an_archive(tmp_path: Path) -> None:
+    model = Clip().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its end, in newer versions
+        traced: Any = torch.jit.trace(model, torch.randn(1, 3, 32, 32))
+        traced.save(str(tmp_path / "ViT-B-32.pt"))
+    read = read_checkpoint(tmp_path / "ViT-B-32.pt", allow_pickle=True)
+    assert (read.file_format, read.config.block.activation) == ("clip", "quick_gelu")
+    assert torch.equal(read.extras["logit_scale"], model.logit_scale)
+    check_features(read, model.visual, (32, 32))
 
 
 def with_config(folder: Path, oracle: Tower, vision: dict[str, Any], **model: Any) -> Path:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.errors import WeightsError
+from vitrail.weights import torch_script
 from vitrail.weights.filetypes import describe_pickle, refuse_start
 from vitrail.weights.resolve import PICKLES, check_suffix
 from vitrail.weights.wrappers import check_no_choice, unwrap
@@ -119,23 +120,18 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 def read_pickle(path: Path) -> Any:
     """What a torch file holds; only tensors and plain containers are ever unpickled."""
     with _clear_errors(path, "torch checkpoint"):
-        plain = zipfile.is_zipfile(path) and _is_plain_archive(path)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                members = _check_archive(archive, path)
+                if folder := torch_script.folder_of([member.filename for member in members]):
+                    return torch_script.read_weights(path, archive, folder)
+                if broken := archive.testzip():
+                    raise WeightsError(f"{path} is damaged: the checksum of {broken} does not match.")
+            plain = all(member.compress_type == zipfile.ZIP_STORED for member in members)  # so that they can be mapped
+        else:
+            plain = False
         with torch.serialization.safe_globals([argparse.Namespace]):  # the settings that training scripts add
             return _load_weights(path, plain)
-
-
-def _is_plain_archive(path: Path) -> bool:
-    """Check an archive's checksums; True if its members are stored as they are, so that they can be mapped."""
-    with zipfile.ZipFile(path) as archive:
-        members = _check_archive(archive, path)
-        if any(member.filename.endswith("/constants.pkl") for member in members):
-            raise WeightsError(
-                f"{path} is a TorchScript archive, a program instead of weights, which we never run; save its weights "
-                'where it was made: torch.save(torch.jit.load(...).state_dict(), "model.pth")'
-            )
-        if broken := archive.testzip():
-            raise WeightsError(f"{path} is damaged: the checksum of {broken} does not match.")
-    return all(member.compress_type == zipfile.ZIP_STORED for member in members)
 
 
 def _load_weights(path: Path, plain: bool) -> Any:
