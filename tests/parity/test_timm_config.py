@@ -26,6 +26,8 @@ from conftest import randomize
 from fuzzing import cases
 from vitrail.data.transform import prepare
 from vitrail.errors import VitrailError, WeightsError
+from vitrail.model.parts import RelativeBias
+from vitrail.weights import timm_relpos
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.read import read_checkpoint
@@ -36,6 +38,7 @@ from vitrail.weights.write import convert, write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer
 NAFLEX = timm.models.naflexvit.NaFlexVit
+RELPOS = timm.models.vision_transformer_relpos.VisionTransformerRelPos
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "vitamin")  # all that build a VisionTransformer
 REGISTERED = [name for module in MODULES for name in timm.list_models(module=module)]
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_classes": 5}
@@ -110,6 +113,7 @@ def test_the_table_of_names_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ours.pop("mlp") == MLPS[given.pop("mlp_layer", timm.layers.Mlp)]
         assert ours.pop("distilled") == ("distilled" in name)
         assert (ours.pop("layout"), ours.pop("resample")) == ("classic", "timm")
+        assert (ours.pop("rel_pos_type"), ours.pop("shared_rel_pos")) == (None, False)
         given["act_layer"] = {nn.SiLU: "silu"}.get(given.get("act_layer"), given.get("act_layer"))
         for norm in ("norm_layer", "embed_norm_layer"):
             assert ours.pop(norm) == norm_of(given.pop(norm, None)), (name, norm)
@@ -139,6 +143,63 @@ def test_the_table_of_names_is_that_of_timms_naflex_models(monkeypatch: pytest.M
         theirs = {**PLAIN, **fixed, **classic_arguments(asdict(given.pop()), {**ours, "resample": "timm"})}
         assert theirs.pop("img_size") == (size, size)
         assert theirs == pytest.approx(ours), name
+
+
+def test_the_table_of_names_is_that_of_timms_relative_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = inspect.signature(RELPOS.__init__).parameters
+    given: list[dict[str, Any]] = []
+
+    def record(self: nn.Module, **arguments: Any) -> None:
+        given.append(arguments)
+        raise _RecordedError
+
+    monkeypatch.setattr(RELPOS, "__init__", record)
+    for name in timm.list_models(module="vision_transformer_relpos"):
+        if name not in NAMES:
+            assert "_rpn_" in name
+            continue
+        with torch.device("meta"), pytest.raises(_RecordedError):
+            timm.create_model(name, pretrained_cfg={"num_classes": 1000})
+        told = {argument: signature[argument].default for argument in timm_relpos.KNOWN} | given.pop()
+        theirs = {**PLAIN, "layout": "relpos", "pos_embed": "none", **timm_relpos.classic_arguments(told)}
+        assert theirs == pytest.approx(dict(named_arguments(name))), name
+
+
+RELATIVE: dict[str, dict[str, Any]] = {
+    "table": {"rel_pos_type": "bias"},
+    "shared table, [cls]": {
+        "rel_pos_type": "bias",
+        "shared_rel_pos": True,
+        "class_token": True,
+        "global_pool": "token",
+        "fc_norm": False,
+    },
+    "MLP": {"rel_pos_dim": 8, "qkv_bias": True, "fc_norm": False},
+    "Swin's MLP, [cls]": {"rel_pos_type": "mlp-swin", "class_token": True},
+}
+
+
+@pytest.mark.parametrize("case", RELATIVE)
+def test_relative_positions(tmp_path: Path, case: str) -> None:
+    """Tables return to the bit; MLPs are read as the table that they give, for any picture size."""
+    arguments = {**TINY, "num_heads": 4, **RELATIVE[case]}
+    peer = randomize(timm.create_model("vit_relpos_small_patch16_224", **arguments)).eval()
+    save(peer, tmp_path / "theirs", arguments)
+    edit(tmp_path / "theirs", {}, {"input_size": [3, 32, 32]})
+    checkpoint = read_checkpoint(tmp_path / "theirs")
+    assert difference(checkpoint, peer) <= 1e-5
+    assert checkpoint.config.relative == RelativeBias(shared="shared" in case)
+    assert any("MLP of its relative positions" in remark for remark in checkpoint.remarks) == ("MLP" in case)
+    for target in ("folder", "file.safetensors"):
+        assert convert(tmp_path / "theirs", tmp_path / target, "timm", verify_with_peer=True).peer is not None
+    written, state = load_file(tmp_path / "file.safetensors"), peer.state_dict()
+    if "MLP" not in case:
+        assert written.keys() == state.keys()
+        assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
+        return
+    larger = timm.create_model("vit_relpos_small_patch16_224", **{**arguments, "img_size": (40, 56)}).eval()
+    larger.load_state_dict(state)
+    assert difference(read_checkpoint(tmp_path / "theirs", hints=Hints(image_size=(40, 56))), larger) <= 1e-5
 
 
 def test_weights_that_were_trained_with_another_gelu_are_those_of_timms_notes() -> None:

@@ -37,8 +37,6 @@ TIMM = {
     "vit_base_patch16_xp_224": "a ViT with parallel blocks",
     "vit_dwee_patch16_reg1_gap_256": "a ViT with differential attention",
     "samvit_base_patch16": "a SAM, a ViTDet or a model like them",
-    "vit_relpos_small_patch16_224": "one of timm's relpos ViTs",
-    "vit_srelpos_small_patch16_224": "one of timm's relpos ViTs",
     "mixer_s32_224": "an MLP-Mixer or a relative",
     "resnet18": "a ResNet",
     "convnext_atto": "a ConvNeXt or a relative",

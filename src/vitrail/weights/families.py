@@ -86,11 +86,6 @@ ATTENDING = (
         "sam sam_* vitdet deepseek_ocr2_sam*",
     ),
     Family(
-        "one of timm's relpos ViTs",
-        "its relative positions have an MLP or a table of another form",
-        r"\b(shared_)?rel_pos\.",
-    ),
-    Family(
         "a ViTDet or an LW-DETR",
         "it attends within windows",
         r"\bembeddings\.projection\.weight$",

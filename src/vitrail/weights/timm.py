@@ -10,17 +10,18 @@ from math import isqrt
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.parts import Stem
-from vitrail.weights import infer, keys, timm_eva, timm_naflex
+from vitrail.weights import infer, keys, timm_eva, timm_naflex, timm_relpos
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, only, resnet_stem
-from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, leave_out
-from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
+from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, leave_out, usual_size
+from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
 from vitrail.weights.sidecars import CONFIG
@@ -29,6 +30,7 @@ from vitrail.weights.timm_config import (
     HEAD,
     PROJECTION,
     HubConfig,
+    Layout,
     how_to_load,
     hub_config,
     layout_of,
@@ -41,7 +43,7 @@ from vitrail.weights.timm_config import (
 )
 from vitrail.weights.timm_eva_config import is_eva
 from vitrail.weights.timm_eva_names import eva_arguments, is_eva_name
-from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5, named_arguments
+from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5, OTHERS, named_arguments
 from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
 PATCHES, BACKBONE = "patch_embed.proj.weight", "patch_embed.backbone."
@@ -103,6 +105,8 @@ NAMES: Names = {
 }
 SPLIT = under("blocks.{}", "blocks.{}.", {"mlp.gate": "mlp.fc1_g", "mlp.up": "mlp.fc1_x"})  # AIMv2's
 DISTILLED: Names = {"embed.registers": "dist_token", "distilled_head": "head_dist"}
+# Tables of biases: ours is one tensor for all blocks.
+FORMS = {"projection.weight": PROJECTION, "relative.table": Form(torch.stack, lambda ours: ours.unbind())}
 
 
 def names_of(stem: Stem, pool_norm: str, *, split: bool, distilled: bool, projects: bool) -> Names:
@@ -127,8 +131,8 @@ def key_table(config: ViTConfig, dialect: Mapping[str, str] | None = None) -> li
         distilled=config.distilled,
         projects=config.projection is not None,
     )
-    rules = keys.key_table(config, names)
-    return [replace(each, form=PROJECTION) if each.ours == "projection.weight" else each for each in rules]
+    rules = keys.key_table(config, {**names, **timm_relpos.table_names(config)})
+    return [replace(each, form=FORMS.get(each.ours, each.form)) for each in rules]
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
@@ -140,19 +144,21 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     if timm_eva.is_meant(raw.tensors, facts.architecture if facts else hints.architecture):
         return timm_eva.read(raw, facts, hints)
     hub = None if facts is None else understand(facts)
-    unusual = timm_naflex.is_naflex(raw.tensors)
-    layout = "naflex" if unusual else "classic"
+    layout, masked = detect_layout(raw.tensors), bool(remarks)
     if hub is not None and hub.arguments["layout"] != layout:
         raise WeightsError(f"the keys are not those of timm's {hub.architecture}, which config.json names.")
     settled = hub.settle_hints(hints) if hub else settle_name(hints, raw)
     if layout == "naflex":
         raw, settled = _read_naflex(raw, settled)
+    elif layout == "relpos":
+        raw, settled, more = _read_relpos(raw, settled, hub)
+        remarks = (*remarks, *more)
     else:
         raw = replace(raw, tensors=unflatten_patches(raw.tensors))
     config = infer_config(raw, settled, hub)
     if hub is None:
         classes, notes = None, assumptions(config, settled, layout)
-        if remarks:  # pictures are prepared for MAE as for DINOv2
+        if masked:  # pictures are prepared for MAE as for DINOv2
             preprocess = preset("dinov2", config.image_size, config.channels)
         else:
             preprocess, notes = assume_preprocess(config), (*notes, BARE)
@@ -162,15 +168,23 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         preprocess, notes = read_preprocess(hub.data, config, dynamic=dynamic)
         classes, more = read_classes(hub.data, config)
         notes = (*notes, *more, *hub.trained_otherwise(hints))
+    dialect = {"suffix": raw.path.suffix} | ({"layout": layout} if layout == "naflex" else {})
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config), raw.tensors),
         preprocess=preprocess,
         classes=classes,
-        origin=Origin(format="timm", dialect={"suffix": raw.path.suffix, **({"layout": layout} if unusual else {})}),
+        origin=Origin(format="timm", dialect=dialect),
         notes=notes,
         remarks=remarks,
     )
+
+
+def detect_layout(tensors: Mapping[str, Tensor]) -> Layout:
+    """Which class of timm's has such names."""
+    if timm_naflex.is_naflex(tensors):
+        return "naflex"
+    return "relpos" if timm_relpos.is_relpos(tensors) else "classic"
 
 
 def _read_naflex(raw: Raw, hints: Hints) -> tuple[Raw, Hints]:
@@ -179,6 +193,22 @@ def _read_naflex(raw: Raw, hints: Hints) -> tuple[Raw, Hints]:
     patch = tensors[PATCHES].shape[2:]
     size = None if grid is None else (grid[0] * patch[0], grid[1] * patch[1])
     return replace(raw, tensors=tensors), replace(hints, image_size=hints.image_size or size)
+
+
+def _read_relpos(raw: Raw, hints: Hints, hub: HubConfig | None) -> tuple[Raw, Hints, tuple[str, ...]]:
+    """The tensors with tables of biases; an MLP that computes them gives those of the model's picture size."""
+    kind, patch = timm_relpos.kind_of(raw.tensors), raw.shape(PATCHES, 4)[2:]
+    if hub is not None and hub.arguments["rel_pos_type"] != kind:
+        raise WeightsError(
+            f"config.json says rel_pos_type {hub.arguments['rel_pos_type']!r}; the weights have {kind!r}."
+        )
+    size = hints.image_size
+    if size is None:
+        grid = timm_relpos.grid_of(raw.tensors)
+        size = usual_size((patch[0], patch[1])) if grid is None else (grid[0] * patch[0], grid[1] * patch[1])
+    tensors = timm_relpos.tabulate(raw.tensors, (size[0] // patch[0], size[1] // patch[1]))
+    remarks = () if kind == "bias" else (timm_relpos.REMARK.format(*size),)
+    return replace(raw, tensors=tensors), replace(hints, image_size=size), remarks
 
 
 def refuse_architecture(raw: Raw) -> None:
@@ -216,6 +246,7 @@ def infer_config(raw: Raw, hints: Hints, hub: HubConfig | None = None) -> ViTCon
         head_size=128 if split else None,  # of every AIMv2
         stem=stem,
         pool_norm=pool_norm,
+        relative=timm_relpos.relative_of(raw.tensors),
     )
     if hub is not None:
         config = replace(config, pool_prefix=bool(hub.arguments["pool_include_prefix"]))
@@ -230,7 +261,7 @@ def usual_eps(config: ViTConfig) -> float:
     return (LAYER_NORM_5 if five else LAYER_NORM)[1]
 
 
-def assumptions(config: ViTConfig, hints: Hints, layout: str = "classic") -> tuple[str, ...]:
+def assumptions(config: ViTConfig, hints: Hints, layout: Layout = "classic") -> tuple[str, ...]:
     """What neither a key of a bare file nor a hint settles, one note each."""
     pooling = hints.pooling or (config.pooling if config.pooling == "map" else None)  # whose layers are among the keys
     activation = hints.activation or (None if config.block.mlp == "plain" else "silu")
@@ -245,6 +276,8 @@ def assumptions(config: ViTConfig, hints: Hints, layout: str = "classic") -> tup
         notes.append(
             "the file does not state how positions are brought to other grids: assumed bicubic; SigLIP 2's are bilinear"
         )
+    if layout == "relpos" and config.block.layer_scale is None:
+        notes.append(f"timm's vit_relpos_*_rpn_* have the same keys and {OTHERS['vit_relpos_*_rpn_*']}")
     if others := other_names(config, hints, layout):
         notes.append(f"these models of timm have the same keys and compute something else: {others}")
     return tuple(notes)
@@ -316,6 +349,12 @@ def _registers(value: int, config: ViTConfig) -> str:
     return "" if not config.distilled or value == 1 else "a distilled model of it has no registers"
 
 
+def _relative(value: str, config: ViTConfig) -> str:
+    if value == "none" or timm_relpos.can_hold(config):
+        return ""
+    return "its relative positions are biases in an otherwise plain ViT, without other positions and registers"
+
+
 def _projection(value: int | None, config: ViTConfig) -> str:
     if value is None or (config.pre_norm and not config.num_classes):
         return ""
@@ -339,6 +378,8 @@ HOLDS: Holds = {
     "projection": _projection,
     "distilled": anything,
     "summary_tokens": _summary_tokens,
+    "relative.kind": _relative,
+    "relative.shared": anything,
     "block.qkv_bias": anything,
     "block.qk_norm": anything,
     "block.layer_scale": anything,

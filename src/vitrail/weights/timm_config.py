@@ -10,8 +10,8 @@ from typing import Any, Literal, cast
 
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ResNetStem, ViTConfig
-from vitrail.model.parts import Pair
-from vitrail.weights import timm_naflex
+from vitrail.model.parts import Pair, RelativeBias
+from vitrail.weights import timm_naflex, timm_relpos
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, Raw, exact_ratio
 from vitrail.weights.keys import Form
@@ -61,6 +61,7 @@ NEW_FIELDS = {
     "proj_bias": "block.proj_bias",
     "pool_include_prefix": "pool_prefix",
 }
+Layout = Literal["classic", "naflex", "relpos"]  # timm's classes whose names and arguments differ
 UNSEEN = ("num_heads", "pool_include_prefix")  # which no key shows
 POOLINGS: dict[Any, Literal["cls", "mean", "map"]] = {"token": "cls", "avg": "mean", "map": "map"}
 Gelu = Literal["gelu", "gelu_tanh", "quick_gelu"]
@@ -155,6 +156,7 @@ class HubConfig:
             ("representation layer (pre_logits)", None, config.representation),
             ("pos_embed", arguments["pos_embed"] == "learn", config.positions.kind == "learned"),
             ("last norm (final_norm, fc_norm)", _last_norm(arguments), config.pool_norm),
+            ("shared_rel_pos", arguments["shared_rel_pos"], config.relative == RelativeBias(shared=True)),
             ("ResNet blocks", arguments["resnet"], config.stem.blocks if isinstance(config.stem, ResNetStem) else None),
             ("num_features", config.width if self.num_features is None else self.num_features, config.width),
         ]
@@ -173,7 +175,7 @@ class HubConfig:
                 )
 
 
-def other_names(config: ViTConfig, hints: Hints, layout: str) -> str:
+def other_names(config: ViTConfig, hints: Hints, layout: Layout) -> str:
     """The names in timm whose models have the keys of this one but compute something else, with what; "" if none do.
 
     What the user passed as a hint is settled, and counts as no difference.
@@ -279,6 +281,8 @@ def understand(facts: Facts) -> HubConfig:
     named = named_arguments(facts.architecture)
     if named["layout"] == "naflex":
         arguments = {**named, **timm_naflex.classic_arguments(facts.arguments, named)}
+    elif named["layout"] == "relpos":
+        arguments = {**named, **timm_relpos.classic_arguments(facts.arguments)}
     else:
         arguments = {**named, **facts.arguments}
         _refuse_arguments(facts.model_args, arguments)
@@ -384,13 +388,17 @@ def architecture_of(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
     name, arguments = architecture(checkpoint.config)
     if layout_of(checkpoint) == "naflex":
         return timm_naflex.NAME, timm_naflex.naflex_arguments(checkpoint.config, arguments)
+    if layout_of(checkpoint) == "relpos":
+        return timm_relpos.NAME, timm_relpos.relpos_arguments(checkpoint.config, arguments)
     return name, arguments
 
 
-def layout_of(checkpoint: Checkpoint) -> str:
-    """The layout of the file that the weights came from, as long as it holds the model."""
-    layout = checkpoint.origin.dialect_of("timm").get("layout", "classic")
-    return layout if layout == "naflex" and timm_naflex.can_hold(checkpoint.config) else "classic"
+def layout_of(checkpoint: Checkpoint) -> Layout:
+    """The layout to write a model in: that of the file that the weights came from, as long as it holds the model."""
+    config, layout = checkpoint.config, checkpoint.origin.dialect_of("timm").get("layout", "classic")
+    if timm_relpos.can_hold(config):
+        return "relpos"
+    return "naflex" if layout == "naflex" and timm_naflex.can_hold(config) else "classic"
 
 
 def _nearest_name(config: ViTConfig) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.model.parts import NoRelative, Pair, Relative, RelativeBias, Rope
+from vitrail.weights import timm_relpos
 from vitrail.weights.infer import exact_ratio
 from vitrail.weights.sidecars import CONFIG, Settings
 from vitrail.weights.timm_eva_names import BEIT_NAMES, EVA_NAMES, TRAINING, eva_arguments
@@ -49,7 +50,7 @@ def merge_arguments(name: str, usual: Mapping[str, Any], given: Mapping[str, Any
 def is_eva(config: ViTConfig) -> bool:
     """Whether a model is of one of these classes rather than of timm's `VisionTransformer`."""
     keyless = config.block.qkv_bias and not config.block.key_bias
-    table = config.relative.kind == "bias" and config.class_token
+    table = config.relative.kind == "bias" and config.class_token and not timm_relpos.can_hold(config)
     return config.relative.kind == "rope" or table or keyless
 
 

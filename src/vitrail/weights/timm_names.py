@@ -58,7 +58,16 @@ DEFAULTS: dict[str, Any] = {
     **{name: values[0] for name, values in FIXED.items()},
 }
 # What timm builds without a class of another kind. MLPs may be gated, both halves packed in one matrix or split.
-PLAIN = {**DEFAULTS, "resnet": None, "mlp": "plain", "distilled": False, "layout": "classic", "resample": "timm"}
+PLAIN = {
+    **DEFAULTS,
+    "resnet": None,
+    "mlp": "plain",
+    "distilled": False,
+    "layout": "classic",
+    "resample": "timm",
+    "rel_pos_type": None,
+    "shared_rel_pos": False,
+}
 
 # The word of a name → width, depth, heads and MLP ratio.
 SIZES: dict[str, tuple[int, int, int, float]] = {
@@ -97,6 +106,8 @@ _NAFLEX = {"layout": "naflex", "class_token": False, "no_embed_class": True, "dy
 _NAFLEX_GAP = {**_NAFLEX, "global_pool": "avg", "fc_norm": True, "init_values": 1e-5, "reg_tokens": 4}
 _NAFLEX_MAP = {**_NAFLEX, "global_pool": "map"}
 _NAFLEX_SO = {"init_values": 1e-5, "qkv_bias": False, "reg_tokens": 1}
+_RELPOS = {**_GAP, "layout": "relpos", "pos_embed": "none", "init_values": 1e-6, "rel_pos_type": "mlp"}
+_LEAN_RELPOS = {**_RELPOS, "qkv_bias": False}
 _QUICK = {**_CLIP, "act_layer": "quick_gelu"}
 _BEIT3 = {"scale_attn_norm": True, "scale_mlp_norm": True, "global_pool": "avg", "norm_layer": LAYER_NORM_5}
 _RMS = {"norm_layer": RMS_NORM_5, "embed_norm_layer": RMS_NORM_5}
@@ -198,6 +209,15 @@ GROUPS: tuple[tuple[dict[str, Any], str], ...] = (
         {**_NAFLEX_MAP, **_TANH, "resample": "siglip2"},
         "naflexvit_base_patch16_siglip naflexvit_so400m_patch16_siglip",
     ),
+    ({**_RELPOS, "embed_dim": 896, "num_heads": 14}, "vit_relpos_base_patch16_plus_240"),
+    ({**_LEAN_RELPOS, "fc_norm": True}, "vit_relpos_small_patch16_224 vit_relpos_medium_patch16_224"),
+    ({**_LEAN_RELPOS, "fc_norm": True}, "vit_relpos_base_patch16_224"),
+    ({**_LEAN_RELPOS, "fc_norm": True, "class_token": True}, "vit_relpos_base_patch16_clsgap_224"),
+    ({**_LEAN_RELPOS, "shared_rel_pos": True}, "vit_srelpos_small_patch16_224 vit_srelpos_medium_patch16_224"),
+    (
+        {**_LEAN_RELPOS, "class_token": True, "global_pool": "token"},
+        "vit_relpos_medium_patch16_cls_224 vit_relpos_base_patch16_cls_224",
+    ),
     ({"patch_size": 8, "resnet": ()}, "vit_tiny_r_s16_p8_224|384"),
     ({"patch_size": 1, "resnet": (2, 2, 2, 2)}, "vit_small_r26_s32_224|384 vit_base_r26_s32_224"),
     ({"patch_size": 1, "resnet": (3, 4, 9)}, "vit_base_r50_s16_224|384"),
@@ -216,6 +236,7 @@ QUICK_GELU: dict[str, tuple[str, ...]] = {
 }
 # Names of timm's `VisionTransformer`s that differ from our model → what they have.
 OTHERS: dict[str, str] = {
+    "vit_relpos_*_rpn_*": "a LayerNorm after each branch instead of before it (ResPostRelPosBlock)",
     "vit_base_patch16_rpn_224": "a LayerNorm after each branch instead of before it (ResPostBlock)",
     "vit_*_xp_*": "attention and MLP side by side (ParallelScalingBlock)",
     "vit_*_18x2_*": "two attentions and two MLPs side by side (ParallelThingsBlock)",
