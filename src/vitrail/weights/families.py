@@ -117,6 +117,23 @@ ATTENDING = (
         "dpt segformer* mask2former maskformer oneformer depth_anything* zoedepth upernet eomt* vitmatte",
         TOWER,
     ),
+    Family(
+        "a CoCa",
+        "it pools with OpenCLIP's attentional pooler",
+        r"\battn_pool\.(query|ln_q|ln_k)\b",
+    ),
+    Family(
+        "a masked autoencoder with its decoder",
+        "only its encoder is a ViT",
+        r"^decoder\.0\.",
+        advice="save it without the names that contain decoder or mask_token",
+    ),
+    Family(
+        "an InternViT",
+        "it normalises queries and keys of all heads together",
+        r"\battention\.projection_layer\.",
+        "internvl_vision",
+    ),
     Family("a GroupViT", "it merges tokens into groups", r"\bgroup_token$", "groupvit*"),
     Family("an MLP-Mixer or a relative", "it has no attention", r"\bmlp_(tokens|channels)\.|\bMixerBlock_\d"),
     Family("a Mamba", "it has state spaces instead of attention", r"\bA_log$", "mamba mamba2"),
@@ -146,7 +163,6 @@ OTHERS = (
     Family(
         "a C-RADIO", "it was distilled from several teachers", r"\binput_conditioner\.|\bcls_register_token$", "radio"
     ),
-    Family("a NaFlexViT of timm", "its patches are embedded flat", r"^embeds\.(proj|pos_embed)"),
     Family("a YOLO", "it is a convolutional detector", r"^(model\.)+\d+\.(cv\d|conv|m\.\d)"),
     Family(
         "a diffusion model or its autoencoder",

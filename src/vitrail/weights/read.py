@@ -1,7 +1,6 @@
 """Any checkpoint that we know, from anywhere: what prediction, training and conversion start from."""
 
 import inspect
-import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -84,15 +83,6 @@ def choose_format(path: Path) -> FormatName:
 
 # What a reader raises when a file has something absurd in place of a number or a list.
 NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
-# What the names of a file that we cannot read reveal about it; all of them are searched as lines of one text.
-TRANSFORMERS = (
-    (r"\battn_pool\.(query|ln_q|ln_k)\b", "a CoCa (OpenCLIP's attentional pooler)"),
-    (
-        r"^decoder\.0\.",
-        "a masked autoencoder with its decoder, of which only the encoder is a ViT: save it without the names that "
-        "contain decoder or mask_token",
-    ),
-)
 
 
 def read_checkpoint(
@@ -172,10 +162,6 @@ def refuse_family(
     """Raise with the name of what this is, if its `config.json`, or the names of its tensors, reveal it."""
     if family := name_family(shapes, sidecars, families):
         raise WeightsError(refuse(family, source, FOREIGN))
-    text = "\n".join(shapes)
-    for pattern, name in TRANSFORMERS:
-        if re.search(pattern, text, re.MULTILINE):
-            raise WeightsError(f"{source} looks like {name}; vitrail reads plain ViTs only ({', '.join(FOREIGN)}).")
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
