@@ -118,7 +118,7 @@ FAMILIES = {
         config={
             "pre_norm": True,
             "patch_bias": False,
-            "relative": Rope(base=10_000.0, coordinates="index"),
+            "relative": Rope(base=10_000.0, coordinates="index", pairing="interleaved"),
             "pooling": "map",
             "pool_heads": 8,
             "pool_prefix": True,
@@ -137,7 +137,7 @@ FAMILIES = {
         num_classes=1000,
         config={
             "block": BlockConfig(key_bias=False),
-            "relative": Rope(base=10_000.0, coordinates="reference", reference=(16, 16)),
+            "relative": Rope(base=10_000.0, coordinates="reference", reference=(16, 16), pairing="interleaved"),
         },
     ),
     "BEiT": BEIT,
