@@ -171,6 +171,17 @@ def test_without_periods_they_are_computed_and_heads_assumed(tmp_path: Path) -> 
     check_features(read, oracle, (32, 32))
 
 
+def test_periods_that_are_not_rounded_need_not_be_stored(tmp_path: Path) -> None:
+    """So that what other libraries compute can be written, read and handed back to them."""
+    oracle = randomize(Dinov3(biases="all")).eval()
+    oracle.rope_embed.periods.copy_(100 ** (2 * torch.arange(4, dtype=torch.float32) / 8))
+    torch.save(oracle.state_dict(), tmp_path / "a.pth")
+    read = read_checkpoint(tmp_path / "a.pth", allow_pickle=True)
+    assert (read.config.relative, read.config.heads) == (Rope(), 3)
+    check_features(read, oracle, (32, 32))
+    check_written_back(read, tmp_path / "a.pth", tmp_path / "b.pth", "dinov3")
+
+
 def test_the_pictures_it_learned_from_are_known_by_the_files_name(tmp_path: Path) -> None:
     saved(tmp_path / "mine.pth")
     read = read_checkpoint(tmp_path / "mine.pth", allow_pickle=True)

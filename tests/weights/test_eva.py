@@ -36,7 +36,7 @@ class Angles(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, rope: Angles | None, separate: bool) -> None:
+    def __init__(self, rope: Angles | None, separate: bool, inner: bool) -> None:
         super().__init__()
         self.rope = rope
         if separate:
@@ -44,6 +44,7 @@ class Attention(nn.Module):
         else:
             self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.q_bias, self.v_bias = nn.Parameter(torch.zeros(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+        self.inner_attn_ln = norm(WIDTH) if inner else nn.Identity()
         self.proj = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ class Attention(nn.Module):
         if self.rope is not None:
             query, key = (torch.cat([x[:, :, :1], self.rope(x[:, :, 1:])], dim=2) for x in (query, key))
         scores = (query @ key.mT / (WIDTH // HEADS) ** 0.5).softmax(-1)
-        return self.proj((scores @ value).transpose(1, 2).flatten(2))
+        return self.proj(self.inner_attn_ln((scores @ value).transpose(1, 2).flatten(2)))
 
 
 class Mlp(nn.Module):
@@ -85,10 +86,10 @@ def norm(width: int) -> nn.LayerNorm:
 
 
 class Block(nn.Module):
-    def __init__(self, rope: Angles | None, kind: str) -> None:
+    def __init__(self, rope: Angles | None, kind: str, inner: bool) -> None:
         super().__init__()
         self.norm1, self.norm2, self.mlp = norm(WIDTH), norm(WIDTH), Mlp(kind)
-        self.attn = Attention(rope, separate=kind == "normed")
+        self.attn = Attention(rope, separate=kind == "normed", inner=inner)
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = tokens + self.attn(self.norm1(tokens))
@@ -96,15 +97,21 @@ class Block(nn.Module):
 
 
 class Eva(nn.Module):
-    def __init__(self, *, kind: str = "normed", side: int = 4, classes: int = 5, rotates: bool = True) -> None:
+    """`clip`: the tower of an EVA-CLIP, which also has a norm in its attention, and pools [cls]."""
+
+    def __init__(
+        self, *, kind: str = "normed", side: int = 4, classes: int = 5, rotates: bool = True, clip: bool = False
+    ) -> None:
         super().__init__()
-        self.classes = classes
+        self.classes, self.clip = classes, clip
         self.cls_token = nn.Parameter(torch.zeros(1, 1, WIDTH))
         self.pos_embed = nn.Parameter(torch.zeros(1, side**2 + 1, WIDTH))
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, WIDTH, 8, 8)})
         self.rope = Angles(side) if rotates else None
-        self.blocks = nn.ModuleList(Block(self.rope, kind) for _ in range(2))
-        if classes:
+        self.blocks = nn.ModuleList(Block(self.rope, kind, clip) for _ in range(2))
+        if clip:
+            self.norm, self.head = norm(WIDTH), nn.Linear(WIDTH, classes)
+        elif classes:
             self.fc_norm, self.head = norm(WIDTH), nn.Linear(WIDTH, classes)
         else:
             self.norm, self.lm_head = norm(WIDTH), nn.Linear(WIDTH, 11)
@@ -115,6 +122,8 @@ class Eva(nn.Module):
         tokens = torch.cat([self.cls_token.expand(len(images), -1, -1), patches], dim=1) + self.pos_embed
         for block in self.blocks:
             tokens = block(tokens)
+        if self.clip:
+            return self.head(self.norm(tokens)[:, 0])
         return self.head(self.fc_norm(tokens[:, 1:].mean(1))) if self.classes else self.norm(tokens)[:, 0]
 
 
@@ -153,6 +162,20 @@ def test_pre_trained_ones(tmp_path: Path, kind: str, rotates: bool) -> None:
     assert read.remarks == ("left out 2 tensors of heads of the pre-training",)
     check_features(read, oracle, (32, 32))
     torch.save({name: each for name, each in oracle.state_dict().items() if "lm_head" not in name}, tmp_path / "c.pt")
+    check_written_back(read, tmp_path / "c.pt", tmp_path / "b.pt", "eva")
+
+
+def test_the_tower_of_an_eva_clip(tmp_path: Path) -> None:
+    oracle = randomize(Eva(clip=True, classes=24)).eval()
+    tower = {f"visual.{name}": tensor for name, tensor in oracle.state_dict().items()}
+    scale = {"logit_scale": torch.tensor(4.6)}
+    torch.save({**tower, **scale, "text.token_embedding.weight": torch.ones(3, 4)}, tmp_path / "a.pt")
+    read = read_checkpoint(tmp_path / "a.pt", hints=Hints(heads=HEADS), allow_pickle=True)
+    assert (read.file_format, read.config.num_classes, read.notes, read.extras) == ("eva", 24, (), scale)
+    assert read.remarks[0] == "left out 1 tensor of the tower that reads texts"
+    assert "is read as a head" in read.remarks[1]
+    check_features(read, oracle, (32, 32))
+    torch.save({**tower, **scale}, tmp_path / "c.pt")
     check_written_back(read, tmp_path / "c.pt", tmp_path / "b.pt", "eva")
 
 

@@ -172,7 +172,7 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "class_token": True,
         "pooling": "cls",
         "positions": PositionConfig(kind="none"),
-        "relative": Rope(frequencies="stored"),
+        "relative": Rope(),
         "num_classes": 0,
         "representation": None,
         "stem": PatchStem(),

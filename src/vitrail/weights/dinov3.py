@@ -49,9 +49,14 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     extras |= {name: tensors.pop(name) for name in LOCAL_NORM if name in tensors}
     tensors, remarks = leave_out(tensors, PROJECTORS, "the distillation's projectors")
     masked = apply_masks(tensors)
-    config = infer_config(replace(raw, tensors=tensors), hints, key_bias=not masked)
+    head_size = 4 * raw.shape(PERIODS, 1)[0] if PERIODS in tensors else 64
+    if PERIODS in tensors and torch.equal(tensors[PERIODS], periods_of(Rope(), head_size)):
+        del tensors[PERIODS]  # not rounded: other libraries compute the same
+    config = infer_config(replace(raw, tensors=tensors), hints, head_size, key_bias=not masked)
     preprocess, notes = assume_preprocess(raw.path, config)
-    heads = () if PERIODS in tensors else assumed_heads(config, hints, "every DINOv3 but the largest, 64 features each")
+    heads = (
+        () if PERIODS in raw.tensors else assumed_heads(config, hints, "every DINOv3 but the largest, 64 features each")
+    )
     return Checkpoint(
         config=config,
         tensors=read_tensors(key_table(config), tensors),
@@ -63,16 +68,15 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     )
 
 
-def infer_config(raw: Raw, hints: Hints, *, key_bias: bool) -> ViTConfig:
-    stored = PERIODS in raw.tensors
+def infer_config(raw: Raw, hints: Hints, head_size: int, *, key_bias: bool) -> ViTConfig:
     return infer.infer_config(
         raw,
         replace(hints, image_size=hints.image_size or (SIZE, SIZE)),
         NAMES,
         block=replace(BLOCK, key_bias=key_bias),
         positions=PositionConfig(kind="none"),
-        head_size=4 * raw.shape(PERIODS, 1)[0] if stored else 64,
-        relative=Rope(frequencies="stored" if stored else "computed"),
+        head_size=head_size,
+        relative=Rope(frequencies="stored" if PERIODS in raw.tensors else "computed"),
     )
 
 
@@ -85,6 +89,11 @@ def apply_masks(tensors: dict[str, Tensor]) -> bool:
             raise WeightsError(f"{name} must hide the keys' third of the biases, and nothing else.")
         tensors[bias] = tensors[bias] * mask.to(tensors[bias].dtype)
     return bool(found)
+
+
+def periods_of(rope: Rope, head_size: int) -> Tensor:
+    """The periods in float32, as computed before they are rounded."""
+    return rope.base ** (2 * torch.arange(head_size // 4, dtype=torch.float32) / (head_size // 2))
 
 
 def key_mask(bias: Tensor) -> Tensor:
@@ -124,7 +133,7 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
     tensors = write_tensors(key_table(config), checkpoint.tensors)
     assert isinstance(config.relative, Rope)
     if config.relative.frequencies == "computed":
-        tensors[PERIODS] = config.relative.base ** (torch.arange(config.head_size // 4) / (config.head_size / 4))
+        tensors[PERIODS] = periods_of(config.relative, config.head_size)
     if config.block.qkv_bias and not config.block.key_bias:
         biases = {index: tensors[f"blocks.{index}.attn.qkv.bias"] for index in range(config.depth)}
         tensors |= {MASK.format(index): key_mask(bias) for index, bias in biases.items()}

@@ -1,4 +1,4 @@
-"""baaivision/EVA: `.pt` files of EVA-02, and of EVA's pre-training; fine-tuned EVA has timm's names, and is read so.
+"""baaivision/EVA: `.pt` files of EVA-02, its CLIPs, and EVA's pre-training; fine-tuned EVA has timm's names.
 
 Its names are BEiT's. What the models of different sizes spell differently is the dialect: queries, keys and values in
 one matrix or three, and the gated MLP's first two matrices likewise.
@@ -26,10 +26,10 @@ from vitrail.weights.beit import (
     mask_tokens,
     names_of,
 )
-from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.checkpoint import LOGIT_SCALE, Checkpoint
 from vitrail.weights.dinov2 import split_mask_token
 from vitrail.weights.formats import ForeignFormat, Holds, anything, only
-from vitrail.weights.infer import Hints, Raw, assumed_heads, leave_out
+from vitrail.weights.infer import Hints, Notes, Raw, assumed_heads, leave_out
 from vitrail.weights.keys import Names, read_tensors, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_pickle
@@ -37,10 +37,12 @@ from vitrail.weights.tensor_files import write_pickle
 REFERENCE = (16, 16)  # the grid of pre-training, whose coordinates every other grid spans
 ROPE = Rope(base=10_000.0, coordinates="reference", reference=REFERENCE, order="yx", pairing="interleaved")
 ANGLES = re.compile(r"(blocks\.\d+\.attn\.)?rope\.freqs_(cos|sin)")  # buffers, of the model and once more of each block
+VISUAL = "visual."  # before the names of an EVA-CLIP's tower
 HEAD_SIZES = {1408: 88}  # width → features of a head; otherwise 64
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
+    tensors = {name.removeprefix(VISUAL): tensor for name, tensor in tensors.items()}
     own = {"blocks.0.mlp.w1.weight", "blocks.0.mlp.w12.weight", "rope.freqs_cos", "mask_token"} & tensors.keys()
     return (
         {"patch_embed.proj.weight", "blocks.0.attn.q_bias"} <= tensors.keys()
@@ -56,6 +58,7 @@ def block_names(dialect: Mapping[str, str]) -> Names:
     return {
         **beit.BLOCK_NAMES,
         **({"attention.qkv.weight": qkv} if dialect.get("qkv") == "separate" else {}),
+        "attention.norm": "attn.inner_attn_ln",
         "mlp.gate": gate,
         "mlp.up": up,
         "mlp.norm": "mlp.ffn_ln",
@@ -64,10 +67,11 @@ def block_names(dialect: Mapping[str, str]) -> Names:
 
 
 def read(raw: Raw, hints: Hints) -> Checkpoint:
-    tensors, extras = split_mask_token(raw.tensors, "mask_token")
-    tensors, remarks = leave_out(tensors, PRETRAINING, "heads of the pre-training")
+    prefix = VISUAL if f"{VISUAL}cls_token" in raw.tensors else ""
+    tensors, extras, remarks = split_tower(raw.tensors) if prefix else split_pretraining(raw.tensors)
     angles = {name: tensors.pop(name) for name in list(tensors) if ANGLES.fullmatch(name)}
     dialect = {
+        "prefix": prefix,
         "qkv": "separate" if "blocks.0.attn.q_proj.weight" in tensors else "one",
         "mlp": "packed" if "blocks.0.mlp.w12.weight" in tensors else "separate",
     }
@@ -84,6 +88,21 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
         notes=(*assumed_heads(config, hints, "every EVA of its width"), *assumed_pooling(config, hints)),
         remarks=remarks,
     )
+
+
+def split_pretraining(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Notes]:
+    """The model, the token of its pre-training, and remarks on what was left out."""
+    tensors, extras = split_mask_token(tensors, "mask_token")
+    tensors, remarks = leave_out(tensors, PRETRAINING, "heads of the pre-training")
+    return tensors, extras, remarks
+
+
+def split_tower(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Notes]:
+    """The picture's tower of an EVA-CLIP, the similarity's scale, and remarks."""
+    extras = {name: tensors.pop(name) for name in (LOGIT_SCALE,) if name in tensors}
+    tensors, remarks = leave_out(tensors, rf"(?!{re.escape(VISUAL)})", "the tower that reads texts")
+    head = "its projection to what texts are compared with has a bias, and is read as a head"
+    return {name.removeprefix(VISUAL): each for name, each in tensors.items()}, extras, (*remarks, head)
 
 
 def infer_config(raw: Raw, hints: Hints, dialect: Mapping[str, str], *, rotates: bool) -> ViTConfig:
@@ -129,6 +148,7 @@ HOLDS: Holds = {
     **SHARED_HOLDS,
     "block.mlp": anything,
     "block.mlp_norm": anything,
+    "block.attention_norm": anything,
     "relative.kind": only("none", "rope", reason="it has no relative position biases"),
     **{
         f"relative.{name}": only(getattr(ROPE, name), reason=_ROTARY)
@@ -146,7 +166,10 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
         places = ["", *(f"blocks.{block}.attn." for block in range(config.depth))]
         angles = angles_of(config)
         tensors |= {f"{place}rope.freqs_{kind}": angle for place in places for kind, angle in angles.items()}
-    write_pickle(path, tensors | mask_tokens(checkpoint))
+    prefix = dialect.get("prefix", "")
+    others = {name: each for name, each in checkpoint.extras.items() if prefix and name == LOGIT_SCALE}
+    tensors = {prefix + name: tensor for name, tensor in tensors.items()}
+    write_pickle(path, tensors | mask_tokens(checkpoint) | others)
 
 
 FORMAT = ForeignFormat(
