@@ -39,6 +39,7 @@ class ImageProcessor:
     kernel: Literal["bytes", "float"] = "bytes"  # it resizes bytes, or numbers that are already scaled
 
 
+FLOATS = "DINOv3ViTImageProcessor"
 _CLIP = ImageProcessor(size=224, square=False, crop_size=(224, 224), center_crop=True, mean=CLIP_MEAN, std=CLIP_STD)
 PROCESSORS = {
     "ViTImageProcessor": ImageProcessor(resample=BILINEAR),
@@ -116,12 +117,14 @@ def read_preprocess(
 
 def _kernel(settings: Settings, processor: ImageProcessor) -> Literal["bytes", "float"]:
     """What the processor resizes; scaled numbers may overshoot in a bicubic resize, which ours cuts off."""
-    if processor.kernel == "bytes" or not settings.flag("do_rescale", True):
+    if processor.kernel == "bytes":
         return "bytes"
-    if settings.get("resample", processor.resample) == BICUBIC:
+    if not settings.flag("do_rescale", True) or type(settings.get("rescale_factor", 1 / 255)) is not float:
         raise WeightsError(
-            f"{FILE}: resample must not be {BICUBIC} (bicubic) where pixels are scaled before they are resized."
+            f"{FILE}: pixels must be scaled by a fraction (do_rescale, rescale_factor) before the resize."
         )
+    if settings.get("resample", processor.resample) == BICUBIC:
+        raise WeightsError(f"{FILE}: resample must not be {BICUBIC} (bicubic) where scaled pixels are resized.")
     return "float"
 
 
@@ -175,7 +178,9 @@ def _class_of(settings: Settings, family: str) -> tuple[str, list[str]]:
         named = str(settings["feature_extractor_type"]).replace("FeatureExtractor", "ImageProcessor")
     if named is None:
         return family, [f"{FILE} names no image processor: assumed {family}, as transformers does"]
-    name = str(named).removesuffix("Fast").removesuffix("Pil")
+    name = str(named).removesuffix("Fast")
+    if name != f"{FLOATS}Pil":  # which does not exist: its order of steps needs torch
+        name = name.removesuffix("Pil")
     if name == family.replace("ImageProcessor", "FeatureExtractor"):  # written while both names were in use
         name = family
     if name not in (*PROCESSORS, NAFLEX):
@@ -318,7 +323,7 @@ def processor_config(spec: Preprocess, naflex_patch: int | None = None) -> dict[
         return {"image_processor_type": NAFLEX, **most, **settings}
     floats = ""
     if spec.kernel == "float" and spec.antialias and spec.interpolation != "bicubic":
-        floats = "DINOv3ViTImageProcessor"
+        floats = FLOATS
     if spec.resize == "squash" and resized == spec.size:
         size = {"height": height, "width": width}
         return {"image_processor_type": floats or "ViTImageProcessor", "size": size, **settings}
