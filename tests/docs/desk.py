@@ -116,6 +116,8 @@ def _write_checkpoints() -> None:
     write_checkpoint(_checkpoint(two, ("cat", "dog")), HUB["google/vit-base-patch16-224"], "hf")
     dino = replace(_checkpoint(DINO, None), preprocess=preset("dinov2", (224, 224)))
     write_checkpoint(dino, HUB["facebook/dinov2-small"], "hf")
+    tower = replace(two, num_classes=0, pre_norm=True, patch_bias=False, projection=24)
+    write_checkpoint(_checkpoint(tower, None), "tower.safetensors")
     write_checkpoint(_checkpoint(DEIT, None), "deit.pth", "timm")
     _write_like_a_script(_checkpoint(SCRIPT, None), "theirs.pth")
     write_checkpoint(_checkpoint(replace(DEIT, block=BlockConfig(activation="gelu_tanh")), None), "B_16.npz", "google")
