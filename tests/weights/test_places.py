@@ -32,6 +32,13 @@ def save_dinov2(folder: Path, **options: Any) -> Path:
     return folder
 
 
+def save_transformers(folder: Path, kind: str, **options: Any) -> Path:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    config = getattr(transformers, f"{kind}Config")(**sizes, intermediate_size=64, **options)
+    randomize(getattr(transformers, f"{kind}Model")(config)).save_pretrained(folder)
+    return folder
+
+
 def save_torchvision(folder: Path) -> Path:
     sizes = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 64}
     model = randomize(torchvision.models.VisionTransformer(**sizes, num_classes=3))
@@ -46,6 +53,9 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], tuple[str, ...]]] = 
     "SwiGLU, packed": (save_timm, SWIGLU, ("mlp.gate", "mlp.up")),
     "transformers": (save_dinov2, {"num_register_tokens": 2}, ()),
     "SwiGLU": (save_dinov2, {"use_swiglu_ffn": True}, ()),
+    "shuffled patches": (save_transformers, {"kind": "ViTMAE"}, ()),
+    "a norm before the blocks": (save_transformers, {"kind": "CLIPVision"}, ()),
+    "relative biases": (save_timm, {"name": "beit_base_patch16_224"}, ()),
     "torchvision": (save_torchvision, {}, ("attention.qkv",)),
 }
 

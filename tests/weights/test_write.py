@@ -92,6 +92,19 @@ def test_a_wrong_writer_is_caught_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
 
 
+def test_a_failed_proof_is_told_even_if_it_cannot_be_explained(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no explanation")
+
+    monkeypatch.setattr("vitrail.weights.divergence.find_causes", fail)
+    with pytest.raises(WeightsError, match=r"gives different logits: .* the tolerance is 1e-20\. Nothing was written"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b", "hf", dtype=torch.float16, tolerance=1e-20)
+
+
 def test_an_existing_target_is_kept(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> None:
     write_checkpoint(make_checkpoint(), tmp_path / "a.safetensors")
     (tmp_path / "b.safetensors").write_text("precious")

@@ -138,9 +138,11 @@ class _Answers(nn.Module):
         self.model, self.answer = model, answer
 
     def forward(self, images: Tensor) -> Tensor:
-        inputs = {"pixel_values": images}
-        if "spatial_shapes" in signature(self.model.forward).parameters:
+        inputs, parameters = {"pixel_values": images}, signature(self.model.forward).parameters
+        if "spatial_shapes" in parameters:
             inputs = _flatten_patches(images, _patch_size(self.model))
+        elif "noise" in parameters:  # by which MAE orders its patches, at random unless it is given
+            inputs["noise"] = torch.arange(images[0, 0].numel() // _patch_size(self.model) ** 2).expand(len(images), -1)
         if self.answer == "get_image_features":
             return cast("Any", self.model).get_image_features(**inputs).pooler_output
         output = self.model(**inputs)
