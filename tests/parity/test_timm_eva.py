@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from conftest import randomize
 from fuzzing import cases
 from vitrail.errors import VitrailError, WeightsError
+from vitrail.weights.adapt import compute_periods
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.timm import how_to_load, recognises
@@ -239,6 +240,26 @@ def test_conversion_with_proof_by_timm_itself(tmp_path: Path, name: str) -> None
     convert(tmp_path / "folder", tmp_path / "ours.safetensors", verify_with_peer=True)
     for target in ("again", "bare.pth"):
         convert(tmp_path / "ours.safetensors", tmp_path / target, to="timm", verify_with_peer=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*mean and std")
+def test_stored_periods_are_computed_for_timm(tmp_path: Path) -> None:
+    """DINOv3's own files store them; timm computes them."""
+    make("vit_small_patch16_dinov3", tmp_path / "folder", num_classes=0, global_pool="token")
+    convert(tmp_path / "folder", tmp_path / "authors.pth", to="dinov3")
+    with pytest.raises(WeightsError, match="it computes the periods of its rotary positions"):
+        convert(tmp_path / "authors.pth", tmp_path / "again", to="timm", hints=Hints(heads=4))
+    target = tmp_path / "timm"
+    convert(tmp_path / "authors.pth", target, to="timm", hints=Hints(heads=4), change=compute_periods)
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "folder", target))
+    assert all(torch.equal(after[key], tensor) for key, tensor in before.items())
+
+
+def test_an_unknown_name_is_suggested(tmp_path: Path) -> None:
+    make("vit_small_patch16_dinov3", tmp_path / "folder")
+    (tmp_path / "folder" / "config.json").unlink()
+    with pytest.raises(WeightsError, match=r"none that we know \(did you mean vit_small_patch16_224"):
+        read_checkpoint(tmp_path / "folder", hints=Hints(architecture="vit_small_patch16_24"))
 
 
 def test_a_file_cannot_hold_rotary_positions_that_no_name_stands_for(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ CASES: list[tuple[str, list[str], dict[str, Any]]] = [
     ("a.safetensors", ["--num-classes", "3", "--attention-scale", "0.3"], {"num_classes": 3, "attention_scale": 0.3}),
     ("a.safetensors", ["--from", "google", "--image-size", "32"], {"source_format": "google", "image_size": 32}),
     ("a.npz", ["--to", "big_vision", "--fold-class-position"], {"format": "big_vision", "fold_class_position": True}),
+    ("a.safetensors", ["--compute-periods"], {"compute_periods": True}),
     ("a.safetensors", ["--class-names", "CLASSES"], {"class_names": CLASSES}),
 ]
 

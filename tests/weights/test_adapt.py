@@ -12,7 +12,8 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import ConfigError, VitrailError, WeightsError
 from vitrail.model import BlockConfig, ConvStem, PositionConfig, ResNetStem
-from vitrail.weights.adapt import adapt, fold_class_position
+from vitrail.model.parts import Rope
+from vitrail.weights.adapt import adapt, compute_periods, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint
 
 
@@ -148,3 +149,19 @@ def test_folding_the_class_position_computes_the_same(make_checkpoint: Callable[
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(folded.build()(images), checkpoint.build()(images), rtol=1e-5, atol=1e-5)
     assert fold_class_position(folded) is folded
+
+
+def test_computed_periods_are_those_that_were_rounded(make_checkpoint: Callable[..., Checkpoint]) -> None:
+    checkpoint = make_checkpoint(relative=Rope(frequencies="stored"))
+    stored = checkpoint.tensors["relative.periods"]
+    exact = 100.0 ** (torch.arange(len(stored)) / len(stored))
+    rounded = replace(checkpoint, tensors={**checkpoint.tensors, "relative.periods": exact.bfloat16().float()})
+    computed = compute_periods(rounded)
+    assert computed.config == replace(checkpoint.config, relative=Rope())
+    assert compute_periods(computed) is computed
+    images = torch.randn(2, 3, 32, 32)
+    expected = replace(checkpoint, tensors={**checkpoint.tensors, "relative.periods": exact}).build()(images)
+    torch.testing.assert_close(computed.build()(images), expected, rtol=1e-5, atol=1e-5)
+    other = replace(checkpoint, tensors={**checkpoint.tensors, "relative.periods": 2 * exact})
+    with pytest.raises(WeightsError, match="are not those of base 100"):
+        compute_periods(other)

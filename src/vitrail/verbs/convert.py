@@ -36,6 +36,7 @@ def convert(
     prompts: str | Path | None = None,
     drop_representation: bool = False,
     fold_class_position: bool = False,
+    compute_periods: bool = False,
     pictures: Sequence[str | Path] = (),
     dtype: Literal["float32", "float16", "bfloat16"] | None = None,
     tolerance: float | None = None,
@@ -48,7 +49,7 @@ def convert(
 
     Nothing is left at `target` unless the proof succeeds. The `settings` are the fields of `Hints`, each for
     what the source leaves open: `heads`, `image_size`, `patch_size`, `pooling`, `activation`, `norm_eps`,
-    `attention_scale`, `ema`.
+    `attention_scale`, `ema`, `architecture`.
 
     Args:
         source: A file, a folder, hf://owner/name or google://NAME. Pickles are read without running them.
@@ -69,6 +70,8 @@ def convert(
         drop_representation: Remove the representation layer (Linear + tanh) and start with a new head, as the paper
             does for fine-tuning.
         fold_class_position: Add the position of [cls] to its token, for formats without a position for it.
+        compute_periods: Compute the periods of rotary positions, instead of DINOv3's stored ones, which are rounded,
+            for formats that have no place for them.
         pictures: Pictures on which both models must agree [default: two photographs].
         dtype: Write the weights in this number type, instead of their own.
         tolerance: Largest allowed difference between logits, relative to the largest [default: 1e-5, or more where
@@ -110,6 +113,7 @@ def convert(
             drop_representation=drop_representation,
         )
         changed = adapt.fold_class_position(changed) if fold_class_position else changed
+        changed = adapt.compute_periods(changed) if compute_periods else changed
         changed = changed if labels is None else zero_shot.add_texts(changed, labels)
         where = str(class_names) if isinstance(class_names, str | Path) else "class_names"
         return changed if names is None else name_classes(changed, changed.config.num_classes, names, where)

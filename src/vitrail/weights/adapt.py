@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import ConvStem, ResNetStem, ViTConfig
-from vitrail.model.parts import Pair
+from vitrail.model.parts import Pair, Rope
 from vitrail.model.positions import POSITIONS
 from vitrail.model.relative import RELATIVE
 from vitrail.weights.checkpoint import Checkpoint
@@ -207,3 +207,20 @@ def fold_class_position(checkpoint: Checkpoint) -> Checkpoint:
     }
     covers = replace(config.positions, covers="patches")
     return replace(checkpoint, config=replace(config, positions=covers), tensors=tensors)
+
+
+def compute_periods(checkpoint: Checkpoint) -> Checkpoint:
+    """Let the periods of rotary positions follow from their base, for libraries that do not read stored ones."""
+    config, name = checkpoint.config, "relative.periods"
+    if not isinstance(config.relative, Rope) or config.relative.frequencies != "stored":
+        return checkpoint
+    stored = checkpoint.tensors[name].float()
+    computed = config.relative.base ** (torch.arange(len(stored)) / len(stored))
+    if not torch.allclose(stored, computed, rtol=1e-2):  # more than bfloat16 rounds
+        raise WeightsError(
+            f"the stored periods, up to {stored.max():g}, are not those of base {config.relative.base:g}, up to "
+            f"{computed.max():g}, so they cannot be computed."
+        )
+    tensors = {key: tensor for key, tensor in checkpoint.tensors.items() if key != name}
+    rope = replace(config.relative, frequencies="computed")
+    return replace(checkpoint, config=replace(config, relative=rope), tensors=tensors)

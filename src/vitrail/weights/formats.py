@@ -34,6 +34,7 @@ PLAIN = {
     "registers": "it has no registers",
     "representation": "it has no representation layer",
 }
+PERIODS = "it computes the periods of its rotary positions in float32 (`compute_periods=True` accepts that)"
 STEMS = {"conv": "it has no convolutional stem", "resnet": "it has no ResNet stem"}
 
 

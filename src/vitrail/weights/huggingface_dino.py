@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
-from vitrail.weights.formats import Holds, anything, only
+from vitrail.weights.formats import PERIODS, Holds, anything, only
 from vitrail.weights.huggingface_family import (
     ATTENTION_DROPOUT,
     DROPOUT,
@@ -190,7 +190,7 @@ DINOV3 = Family(
         "block.layer_scale": _layer_scale,
         "block.qkv_bias": anything,
         "block.key_bias": anything,
-        "relative.frequencies": only("computed", reason="it computes the periods of its rotary positions in float32"),
+        "relative.frequencies": only("computed", reason=PERIODS),
     },
     mask_token=(1, 1, -1),
     needs_mask_token=True,

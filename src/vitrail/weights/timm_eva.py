@@ -18,7 +18,7 @@ from vitrail.model import ViTConfig
 from vitrail.model.parts import Pair, RelativeBias, Rope
 from vitrail.weights import keys
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, Check, Holds, activations, anything, only
+from vitrail.weights.formats import COMMON, PERIODS, Check, Holds, activations, anything, only
 from vitrail.weights.infer import Hints, Raw, assumed, exact_ratio, infer_heads, infer_image_size, usual_size
 from vitrail.weights.keys import KEYLESS, LAYERS, Names, Rule, read_tensors, rule, under
 from vitrail.weights.metadata import Origin
@@ -329,7 +329,7 @@ def _rotates(value: str, config: ViTConfig) -> str:
     rope = config.relative
     assert isinstance(rope, Rope)
     if rope.frequencies == "stored":
-        return "it computes the periods of its rotary positions, and those here are stored"
+        return PERIODS
     if rope.frequencies == "mixed" and (value != "index" or rope.offset):
         return "its learned frequencies go with rows and columns that count from 0"
     usual = ("half", "yx") if value == "unit" else ("interleaved", rope.order)

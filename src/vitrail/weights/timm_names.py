@@ -6,6 +6,7 @@ name that is not here is refused: another model may have the same keys. `tests/p
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -290,7 +291,8 @@ def named_arguments(architecture: str) -> Mapping[str, Any]:
     for pattern, trait in OTHERS.items():
         if fnmatchcase(name, pattern):
             raise WeightsError(f"timm's {architecture} has {trait}, which our model does not compute.")
+    near = "".join(f" (did you mean {known}?)" for known in get_close_matches(name, NAMES, n=1))
     raise WeightsError(
-        f"config.json names the architecture {architecture!r}, which is not one of timm's plain ViTs that we know; if "
-        "it is, read the weights from a folder without config.json, and pass heads, pooling and activation."
+        f"timm's architecture {architecture!r} is none that we know{near}; if it is a plain ViT, "
+        "read the weights from a folder without config.json, and pass heads, pooling and activation."
     )
