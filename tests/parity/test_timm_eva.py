@@ -244,9 +244,12 @@ def test_conversion_with_proof_by_timm_itself(tmp_path: Path, name: str) -> None
 
 @pytest.mark.filterwarnings("ignore:.*mean and std")
 def test_stored_periods_are_computed_for_timm(tmp_path: Path) -> None:
-    """DINOv3's own files store them; timm computes them."""
+    """DINOv3's own files store them, rounded; timm computes them."""
     make("vit_small_patch16_dinov3", tmp_path / "folder", num_classes=0, global_pool="token")
     convert(tmp_path / "folder", tmp_path / "authors.pth", to="dinov3")
+    state = torch.load(tmp_path / "authors.pth")
+    state["rope_embed.periods"] = (state["rope_embed.periods"] * 1.005).bfloat16()
+    torch.save(state, tmp_path / "authors.pth")
     with pytest.raises(WeightsError, match="it computes the periods of its rotary positions"):
         convert(tmp_path / "authors.pth", tmp_path / "again", to="timm", hints=Hints(heads=4))
     target = tmp_path / "timm"
