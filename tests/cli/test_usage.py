@@ -81,6 +81,6 @@ def test_an_error_is_shown_in_the_words_of_the_command(
     def fail() -> None:
         raise ConfigError("`as_json=True` and `weights=` do not go together")
 
-    monkeypatch.setattr("vitrail.verbs.inspect.models", fail)
+    monkeypatch.setattr("vitrail.verbs.models.models", fail)
     assert main(["models"]) == 2
     assert "weights= do not go together" in capsys.readouterr().err  # `models` has no such flag
