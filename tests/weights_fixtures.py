@@ -39,6 +39,12 @@ FITTING: dict[FormatName, dict[str, Any]] = {
         "positions": PositionConfig(kind="none"),
         "relative": Rope(frequencies="stored"),
     },
+    "tips": {
+        "num_classes": 0,
+        "block": BlockConfig(layer_scale=1e-5),
+        "registers": 1,
+        "positions": PositionConfig(resample="timm"),
+    },
     "clip": {
         "num_classes": 0,
         "block": BlockConfig(norm_eps=1e-5, activation="quick_gelu"),

@@ -177,6 +177,16 @@ FORCED: dict[FormatName, Callable[[ViTConfig], dict[str, Any]]] = {
         "representation": None,
         "stem": PatchStem(),
     },
+    "tips": lambda config: {
+        "block": replace(config.block, layer_scale=1.0, qk_norm=False, activation="gelu", norm_eps=1e-6),
+        "registers": 1,
+        "class_token": True,
+        "pooling": "cls",
+        "positions": PositionConfig(),
+        "num_classes": 0,
+        "representation": None,
+        "stem": PatchStem(),
+    },
     "clip": lambda config: {
         "block": BlockConfig(
             norm_eps=1e-5, layer_scale=config.block.layer_scale, activation=("gelu", "quick_gelu")[config.depth % 2]

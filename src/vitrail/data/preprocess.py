@@ -140,6 +140,8 @@ PRESETS = {
     "dinov2": Preprocess(
         resize="shortest", resize_to=256, interpolation="bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD
     ),
+    # google-deepmind/tips: pixels in [0, 1]
+    "tips": Preprocess(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
     # facebookresearch/dinov3's own transforms, for photographs and for satellite pictures
     "dinov3": Preprocess(kernel="bytes", mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "dinov3-sat": Preprocess(kernel="bytes", mean=(0.430, 0.411, 0.296), std=(0.213, 0.156, 0.143)),

@@ -24,6 +24,17 @@ DINOV2_HEADS = "every DINOv2, with 64 features each"
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
+    return is_backbone(tensors) and count_registers(tensors) != 1
+
+
+def count_registers(tensors: Mapping[str, Tensor]) -> int:
+    """One register is what distinguishes a TIPS (`tips.py`)."""
+    registers = tensors.get("register_tokens")
+    return 0 if registers is None or registers.ndim < 2 else registers.shape[1]
+
+
+def is_backbone(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the names are those of DINOv2, or of a TIPS."""
     named = {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.ls1.gamma"} <= tensors.keys()
     rotary = {"storage_tokens", "rope_embed.periods"} & tensors.keys()
     return named and bool({"mask_token", "register_tokens"} & tensors.keys()) and not rotary
@@ -46,9 +57,10 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     )
 
 
-def infer_config(raw: Raw, hints: Hints) -> ViTConfig:
+def infer_config(raw: Raw, hints: Hints, head_size: int = 64) -> ViTConfig:
     resample = "timm" if "register_tokens" in raw.tensors else "dinov2"  # antialiased since the registers came
-    return infer.infer_config(raw, hints, NAMES, block=BLOCK, positions=PositionConfig(resample=resample), head_size=64)
+    learned = PositionConfig(resample=resample)
+    return infer.infer_config(raw, hints, NAMES, block=BLOCK, positions=learned, head_size=head_size)
 
 
 def split_mask_token(tensors: dict[str, Tensor], name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -81,6 +93,7 @@ BACKBONE: Holds = {
 HOLDS: Holds = {
     **BACKBONE,
     **computes(BLOCK),
+    "registers": lambda value, config: "one register is what distinguishes a TIPS" if value == 1 else "",
 }
 
 

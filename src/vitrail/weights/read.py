@@ -29,6 +29,7 @@ from vitrail.weights import (
     pe,
     timm,
     tintn,
+    tips,
     torchvision,
 )
 from vitrail.weights.checkpoint import Checkpoint
@@ -50,6 +51,7 @@ _MODULES = (
     torchvision,
     dinov2,
     dinov3,
+    tips,
     clip,
     pe,
     eva,

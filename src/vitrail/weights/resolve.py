@@ -27,6 +27,7 @@ FormatName = Literal[
     "torchvision",
     "dinov2",
     "dinov3",
+    "tips",
     "clip",
     "pe",
     "eva",
