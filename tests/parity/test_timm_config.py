@@ -24,13 +24,15 @@ from torch import nn
 
 from conftest import randomize
 from fuzzing import cases
+from vitrail.data.preprocess import preset
 from vitrail.data.transform import prepare
-from vitrail.errors import VitrailError, WeightsError
+from vitrail.errors import ConfigError, VitrailError, WeightsError
+from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.model.parts import RelativeBias
 from vitrail.weights import timm_relpos
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, Raw
-from vitrail.weights.read import read_checkpoint
+from vitrail.weights.read import FORMATS, read_checkpoint
 from vitrail.weights.timm import assumptions, how_to_load, infer_config, recognises
 from vitrail.weights.timm_naflex import classic_arguments
 from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, PLAIN, QUICK_GELU, named_arguments
@@ -542,3 +544,81 @@ def test_what_was_converted_runs_in_timm(tmp_path: Path, name: str) -> None:
     back = convert(tmp_path / "ours.safetensors", tmp_path / "folder", "timm", verify_with_peer=True)
     assert back.peer is not None
     assert difference(read_checkpoint(tmp_path / "folder"), peer) <= 1e-5
+
+
+BLOCKS = st.fixed_dictionaries(
+    {"layer_scale": st.sampled_from([None, 0.1]), "activation": st.sampled_from(["gelu", "gelu_tanh", "quick_gelu"])},
+    optional={
+        "qkv_bias": st.booleans(),
+        "qk_norm": st.booleans(),
+        "norm_eps": st.sampled_from([1e-6, 1e-5, 1e-3]),
+        "mlp": st.sampled_from(["plain", "swiglu"]),
+        "norm": st.sampled_from(["layer", "rms"]),
+        "proj_bias": st.booleans(),
+        "attention_norm": st.booleans(),
+        "mlp_norm": st.booleans(),
+    },
+)
+FIELDS = st.fixed_dictionaries(
+    {"num_classes": st.sampled_from([0, 5]), "registers": st.sampled_from([0, 0, 1, 3])},
+    optional={
+        "class_token": st.booleans(),
+        "pooling": st.sampled_from(["cls", "mean", "map"]),
+        "pool_norm": st.sampled_from(["before", "after", "none"]),
+        "patch_norm": st.booleans(),
+        "pool_prefix": st.booleans(),
+        "projection": st.just(7),
+        "relative": st.sampled_from([RelativeBias(), RelativeBias(shared=True)]),
+    },
+)
+
+
+def test_what_it_says_it_holds_is_held() -> None:
+    """Any model that is written as a folder of timm is there what it is here; any other is refused before."""
+    results: Counter[str] = Counter()
+
+    @settings(max_examples=cases(25))
+    @given(block=BLOCKS, fields=FIELDS, pre_norm=st.booleans(), covers=st.sampled_from(["patches", "class", "all"]))
+    def run(block: dict[str, Any], fields: dict[str, Any], pre_norm: bool, covers: Any) -> None:
+        kind = "none" if "relative" in fields else "learned"
+        try:
+            config = ViTConfig(
+                image_size=(32, 32),
+                patch_size=(8, 8),
+                width=32,
+                depth=2,
+                heads=4,
+                block=BlockConfig(**block),
+                positions=PositionConfig(kind=kind, covers=covers, resample="timm"),
+                pre_norm=pre_norm,
+                patch_bias=not pre_norm,
+                **fields,
+            )
+        except ConfigError:
+            return
+        if FORMATS["timm"].refusals(config):
+            results["refused"] += 1
+            return
+        weights = randomize(ViT(config)).state_dict()
+        checkpoint = Checkpoint(config=config, tensors=weights, preprocess=preset("timm", (32, 32)))
+        with TemporaryDirectory() as folder:
+            write_checkpoint(checkpoint, Path(folder, "ours"), "timm")
+            peer = timm.create_model(f"local-dir:{Path(folder, 'ours')}", pretrained=True).eval()
+            assert difference(checkpoint, peer) <= 1e-5
+            assert read_checkpoint(Path(folder, "ours")).config.projection == config.projection
+        results["held"] += 1
+
+    run()
+    assert results["held"] >= 3
+    assert results["refused"] >= 3
+
+
+def test_a_file_that_would_be_read_as_another_model_is_not_written(tmp_path: Path) -> None:
+    arguments = {**TINY, "num_heads": 4}
+    for name, changes, message in (
+        ("test_vit3", {}, "do not tell that .* are pooled too; write a folder"),
+        ("vit_base_patch16_clip_224", {"final_norm": False}, "those of a Perception Encoder; write a folder"),
+    ):
+        save(timm.create_model(name, **arguments, **changes), tmp_path / name, {**arguments, **changes})
+        with pytest.raises(WeightsError, match=message):
+            write_checkpoint(read_checkpoint(tmp_path / name), tmp_path / "a.safetensors", "timm")

@@ -332,9 +332,9 @@ def _plain_pool(value: object, config: ViTConfig, plain: object, what: str) -> s
 
 
 def _mlp(value: str, config: ViTConfig) -> str:
-    if value == "plain" or (config.pooling != "map" and isinstance(config.stem, PatchStem)):
+    if value == "plain" or (config.pooling != "map" and isinstance(config.stem, PatchStem) and not config.distilled):
         return ""
-    return "it has gated MLPs only without attention pooling and a ResNet"
+    return "it has gated MLPs only without attention pooling, a ResNet and a distillation token"
 
 
 def _patch_bias(value: bool, config: ViTConfig) -> str:
@@ -395,10 +395,12 @@ HOLDS: Holds = {
 
 def write(checkpoint: Checkpoint, path: Path) -> None:
     config, dialect = checkpoint.config, checkpoint.origin.dialect_of("timm")
-    if path.suffix and is_eva(config):
-        timm_eva.check_bare(config, dialect)
     rules = key_table(config, dialect)
     tensors = write_tensors(rules, checkpoint.tensors)
+    if path.suffix and is_eva(config):
+        timm_eva.check_bare(config, dialect)
+    elif path.suffix:
+        _check_bare(config, tensors)
     if layout_of(checkpoint) == "naflex":
         tensors = timm_naflex.to_naflex(tensors, config)
     if path.suffix in PICKLES:
@@ -409,6 +411,16 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
         path.mkdir()
         write_safetensors(path / "model.safetensors", tensors, {"format": "pt"})
         (path / "config.json").write_text(json.dumps(hub_config(checkpoint), indent=2), encoding="utf-8")
+
+
+def _check_bare(config: ViTConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Raise if a file without a `config.json` would be read as another model."""
+    if config.pool_prefix:
+        raise WeightsError(
+            "the keys of a file do not tell that [cls] and registers are pooled too; write a folder instead."
+        )
+    if timm_eva.is_meant(tensors, None):
+        raise WeightsError("the keys of a file would be those of a Perception Encoder; write a folder instead.")
 
 
 FORMAT = ForeignFormat(

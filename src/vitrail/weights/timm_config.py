@@ -374,10 +374,12 @@ def architecture(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     rare |= {"final_norm": config.pool_norm != "none"}
     rare |= {} if NORMS[named["norm_layer"] or ""] == norm else {"norm_layer": word}
     if bool(named["embed_norm_layer"]) != config.patch_norm or "norm_layer" in rare:
-        rare["embed_norm_layer"] = word if config.patch_norm else None
+        rare["embed_norm_layer"] = word if config.patch_norm else ""
     arguments |= {argument: value for argument, value in rare.items() if value != named[argument]}
     if mlp == "plain" and config.block.activation != "gelu":
         arguments["act_layer"] = config.block.activation
+    if config.block.layer_scale is None and named["init_values"]:
+        arguments["init_values"] = 0  # timm takes None for no argument
     return name, arguments
 
 

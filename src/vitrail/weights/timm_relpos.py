@@ -137,4 +137,5 @@ def classic_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def relpos_arguments(config: ViTConfig, classic: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `NAME` for a model, from those of a `VisionTransformer`."""
     arguments = {name: value for name, value in classic.items() if name in SAME or name == "fc_norm"}
+    arguments["init_values"] = config.block.layer_scale or 0  # timm takes None for no argument
     return arguments | {"rel_pos_type": "bias", "shared_rel_pos": config.relative == RelativeBias(shared=True)}
