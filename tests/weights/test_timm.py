@@ -44,7 +44,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (TOP, {"architecture": "deit_tiny_distilled_patch16_224"}, "distillation token is True there and False"),
     (TOP, {"architecture": "vit_dwee_patch16_reg1_gap_256"}, "has differential attention"),
     (TOP, {"architecture": "vit_base_r26_s32_224"}, "ResNet blocks is 2×2×2×2 there and None in the weights"),
-    (TOP, {"architecture": "my_vit"}, "the architecture 'my_vit'"),
+    (TOP, {"architecture": "my_vit"}, "architecture 'my_vit' is none that we know"),
     (TOP, {"architecture": None}, "names no architecture of timm"),
     (TOP, {"model_type": "vit"}, "names no architecture of timm"),
     (TOP, {"surprise": 1}, "config.json has surprise"),
