@@ -37,7 +37,7 @@ FITTING: dict[FormatName, dict[str, Any]] = {
         "block": BlockConfig(layer_scale=1e-5, norm_eps=1e-5, key_bias=False),
         "registers": 2,
         "positions": PositionConfig(kind="none"),
-        "relative": Rope(frequencies="stored"),
+        "relative": Rope(),
     },
     "tips": {
         "num_classes": 0,
