@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from conftest import randomize
 from fuzzing import cases
 from vitrail.errors import VitrailError, WeightsError
+from vitrail.model import ViTConfig
 from vitrail.weights.adapt import compute_periods
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.timm import how_to_load, recognises
-from vitrail.weights.timm_eva import infer_model, is_meant
+from vitrail.weights.timm_eva import infer_model, is_meant, usual_preprocess
 from vitrail.weights.timm_eva_names import BEIT_NAMES, EVA_LOOKALIKES, EVA_NAMES, TRAINING
 from vitrail.weights.write import convert, write_checkpoint
 
@@ -232,6 +233,15 @@ def test_a_bare_file_at_full_size(name: str) -> None:
         found, config, _ = infer_model(raw, Hints())
         assert config.heads == NAMES[name]["num_heads"]
         assert found == name or found.rsplit("_", 1)[0] == name.rsplit("_", 1)[0] or name.startswith("beitv2")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_bare_file_is_prepared_as_its_name_usually_is(name: str) -> None:
+    if name.endswith(("lingbot", "448")) or "reg1" in name:  # squashed, or cropped otherwise: a note
+        return
+    usual = timm.get_pretrained_cfg(name)
+    spec = usual_preprocess(name, ViTConfig(image_size=usual.input_size[1:]))
+    assert (spec.mean, spec.std, spec.crop) == (usual.mean, usual.std, usual.crop_pct)
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "beit_base_patch16_224"])

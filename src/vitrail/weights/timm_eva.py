@@ -75,7 +75,7 @@ SHOWN = 8  # names in an error
 
 
 def key_table(config: ViTConfig, dialect: Dialect) -> list[Rule]:
-    separate, split = qkv_separate(config, dialect), gates_split(config, dialect)
+    separate, split = qkv_separate(dialect), gates_split(config, dialect)
     blocks: Names = {**BLOCK_NAMES, **(SEPARATE if separate else {}), **(SPLIT if split else {})}
     last = "fc_norm" if config.pool_norm == "after" else "norm"
     rules = keys.key_table(config, {**NAMES, "norm": last, **under("blocks.{}", "blocks.{}.", blocks)})
@@ -113,7 +113,7 @@ def read(raw: Raw, facts: Facts | None, hints: Hints) -> Checkpoint:
     raw = replace(raw, tensors=tensors)
     if facts is None:
         name, config, dialect = infer_model(raw, hints)
-        preprocess, classes, notes = _assume_preprocess(name, config), None, _assumptions(name, config, hints)
+        preprocess, classes, notes = usual_preprocess(name, config), None, _assumptions(name, config, hints)
     else:
         arguments = _state(facts, hints)
         config, dialect = _settle(arguments, hints), dialect_of(arguments)
@@ -294,10 +294,12 @@ def _assumptions(name: str, config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     )
 
 
-def _assume_preprocess(name: str, config: ViTConfig) -> Preprocess:
+def usual_preprocess(name: str, config: ViTConfig) -> Preprocess:
     """timm's usual preprocessing for a registered name."""
-    statistics = {"eva": (CLIP_MEAN, CLIP_STD), "dinov3|lingbot|_rope_(?!reg)|beitv2": (IMAGENET_MEAN, IMAGENET_STD)}
     spec = assume_preprocess(config)
+    if re.search("dinov3|lingbot|_pe_", name):
+        spec = replace(spec, crop=1.0)
+    statistics = {"eva": (CLIP_MEAN, CLIP_STD), "dinov3|lingbot|_rope_(?!reg)|beitv2": (IMAGENET_MEAN, IMAGENET_STD)}
     for pattern, (mean, std) in statistics.items():
         if config.channels == len(mean) and re.search(pattern, name):
             return replace(spec, mean=mean, std=std)

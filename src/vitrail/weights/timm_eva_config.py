@@ -175,7 +175,7 @@ def _relative(arguments: Settings) -> Relative:
 Dialect = Mapping[str, str]  # how a file spells what has several spellings; missing: the usual one
 
 
-def qkv_separate(config: ViTConfig, dialect: Dialect) -> bool:
+def qkv_separate(dialect: Dialect) -> bool:
     """Whether queries, keys and values have a matrix each."""
     return dialect.get("qkv", "fused") == "separate"
 
@@ -232,7 +232,7 @@ def changes_of(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _eva_arguments(config: ViTConfig, dialect: Dialect) -> dict[str, Any]:
     block = config.block
     arguments: dict[str, Any] = {
-        "qkv_fused": not qkv_separate(config, dialect),
+        "qkv_fused": not qkv_separate(dialect),
         "qk_norm": block.qk_norm,
         "scale_attn_inner": block.attention_norm,
         "class_token": config.class_token,
