@@ -32,6 +32,7 @@ def test_the_facts_of_the_families() -> None:
 def test_corner_of_an_odd_margin() -> None:
     assert Preprocess(size=(2, 2)).corner(5, 7) == (2, 2)  # 1.5 and 2.5, half to even
     assert Preprocess(size=(2, 2), anchor="floor").corner(5, 7) == (1, 2)
+    assert Preprocess(size=(2, 2), anchor="corner").corner(5, 7) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,7 @@ def test_corner_of_an_odd_margin() -> None:
         ({"mean": (0.5, float("nan"), 0.5)}, "must be finite"),
         ({"crop": 0.0}, "crop must be above 0"),
         ({"resize_to": 256}, "goes with resize='shortest'"),
+        ({"resize": "shortest", "anchor": "corner"}, "goes with resize='squash'"),
         ({"resize": "shortest", "resize_to": 256, "crop": 0.9}, "not both"),
         ({"resize": "shortest", "resize_to": 200}, "at least the size"),
         ({"antialias": False}, "always antialiases"),

@@ -268,6 +268,7 @@ def test_openvino_transposes_keys_in_the_product(graph_file: tuple[Path, Graph])
 SPECS = {name: preset(name, 32) for name in PRESETS} | {
     "as released": PRESETS["torchvision"],
     "not square": replace(preset("timm", (24, 40)), crop=0.8),
+    "corner": replace(preset("hf", 28), crop=28 / 32, anchor="corner"),
     "lanczos, floor": replace(preset("clip", 31), interpolation="lanczos", anchor="floor", crop=0.7),
     "bytes, bicubic": replace(preset("hf", 32), interpolation="bicubic", resize="shortest"),
     "float, bicubic": replace(preset("google", 32), interpolation="bicubic"),

@@ -34,7 +34,9 @@ class Preprocess:
     # Where the resize is computed, which decides its last bits: Pillow on bytes (timm, torchvision on PIL pictures),
     # torch on bytes (transformers, torchvision on tensors), or torch on floats without rounding (TensorFlow).
     kernel: Literal["pillow", "bytes", "float"] = "pillow"
-    anchor: Literal["round", "floor"] = "round"  # the crop's corner when the margin is odd: half to even, or down
+    # Where the crop is: in the centre, with its corner rounded half to even or down when the margin is odd; or at the
+    # top left, which is all that a model sees whose patches do not fill the picture.
+    anchor: Literal["round", "floor", "corner"] = "round"
     alpha: Literal["drop", "white", "black"] = "drop"  # transparent pixels: their hidden colour, or laid on this one
     orient: bool = True  # rotate the picture as its EXIF (or else XMP) tag says
     animated: Literal["first", "error"] = "first"  # use the first of several frames, or refuse
@@ -44,6 +46,10 @@ class Preprocess:
         _check_numbers(self)
         if self.resize == "squash" and self.resize_to is not None:
             raise ConfigError("resize_to goes with `resize='shortest'`; with 'squash' the size itself is the target.")
+        if self.resize != "squash" and self.anchor == "corner":
+            raise ConfigError(
+                "`anchor='corner'` goes with `resize='squash'`; other pictures are cropped at the centre."
+            )
         if self.resize_to is not None and self.crop != 1.0:
             raise ConfigError(
                 f"give crop or resize_to, not both; got `crop={self.crop}`, `resize_to={self.resize_to}`."
@@ -94,8 +100,10 @@ class Preprocess:
         return height, width
 
     def corner(self, height: int, width: int) -> tuple[int, int]:
-        """The (top, left) of the centre crop in a resized picture of this size."""
+        """The (top, left) of the crop in a resized picture of this size."""
         margins = (height - self.size[0], width - self.size[1])
+        if self.anchor == "corner":
+            return (0, 0)
         if self.anchor == "floor":
             return (margins[0] // 2, margins[1] // 2)
         return (round(margins[0] / 2), round(margins[1] / 2))

@@ -144,7 +144,10 @@ def _resized(height: Tensor, width: Tensor, spec: Preprocess) -> tuple[Tensor, T
 def _matrix(side: Tensor, resized: Tensor, size: int, length: int, spec: Preprocess) -> Tensor:
     """What each of the `size` pixels that the crop keeps takes of each pixel of the picture's side: (size, side)."""
     margin = resized - size
-    corner = margin // 2 if spec.anchor == "floor" else (margin.float() / 2).round().to(torch.int64)
+    if spec.anchor == "corner":
+        corner = torch.zeros_like(margin)
+    else:
+        corner = margin // 2 if spec.anchor == "floor" else (margin.float() / 2).round().to(torch.int64)
     scale = side.float() / resized.float()
     center = (torch.arange(size) + corner + 0.5) * scale  # in pixels of the picture
     wide = torch.clamp(scale, min=1.0) if spec.antialias else torch.ones_like(scale)
