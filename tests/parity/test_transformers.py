@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.peers import transformers as hf
+from PIL import Image
 from safetensors.torch import load_file, save_file
+from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from conftest import randomize
+from vitrail.data.transform import prepare
 from vitrail.errors import AssumptionWarning, WeightsError
 from vitrail.weights.huggingface_config import FAMILIES, family_for
 from vitrail.weights.infer import Hints
@@ -245,6 +248,26 @@ def flatten(picture: Tensor, side: int = 8) -> Tensor:
     """Patches row by row, each pixel with its channels."""
     rows, columns = picture.shape[1] // side, picture.shape[2] // side
     return picture.reshape(3, rows, side, columns, side).permute(1, 3, 2, 4, 0).reshape(rows * columns, -1)
+
+
+@pytest.mark.parametrize("name", ["Siglip", "CLIP"])
+@torch.inference_mode()
+def test_pictures_that_patches_do_not_fill(tmp_path: Path, name: str) -> None:
+    """As SigLIP's at 384 pixels, with patches of 14: transformers ignores the last rows and columns."""
+    peer = randomize(make(f"{name}VisionModel", f"{name}Vision", **{**SIZES, "image_size": 38})()).eval()
+    peer.save_pretrained(tmp_path / "saved")
+    processor = hf.ViTImageProcessor(size={"height": 38, "width": 38}, resample=3)
+    processor.save_pretrained(tmp_path / "saved")
+    done = convert(tmp_path / "saved", tmp_path / "written", "hf", verify_with_peer=True)
+    assert done.source_peer is not None
+    assert done.peer is not None
+    assert json.loads((tmp_path / "written" / "config.json").read_text())["image_size"] == 38
+    photo = Image.fromarray(load_sample_images().images[0])
+    expected = pooled(peer, **processor(photo, return_tensors="pt"))
+    for folder in ("saved", "written"):
+        checkpoint = read_checkpoint(tmp_path / folder)
+        assert checkpoint.preprocess.anchor == "corner"
+        assert_same(checkpoint.build()(prepare(photo, checkpoint.preprocess)[None]), expected)
 
 
 def test_the_scale_of_zero_shot_logits_is_kept(tmp_path: Path) -> None:

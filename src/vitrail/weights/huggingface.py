@@ -26,6 +26,7 @@ from vitrail.weights.huggingface_config import (
     family_of,
     model_config,
     notes_of,
+    picture_size,
     read_classes,
     read_config,
     shown_by,
@@ -73,12 +74,13 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
     dialect = {FAMILY: family.kind, "prefix": prefix, **family.find_blocks(tensors, prefix)}
     if stated is None:
         config = _infer_config(raw, family, model, dialect, hints)
-        classes, notes = None, _assumptions(family, config, hints)
+        classes, notes, pictures = None, _assumptions(family, config, hints), config.image_size
     else:
         config = read_config(raw, family, model, stated, hints)
         classes, notes = read_classes(stated, config), notes_of(stated, config)
+        pictures = picture_size(family, stated, config)
     check_square(raw, family, config)
-    preprocess, assumed_processor = read_preprocess(raw.sidecars, family, config)
+    preprocess, assumed_processor = read_preprocess(raw.sidecars, family, config, pictures)
     return Checkpoint(
         config=config,
         tensors=read_tensors(family.key_table(config, model, dialect), tensors),

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from vitrail.errors import WeightsError, shorten
 from vitrail.model import ViTConfig
+from vitrail.model.parts import Pair
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.formats import SIZES, walk
 from vitrail.weights.huggingface_beit import BEIT, DATA2VEC
@@ -173,11 +174,31 @@ def read_config(raw: Raw, family: Family, model: Model, values: Mapping[str, Any
         for name in ("activation", "norm_eps", "attention_scale")
         if getattr(hints, name) is not None
     }
+    found["image_size"] = whole_patches(found["image_size"], found["patch_size"])
     if "head_dim" in settings and settings.whole("head_dim") * found["heads"] != found["width"]:
         raise WeightsError(f"config.json: head_dim must be hidden_size / heads; got {shorten(settings['head_dim'])}.")
     config = build_config(found)
     _check_head(raw, values, settings, config, model)
     return config
+
+
+def whole_patches(image_size: int | Pair, patch_size: int | Pair) -> Pair:
+    """The part of a picture that its patches fill, from the top left: transformers ignores the rest."""
+    sides, patches = ((size, size) if isinstance(size, int) else size for size in (image_size, patch_size))
+    height, width = (
+        side if side < patch else side // patch * patch for side, patch in zip(sides, patches, strict=True)
+    )
+    return height, width
+
+
+def picture_size(family: Family, values: Mapping[str, Any], config: ViTConfig) -> Pair:
+    """The size of the pictures that a `config.json` asks for, of which the patches may fill only a part."""
+    stated = Settings(CONFIG, backbone_settings(family, values))
+    if "image_size" not in family.fields:
+        return config.image_size
+    _, _, usual = family.fields["image_size"]
+    size = stated.pair("image_size", usual) if stated.get("image_size") is not None else (usual, usual)
+    return size if whole_patches(size, config.patch_size) == config.image_size else config.image_size
 
 
 def _activation(raw: Raw, named: Any, gated: bool) -> Values:
@@ -251,6 +272,9 @@ def model_config(checkpoint: Checkpoint, family: Family) -> dict[str, Any]:
         "initializer_range": 0.02,
         **family.write(config, checkpoint.extras),
     }
+    if "image_size" in values and checkpoint.preprocess.anchor == "corner":
+        height, width = checkpoint.preprocess.resized(*config.image_size)
+        values["image_size"] = height if height == width else [height, width]
     labels: dict[str, Any] = {}
     if config.num_classes:
         names = checkpoint.classes or tuple(f"LABEL_{index}" for index in range(config.num_classes))

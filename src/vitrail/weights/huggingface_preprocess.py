@@ -6,7 +6,7 @@ class does by default. The table below is from transformers 5.22; of its two bac
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from vitrail.data.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, Preprocess, preset
@@ -83,14 +83,33 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
 
 
 def read_preprocess(
-    sidecars: Mapping[str, Any], family: Family, config: ViTConfig
+    sidecars: Mapping[str, Any], family: Family, config: ViTConfig, pictures: Pair | None = None
 ) -> tuple[Preprocess, tuple[str, ...]]:
-    """What the folder says about its pictures, and notes on what it leaves to its class; or the family's defaults."""
+    """What the folder says about its pictures, and notes on what it leaves to its class; or the family's defaults.
+
+    `pictures` is their size if the model's patches fill only a part of it.
+    """
+    spec, notes = _read(sidecars, family, config, pictures or config.image_size)
+    if pictures in (None, config.image_size) or spec.size != pictures:
+        check_input_size(spec, config, resamples=family.resamples)
+        return spec, notes
+    share = exact_share(config.image_size, pictures)
+    if spec.resize != "squash" or spec.crop != 1.0 or share is None:
+        raise WeightsError(
+            f"{FILE}: pictures of which patches fill only a part must be squashed, not cropped, and the part must be "
+            f"the same share of both sides; got {config.image_size} of {pictures}."
+        )
+    return replace(spec, size=config.image_size, crop=share, anchor="corner"), notes
+
+
+def _read(
+    sidecars: Mapping[str, Any], family: Family, config: ViTConfig, pictures: Pair
+) -> tuple[Preprocess, tuple[str, ...]]:
     settings = _settings(sidecars)
     if settings is None:
         other = "; DeiT, DINO and MAE weights need ImageNet's mean and std" if family.preset == "hf" else ""
         note = f"the folder has no {FILE}: assumed the preprocessing of {family.preset}{other}"
-        return preset(family.preset, config.image_size, config.channels), (note,)
+        return preset(family.preset, pictures, config.channels), (note,)
     name, notes = _class_of(settings, family.processor)
     if name == NAFLEX:
         settings, more = _square_naflex(settings)
@@ -111,7 +130,6 @@ def read_preprocess(
         **_statistics(settings, processor, config.channels),
         **_geometry(name, settings),
     )
-    check_input_size(spec, config, resamples=family.resamples)
     return spec, tuple(notes)
 
 
@@ -299,6 +317,8 @@ def processor_config(spec: Preprocess, naflex_patch: int | None = None) -> dict[
 
     `naflex_patch` is the side of the patches of a model that NaFlex prepares pictures for.
     """
+    if spec.anchor == "corner":  # the model ignores the rest
+        spec = replace(spec, size=spec.resized(*spec.size), crop=1.0, anchor="floor")
     numbers = {name: number for number, name in INTERPOLATIONS.items()}
     if spec.interpolation not in numbers:
         raise WeightsError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
@@ -67,6 +68,8 @@ def agree_with_peer(
     agreement = agree(expected, {what: answers}, tolerance, who, why)
     level = GREY_LEVEL / min(checkpoint.preprocess.std)
     for photograph, theirs in zip(photographs, pixels, strict=False):
+        if checkpoint.preprocess.anchor == "corner":  # of what its patches do not fill, the model sees nothing
+            theirs = theirs[:, : checkpoint.preprocess.size[0], : checkpoint.preprocess.size[1]]
         if not same_pixels(prepare(photograph, checkpoint.preprocess), theirs, level):
             raise WeightsError(
                 f"{who} prepares {photograph.name} differently from us ({checkpoint.preprocess}). Nothing was written."
@@ -138,11 +141,12 @@ class _Answers(nn.Module):
         self.model, self.answer = model, answer
 
     def forward(self, images: Tensor) -> Tensor:
-        inputs, parameters = {"pixel_values": images}, signature(self.model.forward).parameters
+        inputs, parameters = {"pixel_values": self._fill(images)}, signature(self.model.forward).parameters
+        rows, columns = _patch_sizes(self.model)
         if "spatial_shapes" in parameters:
-            inputs = _flatten_patches(images, _patch_size(self.model))
+            inputs = _flatten_patches(images, rows)
         elif "noise" in parameters:  # by which MAE orders its patches, at random unless it is given
-            inputs["noise"] = torch.arange(images[0, 0].numel() // _patch_size(self.model) ** 2).expand(len(images), -1)
+            inputs["noise"] = torch.arange(images[0, 0].numel() // (rows * columns)).expand(len(images), -1)
         if self.answer == "get_image_features":
             return cast("Any", self.model).get_image_features(**inputs).pooler_output
         output = self.model(**inputs)
@@ -152,9 +156,19 @@ class _Answers(nn.Module):
             return output.last_hidden_state[:, self.answer == "mean patch" :].mean(dim=1)
         return getattr(output, self.answer)
 
+    def _fill(self, images: Tensor) -> Tensor:
+        """With pixels at the right and bottom, where the model expects more than its patches fill."""
+        config = cast("Any", self.model).config
+        size = getattr(getattr(config, "vision_config", config), "image_size", 0)
+        height, width = (size, size) if isinstance(size, int) else size
+        missing = height - images.shape[2], width - images.shape[3]
+        fits = all(0 <= side < patch for side, patch in zip(missing, _patch_sizes(self.model), strict=True))
+        return F.pad(images, (0, missing[1], 0, missing[0])) if fits else images
 
-def _patch_size(model: Any) -> int:
-    return getattr(model.config, "vision_config", model.config).patch_size
+
+def _patch_sizes(model: Any) -> tuple[int, int]:
+    side: Any = getattr(model.config, "vision_config", model.config).patch_size
+    return (side, side) if isinstance(side, int) else tuple(side)
 
 
 def _flatten_patches(images: Tensor, side: int) -> dict[str, Tensor]:
