@@ -93,6 +93,8 @@ def test_the_same_numbers(tmp_path: Path, name: str) -> None:
     bare = read_checkpoint(tmp_path / "bare.safetensors", hints=hints)
     kernel = replace(bare.config.positions, resample=config.positions.resample)
     assert replace(bare.config, pool_prefix=config.pool_prefix, positions=kernel) == config  # no key shows these two
+    named = read_checkpoint(tmp_path / "bare.safetensors", hints=Hints(architecture=name, heads=config.heads))
+    assert named.config == config
 
 
 @pytest.mark.parametrize("name", REFUSED)

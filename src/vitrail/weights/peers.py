@@ -29,7 +29,7 @@ from vitrail.weights.huggingface_family import Answer
 from vitrail.weights.keys import write_tensors
 from vitrail.weights.proof import Agreement, What, agree, same_pixels
 from vitrail.weights.tensor_files import read_contents, read_pickle, write_safetensors
-from vitrail.weights.timm_config import architecture_of
+from vitrail.weights.timm_architecture import architecture_of
 from vitrail.weights.timm_preprocess import last_width, write_data
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}

@@ -22,7 +22,7 @@ from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.peers import LIBRARIES, build_peer
 from vitrail.weights.read import FOREIGN
 from vitrail.weights.sidecars import read_sidecars
-from vitrail.weights.timm_config import name_hint
+from vitrail.weights.timm_architecture import name_hint
 from vitrail.weights.wrappers import strip_prefix
 
 

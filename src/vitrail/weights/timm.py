@@ -24,16 +24,14 @@ from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, leave_out,
 from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.resolve import PICKLES
-from vitrail.weights.sidecars import CONFIG
+from vitrail.weights.sidecars import CONFIG, Settings
 from vitrail.weights.tensor_files import write_pickle, write_safetensors
+from vitrail.weights.timm_architecture import how_to_load, hub_config, layout_of
 from vitrail.weights.timm_config import (
     HEAD,
     PROJECTION,
     HubConfig,
     Layout,
-    how_to_load,
-    hub_config,
-    layout_of,
     mlp_of,
     other_names,
     projects,
@@ -43,7 +41,7 @@ from vitrail.weights.timm_config import (
 )
 from vitrail.weights.timm_eva_config import is_eva
 from vitrail.weights.timm_eva_names import eva_arguments, is_eva_name
-from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5, OTHERS, named_arguments
+from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5, OTHERS, PLAIN, named_arguments
 from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
 
 PATCHES, BACKBONE = "patch_embed.proj.weight", "patch_embed.backbone."
@@ -234,6 +232,8 @@ def infer_config(raw: Raw, hints: Hints, hub: HubConfig | None = None) -> ViTCon
     stem, split = _infer_stem(raw), "blocks.0.mlp.fc1_g.weight" in raw.tensors
     pool_norm = "after" if "fc_norm.weight" in raw.tensors else "before" if "norm.weight" in raw.tensors else "none"
     distilled = "dist_token" in raw.tensors
+    told = Settings(CONFIG, named_arguments(hints.architecture) if hints.architecture else PLAIN)
+    told = hub.arguments if hub else told
     names = names_of(stem, pool_norm, split=split, distilled=distilled, projects=projects(raw, hub and hub.data))
     if distilled and "head_dist.weight" not in raw.tensors:
         raise WeightsError("it has a distillation token but no head for it, so we do not know what to read from it.")
@@ -242,16 +242,14 @@ def infer_config(raw: Raw, hints: Hints, hub: HubConfig | None = None) -> ViTCon
         hints,
         names,
         block=replace(BLOCK, norm=_infer_norm(raw)),
-        positions=PositionConfig(covers="all", resample=hub.arguments["resample"] if hub else "timm"),
+        positions=PositionConfig(covers="all", resample=told["resample"]),
         head_size=128 if split else None,  # of every AIMv2
         stem=stem,
         pool_norm=pool_norm,
         relative=timm_relpos.relative_of(raw.tensors),
     )
-    if hub is not None:
-        config = replace(config, pool_prefix=bool(hub.arguments["pool_include_prefix"]))
-    eps = hints.norm_eps or usual_eps(config)
-    return replace(config, block=replace(config.block, norm_eps=eps))
+    block = replace(config.block, norm_eps=hints.norm_eps or usual_eps(config))
+    return replace(config, block=block, pool_prefix=bool(told["pool_include_prefix"]))
 
 
 def usual_eps(config: ViTConfig) -> float:
@@ -272,11 +270,11 @@ def assumptions(config: ViTConfig, hints: Hints, layout: Layout = "classic") -> 
         *assumed("LayerNorm epsilon", f"{usual_eps(config):g}", "norm_eps", hints.norm_eps),
         *assumed("attention scale", f"1 / √{config.head_size}", "attention_scale", hints.attention_scale),
     ]
-    if layout == "naflex":
+    if layout == "naflex" and hints.architecture is None:
         notes.append(
             "the file does not state how positions are brought to other grids: assumed bicubic; SigLIP 2's are bilinear"
         )
-    if layout == "relpos" and config.block.layer_scale is None:
+    if layout == "relpos" and config.block.layer_scale is None and hints.architecture is None:
         notes.append(f"timm's vit_relpos_*_rpn_* have the same keys and {OTHERS['vit_relpos_*_rpn_*']}")
     if others := other_names(config, hints, layout):
         notes.append(f"these models of timm have the same keys and compute something else: {others}")

@@ -32,7 +32,7 @@ from vitrail.weights.proof import (
 )
 from vitrail.weights.read import FORMATS, check_format, open_checkpoint, read_checkpoint
 from vitrail.weights.resolve import FormatName, Located, checksums_of, find_files, locate
-from vitrail.weights.timm_config import name_hint
+from vitrail.weights.timm_architecture import name_hint
 
 # The names of files in which libraries keep a model in a folder.
 CHECKPOINT_FILES = re.compile(
