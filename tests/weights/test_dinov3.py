@@ -86,14 +86,14 @@ class Block(nn.Module):
 
 
 class Dinov3(nn.Module):
-    def __init__(self, *, gated: bool = False, biases: str = "masked", local: bool = False) -> None:
+    def __init__(self, *, gated: bool = False, biases: str = "masked", local: bool = False, patch: int = 8) -> None:
         super().__init__()
         width, heads = 48, 3
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.storage_tokens = nn.Parameter(torch.zeros(1, 2, width))
         self.mask_token = nn.Parameter(torch.zeros(1, width))
         self.patch_embed = nn.Module()
-        self.patch_embed.proj = nn.Conv2d(3, width, 8, 8)
+        self.patch_embed.proj = nn.Conv2d(3, width, patch, patch)
         self.rope_embed = nn.Module()
         periods = 100 ** (torch.arange(width // heads // 4) / (width // heads / 4))
         self.rope_embed.register_buffer("periods", periods.bfloat16().float())
@@ -180,6 +180,13 @@ def test_periods_that_are_not_rounded_need_not_be_stored(tmp_path: Path) -> None
     assert (read.config.relative, read.config.heads) == (Rope(), 3)
     check_features(read, oracle, (32, 32))
     check_written_back(read, tmp_path / "a.pth", tmp_path / "b.pth", "dinov3")
+
+
+def test_the_usual_size_is_one_of_whole_patches(tmp_path: Path) -> None:
+    oracle = saved(tmp_path / "lvd1689m.pth", patch=14)
+    read = read_checkpoint(tmp_path / "lvd1689m.pth", allow_pickle=True)
+    assert read.config.image_size == read.preprocess.size == (252, 252)
+    check_features(read, oracle, (56, 28))
 
 
 def test_the_pictures_it_learned_from_are_known_by_the_files_name(tmp_path: Path) -> None:

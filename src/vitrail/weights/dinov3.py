@@ -69,9 +69,10 @@ def read(raw: Raw, hints: Hints) -> Checkpoint:
 
 
 def infer_config(raw: Raw, hints: Hints, head_size: int, *, key_bias: bool) -> ViTConfig:
+    rows, columns = (max(SIZE // side, 1) * side for side in raw.shape("patch_embed.proj.weight", 4)[2:])
     return infer.infer_config(
         raw,
-        replace(hints, image_size=hints.image_size or (SIZE, SIZE)),
+        replace(hints, image_size=hints.image_size or (rows, columns)),
         NAMES,
         block=replace(BLOCK, key_bias=key_bias),
         positions=PositionConfig(kind="none"),
