@@ -22,8 +22,10 @@ from conftest import randomize
 from vitrail.data.transform import prepare
 from vitrail.errors import AssumptionWarning, WeightsError
 from vitrail.weights.huggingface_config import FAMILIES, family_for
+from vitrail.weights.huggingface_family import Family
 from vitrail.weights.infer import Hints
 from vitrail.weights.read import read_checkpoint
+from vitrail.weights.sanity import diagnose
 from vitrail.weights.write import convert, write_checkpoint
 
 TOWER: dict[str, Any] = {
@@ -311,6 +313,41 @@ def test_every_family_holds_what_it_reads() -> None:
         classes = {model.name for model in family.models}
         assert all(hasattr(hf, name) for name in classes)
         assert hf.AutoConfig.for_model(family.kind).model_type == family.kind
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_config_json_leaves_out_is_transformers_default(tmp_path: Path, case: str) -> None:
+    randomize(CASES[case][0]()).save_pretrained(tmp_path)
+    stated = read_checkpoint(tmp_path)
+    path = tmp_path / "config.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(without_defaults(facts)))
+    assert read_checkpoint(tmp_path).config == stated.config
+
+
+def without_defaults(facts: dict[str, Any]) -> dict[str, Any]:
+    """What a `config.json` must say: the rest is what its class starts with."""
+    usual = hf.AutoConfig.for_model(facts["model_type"]).to_dict()
+    kept = {key: value for key, value in facts.items() if key == "model_type" or usual.get(key) != value}
+    return {key: without_defaults(value) if key == "vision_config" else value for key, value in kept.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.kind)
+def test_defaults_are_those_of_transformers(family: Family) -> None:
+    usual = hf.AutoConfig.for_model(family.kind)
+    assert {key: getattr(usual, key) for key in family.fields} == {
+        key: default for key, (_, _, default) in family.fields.items()
+    }
+    assert usual.hidden_act == family.activation
+
+
+@pytest.mark.parametrize("case", ["CLIP", "BEiT, a table each", "DeiT, distilled", "DINOv3"])
+def test_mean_and_std_are_judged_by_the_family(tmp_path: Path, case: str) -> None:
+    CASES[case][0]().save_pretrained(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    wrong = replace(checkpoint, preprocess=replace(checkpoint.preprocess, mean=(0.1,) * 3))
+    assert not any("those of its family" in each.message for each in diagnose(checkpoint))
+    assert any("those of its family" in each.message for each in diagnose(wrong))
 
 
 REFUSED: dict[str, tuple[Maker, str]] = {

@@ -107,7 +107,7 @@ def _read(
 ) -> tuple[Preprocess, tuple[str, ...]]:
     settings = _settings(sidecars)
     if settings is None:
-        other = "; DeiT, DINO and MAE weights need ImageNet's mean and std" if family.preset == "hf" else ""
+        other = "; DeiT, DINO and MAE weights need ImageNet's mean and std" if family.kind == "vit" else ""
         note = f"the folder has no {FILE}: assumed the preprocessing of {family.preset}{other}"
         return preset(family.preset, pictures, config.channels), (note,)
     name, notes = _class_of(settings, family.processor)

@@ -9,6 +9,7 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.huggingface import family_of_checkpoint
 from vitrail.weights.read import FOREIGN
 
 IMAGENET_21K = (21841, 21843)
@@ -95,10 +96,10 @@ def _types(checkpoint: Checkpoint) -> list[Diagnostic]:
 
 
 def _normalisation(checkpoint: Checkpoint) -> list[Diagnostic]:
-    spec, origin, config = checkpoint.preprocess, checkpoint.origin.format, checkpoint.config
+    spec, origin = checkpoint.preprocess, checkpoint.origin.format
     family = getattr(FOREIGN.get(origin), "family", None)
-    if origin == "hf" and config.block.layer_scale is not None:
-        family = "dinov2"
+    if origin == "hf":
+        family = family_of_checkpoint(checkpoint).preset
     if family is None:
         return []
     usual = preset(family, channels=spec.channels)
