@@ -381,8 +381,9 @@ REFUSED: dict[str, tuple[Maker, str]] = {
             image_size=28,
             **CLASSES,
         ),
-        "architectures of a dinov2 model must be Dinov2Model",
+        r"must be Dinov2Model; got .* reads \[cls\] beside the mean .*Dinov2Model.from_pretrained",
     ),
+    "DINOv3 as a backbone": (make("DINOv3ViTBackbone", "DINOv3ViT", **SIZES), r"Backbone'. .*DINOv3ViTModel.from_pre"),
 }
 
 
@@ -392,6 +393,24 @@ def test_what_is_refused_by_name(tmp_path: Path, case: str) -> None:
     maker().save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match=message):
         read_checkpoint(tmp_path)
+
+
+def test_what_has_the_keys_of_dinov2_is_noted(tmp_path: Path) -> None:
+    sizes = {name: SIZES[name] for name in SIZES if name != "intermediate_size"}
+    make("RfDetrDinov2Backbone", "RfDetrDinov2", **sizes, num_windows=2)().save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match="looks like a detector"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "config.json").unlink()
+    assert any("RF-DETR" in note for note in read_checkpoint(tmp_path, hints=Hints(heads=4)).notes)
+
+
+def test_a_config_that_is_not_read_is_noted(tmp_path: Path) -> None:
+    """Tipsv2's own names are those of its authors, whose files are read without a `config.json`."""
+    make("Tipsv2VisionModel", "Tipsv2Vision", **SIZES, use_swiglu_ffn=True, layer_norm_eps=0.1)().save_pretrained(
+        tmp_path
+    )
+    notes = read_checkpoint(tmp_path, hints=Hints(heads=4)).notes
+    assert any("config.json beside the weights is not read" in note for note in notes)
 
 
 @torch.inference_mode()

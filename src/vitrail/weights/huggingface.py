@@ -167,11 +167,13 @@ def _as_convolution(raw: Raw, name: str) -> Tensor:
 def _assumptions(family: Family, config: ViTConfig, hints: Hints) -> tuple[str, ...]:
     """The notes on weights without their config.json."""
     eps, activation = config.block.norm_eps, config.block.activation
+    others = f"{family.lookalikes} has the keys of a {family.kind} too, and computes something else"
     like = () if family.head_size is None else (f"every {family.kind}, with {family.head_size} features each",)
     return (
         *assumed_heads(config, hints, *like),
         *assumed("GELU", activation, "activation", hints.activation if config.block.mlp == "plain" else "silu"),
         *assumed("LayerNorm epsilon", f"{eps:g}, transformers' default", "norm_eps", hints.norm_eps),
+        *((others,) if family.lookalikes else ()),
     )
 
 

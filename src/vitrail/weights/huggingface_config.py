@@ -141,7 +141,8 @@ def _refuse_unknown(family: Family, values: Mapping[str, Any]) -> None:
         if str(name).removeprefix("TF").removeprefix("Flax") not in known:
             classes = " or ".join(known)
             raise WeightsError(
-                f"config.json: architectures of a {family.kind} model must be {classes}; got {shorten(name)}."
+                f"config.json: architectures of a {family.kind} model must be {classes}; got {shorten(name)}. "
+                f"{family.unread}".rstrip()
             )
 
 

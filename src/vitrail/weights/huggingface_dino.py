@@ -97,6 +97,10 @@ def _registers(value: int, config: ViTConfig) -> str:
     return "" if value else "it always has registers"
 
 
+def _save_as(name: str) -> str:
+    return f"Save the backbone with transformers.{name}.from_pretrained(FOLDER).save_pretrained(ANOTHER)."
+
+
 def _dinov2(kind: str, name: str, patch: int, resample: str, registers: Fields, sign: str) -> Family:
     return Family(
         kind=kind,
@@ -122,6 +126,8 @@ def _dinov2(kind: str, name: str, patch: int, resample: str, registers: Fields, 
         head_size=64,
         processor="BitImageProcessor",
         preset="dinov2",
+        lookalikes="RF-DETR's backbone, which attends within windows,",
+        unread=f"Its classifier reads [cls] beside the mean of the patches, which no model here does. {_save_as(name)}",
     )
 
 
@@ -199,4 +205,5 @@ DINOV3 = Family(
     head_size=64,
     processor="DINOv3ViTImageProcessor",
     preset="dinov3",
+    unread=_save_as("DINOv3ViTModel"),
 )

@@ -143,6 +143,8 @@ class Family:
         resamples: whether it takes pictures of any size without being asked to.
         head_size: features of each head, in all of its published models; None if that varies.
         processor: its image processor where the file names none; `preset`: ours where there is no file.
+        lookalikes: other models with the same keys that compute something else, for files without `config.json`.
+        unread: a sentence on its other classes, which are not read.
     """
 
     kind: str
@@ -169,6 +171,8 @@ class Family:
     head_size: int | None = None
     processor: str = "ViTImageProcessor"
     preset: str = "hf"
+    lookalikes: str = ""
+    unread: str = ""
 
     @property
     def patches(self) -> str:

@@ -38,7 +38,7 @@ from vitrail.weights.formats import ForeignFormat, Format
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.metadata import ClassNames, name_classes, read_class_names
 from vitrail.weights.resolve import FormatName, Located, find_files, is_run, locate, names_model
-from vitrail.weights.sidecars import read_sidecars
+from vitrail.weights.sidecars import CONFIG, read_sidecars
 from vitrail.weights.tensor_files import Contents, read_contents
 from vitrail.weights.wrappers import describe_parts, strip_prefix
 
@@ -125,8 +125,17 @@ def read_checkpoint(
         checkpoint,
         file_format=name,
         origin=replace(checkpoint.origin, source=str(path)),
-        notes=(*contents.notes, *checkpoint.notes),
+        notes=(*contents.notes, *checkpoint.notes, *_unread(raw, name)),
         remarks=(*remarks, *checkpoint.remarks),
+    )
+
+
+def _unread(raw: Raw, name: FormatName) -> tuple[str, ...]:
+    """A note on a `config.json` beside weights of a format that has none: those that are folders read theirs."""
+    if CONFIG not in raw.sidecars or "" in FOREIGN[name].suffixes:
+        return ()
+    return (
+        f"the {CONFIG} beside the weights is not read with the format {name}: what it says of the model may differ",
     )
 
 
