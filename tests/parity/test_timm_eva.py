@@ -20,13 +20,17 @@ from torch import Tensor, nn
 
 from conftest import randomize
 from fuzzing import cases
-from vitrail.errors import VitrailError, WeightsError
-from vitrail.model import ViTConfig
+from vitrail.data.preprocess import preset
+from vitrail.errors import ConfigError, VitrailError, WeightsError
+from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
+from vitrail.model.parts import RelativeBias, Rope
 from vitrail.weights.adapt import compute_periods
+from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints, Raw
-from vitrail.weights.read import read_checkpoint
+from vitrail.weights.read import FORMATS, read_checkpoint
 from vitrail.weights.timm import how_to_load, recognises
 from vitrail.weights.timm_eva import infer_model, is_meant, usual_preprocess
+from vitrail.weights.timm_eva_config import is_eva
 from vitrail.weights.timm_eva_names import BEIT_NAMES, EVA_LOOKALIKES, EVA_NAMES, TRAINING
 from vitrail.weights.write import convert, write_checkpoint
 
@@ -399,10 +403,13 @@ def one_model(base: str, arguments: dict[str, Any], omitted: set[str]) -> str:
             checkpoint = read_checkpoint(folder)
         except VitrailError:
             return "refused"
-        peer = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        peer = timm.create_model(f"local-dir:{folder}").eval()
+        peer.load_state_dict(model.state_dict())
         images = torch.randn(2, 3, *checkpoint.config.image_size)
         with torch.inference_mode():
             assert_same(checkpoint.build()(images), peer(images))
+        if not is_eva(checkpoint.config) or FORMATS["timm"].refusals(checkpoint.config):
+            return "agreed"  # without anything of these classes, it is written as a plain ViT, if at all
         write_checkpoint(checkpoint, folder / "again", "timm")
         written = load_file(folder / "again" / "model.safetensors")
         assert written.keys() == model.state_dict().keys()
@@ -427,3 +434,92 @@ def test_any_model_arguments_agree_or_are_refused() -> None:
     run()
     assert results["agreed"] >= 8
     assert results["refused"] >= 4
+
+
+ROPES = st.builds(
+    dict[str, Any],
+    base=st.sampled_from([100.0, 10000.0]),
+    coordinates=st.sampled_from(["unit", "index", "reference"]),
+    offset=st.sampled_from([0.0, 0.0, 1.0]),
+    order=st.sampled_from(["yx", "xy"]),
+    pairing=st.sampled_from(["half", "interleaved"]),
+    frequencies=st.sampled_from(["computed", "computed", "mixed", "stored"]),
+)
+BLOCKS: dict[str, st.SearchStrategy[Any]] = {
+    "qkv_bias": st.booleans(),
+    "key_bias": st.booleans(),
+    "qk_norm": st.booleans(),
+    "layer_scale": st.sampled_from([None, 1e-5]),
+    "norm_eps": st.sampled_from([1e-6, 1e-5]),
+    "mlp": st.sampled_from(["plain", "swiglu"]),
+    "attention_norm": st.booleans(),
+    "mlp_norm": st.booleans(),
+}
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "class_token": st.booleans(),
+    "registers": st.sampled_from([0, 3]),
+    "pooling": st.sampled_from(["cls", "mean", "map"]),
+    "pool_norm": st.sampled_from(["before", "after", "none"]),
+    "pool_prefix": st.booleans(),
+    "pool_heads": st.sampled_from([None, 2]),
+    "pool_mlp_width": st.sampled_from([None, 40]),
+    "mlp_width": st.just(44),
+    "num_classes": st.sampled_from([0, 5]),
+    "image_size": st.just((32, 48)),
+}
+
+
+def build(rope: dict[str, Any], table: bool | None, block: dict[str, Any], fields: dict[str, Any], covers: Any) -> Any:
+    """A model with these options, or None if there is none."""
+    reference = {"reference": (5, 3)} if rope["coordinates"] == "reference" else {}
+    try:
+        return ViTConfig(
+            **{"image_size": (32, 32), "num_classes": 5, "mlp_width": 128, **fields},
+            patch_size=(8, 8),
+            width=32,
+            depth=2,
+            heads=4,
+            block=BlockConfig(**block),
+            positions=PositionConfig(kind=(covers and "learned") or "none", covers=covers or "all", resample="timm"),
+            relative=Rope(**rope, **reference) if table is None else RelativeBias(shared=table),
+        )
+    except ConfigError:
+        return None
+
+
+def test_what_it_says_it_holds_is_held() -> None:
+    """Any model that is written for timm, relative positions and all, is there what it is here; others are refused."""
+    results: Counter[str] = Counter()
+
+    @settings(max_examples=cases(40))
+    @given(
+        rope=ROPES,
+        table=st.sampled_from([None, None, None, False, True]),
+        block=st.fixed_dictionaries({}, optional=BLOCKS),
+        fields=st.fixed_dictionaries({}, optional=FIELDS),
+        pre_norm=st.sampled_from([False, False, True]),
+        covers=st.sampled_from([None, "patches", "all"]),
+    )
+    def run(rope: Any, table: Any, block: Any, fields: Any, pre_norm: bool, covers: Any) -> None:
+        norm = {"pre_norm": True, "patch_bias": False} if pre_norm else {}
+        config = build(rope, table, block, {**fields, **norm}, covers)
+        if config is None or FORMATS["timm"].refusals(config):
+            results["refused"] += 1
+            return
+        checkpoint = Checkpoint(
+            config=config,
+            tensors=randomize(ViT(config)).state_dict(),
+            preprocess=preset("timm", config.image_size),
+        )
+        with TemporaryDirectory() as path:
+            write_checkpoint(checkpoint, Path(path, "ours"), "timm")
+            peer = timm.create_model(f"local-dir:{Path(path, 'ours')}", pretrained=True).eval()
+            images = torch.randn(2, 3, *config.image_size)
+            with torch.inference_mode():
+                assert_same(checkpoint.build()(images), peer(images))
+            assert read_checkpoint(Path(path, "ours")).config == config
+        results["held"] += 1
+
+    run()
+    assert results["held"] >= 3
+    assert results["refused"] >= 3

@@ -18,7 +18,7 @@ from vitrail.model import ViTConfig
 from vitrail.model.parts import Pair, RelativeBias, Rope
 from vitrail.weights import keys
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, PERIODS, Check, Holds, activations, anything, only
+from vitrail.weights.formats import COMMON, PERIODS, Check, Holds, activations, anything, only, positions
 from vitrail.weights.infer import Hints, Raw, assumed, exact_ratio, infer_heads, infer_image_size, usual_size
 from vitrail.weights.keys import KEYLESS, LAYERS, Names, Rule, read_tensors, rule, under
 from vitrail.weights.metadata import Origin
@@ -381,12 +381,16 @@ def _last_norm(value: str, config: ViTConfig) -> str:
     return "" if value == usual else "its last LayerNorm follows the mean of the patches, or comes before [cls] is read"
 
 
+def _square(value: Pair, config: ViTConfig) -> str:
+    return "" if len(set(config.grid)) == 1 else "its relative positions can be loaded for square grids only"
+
+
 BEIT_HOLDS: Holds = {
     **COMMON,
+    "image_size": _square,
     "pooling": only("cls", "mean", reason="it pools the [cls] token or the mean of the patches"),
     "pool_norm": _last_norm,
-    "positions.kind": only("learned", "none", reason="its positions are learned"),
-    "positions.covers": anything,
+    **positions("learned", "none", covers="class"),
     **{f"block.{name}": anything for name in ("qkv_bias", "layer_scale", "mlp", "mlp_norm")},
     "block.key_bias": lambda value, config: "its keys have no bias" if value and config.block.qkv_bias else "",
     "block.activation": activations("gelu"),
