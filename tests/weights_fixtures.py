@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitrail.model import BlockConfig, PositionConfig, RelativeBias, Rope, ViTConfig
-from vitrail.weights import eva, pe
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign import eva, pe
 from vitrail.weights.read import read_checkpoint, read_files
 from vitrail.weights.resolve import FormatName, find_files
 from vitrail.weights.write import write_checkpoint

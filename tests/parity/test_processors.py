@@ -26,9 +26,9 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transform import prepare
 from vitrail.errors import AssumptionWarning, VitrailError, WeightsError
 from vitrail.model import ViTConfig
-from vitrail.weights.huggingface_config import FAMILIES
-from vitrail.weights.huggingface_preprocess import FILE, PROCESSORS, processor_config, read_preprocess
-from vitrail.weights.huggingface_vit import VIT
+from vitrail.weights.foreign.huggingface_config import FAMILIES
+from vitrail.weights.foreign.huggingface_preprocess import FILE, PROCESSORS, processor_config, read_preprocess
+from vitrail.weights.foreign.huggingface_vit import VIT
 from vitrail.weights.proof import sample_photos
 from vitrail.weights.read import NONSENSE, read_checkpoint
 from vitrail.weights.write import convert

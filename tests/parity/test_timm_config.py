@@ -29,13 +29,13 @@ from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, VitrailError, WeightsError
 from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.model.parts import RelativeBias
-from vitrail.weights import timm_relpos
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign import timm_relpos
+from vitrail.weights.foreign.timm import assumptions, how_to_load, infer_config, recognises
+from vitrail.weights.foreign.timm_naflex import classic_arguments
+from vitrail.weights.foreign.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, PLAIN, QUICK_GELU, named_arguments
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.read import FORMATS, read_checkpoint
-from vitrail.weights.timm import assumptions, how_to_load, infer_config, recognises
-from vitrail.weights.timm_naflex import classic_arguments
-from vitrail.weights.timm_names import DEFAULTS, LOOKALIKES, NAMES, OTHERS, PLAIN, QUICK_GELU, named_arguments
 from vitrail.weights.write import convert, write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer

@@ -26,12 +26,12 @@ from vitrail.model import BlockConfig, PositionConfig, ViT, ViTConfig
 from vitrail.model.parts import RelativeBias, Rope
 from vitrail.weights.adapt import compute_periods
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign.timm import how_to_load, recognises
+from vitrail.weights.foreign.timm_eva import infer_model, is_meant, usual_preprocess
+from vitrail.weights.foreign.timm_eva_config import is_eva
+from vitrail.weights.foreign.timm_eva_names import BEIT_NAMES, EVA_LOOKALIKES, EVA_NAMES, TRAINING
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.read import FORMATS, read_checkpoint
-from vitrail.weights.timm import how_to_load, recognises
-from vitrail.weights.timm_eva import infer_model, is_meant, usual_preprocess
-from vitrail.weights.timm_eva_config import is_eva
-from vitrail.weights.timm_eva_names import BEIT_NAMES, EVA_LOOKALIKES, EVA_NAMES, TRAINING
 from vitrail.weights.write import convert, write_checkpoint
 
 CLASSES = {"eva": timm.models.eva.Eva, "beit": timm.models.beit.Beit}

@@ -18,10 +18,10 @@ from torch import nn
 from conftest import randomize
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign.timm_eva_names import BEIT_NAMES, EVA_NAMES
+from vitrail.weights.foreign.timm_names import LOOKALIKES, NAMES, named_arguments
 from vitrail.weights.infer import Hints
 from vitrail.weights.read import read_checkpoint
-from vitrail.weights.timm_eva_names import BEIT_NAMES, EVA_NAMES
-from vitrail.weights.timm_names import LOOKALIKES, NAMES, named_arguments
 from vitrail.weights.write import write_checkpoint
 
 PATTERNS = ("vit_*", "deit*", "eva*", "beit*", "flexivit*", "naflexvit*", "aimv2*", "test_vit*")

@@ -21,8 +21,8 @@ from torch import Tensor
 from conftest import randomize
 from vitrail.data.transform import prepare
 from vitrail.errors import AssumptionWarning, WeightsError
-from vitrail.weights.huggingface_config import FAMILIES, family_for
-from vitrail.weights.huggingface_family import Family
+from vitrail.weights.foreign.huggingface_config import FAMILIES, family_for
+from vitrail.weights.foreign.huggingface_family import Family
 from vitrail.weights.infer import Hints
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.sanity import diagnose

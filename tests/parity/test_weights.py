@@ -22,9 +22,9 @@ from conftest import randomize
 from vitrail.data.transform import prepare
 from vitrail.model import variant
 from vitrail.model.positions import resample_positions
+from vitrail.weights.foreign.torchvision import assume_preprocess
 from vitrail.weights.infer import Hints
 from vitrail.weights.read import read_checkpoint
-from vitrail.weights.torchvision import assume_preprocess
 from vitrail.weights.write import write_checkpoint
 
 TIMM = timm.models.vision_transformer.VisionTransformer

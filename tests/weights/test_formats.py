@@ -28,14 +28,14 @@ from vitrail.model import (
     ViTConfig,
 )
 from vitrail.model.merging import with_merging
-from vitrail.weights import eva, pe
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.huggingface_dino import hidden_width
+from vitrail.weights.foreign import eva, pe
+from vitrail.weights.foreign.huggingface_dino import hidden_width
+from vitrail.weights.foreign.timm import RESNET
 from vitrail.weights.infer import Hints
 from vitrail.weights.native import read_native, save_checkpoint
 from vitrail.weights.read import FOREIGN, FORMATS, read_checkpoint, read_files
 from vitrail.weights.resolve import FormatName, find_files
-from vitrail.weights.timm import RESNET
 from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING
 

@@ -3,9 +3,9 @@
 import re
 
 from vitrail.weights import pretrained
+from vitrail.weights.foreign.timm_eva_names import BEIT_NAMES, EVA_NAMES
+from vitrail.weights.foreign.timm_names import NAMES
 from vitrail.weights.pretrained import COMMERCIAL, FAMILIES, default, find, table, usual_size
-from vitrail.weights.timm_eva_names import BEIT_NAMES, EVA_NAMES
-from vitrail.weights.timm_names import NAMES
 
 
 def test_every_row_has_its_facts() -> None:

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from conftest import randomize
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, Rates
-from vitrail.weights import huggingface_config, huggingface_preprocess
 from vitrail.weights import write as module
 from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign import huggingface_config, huggingface_preprocess
 from vitrail.weights.infer import Hints
 from vitrail.weights.proof import compare
 from vitrail.weights.read import FORMATS, read_checkpoint

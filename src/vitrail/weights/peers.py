@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from vitrail.data.transform import prepare
 from vitrail.errors import MissingExtraError, WeightsError
 from vitrail.model import ViTConfig
-from vitrail.weights import timm
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.huggingface_config import class_of
-from vitrail.weights.huggingface_family import Answer
+from vitrail.weights.foreign import timm
+from vitrail.weights.foreign.huggingface_config import class_of
+from vitrail.weights.foreign.huggingface_family import Answer
+from vitrail.weights.foreign.timm_architecture import architecture_of
+from vitrail.weights.foreign.timm_preprocess import last_width, write_data
 from vitrail.weights.keys import write_tensors
 from vitrail.weights.proof import Agreement, What, agree, same_pixels
 from vitrail.weights.tensor_files import read_contents, read_pickle, write_safetensors
-from vitrail.weights.timm_architecture import architecture_of
-from vitrail.weights.timm_preprocess import last_width, write_data
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
 NO_LIBRARY = "no library that runs on PyTorch reads {}; omit `verify_with_peer=`."

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ViTConfig
-from vitrail.weights import huggingface, timm
 from vitrail.weights.adapt import adapt, without_trust
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign import huggingface, timm
 from vitrail.weights.keys import Rule, read_tensors, write_tensors
 from vitrail.weights.read import FORMATS
 from vitrail.weights.resolve import FormatName

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign.timm_architecture import name_hint
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.peers import LIBRARIES, build_peer
 from vitrail.weights.read import FOREIGN
 from vitrail.weights.sidecars import read_sidecars
-from vitrail.weights.timm_architecture import name_hint
 from vitrail.weights.wrappers import strip_prefix
 
 

@@ -13,7 +13,10 @@ from vitrail.errors import AssumptionWarning, ConfigError, VitrailError, Weights
 from vitrail.model import ResNetStem, ViTConfig, variant
 from vitrail.schema import from_dict
 from vitrail.untrusted import read_yaml
-from vitrail.weights import (
+from vitrail.weights import native
+from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.families import ATTENDING, OTHERS, Family, Shapes, name_family, refuse
+from vitrail.weights.foreign import (
     aimv2,
     beit,
     big_vision,
@@ -25,15 +28,12 @@ from vitrail.weights import (
     google,
     huggingface,
     lucidrains,
-    native,
     pe,
     timm,
     tintn,
     tips,
     torchvision,
 )
-from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.families import ATTENDING, OTHERS, Family, Shapes, name_family, refuse
 from vitrail.weights.formats import ForeignFormat, Format
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.metadata import ClassNames, name_classes, read_class_names

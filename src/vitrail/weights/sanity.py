@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.huggingface import family_of_checkpoint
+from vitrail.weights.foreign.huggingface import family_of_checkpoint
 from vitrail.weights.read import FOREIGN
 
 IMAGENET_21K = (21841, 21843)

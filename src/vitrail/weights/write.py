@@ -18,6 +18,7 @@ from vitrail.files import atomic_path
 from vitrail.model import ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.divergence import explain_failure
+from vitrail.weights.foreign.timm_architecture import name_hint
 from vitrail.weights.infer import Hints
 from vitrail.weights.peers import LIBRARIES, NO_LIBRARY, agree_with_peer
 from vitrail.weights.proof import (
@@ -32,7 +33,6 @@ from vitrail.weights.proof import (
 )
 from vitrail.weights.read import FORMATS, check_format, open_checkpoint, read_checkpoint
 from vitrail.weights.resolve import FormatName, Located, checksums_of, find_files, locate
-from vitrail.weights.timm_architecture import name_hint
 
 # The names of files in which libraries keep a model in a folder.
 CHECKPOINT_FILES = re.compile(

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, PositionConfig, Rope, ViTConfig
-from vitrail.weights import clip, infer
+from vitrail.weights import infer
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.clip import TOWER, is_tower, key_table, split_tower, write_tower
+from vitrail.weights.foreign import clip
+from vitrail.weights.foreign.clip import TOWER, is_tower, key_table, split_tower, write_tower
 from vitrail.weights.formats import ForeignFormat, Holds, anything, computes, only
 from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
 from vitrail.weights.keys import Names, read_tensors, under

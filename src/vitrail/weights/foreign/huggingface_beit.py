@@ -9,8 +9,7 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
 from vitrail.model.parts import RelativeBias
-from vitrail.weights.formats import Holds, anything, only
-from vitrail.weights.huggingface_family import (
+from vitrail.weights.foreign.huggingface_family import (
     DROPOUT,
     HEAD,
     NOT_SQUARE,
@@ -23,7 +22,8 @@ from vitrail.weights.huggingface_family import (
     sizes,
     square,
 )
-from vitrail.weights.huggingface_vit import LAYERS, VIT_NAMES
+from vitrail.weights.foreign.huggingface_vit import LAYERS, VIT_NAMES
+from vitrail.weights.formats import Holds, anything, only
 from vitrail.weights.keys import Form, Names, under
 from vitrail.weights.sidecars import Settings
 

@@ -17,17 +17,11 @@ from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PatchStem, PositionConfig, ResNetStem, ViTConfig
 from vitrail.model.parts import Stem
-from vitrail.weights import infer, keys, timm_eva, timm_naflex, timm_relpos
+from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, only, resnet_stem
-from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, leave_out, usual_size
-from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
-from vitrail.weights.metadata import Origin
-from vitrail.weights.resolve import PICKLES
-from vitrail.weights.sidecars import CONFIG, Settings
-from vitrail.weights.tensor_files import write_pickle, write_safetensors
-from vitrail.weights.timm_architecture import how_to_load, hub_config, layout_of
-from vitrail.weights.timm_config import (
+from vitrail.weights.foreign import timm_eva, timm_naflex, timm_relpos
+from vitrail.weights.foreign.timm_architecture import how_to_load, hub_config, layout_of
+from vitrail.weights.foreign.timm_config import (
     HEAD,
     PROJECTION,
     HubConfig,
@@ -39,10 +33,17 @@ from vitrail.weights.timm_config import (
     settle_name,
     understand,
 )
-from vitrail.weights.timm_eva_config import is_eva
-from vitrail.weights.timm_eva_names import eva_arguments, is_eva_name
-from vitrail.weights.timm_names import LAYER_NORM, LAYER_NORM_5, OTHERS, PLAIN, named_arguments
-from vitrail.weights.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
+from vitrail.weights.foreign.timm_eva_config import is_eva
+from vitrail.weights.foreign.timm_eva_names import eva_arguments, is_eva_name
+from vitrail.weights.foreign.timm_names import LAYER_NORM, LAYER_NORM_5, OTHERS, PLAIN, named_arguments
+from vitrail.weights.foreign.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, only, resnet_stem
+from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, leave_out, usual_size
+from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
+from vitrail.weights.metadata import Origin
+from vitrail.weights.resolve import PICKLES
+from vitrail.weights.sidecars import CONFIG, Settings
+from vitrail.weights.tensor_files import write_pickle, write_safetensors
 
 PATCHES, BACKBONE = "patch_embed.proj.weight", "patch_embed.backbone."
 BLOCK = BlockConfig(activation="gelu", norm_eps=LAYER_NORM[1], layer_scale=1e-5)

@@ -10,8 +10,8 @@ from benchmarks.peers import timm
 from conftest import randomize
 from vitrail.data.preprocess import preset
 from vitrail.model import BlockConfig, ViTConfig
-from vitrail.weights import dinov2, tips
 from vitrail.weights.checkpoint import expected_shapes
+from vitrail.weights.foreign import dinov2, tips
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.keys import write_tensors
 from vitrail.weights.read import read_checkpoint

@@ -8,8 +8,8 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.model import PatchStem, ResNetStem, ViTConfig
 from vitrail.model.parts import Stem
-from vitrail.weights import flax
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign import flax
 from vitrail.weights.formats import ForeignFormat, Holds, positions, resnet_stem
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.keys import SAME, Form, Rule, read_tensors, under, write_tensors

@@ -10,11 +10,8 @@ from typing import Any, Literal, cast
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ResNetStem, ViTConfig
 from vitrail.model.parts import Pair, RelativeBias
-from vitrail.weights import timm_naflex, timm_relpos
-from vitrail.weights.infer import Hints, Raw
-from vitrail.weights.keys import Form
-from vitrail.weights.sidecars import CONFIG, Settings
-from vitrail.weights.timm_names import (
+from vitrail.weights.foreign import timm_naflex, timm_relpos
+from vitrail.weights.foreign.timm_names import (
     DEFAULTS,
     FIXED,
     LOOKALIKES,
@@ -26,6 +23,9 @@ from vitrail.weights.timm_names import (
     Norm,
     named_arguments,
 )
+from vitrail.weights.infer import Hints, Raw
+from vitrail.weights.keys import Form
+from vitrail.weights.sidecars import CONFIG, Settings
 
 # Top-level keys that do not affect what is computed; those of transformers' TimmWrapper among them.
 _IRRELEVANT = """

@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from vitrail.data.preprocess import preset
-from vitrail.weights import dinov2
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign import dinov2
 from vitrail.weights.formats import ForeignFormat, Holds, only
 from vitrail.weights.infer import Hints, Raw, assumed_heads
 from vitrail.weights.keys import read_tensors, write_tensors

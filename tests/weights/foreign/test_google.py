@@ -15,8 +15,8 @@ from vitrail.weights.infer import Hints
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.write import write_checkpoint
 
-FIXTURES = Path(__file__).parent / "fixtures"
-SHARED = Path(__file__).parents[3] / "shared" / "oracles" / "google"  # more of them, on a developer's machine
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SHARED = Path(__file__).parents[4] / "shared" / "oracles" / "google"  # more of them, on a developer's machine
 MORE = [path for path in sorted(SHARED.glob("*.npz")) if path.with_suffix(".io.npz").is_file()]
 
 

@@ -11,12 +11,12 @@ from vitrail.errors import WeightsError, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.parts import Pair
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign.huggingface_beit import BEIT, DATA2VEC
+from vitrail.weights.foreign.huggingface_dino import DINOV2, DINOV2_WITH_REGISTERS, DINOV3
+from vitrail.weights.foreign.huggingface_family import Family, Model, Values, build_config, is_square, values_of
+from vitrail.weights.foreign.huggingface_towers import AIMV2, CLIP, METACLIP, SIGLIP, SIGLIP2
+from vitrail.weights.foreign.huggingface_vit import DEIT, IJEPA, MAE, MSN, VIT
 from vitrail.weights.formats import SIZES, walk
-from vitrail.weights.huggingface_beit import BEIT, DATA2VEC
-from vitrail.weights.huggingface_dino import DINOV2, DINOV2_WITH_REGISTERS, DINOV3
-from vitrail.weights.huggingface_family import Family, Model, Values, build_config, is_square, values_of
-from vitrail.weights.huggingface_towers import AIMV2, CLIP, METACLIP, SIGLIP, SIGLIP2
-from vitrail.weights.huggingface_vit import DEIT, IJEPA, MAE, MSN, VIT
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.sidecars import CONFIG, Settings
 

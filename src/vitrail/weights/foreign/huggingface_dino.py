@@ -7,8 +7,7 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
-from vitrail.weights.formats import PERIODS, Holds, anything, only
-from vitrail.weights.huggingface_family import (
+from vitrail.weights.foreign.huggingface_family import (
     ATTENTION_DROPOUT,
     DROPOUT,
     QKV_BIAS,
@@ -21,7 +20,8 @@ from vitrail.weights.huggingface_family import (
     sizes,
     square,
 )
-from vitrail.weights.huggingface_vit import ATTENTION, EMBEDDINGS, LAYERS
+from vitrail.weights.foreign.huggingface_vit import ATTENTION, EMBEDDINGS, LAYERS
+from vitrail.weights.formats import PERIODS, Holds, anything, only
 from vitrail.weights.keys import Names, under
 from vitrail.weights.sidecars import Settings
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from conftest import randomize
 from vitrail.errors import WeightsError
+from vitrail.weights.foreign.lucidrains import releases
 from vitrail.weights.infer import Hints
-from vitrail.weights.lucidrains import releases
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.write import convert, write_checkpoint
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from vitrail.errors import WeightsError
-from vitrail.weights.timm_names import expand, sized
+from vitrail.weights.foreign.timm_names import expand, sized
 
 # timm's own defaults, of the arguments that decide what is computed; those of `Beit` are among them.
 SHARED: dict[str, Any] = {

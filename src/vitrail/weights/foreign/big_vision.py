@@ -11,8 +11,8 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
-from vitrail.weights import flax
 from vitrail.weights.checkpoint import LOGIT_BIAS, LOGIT_SCALE, Checkpoint
+from vitrail.weights.foreign import flax
 from vitrail.weights.formats import ForeignFormat, Holds, positions, stems
 from vitrail.weights.infer import Hints, Raw
 from vitrail.weights.keys import Rule, read_tensors, under, write_tensors

@@ -10,9 +10,10 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess, preset
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, PositionConfig, Rope, ViTConfig
-from vitrail.weights import infer, keys, timm
+from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.dinov2 import BACKBONE, mask_token, split_mask_token
+from vitrail.weights.foreign import timm
+from vitrail.weights.foreign.dinov2 import BACKBONE, mask_token, split_mask_token
 from vitrail.weights.formats import ForeignFormat, Holds, anything, computes, only
 from vitrail.weights.infer import Hints, Raw, assumed_heads, leave_out
 from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors

@@ -7,13 +7,13 @@ from typing import Any
 
 from vitrail.errors import WeightsError
 from vitrail.model import ResNetStem, ViTConfig
-from vitrail.weights import timm_naflex, timm_relpos
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign import timm_naflex, timm_relpos
+from vitrail.weights.foreign.timm_config import FIELDS, NEW_FIELDS, POOLINGS, Layout, mlp_of
+from vitrail.weights.foreign.timm_eva_config import changes_of, eva_architecture, is_eva
+from vitrail.weights.foreign.timm_names import NAMES, NORMS, named_arguments
+from vitrail.weights.foreign.timm_preprocess import last_width, write_data
 from vitrail.weights.infer import exact_ratio
-from vitrail.weights.timm_config import FIELDS, NEW_FIELDS, POOLINGS, Layout, mlp_of
-from vitrail.weights.timm_eva_config import changes_of, eva_architecture, is_eva
-from vitrail.weights.timm_names import NAMES, NORMS, named_arguments
-from vitrail.weights.timm_preprocess import last_width, write_data
 
 # Blocks of a hybrid's ResNet → the first architecture that timm registers for it.
 HYBRIDS: dict[tuple[int, ...], str] = {

@@ -18,7 +18,7 @@ from vitrail.model import BlockConfig, PositionConfig, RelativeBias, ViTConfig
 from vitrail.model.parts import Pair
 from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.dinov2 import split_mask_token
+from vitrail.weights.foreign.dinov2 import split_mask_token
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, anything, computes, only, positions
 from vitrail.weights.infer import Hints, Notes, Raw, assumed, leave_out
 from vitrail.weights.keys import KEYLESS, LAYERS, Names, Rule, read_tensors, rule, under, write_tensors

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model import ViTConfig
-from vitrail.weights.huggingface_family import (
+from vitrail.weights.foreign.huggingface_family import (
     ATTENTION_DROPOUT,
     HEAD,
     NOT_SQUARE,

@@ -24,7 +24,7 @@ from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.model.parts import Pair
 from vitrail.weights import keys
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.d2l import unscaled
+from vitrail.weights.foreign.d2l import unscaled
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, anything, computes, only, positions
 from vitrail.weights.infer import Hints, Notes, Raw, assumed, assumed_heads, infer_config
 from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors

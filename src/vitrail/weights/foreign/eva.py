@@ -15,8 +15,10 @@ from torch import Tensor
 from vitrail.data.preprocess import preset
 from vitrail.errors import WeightsError
 from vitrail.model import PositionConfig, Rope, ViTConfig
-from vitrail.weights import beit, infer
-from vitrail.weights.beit import (
+from vitrail.weights import infer
+from vitrail.weights.checkpoint import LOGIT_SCALE, Checkpoint
+from vitrail.weights.foreign import beit
+from vitrail.weights.foreign.beit import (
     BLOCK,
     PRETRAINING,
     SHARED_HOLDS,
@@ -26,8 +28,7 @@ from vitrail.weights.beit import (
     mask_tokens,
     names_of,
 )
-from vitrail.weights.checkpoint import LOGIT_SCALE, Checkpoint
-from vitrail.weights.dinov2 import split_mask_token
+from vitrail.weights.foreign.dinov2 import split_mask_token
 from vitrail.weights.formats import ForeignFormat, Holds, anything, only
 from vitrail.weights.infer import Hints, Notes, Raw, assumed_heads, leave_out
 from vitrail.weights.keys import Names, read_tensors, write_tensors

@@ -11,9 +11,9 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.model import BlockConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.huggingface_config import FAMILIES
-from vitrail.weights.huggingface_preprocess import FILE, processor_config, read_preprocess
-from vitrail.weights.huggingface_vit import VIT
+from vitrail.weights.foreign.huggingface_config import FAMILIES
+from vitrail.weights.foreign.huggingface_preprocess import FILE, processor_config, read_preprocess
+from vitrail.weights.foreign.huggingface_vit import VIT
 from vitrail.weights.read import read_checkpoint
 from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.model.parts import NoRelative, Pair, Relative, RelativeBias, Rope
-from vitrail.weights import timm_relpos
+from vitrail.weights.foreign import timm_relpos
+from vitrail.weights.foreign.timm_eva_names import BEIT_NAMES, EVA_NAMES, TRAINING, eva_arguments
 from vitrail.weights.infer import exact_ratio
 from vitrail.weights.sidecars import CONFIG, Settings
-from vitrail.weights.timm_eva_names import BEIT_NAMES, EVA_NAMES, TRAINING, eva_arguments
 
 LAYER_SCALE = 1e-5  # where a file has one and nothing tells its first value
 NORM_EPS = 1e-6  # of timm's own LayerNorm, which some names change

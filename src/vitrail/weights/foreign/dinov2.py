@@ -8,14 +8,15 @@ from torch import Tensor
 
 from vitrail.data.preprocess import preset
 from vitrail.model import PositionConfig, ViTConfig
-from vitrail.weights import infer, keys, timm
+from vitrail.weights import infer, keys
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign import timm
+from vitrail.weights.foreign.timm import BLOCK
 from vitrail.weights.formats import COMMON, ForeignFormat, Holds, anything, computes, only, positions
 from vitrail.weights.infer import Hints, Raw, assumed_heads
 from vitrail.weights.keys import Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
 from vitrail.weights.tensor_files import write_pickle
-from vitrail.weights.timm import BLOCK
 
 # Our modules → DINOv2's: timm's names, but for the registers and ViT-g's MLPs, whose gate and up are one matrix.
 _GATED = {"mlp.gate": "mlp.w12", "mlp.up": "mlp.w12", "mlp.down": "mlp.w3"}

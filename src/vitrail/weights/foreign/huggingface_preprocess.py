@@ -13,7 +13,7 @@ from vitrail.data.preprocess import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET
 from vitrail.errors import WeightsError, shorten
 from vitrail.model import ViTConfig
 from vitrail.model.parts import Pair
-from vitrail.weights.huggingface_family import Family
+from vitrail.weights.foreign.huggingface_family import Family
 from vitrail.weights.infer import exact_share
 from vitrail.weights.sidecars import PREPROCESSOR as FILE
 from vitrail.weights.sidecars import PROCESSOR, Settings

@@ -18,13 +18,8 @@ from vitrail.model import ViTConfig
 from vitrail.model.parts import Pair, RelativeBias, Rope
 from vitrail.weights import keys
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import COMMON, PERIODS, Check, Holds, activations, anything, only, positions
-from vitrail.weights.infer import Hints, Raw, assumed, exact_ratio, infer_heads, infer_image_size, usual_size
-from vitrail.weights.keys import KEYLESS, LAYERS, Names, Rule, read_tensors, rule, under
-from vitrail.weights.metadata import Origin
-from vitrail.weights.sidecars import CONFIG, Settings
-from vitrail.weights.timm_config import HEAD, PROJECTION, Facts, projects
-from vitrail.weights.timm_eva_config import (
+from vitrail.weights.foreign.timm_config import HEAD, PROJECTION, Facts, projects
+from vitrail.weights.foreign.timm_eva_config import (
     UNSEEN,
     Dialect,
     changes_of,
@@ -36,8 +31,13 @@ from vitrail.weights.timm_eva_config import (
     merge_arguments,
     qkv_separate,
 )
-from vitrail.weights.timm_eva_names import BEIT_NAMES, EVA_LOOKALIKES, EVA_NAMES, eva_arguments, is_eva_name
-from vitrail.weights.timm_preprocess import assume_preprocess, read_classes, read_preprocess
+from vitrail.weights.foreign.timm_eva_names import BEIT_NAMES, EVA_LOOKALIKES, EVA_NAMES, eva_arguments, is_eva_name
+from vitrail.weights.foreign.timm_preprocess import assume_preprocess, read_classes, read_preprocess
+from vitrail.weights.formats import COMMON, PERIODS, Check, Holds, activations, anything, only, positions
+from vitrail.weights.infer import Hints, Raw, assumed, exact_ratio, infer_heads, infer_image_size, usual_size
+from vitrail.weights.keys import KEYLESS, LAYERS, Names, Rule, read_tensors, rule, under
+from vitrail.weights.metadata import Origin
+from vitrail.weights.sidecars import CONFIG, Settings
 
 # Our modules → timm's, but for those that depend on the model.
 BLOCK_NAMES = {

@@ -17,8 +17,7 @@ from vitrail.model import BlockConfig, PositionConfig, ViTConfig
 from vitrail.model.parts import RelativeBias, Rope
 from vitrail.weights import infer
 from vitrail.weights.checkpoint import Checkpoint
-from vitrail.weights.formats import ForeignFormat, Holds
-from vitrail.weights.huggingface_config import (
+from vitrail.weights.foreign.huggingface_config import (
     ACTIVATIONS,
     FAMILIES,
     check_square,
@@ -31,9 +30,10 @@ from vitrail.weights.huggingface_config import (
     read_config,
     shown_by,
 )
-from vitrail.weights.huggingface_family import TABLE, Family, Model, with_values
-from vitrail.weights.huggingface_preprocess import NAFLEX, check_input_size, processor_config, read_preprocess
-from vitrail.weights.huggingface_vit import VIT
+from vitrail.weights.foreign.huggingface_family import TABLE, Family, Model, with_values
+from vitrail.weights.foreign.huggingface_preprocess import NAFLEX, check_input_size, processor_config, read_preprocess
+from vitrail.weights.foreign.huggingface_vit import VIT
+from vitrail.weights.formats import ForeignFormat, Holds
 from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads
 from vitrail.weights.keys import Rule, parts_of, read_tensors, write_tensors
 from vitrail.weights.metadata import Origin

@@ -11,11 +11,11 @@ import pytest
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model import BlockConfig, ViTConfig
 from vitrail.weights.checkpoint import Checkpoint
+from vitrail.weights.foreign.timm import RESNET, how_to_load
+from vitrail.weights.foreign.timm_names import NAMES, OTHERS
 from vitrail.weights.infer import Hints, infer_heads
 from vitrail.weights.read import FORMATS, read_checkpoint
 from vitrail.weights.resolve import FormatName
-from vitrail.weights.timm import RESNET, how_to_load
-from vitrail.weights.timm_names import NAMES, OTHERS
 from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.model import ViTConfig
-from vitrail.weights.huggingface_family import DROPOUT, HEAD, QKV_BIAS, Family, Fields, Model, eps, sizes
+from vitrail.weights.foreign.huggingface_family import DROPOUT, HEAD, QKV_BIAS, Family, Fields, Model, eps, sizes
 from vitrail.weights.keys import Names, under
 
 EMBEDDINGS: Names = {
