@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from conftest import TINY, randomize
 from vitrail.data.preprocess import preset
@@ -128,7 +128,7 @@ def write_family(path: Path, name: str, **changes: Any) -> Path:
     model = randomize(ViT(config))
     if not config.block.key_bias:
         for block in model.blocks:
-            cast("Any", block).attention.qkv.bias.data.chunk(3)[1].zero_()
+            block.attention.qkv.bias.data.chunk(3)[1].zero_()
     classes = tuple("abcdefg")
     spec = preset("timm", config.image_size, config.channels)
     write_checkpoint(Checkpoint(config=config, tensors=model.state_dict(), preprocess=spec, classes=classes), path)

@@ -52,7 +52,7 @@ def test_the_five_steps_written_out(make_model: Callable[..., ViT]) -> None:
     tokens = torch.cat([embed.class_token.expand(2, 1, 32), patches], dim=1) + embed.positions
     for block in model.blocks:
         tokens = block(tokens)
-    expected = model.head(torch.tanh(model.representation(model.norm(tokens)[:, 0])))
+    expected = model.head(torch.tanh(model.representation(model.norm(tokens)[:, 0])))  # pyright: ignore
     close(model(images), expected)
 
 
@@ -65,7 +65,7 @@ def test_all_ways_out_agree(make_model: Callable[..., ViT], fields: dict[str, An
     close(trace.features, model.features(images))
     close(trace.tokens, model.tokens(images))
     assert sorted(trace.hidden) == [0, 2]
-    close(trace.hidden[2] if model.config.pool_norm == "after" else model.norm(trace.hidden[2]), trace.tokens)
+    close(trace.hidden[2] if model.config.pool_norm == "after" else model.norm(trace.hidden[2]), trace.tokens)  # pyright: ignore
 
 
 def test_without_classes_the_model_gives_features(make_model: Callable[..., ViT]) -> None:

@@ -127,7 +127,7 @@ def test_other_weights_pictures_and_preprocessing_have_other_keys(setup: Setup, 
     assert features_key(backbone, source.select(range(10))) != key
     assert features_key(replace(backbone, preprocess=replace(setup.preprocess, mean=(0.1,))), source) != key
     with torch.no_grad():
-        setup.model.norm.weight[0] += 1e-3
+        setup.model.norm.weight[0] += 1e-3  # pyright: ignore
     assert features_key(backbone_of(setup.model, setup.preprocess), source) != key
 
 

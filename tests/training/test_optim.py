@@ -43,7 +43,7 @@ def test_layer_decay_is_timms() -> None:
     layer_decay = importlib.import_module("timm.optim").param_groups_layer_decay
     theirs = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=3)
     ours = ViT(variant("vit-ti16", num_classes=10, depth=3))
-    norms = {id(parameter) for model in (theirs, ours) for parameter in model.norm.parameters()}
+    norms = {id(parameter) for model in (theirs, ours) for parameter in model.norm.parameters()}  # pyright: ignore
     expected: dict[tuple[float, bool], int] = {}
     undecayed = theirs.no_weight_decay()
     for group in layer_decay(theirs, weight_decay=0.05, no_weight_decay_list=undecayed, layer_decay=0.6):

@@ -19,7 +19,7 @@ def test_every_row_has_its_facts() -> None:
         assert (row.accuracy is None) == (row.measure == "") == (row.reference == "")
         assert row.accuracy is None or 50 < row.accuracy < 100
         assert row.commercial == (row.licence in COMMERCIAL)
-        assert row.config.grid_of(usual_size(row.config)), "it can be trained at the usual size"
+        row.config.grid_of(usual_size(row.config))  # which raises if it cannot be trained at the usual size
 
 
 def test_the_default_is_for_everybody_and_the_most_accurate_of_its_size() -> None:

@@ -28,7 +28,7 @@ class Parts(nn.Module):
         self.layers[1].weight = self.layers[0].weight
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.layers(inputs) + self.halves.float().sum() + self.transposed.sum() + self.part.sum() * self.count
+        return self.layers(inputs) + self.halves.float().sum() + self.transposed.sum() + self.part.sum() * self.count  # pyright: ignore
 
 
 def save(model: nn.Module, example: Tensor, path: Path) -> dict[str, Tensor]:

@@ -58,8 +58,8 @@ class Aimv2(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """All tokens."""
         patchifier = self.preprocessor.patchifier
-        tokens = patchifier["norm"](patchifier["proj"](images).flatten(2).mT) + self.preprocessor.pos_embed
-        for block in self.trunk.blocks:
+        tokens = patchifier["norm"](patchifier["proj"](images).flatten(2).mT) + self.preprocessor.pos_embed  # pyright: ignore
+        for block in self.trunk.blocks:  # pyright: ignore
             tokens = block(tokens)
         return self.trunk.post_trunk_norm(tokens)
 

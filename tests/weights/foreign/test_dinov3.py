@@ -26,7 +26,7 @@ class Qkv(nn.Linear):
         self.register_buffer("bias_mask", torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.linear(tokens, self.weight, self.bias * self.bias_mask)
+        return F.linear(tokens, self.weight, self.bias * self.bias_mask)  # pyright: ignore
 
 
 class Attention(nn.Module):
@@ -106,7 +106,7 @@ class Dinov3(nn.Module):
         patches = self.patch_embed.proj(images)
         rows, columns = ((torch.arange(side) + 0.5) / side * 2 - 1 for side in patches.shape[-2:])
         places = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1).flatten(0, 1)
-        angles = (2 * math.pi * places[..., None] / self.rope_embed.periods).flatten(1).tile(2)
+        angles = (2 * math.pi * places[..., None] / self.rope_embed.periods).flatten(1).tile(2)  # pyright: ignore
         prefix = torch.cat([self.cls_token, self.storage_tokens], dim=1).expand(len(images), -1, -1)
         tokens = torch.cat([prefix, patches.flatten(2).mT], dim=1)
         for block in self.blocks:

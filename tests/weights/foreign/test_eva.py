@@ -32,7 +32,7 @@ class Angles(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         even, odd = patches[..., ::2], patches[..., 1::2]
-        return patches * self.freqs_cos + torch.stack([-odd, even], dim=-1).flatten(-2) * self.freqs_sin
+        return patches * self.freqs_cos + torch.stack([-odd, even], dim=-1).flatten(-2) * self.freqs_sin  # pyright: ignore
 
 
 class Attention(nn.Module):

@@ -98,7 +98,7 @@ class Encoder(nn.Module):
         if self.class_embedding is not None:
             tokens = torch.cat([self.class_embedding.expand(len(images), 1, -1), tokens], dim=1)
         tokens, angles = self.ln_pre(tokens + self.positions_at(grid)), self.angles_at(grid)
-        for block in self.transformer.resblocks:
+        for block in self.transformer.resblocks:  # pyright: ignore
             tokens = block(tokens, angles)
         return self.attn_pool(self.ln_post(tokens)) @ self.proj if self.core else tokens
 
