@@ -37,6 +37,14 @@ def test_macs_and_parameters_are_those_of_the_model(tiny: ViTConfig, fields: dic
     assert summary.parameters == sum(step.parameters for step in summary.steps)
 
 
+def test_words_for_two_summary_tokens_and_rotary_positions() -> None:
+    distilled = " ".join(str(part) for part in summarize(FAMILIES["deit-distilled"]).lines())
+    assert "only the first 2 tokens are read, so the last block computes only those" in distilled
+    notes = {step.name: step.note for step in summarize(FAMILIES["dinov3"]).steps}
+    assert notes["[cls] + 4 registers + positions"] == "none; attention knows them"
+    assert notes["  attention"] == "who attends to whom, rotary positions"
+
+
 def test_the_five_steps_of_b16() -> None:
     shapes = {step.name.strip(): step.shape for step in summarize(variant("vit-b16")).steps}
     assert shapes["picture"] == (3, 224, 224)

@@ -12,7 +12,7 @@ from shortcuts import leave_blank
 from vitrail import load
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, InputError
-from vitrail.model import ConvStem, PositionConfig
+from vitrail.model import ConvStem, PositionConfig, Rope
 from vitrail.verbs.explain import figures
 
 NAMES = ["filters", "positions", "distance", "attention"]
@@ -42,7 +42,9 @@ def test_without_pictures(save_model) -> None:
     drawn = figures(load(save_model(positions=PositionConfig(kind="none"))), "out")
     assert [path.stem for path in drawn.written if path.suffix == ".png"] == ["filters", "distance", "attention"]
     assert "two photographs" in drawn.notes[0]
-    assert "no figure of position embeddings" in drawn.notes[1]
+    assert "no figure of position embeddings: this model has no positions" in drawn.notes[1]
+    rotary = figures(load(save_model(positions=PositionConfig(kind="none"), relative=Rope())), "out2")
+    assert "this model has rotary positions" in rotary.notes[1]
 
 
 def test_mistakes_are_found_before_a_folder_is_made(save_model, photos) -> None:

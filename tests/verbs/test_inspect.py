@@ -40,6 +40,19 @@ def test_options_beyond_the_papers_are_listed_by_their_names(tmp_path: Path) -> 
     assert "options" not in dict(inspect(FIXTURE).rows)
 
 
+TOKENS = {
+    "dinov3": "21: [cls] + 4 registers + patches; rotary positions",
+    "beit": "17: [cls] + patches; relative position bias",
+    "pe": "17: [cls] + patches; learned positions, rotary positions",
+    "deit-distilled": "18: [cls] + distillation token + patches; learned positions",
+}
+
+
+def test_tokens_and_how_the_model_knows_where_they_are(tmp_path: Path) -> None:
+    rows = {name: dict(inspect(write_family(tmp_path / f"{name}.safetensors", name)).rows) for name in TOKENS}
+    assert {name: row["tokens"] for name, row in rows.items()} == TOKENS
+
+
 def test_an_unknown_setting() -> None:
     with pytest.raises(ConfigError, match="inspect has no setting 'source_fromat'; did you mean source_format"):
         inspect(FIXTURE, source_fromat="google")

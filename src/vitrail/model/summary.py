@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitrail.model.block import AttentionPool, Block
 from vitrail.model.config import ViTConfig
 from vitrail.model.positions import POSITIONS
+from vitrail.model.relative import RELATIVE
 from vitrail.model.vit import ViT
 from vitrail.schema import to_dict
 from vitrail.wording import counted
@@ -90,10 +91,29 @@ class Summary:
         yield shown
         if self.forward_macs < self.macs:
             saved = 1 - self.forward_macs / self.macs
+            count = self.config.summary_tokens
+            read, those = ("[cls] is", "that token") if count == 1 else (f"the first {count} tokens are", "those")
             yield (
-                f"\nforward computes {self.forward_macs / 1e6:,.1f} M MACs, {saved:.1%} fewer: only [cls] is read, so "
-                "the last block computes only that token."
+                f"\nforward computes {self.forward_macs / 1e6:,.1f} M MACs, {saved:.1%} fewer: only {read} read, so "
+                f"the last block computes only {those}."
             )
+
+
+def describe_positions(config: ViTConfig) -> str:
+    """How the model knows where its patches are: what is added to them, and what attention knows."""
+    added = POSITIONS[config.positions.kind].description
+    if config.relative.kind == "none":
+        return added
+    relative = RELATIVE[config.relative.kind].description
+    return relative if config.positions.kind == "none" else f"{added}, {relative}"
+
+
+def describe_prefix(config: ViTConfig) -> str:
+    """The tokens before the patches."""
+    tokens = ["[cls]"] if config.class_token else []
+    if config.registers:
+        tokens += ["distillation token" if config.distilled else counted(config.registers, "register")]
+    return " + ".join(tokens)
 
 
 def summarize(config: ViTConfig) -> Summary:
@@ -123,16 +143,16 @@ def _embedding_steps(model: ViT) -> list[Step]:
         steps.append(Step(name=f"{config.stem.kind} stem", shape=shape, parameters=_count(embed.stem), macs=macs))
     size = f"{config.patch_size[0]}×{config.patch_size[1]}"
     projected = patches * embed.patches.weight.numel()
-    tokens = [name for name, there in (("[cls]", config.class_token), ("registers", config.registers)) if there]
+    none_added = config.positions.kind == "none" and config.relative.kind != "none"
     own = _count(embed) - _count(embed.stem) - _count(embed.patches)
     return [
         *steps,
         Step(name="patches", shape=(rows, columns), note=f"{size}, rows × columns"),
         Step(name="patch embeddings", shape=(patches, width), parameters=_count(embed.patches), macs=projected),
         Step(
-            name=" + ".join([*tokens, "positions"]),
+            name=" + ".join(filter(None, (describe_prefix(config), "positions"))),
             shape=(config.tokens, width),
-            note=POSITIONS[config.positions.kind].description,
+            note="none; attention knows them" if none_added else POSITIONS[config.positions.kind].description,
             parameters=own,
         ),
         *([] if model.pre_norm is None else [_norm_step(config, model.pre_norm, (config.tokens, width))]),

@@ -21,6 +21,7 @@ from vitrail.explanation.paper_figures import (
     plot_positions,
     position_similarity,
 )
+from vitrail.model.positions import POSITIONS
 from vitrail.prediction import Predictor
 from vitrail.report.blocks import (
     Block,
@@ -125,7 +126,7 @@ def attention_section(predictor: Predictor, dataset: Dataset, measurement: Measu
     alt = f"{filters.what}, as small pictures"
     drawn = [encode_figure(lambda theme: plot_filters(filters, theme), alt, "What the first layer looks for.")]
     if similarity is not None:
-        kind = "learned" if model.config.positions.kind == "learned" else "fixed sines and cosines"
+        kind = POSITIONS[model.config.positions.kind].description
         about = "Each tile: how similar one patch's position is to all others."
         alt = "Similarity of the position embeddings"
         drawn.append(encode_figure(lambda theme: plot_positions(similarity, kind, theme), alt, about))

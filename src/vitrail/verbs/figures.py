@@ -21,6 +21,7 @@ from vitrail.explanation.paper_figures import (
     save_paper_figure,
 )
 from vitrail.model.positions import POSITIONS
+from vitrail.model.summary import describe_positions
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, pick_progress, working
 from vitrail.verbs.explain import Figures
@@ -97,9 +98,10 @@ def draw_weights(predictor: Predictor, folder: Path) -> tuple[list[Path], list[s
         notes.append(f"this model's patches are not cut from pixels, so the filters are those of the {filters.what}")
     written = save_paper_figure(plot_filters(filters), folder, "filters")
     similarity = position_similarity(predictor.model)
-    positions = POSITIONS[predictor.model.config.positions.kind].description
+    config = predictor.model.config
     if similarity is None:
-        return written, [*notes, f"no figure of position embeddings: this model has {positions}"]
+        return written, [*notes, f"no figure of position embeddings: this model has {describe_positions(config)}"]
+    positions = POSITIONS[config.positions.kind].description
     return written + save_paper_figure(plot_positions(similarity, positions), folder, "positions"), notes
 
 

@@ -174,10 +174,11 @@ def _block(config: "ViTConfig") -> str:
 
 
 def _tokens(config: "ViTConfig") -> str:
-    extras = [("[cls]", config.class_token), (counted(config.registers, "register"), config.registers > 0)]
-    names = " + ".join([*(name for name, there in extras if there), "patches"])
+    from vitrail.model.summary import describe_positions, describe_prefix
+
+    names = " + ".join(filter(None, (describe_prefix(config), "patches")))
     merged = f", merged to {config.block_tokens[-1]} after the last block" if config.merge else ""
-    return f"{config.tokens}: {names}{merged}; positions {config.positions.kind}"
+    return f"{config.tokens}: {names}{merged}; {describe_positions(config)}"
 
 
 # Fields that have rows of their own.
