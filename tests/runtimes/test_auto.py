@@ -104,7 +104,7 @@ def test_an_int8_export_that_was_made_takes_part(predictor: Predictor, int8: Pat
 
 def test_an_int8_export_of_other_weights_is_never_taken(predictor: Predictor, int8: Path) -> None:
     with torch.no_grad():
-        predictor.model.norm.bias += 1  # pyright: ignore[reportAttributeAccessIssue]
+        predictor.model.norm.bias += 1  # pyright: ignore
     assert converter_of(predictor).int8 is None
     assert converter_of(make_predictor()).int8 is not None
     manifest = find_graph(make_predictor().checkpoint(), converter_of(make_predictor()).sha256)
@@ -168,7 +168,7 @@ def test_another_model_machine_or_number_of_threads_is_measured_again(
     assert key == auto.decision_key(converter_of(make_predictor()), ways)
     other = make_predictor()
     with torch.no_grad():
-        other.model.norm.bias += 1  # pyright: ignore[reportAttributeAccessIssue]
+        other.model.norm.bias += 1  # pyright: ignore
     keys = {key, auto.decision_key(converter_of(other), ways), auto.decision_key(converter_of(other), ways[:1])}
     monkeypatch.setattr(auto, "processor_name", lambda: "another")
     keys.add(auto.decision_key(converter_of(predictor), ways))
