@@ -136,7 +136,7 @@ class Merging:
     def move(self, layout: Layout) -> Layout:
         """Where the merged patches are: in the mean of their places."""
         assert self.matching is not None
-        batch, prefix = len(self.matching.first), self.prefix
+        batch, prefix = self.matching.first.shape[0], self.prefix
         places = layout.where(self.matching.first.device).expand(batch, -1, -1)
         sizes = torch.ones(places.shape[:2], device=places.device) if self.before is None else self.before[:, prefix:]
         return layout._replace(places=merge_tokens(places, sizes, self.matching, 0)[0])
