@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fuzzing import attack, cases, damaged
 from vitrail.errors import VitrailError, WeightsError
 from vitrail.files import atomic_path
+from vitrail.model import PositionConfig
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
 from vitrail.weights.read import FORMATS, read_checkpoint
-from vitrail.weights.resolve import find_files
+from vitrail.weights.resolve import FormatName, find_files
 from vitrail.weights.tensor_files import write_pickle
 from vitrail.weights.write import write_checkpoint
 from weights_fixtures import FITTING
@@ -204,12 +206,33 @@ ABSURD = [None, "abc", [1], {}, -1, 0, 10**9, 10**400, 1e308, True]
 
 @pytest.mark.parametrize("value", ABSURD, ids=lambda value: str(value)[:12])
 def test_absurd_values_in_hf_config(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], value: Any) -> None:
-    write_checkpoint(make_checkpoint(**FITTING["hf"]), tmp_path / "model", "hf")
-    honest = json.loads((tmp_path / "model" / "config.json").read_text())
-    for name in honest:
-        (tmp_path / "model" / "config.json").write_text(json.dumps({**honest, name: value}))
-        with suppress(VitrailError):
-            read_checkpoint(tmp_path / "model")
+    tower = {**FITTING["clip"], "positions": PositionConfig(resample="hf")}
+    for folder, fields in {"vit": FITTING["hf"], "clip": tower}.items():
+        file = tmp_path / folder / "config.json"
+        write_checkpoint(make_checkpoint(**fields), tmp_path / folder, "hf")
+        honest = json.loads(file.read_text())
+        for name in honest:
+            file.write_text(json.dumps({**honest, name: value}))
+            with suppress(VitrailError):
+                read_checkpoint(tmp_path / folder)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "key"),
+    [
+        ("hf", "vit.embeddings.position_embeddings"),
+        ("hf", "vit.encoder.layer.0.attention.attention.query.weight"),
+        ("timm", "pos_embed"),
+    ],
+)
+def test_a_number_in_place_of_a_tensor(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint], format_name: FormatName, key: str
+) -> None:
+    write_checkpoint(make_checkpoint(**FITTING[format_name]), tmp_path / "model", format_name)
+    (file,) = find_files(tmp_path / "model")
+    save_file({**load_file(file), key: torch.tensor(1.0)}, tmp_path / "a.safetensors")
+    with pytest.raises(WeightsError, match="must have|not those|shape"):
+        read_checkpoint(tmp_path / "a.safetensors", hints=Hints(heads=4))
 
 
 @pytest.mark.parametrize("value", ABSURD, ids=lambda value: str(value)[:12])

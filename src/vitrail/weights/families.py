@@ -234,7 +234,9 @@ def _by_shapes(shapes: Shapes) -> Family | None:
             return VIDEO
         queries = shapes.get(re.sub(r"\b(k_proj|key)\.weight$", lambda found: QUERIES[found[1]], name), shape)
         packed = re.search(r"\battn\.qkv\.weight$", name) is not None
-        if len(shape) == 2 and (queries[0] > shape[0] or (packed and shape[0] < 3 * shape[1] and shape[0] % 3)):
+        if len(shape) == len(queries) == 2 and (
+            queries[0] > shape[0] or (packed and shape[0] < 3 * shape[1] and shape[0] % 3)
+        ):
             return GROUPED
     return None
 

@@ -121,7 +121,8 @@ def infer_config(
     stride = (rows * stem.stride, columns * stem.stride)
     if has("embed.positions"):
         prefixes = {int(class_token)} if positions.covers == "class" else {0, int(class_token) + registers}
-        count = raw.shape(key("embed.positions"), raw.tensors[key("embed.positions")].ndim)[-2]
+        dimensions = max(raw.tensors[key("embed.positions")].ndim, 2)  # with or without one for the batch
+        count = raw.shape(key("embed.positions"), dimensions)[-2]
         image_size, covered = infer_image_size(count, tuple(prefixes), stride, hints)
         if not covered:
             positions = replace(positions, covers="patches")

@@ -84,7 +84,7 @@ def choose_format(path: Path) -> FormatName:
 
 
 # What a reader raises when a file has something absurd in place of a number or a list.
-NONSENSE = (TypeError, ValueError, OverflowError, AttributeError, KeyError, IndexError, RuntimeError)
+NONSENSE = (TypeError, ValueError, ArithmeticError, AttributeError, KeyError, IndexError, RuntimeError)
 
 
 def read_checkpoint(

@@ -4,8 +4,8 @@ They are a closed world: each key is used, known to change nothing, or refused b
 """
 
 import json
+import sys
 from collections.abc import Collection, Mapping
-from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "pr
 OPEN_CLIP = "open_clip_config.json"
 SIDECARS = (CONFIG, PREPROCESSOR, PROCESSOR, OPEN_CLIP)
 MAX_SIDECAR = 10 * 2**20
+LARGEST = sys.float_info.max
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -50,13 +51,19 @@ class Settings(dict[str, Any]):
         value = self.get(name, default)
         return self._check(name, value, type(value) is int, "a whole number")
 
+    def side(self, name: str, default: Any = None) -> int:
+        """The height and width of a square."""
+        value = self.get(name, default)
+        return self._check(name, value, type(value) is int and value > 0, "a positive whole number")
+
     def number(self, name: str, default: Any = None) -> float:
         value = self.get(name, default)
-        return float(self._check(name, value, type(value) in (int, float), "a number"))
+        return float(self._check(name, value, type(value) in (int, float) and abs(value) <= LARGEST, "a number"))
 
     def positive(self, name: str, default: Any = None) -> float:
         value = self.get(name, default)
-        return float(self._check(name, value, type(value) in (int, float) and 0 < value < inf, "a positive number"))
+        fits = type(value) in (int, float) and 0 < value <= LARGEST
+        return float(self._check(name, value, fits, "a positive number"))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         """True or false; null means false."""

@@ -347,7 +347,7 @@ def sizes(
     one_number: bool = False,
 ) -> Fields:
     """Sizes, which every family has; those of pictures and patches are one number in some."""
-    sides = "whole" if one_number else "pair"
+    sides = "side" if one_number else "pair"
     return {
         "hidden_size": ("width", "whole", width),
         "num_attention_heads": ("heads", "whole", heads),
