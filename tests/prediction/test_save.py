@@ -56,7 +56,7 @@ def test_notes_origin_and_unread_tensors_come_along(tmp_path: Path) -> None:
 def test_mistakes_write_nothing(predictor: Predictor, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="a folder can be timm or hf or tintn; choose with format="):
         predictor.save(tmp_path / "folder")
-    with pytest.raises(WeightsError, match=r"ends in .npz can be google or big_vision; choose with format="):
+    with pytest.raises(WeightsError, match=r"ends in .npz can be google or big_vision or tips; choose with format="):
         predictor.save(tmp_path / "a.npz")
     with pytest.raises(WeightsError, match=r"must end in .*\.safetensors, or be a folder; got .*a\.onnx"):
         predictor.save(tmp_path / "a.onnx")

@@ -20,7 +20,7 @@ NAMES = ["cat", "dog", "ship"]
 
 @pytest.fixture
 def tower(tmp_path: Path) -> Path:
-    return write_family(tmp_path / "tower.safetensors", "clip")
+    return write_family(tmp_path / "tower.safetensors", "clip", depth=1)
 
 
 def write_texts(path: Path, **changes: Any) -> Path:
