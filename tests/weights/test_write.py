@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import randomize
+from families import FAMILIES, write_family
 from vitrail.errors import WeightsError
-from vitrail.model import BlockConfig, Rates
+from vitrail.model import BlockConfig, PositionConfig, Rates
 from vitrail.weights import write as module
 from vitrail.weights.adapt import adapt, fold_class_position
 from vitrail.weights.checkpoint import Checkpoint
@@ -320,3 +321,19 @@ def test_another_architecture_with_the_same_keys_is_noticed(tmp_path: Path) -> N
     (tmp_path / "a" / "config.json").write_text(json.dumps(facts))
     with pytest.raises(WeightsError):
         convert(tmp_path / "a", tmp_path / "b.safetensors", verify_with_peer=True)
+
+
+def test_positions_that_are_not_added_have_no_kernel(
+    tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    fields = {**FITTING["dinov3"], "positions": PositionConfig(kind="none", resample="timm")}
+    write_checkpoint(make_checkpoint(**fields), tmp_path / "a.safetensors")
+    done = convert(tmp_path / "a.safetensors", tmp_path / "b.pth", "dinov3")
+    assert not any("kernel for other picture sizes" in note for note in done.notes)
+
+
+def test_an_epsilon_that_timm_has_not_is_refused_with_the_one_that_it_has(tmp_path: Path) -> None:
+    block = replace(FAMILIES["beit"].block, norm_eps=1e-12)
+    source = write_family(tmp_path / "a.safetensors", "beit", block=block)
+    with pytest.raises(WeightsError, match="epsilon 1e-06, not 1e-12 .*norm_eps=1e-06.* accepts that"):
+        convert(source, tmp_path / "b", "timm")

@@ -68,6 +68,14 @@ def activations(*names: str) -> Check:
     return only(*names, reason=f"its GELU is {' or '.join(names)}{accepts}")
 
 
+def epsilons(*held: float) -> Check:
+    """One of these epsilons of all norms."""
+    known = " or ".join(f"{eps:g}" for eps in held)
+    return lambda value, config: (
+        "" if value in held else f"its norms have epsilon {known}, not {value:g} (`norm_eps={held[0]:g}` accepts that)"
+    )
+
+
 def computes(block: BlockConfig) -> Holds:
     """One GELU and one epsilon of all LayerNorms, fixed in the library's code."""
 

@@ -261,7 +261,8 @@ def _losses(before: Checkpoint, after: Checkpoint, kernels: Sequence[str]) -> li
     notes = list(kernels)
     if (changed := describe_changes(before.preprocess, after.preprocess)) and not kernels:
         notes.append(f"the target has another preprocessing: {changed}")
-    if changed := describe_changes(before.config.positions, after.config.positions):
+    positions = before.config.positions, after.config.positions
+    if positions[0].kind != "none" and (changed := describe_changes(*positions)):
         notes.append(f"the target uses another kernel for other picture sizes: {changed}")
     if before.classes and not after.classes:
         notes.append("the target does not keep the class names")

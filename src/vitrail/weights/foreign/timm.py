@@ -37,7 +37,7 @@ from vitrail.weights.foreign.timm_eva_config import is_eva
 from vitrail.weights.foreign.timm_eva_names import eva_arguments, is_eva_name
 from vitrail.weights.foreign.timm_names import LAYER_NORM, LAYER_NORM_5, OTHERS, PLAIN, named_arguments
 from vitrail.weights.foreign.timm_preprocess import BARE, assume_preprocess, read_classes, read_preprocess
-from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, only, resnet_stem
+from vitrail.weights.formats import COMMON, ForeignFormat, Holds, activations, anything, epsilons, only, resnet_stem
 from vitrail.weights.infer import Hints, Raw, assumed, assumed_heads, leave_out, usual_size
 from vitrail.weights.keys import Form, Names, Rule, read_tensors, under, write_tensors
 from vitrail.weights.metadata import Origin
@@ -314,10 +314,7 @@ def _norm_eps(value: float, config: ViTConfig) -> str:
     block = config.block
     plain = block.norm == "layer" and (block.mlp, config.stem.kind, config.distilled) == ("plain", "patch", False)
     held = (1e-6, 1e-5) if plain or mlp_of(config) == "split" else (1e-6,)
-    if value in held:
-        return ""
-    known = " or ".join(f"{eps:g}" for eps in held)
-    return f"its norms have epsilon {known}, not {value:g} (`norm_eps={held[0]:g}` accepts that)"
+    return epsilons(*held)(value, config)
 
 
 def _patch_norm(value: bool, config: ViTConfig) -> str:

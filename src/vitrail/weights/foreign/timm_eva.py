@@ -33,7 +33,7 @@ from vitrail.weights.foreign.timm_eva_config import (
 )
 from vitrail.weights.foreign.timm_eva_names import BEIT_NAMES, EVA_LOOKALIKES, EVA_NAMES, eva_arguments, is_eva_name
 from vitrail.weights.foreign.timm_preprocess import assume_preprocess, read_classes, read_preprocess
-from vitrail.weights.formats import COMMON, PERIODS, Check, Holds, activations, anything, only, positions
+from vitrail.weights.formats import COMMON, PERIODS, Check, Holds, activations, anything, epsilons, only, positions
 from vitrail.weights.infer import Hints, Raw, assumed, exact_ratio, infer_heads, infer_image_size, usual_size
 from vitrail.weights.keys import KEYLESS, LAYERS, Names, Rule, read_tensors, rule, under
 from vitrail.weights.metadata import Origin
@@ -369,7 +369,7 @@ EVA_HOLDS: Holds = {
     "block.mlp": _map("plain", _POOLS),
     "block.mlp_norm": _map(False, _POOLS),
     "block.activation": activations("gelu"),
-    "block.norm_eps": only(1e-6, 1e-5, reason="its LayerNorm epsilon is 1e-6 or 1e-5"),
+    "block.norm_eps": epsilons(1e-6, 1e-5),
     **{f"relative.{name}": anything for name in ("kind", "base", "reference", "offset", "order", "pairing")},
     "relative.coordinates": _rotates,
     "relative.frequencies": anything,
@@ -394,7 +394,7 @@ BEIT_HOLDS: Holds = {
     **{f"block.{name}": anything for name in ("qkv_bias", "layer_scale", "mlp", "mlp_norm")},
     "block.key_bias": lambda value, config: "its keys have no bias" if value and config.block.qkv_bias else "",
     "block.activation": activations("gelu"),
-    "block.norm_eps": only(1e-6, reason="its LayerNorm epsilon is 1e-6"),
+    "block.norm_eps": epsilons(1e-6),
     "relative.kind": anything,
     "relative.shared": anything,
 }
