@@ -9,8 +9,9 @@ from typing import Any, Literal, cast
 
 from vitrail.errors import WeightsError, list_names, shorten
 from vitrail.model import ResNetStem, ViTConfig
-from vitrail.model.parts import Pair, RelativeBias
+from vitrail.model.parts import RelativeBias
 from vitrail.weights.foreign import timm_naflex, timm_relpos
+from vitrail.weights.foreign.timm_eva_config import whole_patches
 from vitrail.weights.foreign.timm_names import (
     DEFAULTS,
     FIXED,
@@ -78,24 +79,13 @@ class HubConfig:
         """Everything that the keys do not reveal; the user's hints take precedence."""
         return Hints(
             heads=hints.heads or self.arguments.whole("num_heads"),
-            image_size=hints.image_size or self._image_size(),
+            image_size=hints.image_size or whole_patches(self.arguments),
             patch_size=hints.patch_size or self.arguments.pair("patch_size"),
             pooling=hints.pooling or self.pooling(),
             activation=hints.activation or self.activation(),
             norm_eps=hints.norm_eps or self.norm()[1],
             attention_scale=hints.attention_scale,
         )
-
-    def _image_size(self) -> Pair:
-        size, patch = self.arguments.pair("img_size"), self.arguments.pair("patch_size")
-        fitting = (size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1])
-        if size != fitting:
-            raise WeightsError(
-                f"config.json says img_size {size[0]}×{size[1]}, which is not a multiple of the patch size "
-                f"{patch[0]}×{patch[1]}; timm ignores the last pixels, and we do not. To read the model at "
-                f"{fitting[0]}×{fitting[1]} pixels, pass `image_size={fitting}`."
-            )
-        return size
 
     def pooling(self) -> Literal["cls", "mean", "map"]:
         kind = self.arguments["global_pool"]

@@ -71,7 +71,7 @@ def config_of(arguments: Settings) -> ViTConfig:
     first = arguments["init_values"]
     scaled = bool(first) if beit else first is not None
     return ViTConfig(
-        image_size=_image_size(arguments),
+        image_size=whole_patches(arguments),
         patch_size=arguments.pair("patch_size"),
         channels=arguments.whole("in_chans"),
         width=width,
@@ -107,7 +107,8 @@ def config_of(arguments: Settings) -> ViTConfig:
     )
 
 
-def _image_size(arguments: Settings) -> Pair:
+def whole_patches(arguments: Settings) -> Pair:
+    """The size of the pictures that `img_size` says, into which whole patches must fit."""
     size, patch = arguments.pair("img_size"), arguments.pair("patch_size")
     fitting = (size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1])
     if size != fitting:
