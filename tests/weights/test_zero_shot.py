@@ -11,7 +11,7 @@ from benchmarks.peers import transformers
 import vitrail
 from families import write_family
 from vitrail.cli.main import main
-from vitrail.errors import AssumptionWarning, VitrailError
+from vitrail.errors import AssumptionWarning, VitrailError, WeightsError
 from vitrail.weights.native import read_native
 from vitrail.weights.zero_shot import read_prompts
 
@@ -112,11 +112,12 @@ def test_prompts_are_read(tmp_path: Path) -> None:
 
 def save_tokenizer(folder: Path) -> None:
     """Words by their letters' sum, for the tests' own text towers."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     words = ["<pad>", "<unk>", "a", "photo", "of", "cat", "dog", "ship", ".", "snow", "in", "the", "<end>"]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 12)])
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", eos_token="<end>"
     )
@@ -155,3 +156,7 @@ def test_prompts_give_what_transformers_computes(tmp_path: Path, family: str) ->
     loaded = vitrail.load(target)
     np.testing.assert_allclose(loaded.runtime.logits(images.numpy()), expected, rtol=1e-4, atol=1e-4)
     assert loaded.scores == ("softmax" if family == "CLIP" else "sigmoid")
+    # Words that the tokenizer does not know are one to it; so are all words without its files.
+    prompts.write_text("cat\nlorry: the lorry\nvan: the van\n", encoding="utf-8")
+    with pytest.raises(WeightsError, match="those of 'lorry' and 'van' have the same embedding"):
+        vitrail.convert(folder, tmp_path / "same.safetensors", prompts=prompts)

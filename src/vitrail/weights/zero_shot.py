@@ -177,7 +177,13 @@ def embed_prompts(source: Located, prompts: Mapping[str, Sequence[str]]) -> Text
         with torch.inference_mode():
             features = model.get_text_features(**tokens)
         features = features if isinstance(features, Tensor) else features.pooler_output
-        rows.append(F.normalize(features.float(), dim=1).mean(dim=0))
+        row = F.normalize(features.float(), dim=1).mean(dim=0)
+        if same := [name for name, other in zip(prompts, rows, strict=False) if torch.equal(row, other)]:
+            raise WeightsError(
+                f"texts must differ for {source.name}; those of {same[0]!r} and {list(prompts)[len(rows)]!r} have the "
+                "same embedding; change them, or put the tokenizer's files (tokenizer.json) beside its config.json."
+            )
+        rows.append(row)
     bias = getattr(model, LOGIT_BIAS, None)
     return Texts(
         names=tuple(prompts),
