@@ -433,14 +433,14 @@ def test_aimv2_with_its_pooling_left_aside(tmp_path: Path) -> None:
 
 
 CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
-    ("CLIP", {"patch_size": [8, 8]}, "patch_size must be a whole number"),
+    ("CLIP", {"patch_size": [8, 8]}, "patch_size must be a positive whole number"),
     ("CLIP", {"use_head": True}, "has use_head, which a clip_vision_model model does not have"),
     ("CLIP, projection", {"projection_dim": 16}, "projection_dim is 16, but the projection has 24 rows"),
     ("CLIP, both towers", {"vision_config": 3}, "vision_config must be an object"),
     ("CLIP, both towers", {"vision_config": {"model_type": "vit"}}, "of vision_config must be clip_vision_model"),
     ("CLIP, both towers", {"q_former": {}}, "has q_former, which a clip model does not have"),
     ("BEiT, one table", {"use_mean_pooling": True}, "use_mean_pooling is true, but the weights have a norm of all"),
-    ("BEiT, one table", {"image_size": [32, 64]}, "image_size must be a whole number"),
+    ("BEiT, one table", {"image_size": [32, 64]}, "image_size must be a positive whole number"),
     ("DINOv3", {"num_attention_heads": 16}, "multiple of 4"),
 ]
 
