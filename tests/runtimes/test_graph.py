@@ -62,15 +62,6 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "headless": {"num_classes": 0, "positions": PositionConfig(kind="none"), "pooling": "mean", "image_size": (24, 40)},
     "free sizes": {"positions": PositionConfig(resample="hf"), "block": BlockConfig(qk_norm=True)},
-    "free sizes, norms of pixels and patches": {
-        "pixel_norm": True,
-        "patch_norm": True,
-        "pooling": "mean",
-        "pool_prefix": True,
-        "pool_norm": "none",
-        "positions": PositionConfig(resample="hf"),
-        "block": BlockConfig(proj_bias=False, mlp_bias=True),
-    },
     "free axes": {
         "positions": PositionConfig(kind="axes"),
         "class_token": False,
@@ -84,7 +75,6 @@ KINDS: dict[str, dict[str, Any]] = {
 OPTIONS = {
     "paper": GraphOptions(attention=(0, -1)),
     "free sizes": GraphOptions(dynamic_size=True),
-    "free sizes, norms of pixels and patches": GraphOptions(dynamic_size=True),
     "free axes": GraphOptions(dynamic_size=True),
 }
 Run = Callable[[Any], Sequence[Any]]

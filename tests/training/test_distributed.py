@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from fuzzing import in_fuzz_only
 from processes import SECONDS, run_ranks, start, wait_for
 from vitrail.training import train
 
@@ -71,6 +72,7 @@ def test_a_run_continues_on_another_number_of_ranks(one: Path, tmp_path: Path) -
     assert_close(best(one), best(folder))
 
 
+@in_fuzz_only
 def test_torchrun_trains_one_model_and_one_rank_prints(tmp_path: Path) -> None:
     """The command line as users type it, with processes of its own from beginning to end."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vitrail"]

@@ -8,6 +8,7 @@ import torch
 
 import vitrail
 from families import FAMILIES, write_family
+from fuzzing import TIMES
 from vitrail.training.config import TRAININGS
 from vitrail.training.loop import Trainer
 from vitrail.weights.adapt import join_heads
@@ -17,7 +18,8 @@ SMALL = {"image_size": (8, 8), "patch_size": (4, 4), "depth": 2}
 START = {"model": None, "optimizer": "adamw", "lr": 0.01, "ema": None, "mixup": 0.0, "epochs": 1}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.fuzz
+@pytest.mark.parametrize("name", list(FAMILIES)[:: 1 if TIMES > 1 else 3])  # all of them in `make fuzz`
 def test_weights_learn(make_trainer: Callable[..., Trainer], tmp_path: Path, name: str) -> None:
     base = str(write_family(tmp_path / "base.safetensors", name, **SMALL))
     for train in TRAININGS:
