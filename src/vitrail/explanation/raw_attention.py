@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import InputError
 from vitrail.explanation.passes import Groups, LayerInputs, grid_of, on_model, run
 from vitrail.model import ViT
+from vitrail.model.attention import checked_index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,10 @@ class AttentionMaps:
         Numbers count from 0, negative ones from the end of the encoder.
         """
         depth = len(self.names) - (self.names[-1] == "pool")
-        rows = [len(self.names) - 1] if layers is None else [_index("layer", layer, depth) for layer in layers]
+        rows = [len(self.names) - 1] if layers is None else [checked_index("layer", layer, depth) for layer in layers]
         chosen = tuple(self.heads[row] for row in rows)
         count = max(chosen)
-        columns = range(count) if heads is None else [_index("head", head, count) for head in heads]
+        columns = range(count) if heads is None else [checked_index("head", head, count) for head in heads]
         maps = self.maps[:, rows][:, :, list(columns)]
         return replace(self, names=tuple(self.names[row] for row in rows), maps=maps, heads=chosen)
 
@@ -89,8 +89,8 @@ def patch_attention(model: ViT, images: Tensor, layer: int = -1, head: int | Non
     Memory grows with the square of the patches. Negative numbers count from the end.
     """
     images, config = on_model(model, images), model.config
-    number = _index("layer", layer, config.depth)
-    chosen = None if head is None else _index("head", head, config.heads)
+    number = checked_index("layer", layer, config.depth)
+    chosen = None if head is None else checked_index("head", head, config.heads)
     groups, looks = Groups(config.prefix), list[Tensor]()
 
     def look(inputs: LayerInputs) -> None:
@@ -130,12 +130,6 @@ def _reading_weights(model: ViT, images: Tensor) -> Tensor:
 def check_choice(model: ViT, layers: tuple[int, ...] | None, heads: tuple[int, ...] | None) -> None:
     """Raise unless the model has these layers and heads."""
     for layer in layers or ():
-        _index("layer", layer, model.config.depth)
+        checked_index("layer", layer, model.config.depth)
     for head in heads or ():
-        _index("head", head, model.config.heads)
-
-
-def _index(what: str, index: int, count: int) -> int:
-    if not -count <= index < count:
-        raise InputError(f"{what} must be between {-count} and {count - 1}; got {index}.")
-    return index % count
+        checked_index("head", head, model.config.heads)

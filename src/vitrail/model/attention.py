@@ -156,11 +156,11 @@ def probabilities(
 ) -> Tensor:
     """Softmax(Q Kᵀ · scale) of the chosen heads and query rows: (B, heads, queries, N), each row sums to 1."""
     if heads is not None:
-        chosen = [_index("head", head, query.shape[1]) for head in heads]
+        chosen = [checked_index("head", head, query.shape[1]) for head in heads]
         query, key = query[:, chosen], key[:, chosen]
         mask = mask[:, chosen] if mask is not None and mask.shape[1] > 1 else mask
     if queries is not None:
-        rows = [_index("query row", row, query.shape[2]) for row in queries]
+        rows = [checked_index("query row", row, query.shape[2]) for row in queries]
         query = query[:, :, rows]
         mask = mask[:, :, rows] if mask is not None and mask.shape[2] > 1 else mask
     scores = query @ key.transpose(-2, -1)
@@ -181,7 +181,8 @@ def attention_mask(mask: Tensor | None, like: Tensor) -> Tensor | None:
     return (mask if mask.dtype == torch.bool else mask.log().to(like.dtype))[:, None, None, :]
 
 
-def _index(what: str, index: int, count: int) -> int:
+def checked_index(what: str, index: int, count: int) -> int:
+    """An index that counts from the front, of one that may count from the end; an error if there is no such thing."""
     if not -count <= index < count:
         raise InputError(f"{what} must be between {-count} and {count - 1}; got {index}.")
     return index % count

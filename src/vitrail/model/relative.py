@@ -69,7 +69,7 @@ class RelativePositions(nn.Module):
 
     def at(self, layout: Layout, like: Tensor) -> Relations:
         """What is done in each block for tokens at these places; `like` gives the device."""
-        raise NotImplementedError
+        raise AssertionError("every kind says what it does")
 
     @staticmethod
     def resize(tensor: Tensor, old: ViTConfig, new: ViTConfig) -> Tensor:

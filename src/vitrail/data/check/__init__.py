@@ -2,6 +2,5 @@
 
 scan        examines every picture once: `scan` → one `Facts` per sample
 duplicates  the same picture twice, exactly or nearly
-report      judges the facts: `check_data` → a `Report` of findings with a severity
-record      a report in brief, as a file that stays with a run
+findings    judges the facts: findings with a severity, and what of them stays with a run
 """
