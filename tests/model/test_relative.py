@@ -13,8 +13,9 @@ from torch import Tensor
 from conftest import TINY, randomize
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError
-from vitrail.model import NoRelative, PositionConfig, RelativeBias, Rope, ViT, ViTConfig
-from vitrail.model.attention import relate
+from vitrail.model import NoRelative, PositionConfig, Rates, RelativeBias, Rope, ViT, ViTConfig
+from vitrail.model.attention import fused, relate
+from vitrail.model.merging import Merging, own_groups
 from vitrail.model.relative import Layout, build_relative, resample_table
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
@@ -173,3 +174,39 @@ def test_equal_models_have_equal_configs() -> None:
     assert replace(TINY, pooling="map", pool_heads=4, pool_mlp_width=64) == replace(TINY, pooling="map")
     assert replace(TINY, relative="none") == replace(TINY, relative=NoRelative()) == TINY
     assert ViTConfig(relative={"kind": "rope", "base": 100}).relative == Rope()  # pyright: ignore
+
+
+def test_a_merged_token_is_where_the_mean_of_its_patches_is() -> None:
+    prefix, grid = 1, (4, 4)
+    tokens, layout, groups, sizes = torch.randn(2, 17, 8), Layout(grid), None, None
+    for count in (5, 3):  # the second merges tokens that stand for several patches
+        merging = Merging(fused, count, prefix, sizes)
+        heads = torch.randn(3, 2, 4, tokens.shape[1], 8).unbind(0)
+        merging(*heads, None, 0.0, scale=1.0)
+        before = own_groups(tokens, prefix) if groups is None else groups
+        tokens, layout, groups, sizes = (
+            merging.merge(tokens),
+            merging.move(layout),
+            merging.regroup(before),
+            merging.sizes,
+        )
+    places = Layout(grid).where(tokens.device)[0]
+    assert layout.places is not None
+    for picture in range(2):
+        for token in range(layout.places.shape[1]):
+            members = places[groups[picture] == token + prefix]
+            torch.testing.assert_close(layout.places[picture, token], members.mean(dim=0))
+
+
+def test_patch_dropout_tells_where_the_kept_patches_are() -> None:
+    config = replace(TINY, rates=Rates(patch=0.5), relative=Rope(), positions=PositionConfig(kind="none"))
+    model = randomize(ViT(config)).train()
+    images = torch.arange(16.0).reshape(1, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3).expand(2, 3, 32, 32)
+    embedded = model.embed(images)
+    whole = model.eval().embed(images).tokens[0, 1:]  # no two patches are equal
+    places = embedded.layouts[0].places
+    assert places is not None
+    for token, (row, column) in zip(
+        embedded.tokens[:, 1:].flatten(0, 1), places.flatten(0, 1).int().tolist(), strict=True
+    ):
+        torch.testing.assert_close(token, whole[4 * row + column])
