@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TextIO
 
 from vitrail.data.pixels import EXTENSIONS, Picture, is_picture_name
-from vitrail.data.sources.folder import walk_files
 from vitrail.errors import InputError
 from vitrail.prediction.predictor import Named
+from vitrail.storage import walk_files
 from vitrail.wording import hint_path, reason
 
 STDIN = "-"

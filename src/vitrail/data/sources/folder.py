@@ -2,7 +2,7 @@
 
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from vitrail.data.pixels import EXTENSIONS, is_picture_name
 from vitrail.data.source import Dataset, FileSource, align_labels, name_after, split_dataset
 from vitrail.data.split import SPLIT_NAMES, refuse_split_file
 from vitrail.errors import DataError
+from vitrail.storage import is_folder, walk_files
 from vitrail.wording import counted
 
 
@@ -101,7 +102,7 @@ def _open_flat(root: Path, folders: list[Path], config: DataConfig) -> Dataset:
 def subfolders(root: Path) -> list[Path]:
     """The visible folders in a folder, sorted."""
     with os.scandir(root) as entries:
-        names = [entry.name for entry in entries if _is_folder(entry)]
+        names = [entry.name for entry in entries if is_folder(entry)]
     return [root / name for name in sorted(names) if not name.startswith((".", "__"))]
 
 
@@ -137,45 +138,3 @@ def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...], o
                 (names if is_picture_name(file) else others).append(f"{start}/{file}")
         counts.append(len(names) - before)
     return FileSource(names, np.repeat(np.arange(len(classes)), counts), root)
-
-
-def walk_files(folder: Path) -> Iterator[str]:
-    """The name, below the folder, of every visible file in it, sorted in each folder; there may be millions.
-
-    Links are followed, and no folder is visited twice: otherwise, links that cross would turn a few folders into
-    exponentially many names. Folders themselves come before links to them, so that a file keeps the name that it has
-    without any link.
-    """
-    seen: set[tuple[int, int]] = set()
-    links: list[str] = []
-    waiting = [("", True)]  # (name, whether it is a folder), the next one last
-    while waiting or links:
-        name, is_folder = waiting.pop() if waiting else (links.pop(0), True)
-        if not is_folder:
-            yield name
-            continue
-        status = (folder / name).stat()
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        start = f"{name}/" if name else ""
-        with os.scandir(folder / name) as entries:
-            inside = {
-                entry.name: entry if _is_folder(entry) else None for entry in entries if not entry.name.startswith(".")
-            }
-        if not any(inside.values()):
-            yield from (start + entry for entry in sorted(inside))
-            continue
-        for entry in sorted(inside, reverse=True):
-            found = inside[entry]
-            if found and found.is_symlink():
-                links.append(start + entry)
-            else:
-                waiting.append((start + entry, bool(found)))
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()  # asks the disk only about links
-    except OSError:  # a link to itself: listed as a file, and reported as unreadable when it is read
-        return False
