@@ -161,6 +161,8 @@ def _has_kind(choice: Any) -> bool:
 def _parse_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if isinstance(value, int | float) and arguments[-1] is not Ellipsis and len(set(arguments)) == 1:
         value = (value,) * len(arguments)  # one number stands for both sides: a square
+    if isinstance(value, str | Path) and arguments == (Path, ...):
+        value = (value,)
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(f"{where} must be a list; got {shorten(value)}.")
     items = cast("Sequence[Any]", value)

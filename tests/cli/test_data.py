@@ -37,6 +37,16 @@ def test_check_prints_writes_and_exits(make_folder, capsys: pytest.CaptureFixtur
     assert sorted(path.name for path in Path("other").iterdir()) == ["check.csv", "contact_sheet.png"]
 
 
+def test_some_are_excluded(make_folder, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    root = make_folder("train/cat", "train/dog", count=12)
+    for name, key in (("labels.csv", "train/cat/003.jpg"), ("more.csv", "train/dog/004.jpg")):
+        Path(name).write_text(f"key\n{key}\n")
+    assert main(["data", "check", str(root), "--exclude", "labels.csv,more.csv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"] == {"cat": {"train": 11}, "dog": {"train": 11}}
+    assert main(["data", "check", str(root), "--exclude", "labels.csv"]) == 0
+    assert "1 picture excluded" in capsys.readouterr().out
+
+
 def test_cells_of_the_check_are_harmless_unless_raw(make_folder) -> None:  # noqa: F811
     root = make_folder("train/=cat", "train/dog", "val/=cat", "val/dog")
     assert main(["data", "check", str(root), "--out", "safe"]) == 1

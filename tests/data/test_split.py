@@ -87,5 +87,6 @@ def test_a_split_file_that_a_spreadsheet_wrote(tmp_path) -> None:
 def test_unused_samples_are_known_and_in_no_split(tmp_path) -> None:
     write_split(tmp_path / "split.csv", {"train": [("a", "x")], UNUSED: [("b", "x")]})
     assert {name: part.tolist() for name, part in read_split(tmp_path / "split.csv", ["a", "b"]).items()} == {
-        "train": [0]
+        "train": [0],
+        UNUSED: [1],
     }

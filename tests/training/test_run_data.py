@@ -20,6 +20,7 @@ from vitrail.training import run_data as contents
 from vitrail.training.config import apply_changes
 from vitrail.training.recipes import recipe
 from vitrail.training.run_data import contents_key, read_split_rows, reopen_data, report_replaced, write_contents
+from vitrail.training.setup import open_training_data
 from vitrail.weights.read import open_checkpoint
 
 
@@ -180,6 +181,29 @@ def test_added_files_are_named_and_left_out(layout: str, tmp_path: Path, request
     assert notes[0].endswith("red/new.png")
     whole, run = (open_checkpoint(tmp_path / name).tensors for name in ("whole", "run"))
     assert all(torch.equal(whole[name], run[name]) for name in whole), "exactly the same run"
+
+
+@pytest.mark.parametrize("layout", ["flat", "split", "digits"])
+def test_excluded_pictures_stay_out_of_a_resumed_run(
+    layout: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    data = "digits" if layout == "digits" else str(request.getfixturevalue(layout))
+    own = open_data(data)
+    gone = [own.split(name).key(3) for name in ("train", "val")]
+    (tmp_path / "labels.csv").write_text("\n".join(["key", *gone]))
+    config = config_for(Path(data), exclude=[tmp_path / "labels.csv"], epochs=1)
+    first = open_training_data(config)
+    train(config, tmp_path / "run")
+    rows = read_split_rows(tmp_path / "run" / "split.csv")
+    assert [row.key for row in rows if row.split == "unused"] == gone
+    (tmp_path / "labels.csv").unlink()
+    notes: list[str] = []
+    again = reopen_data(config, tmp_path / "run" / "split.csv", notes.append)
+    assert {name: source.keys() for name, source in again.splits.items()} == {
+        name: source.keys() for name, source in first.splits.items()
+    }
+    assert sum(map(len, again.splits.values())) == own.num_pictures - 2
+    assert not notes
 
 
 def test_a_new_class_is_left_out_too(flat: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_both_doors_give_the_same(flat: Path, capsys: pytest.CaptureFixture[str]
         assert Path("command", name).read_bytes() == Path("python", name).read_bytes()
     assert sorted(path.name for path in Path("command").iterdir()) == sorted(path.name for path in evaluation.written)
     assert sections(Path("command/report.html")) == sections(Path("python/report.html"))
-    again = "vitrail eval run flat --tta flip --robustness --robustness-pictures 2 --probe knn linear --val-rate 0.2"
+    again = "vitrail eval run flat --tta flip --robustness --robustness-pictures 2 --probe knn,linear --val-rate 0.2"
     assert again in Path("python/report.html").read_text(encoding="utf-8")
 
 
@@ -86,6 +86,21 @@ def test_a_loaded_model_keeps_its_runs_split(flat: Path) -> None:
     assert evaluate("run", data).facts["split_from"].endswith("run/split.csv")
     other = open_data(flat, DataConfig(split_seed=6))
     assert evaluate("run", other).facts["split_from"].startswith("made now")
+
+
+def test_excluded_pictures_are_not_measured(flat: Path) -> None:
+    """With the run's own splits, which have them or name them as unused, and for data that are open already."""
+    test = open_data(flat).split("test").keys()
+    Path("labels.csv").write_text(f"key\n{test[0]}\n")
+    data = open_data(flat, DataConfig(exclude=(Path("labels.csv"),)))
+    for written in (open_data(flat), data):
+        write_split_file(written, Path("run/split.csv"))
+        evaluation = evaluate("run", flat, exclude="labels.csv")
+        assert [row["picture"] for row in evaluation.predictions] == test[1:]
+        assert evaluation.facts["split_from"].endswith("run/split.csv")
+    for evaluation in (evaluate("run", flat), evaluate("run", data)):
+        assert [row["picture"] for row in evaluation.predictions] == test[1:]
+        assert evaluation.facts["split_from"].endswith("run/split.csv")
 
 
 def test_the_result_shows_itself(flat: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -25,6 +26,7 @@ TAKEN: dict[str, tuple[type, ...]] = {  # verb → the dataclasses whose fields 
 WIDER: dict[Any, Any] = {
     Path | None: str | Path | None,
     tuple[int, int] | None: Size | None,
+    tuple[Path, ...]: str | Path | Sequence[str | Path],
     Columns: Columns | dict[str, str],
 }
 

@@ -313,7 +313,7 @@ def _field_type(hint: Any) -> tuple[Any, dict[str, Any]]:
     if hint == tuple[int, int] | None:
         return str | None, {}
     if get_origin(hint) is tuple:
-        return hint | None, list_options(get_args(hint)[0])
+        return hint | None, {"negative": (), **list_options(get_args(hint)[0])}
     return (hint, {"negative": ()}) if dataclasses.is_dataclass(hint) else (hint | None, {})
 
 

@@ -1,23 +1,27 @@
 """Data sets by name, path or address: `open_data`. Only this file decides what kind of source something is."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+
+import numpy as np
 
 from vitrail.data.config import DataConfig
 from vitrail.data.download import Remote, fetch
-from vitrail.data.source import Dataset
+from vitrail.data.source import Dataset, Source
 from vitrail.data.sources.cifar import FOLDERS, is_cifar, open_cifar, read_archive
 from vitrail.data.sources.folder import open_folder, subfolders
 from vitrail.data.sources.hf_datasets import open_hub
 from vitrail.data.sources.mnist import FASHION, IDX_FILES, is_idx, is_whole_idx, open_digits, open_idx
 from vitrail.data.sources.shards import INDEX, open_shards
 from vitrail.data.sources.table import open_table
-from vitrail.data.split import UNUSED, refuse_split_file, write_split
-from vitrail.errors import DataError, shorten, suggest
-from vitrail.files import atomic_path
+from vitrail.data.split import UNUSED, read_excluded, refuse_split_file, write_split
+from vitrail.errors import DataError, list_names, shorten, suggest
+from vitrail.files import atomic_path, harmless_cell
 from vitrail.untrusted import check_regular
-from vitrail.wording import hint_path, reason
+from vitrail.wording import agree, counted, hint_path, reason
 
 TABLES = (".csv", ".tsv", ".parquet")
 NAMES = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist")
@@ -61,9 +65,48 @@ def open_data(where: str | Path, config: DataConfig | None = None) -> Dataset:
     if "\0" in str(where):
         raise DataError(f"{shorten(str(where))}: no file can have a NUL in its name.")
     try:
-        return replace(_open(where, config), max_broken_rate=config.max_broken_rate)
+        dataset = replace(_open(where, config), max_broken_rate=config.max_broken_rate)
     except OSError as error:  # a folder without permission, a failing disk, …
         raise DataError(f"{where}: cannot be read ({reason(error)}).") from error
+    return exclude_samples(dataset, config.exclude) if config.exclude else dataset
+
+
+def exclude_samples(dataset: Dataset, files: Sequence[Path]) -> Dataset:
+    """The data without the samples that tables list by their keys; all others stay in their splits.
+
+    Where a key is in several splits, the split beside it says which is meant. A key may also be spelled as in the CSV
+    files that are written for people.
+    """
+    keys = {split: source.keys() for split, source in dataset.splits.items()}
+    splits_of: dict[str, set[str]] = {key: set() for key, _ in dataset.unused}
+    for split, names in keys.items():
+        for key in names:
+            splits_of.setdefault(key, set()).add(split)
+    chosen: dict[str, set[str]] = {split: set() for split in keys}
+    for file in files:
+        listed = read_excluded(file)
+        spelled = {} if listed.keys() <= splits_of.keys() else {harmless_cell(key): key for key in splits_of}
+        unknown = [key for key in listed if key not in splits_of and key not in spelled]
+        if unknown:
+            raise DataError(
+                f"{file}: {len(unknown):,} of its {counted(len(listed), 'key')} {agree(len(unknown), 'is', 'are')} not "
+                f"in {dataset.name}, such as {shorten(unknown[0])}; it must list samples of these data, by the keys "
+                "that vitrail data check and split.csv have for them."
+            )
+        for key, named in listed.items():
+            own = key if key in splits_of else spelled[key]
+            for split in (named & splits_of[own]) or splits_of[own]:
+                chosen[split].add(own)
+    masks = {split: np.array([key in chosen[split] for key in names], dtype=bool) for split, names in keys.items()}
+    train = dataset.splits["train"]
+    left = np.bincount(train.labels[~masks["train"]], minlength=len(dataset.classes))
+    if empty := [name for name, count in zip(dataset.classes, left, strict=True) if not count]:
+        raise DataError(f"{dataset.name}: `exclude=` leaves no training pictures of {list_names(empty)}.")
+    splits, excluded = (
+        {split: dataset.splits[split].select(np.flatnonzero(mask)) for split, mask in parts.items() if mask.any()}
+        for parts in ({split: ~mask for split, mask in masks.items()}, masks)
+    )
+    return replace(dataset, splits=splits, excluded=excluded)
 
 
 def _open(where: str | Path, config: DataConfig) -> Dataset:
@@ -151,8 +194,10 @@ def _unpack(archive: Path, folder: Path) -> Path:
 
 def write_split_file(dataset: Dataset, path: Path) -> None:
     """Record which sample is in which split, to be read again with `DataConfig.split_file`."""
-    rows: dict[str, list[tuple[str, str]]] = {
-        name: [(source.key(index), dataset.classes[label]) for index, label in enumerate(source.labels)]
-        for name, source in dataset.splits.items()
-    }
-    write_split(path, rows | ({UNUSED: list(dataset.unused)} if dataset.unused else {}))
+
+    def describe(source: Source) -> list[tuple[str, str]]:
+        return [(source.key(index), dataset.classes[label]) for index, label in enumerate(source.labels)]
+
+    rows = {name: describe(source) for name, source in dataset.splits.items()}
+    unused = [*dataset.unused, *chain.from_iterable(map(describe, dataset.excluded.values()))]
+    write_split(path, rows | ({UNUSED: unused} if unused else {}))

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -14,7 +14,7 @@ from vitrail.data.config import MAX_BROKEN_RATE, DataConfig
 from vitrail.data.labels import Doubt, doubt_labels
 from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess, preset
-from vitrail.data.split import split_samples, stratify
+from vitrail.data.split import UNUSED, split_samples, stratify
 from vitrail.errors import DataError, list_names, shorten
 from vitrail.rng import Integers
 from vitrail.wording import counted
@@ -132,7 +132,10 @@ class Dataset:
     splits: Mapping[str, Source]
     made_split: bool = False  # vitrail made the splits, so a run should record them
     ignored: tuple[str, ...] = ()  # skipped files: not a picture, or without a class
-    unused: tuple[tuple[str, str], ...] = ()  # samples left out, and their classes: `sample`
+    unused: tuple[tuple[str, str], ...] = ()  # samples left out, and their classes: `sample`, and of a split file
+    excluded: Mapping[str, Source] = field(
+        default_factory=dict[str, Source], repr=False
+    )  # split → left out by the user
     max_broken_rate: float = MAX_BROKEN_RATE  # of a split's pictures; they are left out
 
     def __post_init__(self) -> None:
@@ -174,8 +177,12 @@ class Dataset:
         """The same data with a validation split: its own, or else a stratified part of the training pictures."""
         if "val" in self.splits:
             return self
-        train = self.splits["train"]
-        parts = stratify(train.keys(), train.labels, {"val": rate}, seed)
+        train, rest = self.splits["train"], self.excluded.get("train")
+        keys, labels = train.keys(), train.labels
+        if rest is not None:  # which decide with the others where the border is, so that it stays where it was
+            keys, labels = keys + rest.keys(), np.concatenate([labels, rest.labels])
+        parts = stratify(keys, labels, {"val": rate}, seed)
+        parts = {name: indices[indices < len(train)] for name, indices in parts.items()}
         made = {name: train.select(indices) for name, indices in parts.items() if len(indices)}
         return replace(self, splits={**self.splits, **made}, made_split=True)
 
@@ -196,9 +203,12 @@ def split_dataset(
 ) -> Dataset:
     """A data set of pictures that come without splits, split as configured."""
     parts = split_samples(config, source.keys(), source.labels)
+    unused = tuple((source.key(index), classes[int(source.labels[index])]) for index in parts.pop(UNUSED, ()))
     splits = {split: source.select(indices) for split, indices in parts.items()}
     made = config.split_file is None
-    return Dataset(name=name, classes=tuple(classes), splits=splits, made_split=made, ignored=tuple(ignored))
+    return Dataset(
+        name=name, classes=tuple(classes), splits=splits, made_split=made, ignored=tuple(ignored), unused=unused
+    )
 
 
 def list_broken(broken: Mapping[str, str], most: int = 5) -> str:

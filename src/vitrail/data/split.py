@@ -2,7 +2,8 @@
 
 import csv
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,10 @@ UNUSED = "unused"  # in a split file: a sample that is in no split
 def split_samples(
     config: DataConfig, keys: Sequence[str], labels: Sequence[int | str] | Integers
 ) -> dict[str, Integers]:
-    """Split → indices, for data without splits: by the split file, or stratified; empty splits are left out."""
+    """Split → indices, for data without splits: by the split file, or stratified; empty splits are left out.
+
+    Of a split file, those that are `UNUSED` too.
+    """
     if config.split_file:
         parts = read_split(config.split_file, keys)
     else:
@@ -83,17 +87,9 @@ def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> No
 
 
 def read_split(path: Path, keys: Sequence[str]) -> dict[str, Integers]:
-    """Split → indices into `keys`, as written; every sample must be there, and no other."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            reader = csv.DictReader(file)
-            if not {"key", "split"} <= set(reader.fieldnames or ()):
-                raise DataError(f"{path}: needs the columns key and split; got {shorten(reader.fieldnames)}.")
-            where = _read_rows(path, reader)
-    except OSError as error:
-        raise DataError(f"cannot read the split file {path}: {error.strerror}.") from None
-    except csv.Error as error:
-        raise DataError(f"{path}: not a table ({error}).") from None
+    """Split, or `UNUSED` → indices into `keys`, as written; every sample must be there, and no other."""
+    with _open_rows(path, "split file", {"key", "split"}) as rows:
+        where = _read_rows(path, rows)
     differences = [
         f"{len(some)} {what}: {', '.join(key[:100] for key in sorted(some)[:3])}…"
         for what, some in (
@@ -109,20 +105,49 @@ def read_split(path: Path, keys: Sequence[str]) -> dict[str, Integers]:
     parts: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
         parts.setdefault(where[key], []).append(index)
-    parts.pop(UNUSED, None)
     return {name: np.array(indices, dtype=np.int64) for name, indices in parts.items()}
+
+
+def read_excluded(path: Path) -> dict[str, set[str]]:
+    """Key → the splits to leave it out of, as the table's column `split` says; none without such a column."""
+    excluded: dict[str, set[str]] = {}
+    with _open_rows(path, "list of excluded samples", {"key"}) as rows:
+        for row in rows:
+            key, split = str(row["key"]), row.get("split")
+            excluded.setdefault(key, set()).update([_read_name(path, key, split)] if split else ())
+    return excluded
+
+
+@contextmanager
+def _open_rows(path: Path, what: str, columns: set[str]) -> Generator[Iterable[Mapping[str, str | None]]]:
+    """The rows of a table that has these columns."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.DictReader(file)
+            if not columns <= set(reader.fieldnames or ()):
+                needs = f"the column{'s' if len(columns) > 1 else ''} {' and '.join(sorted(columns))}"
+                raise DataError(f"{path}: needs {needs}; got {shorten(reader.fieldnames)}.")
+            yield reader
+    except OSError as error:
+        raise DataError(f"cannot read the {what} {path}: {error.strerror}.") from None
+    except csv.Error as error:
+        raise DataError(f"{path}: not a table ({error}).") from None
 
 
 def _read_rows(path: Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str, str]:
     """Key → split; an unknown split would silently remove its samples from the run."""
     where: dict[str, str] = {}
     for row in rows:
-        name = str(row["split"]).strip().lower()
-        key, split = str(row["key"]), UNUSED if name == UNUSED else SPLIT_NAMES.get(name)
-        if split is None:
-            raise DataError(
-                f"{path}: {key[:100]} is in the split {shorten(row['split'])}; must be one of {', '.join(SPLITS)}."
-            )
+        key, split = str(row["key"]), _read_name(path, str(row["key"]), row["split"])
         if where.setdefault(key, split) != split:
             raise DataError(f"{path}: {key[:100]} is in {where[key]} and in {split}; keep one.")
     return where
+
+
+def _read_name(path: Path, key: str, text: str | None) -> str:
+    """The split that a cell names."""
+    name = str(text).strip().lower()
+    split = UNUSED if name == UNUSED else SPLIT_NAMES.get(name)
+    if split is None:
+        raise DataError(f"{path}: {key[:100]} is in the split {shorten(text)}; must be one of {', '.join(SPLITS)}.")
+    return split

@@ -39,7 +39,7 @@ def flags(settings: Mapping[str, Any], before: str = "--") -> list[str]:
         if isinstance(value, Mapping):
             words += flags(cast("Mapping[str, Any]", value), f"{flag}.")
         elif isinstance(value, tuple | list):
-            words += [flag, *map(str, cast("Sequence[Any]", value))]
+            words += [flag, ",".join(map(str, cast("Sequence[Any]", value)))]
         else:
             words += [flag] if value is True else [flag, str(value)]
     return words

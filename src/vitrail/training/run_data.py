@@ -187,7 +187,7 @@ def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
     if not config.data or not split_file.exists():  # data in memory with splits of their own have none
         return open_training_data(config)
     rows = read_split_rows(split_file)
-    everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None)
+    everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None, exclude=())
     return keep_own(open_data(config.data, everything), rows, say)
 
 

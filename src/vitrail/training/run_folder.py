@@ -194,8 +194,9 @@ def write_start(setup: Setup, folder: Path) -> None:
     """Write the description of the run, before its first step."""
     with atomic_path(folder / "env.json") as draft:
         draft.write_text(json.dumps(environment(), indent=1), encoding="utf-8")
-    if setup.dataset.made_split or not isinstance(setup.dataset.split("train"), ArraySource):
-        write_split_file(setup.dataset, folder / SPLIT)
+    dataset = setup.dataset
+    if dataset.made_split or dataset.excluded or not isinstance(dataset.split("train"), ArraySource):
+        write_split_file(dataset, folder / SPLIT)
     write_contents(setup.dataset, folder)
     sheet = augmentation_sheet(
         setup.dataset, setup.preprocess, setup.config.augment, seed=setup.config.machine.seed, num_pictures=8

@@ -81,6 +81,8 @@ class DataCheck(Report):
         yield self._describe_sizes()
         if self.split_note:
             yield self.split_note
+        if excluded := sum(map(len, self.dataset.excluded.values())):
+            yield f"{counted(excluded, 'picture')} excluded"
         yield ""
         for item, count in self.summary():  # lines rather than a table, which would cut paths off
             example = f"{'' if count == 1 else 'for example '}{plain(item.key)}"

@@ -5,7 +5,7 @@ test compares them with the dataclasses."""
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -35,6 +35,7 @@ class DataSettings(TypedDict, total=False):
     test_rate: float
     split_seed: int
     max_broken_rate: float
+    exclude: str | Path | Sequence[str | Path]
     columns: Columns | dict[str, str]
 
 

@@ -16,7 +16,7 @@ from vitrail.data.agreement import check_same_data
 from vitrail.data.config import DataConfig
 from vitrail.data.datasets import check_where, open_data
 from vitrail.data.source import Dataset, Source
-from vitrail.data.split import read_split
+from vitrail.data.split import UNUSED, read_split
 from vitrail.errors import ConfigError, DataError, InputError, list_names
 from vitrail.evaluation import output, plots
 from vitrail.evaluation.measurement import (
@@ -411,16 +411,18 @@ def open_with_splits(data: DataArgument, run: Path) -> tuple[Dataset, str]:
 
 
 def _agrees(dataset: Dataset, file: Path) -> bool:
-    """Whether an open data set has the splits that a run recorded."""
+    """Whether an open data set has the splits that a run recorded, but for samples that either does not use."""
     if not file.is_file():
         return False
-    keys = [source.key(index) for source in dataset.splits.values() for index in range(len(source))]
-    names = [name for name, source in dataset.splits.items() for _ in range(len(source))]
+    sources = [*dataset.splits.items(), *((UNUSED, source) for source in dataset.excluded.values())]
+    samples = [(source.key(index), name) for name, source in sources for index in range(len(source))]
+    keys, names = zip(*samples, *((key, UNUSED) for key, _ in dataset.unused), strict=True)
     try:
         parts = read_split(file, keys)
     except DataError:
         return False
-    return all(names[index] == name for name, indices in parts.items() for index in indices)
+    pairs = ({names[index], name} for name, indices in parts.items() for index in indices)
+    return all(len(pair) == 1 or UNUSED in pair for pair in pairs)
 
 
 def _refuse_for_features(source: str, options: dict[str, Any]) -> None:

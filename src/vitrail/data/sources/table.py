@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.data.config import Columns, DataConfig
 from vitrail.data.source import Dataset, FileSource, RowSource, Source, align_labels, name_after
 from vitrail.data.sources.parquet import ParquetTable
-from vitrail.data.split import SPLIT_NAMES, refuse_split_file, split_samples
+from vitrail.data.split import SPLIT_NAMES, UNUSED, refuse_split_file, split_samples
 from vitrail.errors import DataError, list_names, shorten
 from vitrail.rng import Integers
 from vitrail.untrusted import check_regular
@@ -81,13 +81,14 @@ def open_table(path: Path, config: DataConfig) -> Dataset:
         parts = _own_splits(path, table.values(chosen["split"]))
     else:
         parts = split_samples(config, source.keys(), labels)
+    unused = tuple((source.key(index), labels[index]) for index in parts.pop(UNUSED, ()))
     used = {name: [labels[int(index)] for index in indices] for name, indices in parts.items()}
     classes = align_labels(str(path), used)
     codes = {name: code for code, name in enumerate(classes)}
-    source.labels = np.array([codes[name] for name in labels], dtype=np.int64)
+    source.labels = np.array([codes.get(name, -1) for name in labels], dtype=np.int64)  # -1: only unused
     splits = {name: source.select(indices) for name, indices in parts.items()}
     made = not chosen["split"] and config.split_file is None
-    return Dataset(name=name_after(path), classes=classes, splits=splits, made_split=made)
+    return Dataset(name=name_after(path), classes=classes, splits=splits, made_split=made, unused=unused)
 
 
 def _choose_columns(path: Path, names: Sequence[str], columns: Columns) -> dict[str, str]:
