@@ -4,6 +4,7 @@ import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 # No test reaches out, and none finds what happens to be on a machine; before anything imports huggingface_hub.
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fuzzing import set_up_hypothesis
 from shortcuts import leave_blank, skip_reports
+from stores import KINDS, make_root, serve_s3
 from vitrail.model import ViT, ViTConfig
 from vitrail.model.attention import KeylessLinear
 from vitrail.weights.native import fingerprint
@@ -82,6 +84,19 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny() -> ViTConfig:
     return TINY
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Generator[str]:
+    """An S3 on loopback, which s3:// means from now on; its bucket is `stores.BUCKET`."""
+    with serve_s3() as address:
+        yield address
+
+
+@pytest.fixture(params=KINDS)
+def store_root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty place for files, of each kind in turn: a folder's path, memory://…, s3://…."""
+    return make_root(request.param, tmp_path, request)
 
 
 class Clock:

@@ -7,6 +7,7 @@ connection never looks like a million damaged pictures.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from errno import EINVAL
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -94,16 +95,18 @@ class ObjectStore:
         return FileState(int(facts["size"]), repr([str(mark) for mark in marks if mark is not None]))
 
     def read(self, spans: Sequence[Span]) -> list[bytes | OSError]:
+        if not spans:
+            return []
         paths = [self._full(span.name) for span in spans]
         starts = [span.start if span.start or span.size is not None else None for span in spans]
-        ends = [None if span.size is None else span.start + span.size for span in spans]
+        ends = [None if span.size is None else span.start + max(span.size, 1) for span in spans]
         found: list[Any] = [None] * len(spans)
         waiting = list(range(len(spans)))
         for wait in (*WAITS, None):
             some: list[Any] = [[part[index] for index in waiting] for part in (paths, starts, ends)]
             answers = self._call(lambda some=some: self._files.cat_ranges(*some, on_error="return"), spans[0].name)
             for index, answer in zip(waiting, answers, strict=True):
-                found[index] = answer
+                found[index] = b"" if _is_behind_the_end(answer) else answer
             waiting = [index for index in waiting if _may_pass(found[index])]
             if waiting and wait is None:
                 raise self._lost(found[waiting[0]], spans[waiting[0]].name)
@@ -113,7 +116,10 @@ class ObjectStore:
         # A permission that some files lack is theirs; if none can be read, a token may have expired.
         if found and all(isinstance(answer, PermissionError) for answer in found):
             raise self._lost(found[0], spans[0].name)
-        return [answer if isinstance(answer, OSError) else bytes(answer) for answer in found]
+        return [
+            answer if isinstance(answer, OSError) else bytes(answer)[: span.size]
+            for answer, span in zip(found, spans, strict=True)
+        ]
 
     def open(self, name: str) -> IO[bytes]:
         return self._call(lambda: self._files.open(self._full(name), "rb"), name)
@@ -153,3 +159,7 @@ class ObjectStore:
 
 def _may_pass(answer: Any) -> bool:
     return isinstance(answer, BaseException) and not isinstance(answer, (*OWN, PermissionError))
+
+
+def _is_behind_the_end(answer: Any) -> bool:
+    return isinstance(answer, OSError) and answer.errno == EINVAL  # what S3 calls a range that cannot be satisfied
