@@ -5,6 +5,7 @@ import os
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from conftest import Clock
 from serving.conftest import encode
 from vitrail.data.pixels import prepare_array
 from vitrail.errors import WeightsError
+from vitrail.prediction.steps import numbers_of
 from vitrail.serving import engine as engine_module
 from vitrail.serving.engine import Engine, checksum, choose_batch, choose_wait, measure
 from vitrail.serving.frames import Frame
@@ -59,14 +61,12 @@ def test_a_batch_of_everything(engine: Engine) -> None:
 
 
 def test_one_picture_does_not_spoil_the_answers_of_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine.predictor.numbers
-
-    def poisoned(images: np.ndarray) -> np.ndarray:
+    def poisoned(facts: Any, runtime: Any, images: np.ndarray, wanted: Any) -> np.ndarray:
         if (images == 7).all(axis=(1, 2, 3)).any():
             raise RuntimeError("a detail that is nobody's business")
-        return real(images)
+        return numbers_of(facts, runtime, images, wanted)
 
-    monkeypatch.setattr(vitrail.Predictor, "numbers", lambda _, images: poisoned(images))
+    monkeypatch.setattr("vitrail.prediction.steps.numbers_of", poisoned)
     tensors = [np.full((3, 32, 32), value, dtype=np.float32).tobytes() for value in (1, 7, 2)]
     items = [{"want": "scores", "tensor": True, "name": "t"}] * 3
     answer = engine.run(Frame({"id": 1, "kind": "logits", "items": items}, tensors))

@@ -193,7 +193,7 @@ def test_predictions_carry_it_as_columns(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_command_abstains(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.prediction.results.is_familiar", lambda _: False)
+    monkeypatch.setattr("vitrail.prediction.steps.is_familiar", lambda _: False)
     assert main(["predict", "calibrated.safetensors", "others", "--abstain"]) == 0
     printed = capsys.readouterr()
     assert all("no answer: unlike anything seen in training" in line for line in printed.out.splitlines())

@@ -19,6 +19,7 @@ from PIL import Image
 
 from vitrail.data.preprocess import MAX_PIXELS, Preprocess
 from vitrail.errors import ConfigError, InputError
+from vitrail.storage import Span, is_address, open_file_store
 from vitrail.untrusted import check_regular
 from vitrail.wording import reason
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# A path, an encoded file, a PIL picture, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
-# Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
+# A path, an address in an object store, an encoded file, a PIL picture, an array (H, W) or (H, W, C), or a tensor
+# (H, W) or (C, H, W). Arrays and tensors hold bytes, 16-bit integers, or floats in [0, 1].
 ImageLike = str | Path | bytes | Image.Image
 Picture = Union[ImageLike, np.ndarray[Any, Any], "Tensor"]
 Item = TypeVar("Item")
@@ -87,6 +88,8 @@ def open_picture(
     its path, anything else by `name`.
     """
     limit = _pixel_limit() if max_pixels is None else max_pixels
+    if isinstance(source, str) and is_address(source):
+        name, source = source, read_address(source)
     hint = f"shrink the picture{'' if max_pixels else f', or set {LIMIT_VARIABLE} to a higher number'}"
     name = str(source) if isinstance(source, str | Path) else name
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
@@ -111,6 +114,15 @@ def open_picture(
         hint = hint.replace("a higher number", f"{pixels} or more")
         raise InputError(f"{name}: {size} pixels are over the limit of {limit:,}; {hint}.")
     return image
+
+
+def read_address(address: str) -> bytes:
+    """The content of one picture in an object store."""
+    store, name = open_file_store(address)
+    content = store.read([Span(name)])[0]
+    if isinstance(content, OSError):
+        raise InputError(f"{store.path(name)}: cannot be read ({reason(content)}).")
+    return content
 
 
 def _pixel_limit() -> int:

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast, overload
 
-import numpy as np
-
-from vitrail.data.pixels import Picture, is_one, prepare_named
+from vitrail.data.pixels import Picture, is_one
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.prediction.results import (
@@ -19,17 +17,16 @@ from vitrail.prediction.results import (
     Options,
     Prediction,
     Request,
-    answer,
     familiarity_of,
     name_pictures,
-    numbers_of,
 )
+from vitrail.prediction.steps import Wanted, answer, run_steps
 from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice, key_of
 from vitrail.runtimes.runtime import Floats, LoadOptions, Runtime, check_wanted, is_converted, open_runtime
 from vitrail.threads import in_chunks, map_in_order
 from vitrail.weights.metadata import ClassNames, Metadata
 from vitrail.weights.resolve import DEFAULT_MODEL, FormatName, Located, locate
-from vitrail.wording import counted, reason
+from vitrail.wording import counted
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +176,7 @@ class Predictor(Metadata):
         if is_one(pictures):
             self._check(request)
             picture = cast("Picture", pictures)
-            return replace(self._prediction(*self._one(picture, self.numbers), request), source=picture)
+            return replace(self._prediction(*self._one(picture, "answers"), request), source=picture)
         several = cast("Iterable[Picture]", pictures)
         if not isinstance(several, Sized):
             return self.predict_named(name_pictures(several), request, batch_size)
@@ -199,7 +196,7 @@ class Predictor(Metadata):
         size = self._batch_size(batch_size)
 
         def compute(pictures: Iterable[Named]) -> Iterator[Prediction]:
-            rows = self._stream(pictures, self.numbers, size)
+            rows = self._stream(pictures, "answers", size)
             return (self._prediction(name, value, request) for name, value in rows)
 
         return compute, size
@@ -218,24 +215,20 @@ class Predictor(Metadata):
     ) -> Embedding | Iterator[Embedding]:
         """The embedding of one picture, or a stream of them for several; see `predict` for what a picture is."""
         if is_one(pictures):
-            return _embedding(*self._one(cast("Picture", pictures), self.runtime.features))
+            return _embedding(*self._one(cast("Picture", pictures), "features"))
         named = name_pictures(cast("Iterable[Picture]", pictures))
         return (_embedding(name, value) for name, value in self.features(named, batch_size))
 
     def logits(self, pictures: Iterable[Named], batch_size: int | None = None) -> Iterator[Output]:
         """The logits of named pictures, in order, or why a picture has none."""
-        return self._stream(pictures, self.runtime.logits, batch_size)
+        return self._stream(pictures, "logits", batch_size)
 
     def features(self, pictures: Iterable[Named], batch_size: int | None = None) -> Iterator[Output]:
         """The features of named pictures, in order, or why a picture has none."""
-        return self._stream(pictures, self.runtime.features, batch_size)
-
-    def numbers(self, images: Floats) -> Floats:  # (B, C, H, W) → (B, classes [+ 1])
-        """What `name_scores` needs of prepared pictures: logits, and how familiar each is where the model can tell."""
-        return numbers_of(self, self.runtime, images)
+        return self._stream(pictures, "features", batch_size)
 
     def name_scores(self, numbers: Floats, request: Request = USUAL, picture: str = "picture") -> Prediction:
-        """What one picture's row of `numbers`, or of logits, stands for."""
+        """What one picture's row of logits, or of the numbers that `steps.compute` gives for answers, stands for."""
         self._check(request)
         return self._prediction(picture, numbers, request)
 
@@ -255,13 +248,11 @@ class Predictor(Metadata):
 
         return f"{head}\n\n{summarize(self.model.config).markdown()}"
 
-    def _stream(
-        self, pictures: Iterable[Named], compute: Callable[[Floats], Floats], batch_size: int | None
-    ) -> Iterator[Output]:
+    def _stream(self, pictures: Iterable[Named], wanted: Wanted, batch_size: int | None) -> Iterator[Output]:
         size = self._batch_size(batch_size)
 
         def work(chunk: list[Named]) -> list[Output]:
-            return self._compute(chunk, compute)
+            return run_steps(self, self.runtime, chunk, wanted)
 
         for outputs in map_in_order(work, in_chunks(pictures, size), self.runtime.threads):
             yield from outputs
@@ -272,25 +263,14 @@ class Predictor(Metadata):
             raise ConfigError(f"batch_size must be at least 1; got {size}.")
         return size
 
-    def _compute(self, chunk: list[Named], compute: Callable[[Floats], Floats]) -> list[Output]:
-        """One chunk from the files to its numbers, in one thread."""
-        images, broken = prepare_named(chunk, self.preprocess)
-        rows = iter(compute(images) if len(images) else ())
-        return [
-            (name, reason(broken[index]) if index in broken else _finite(next(rows)))
-            for index, (name, _) in enumerate(chunk)
-        ]
-
-    def _one(self, picture: Picture, compute: Callable[[Floats], Floats]) -> tuple[str, Floats]:
+    def _one(self, picture: Picture, wanted: Wanted) -> tuple[str, Floats]:
         name = str(picture) if isinstance(picture, str | Path) else "picture"
-        _, value = self._compute([(name, picture)], compute)[0]
+        _, value = run_steps(self, self.runtime, [(name, picture)], wanted)[0]
         if isinstance(value, str):
             raise InputError(value)
         return name, value
 
     def _prediction(self, name: str, value: Floats | str, request: Request) -> Prediction:
-        if isinstance(value, str):
-            return Prediction(picture=name, error=value)
         return answer(self, name, value, self.num_classes, request)
 
     def _check(self, request: Request) -> None:
@@ -361,10 +341,6 @@ def load(
 def torch_runtime_of(runtime: Runtime) -> "TorchRuntime | None":
     """The runtime, if it is torch's; asked without loading torch for another."""
     return cast("TorchRuntime", runtime) if hasattr(runtime, "model") else None
-
-
-def _finite(value: Floats) -> Floats | str:
-    return value if bool(np.isfinite(value).all()) else "the model's answer is not finite (NaN or infinite)."
 
 
 def _embedding(name: str, value: Floats | str) -> Embedding:

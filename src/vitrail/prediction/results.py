@@ -1,6 +1,4 @@
-"""What comes out of a `Predictor`: one result per picture, made from its row of numbers; several, computed as they are
-read.
-"""
+"""What comes out of a `Predictor`: one result per picture; several, computed as they are read."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError
 from vitrail.runtimes.runtime import Runtime
 from vitrail.weights.metadata import Metadata
-from vitrail.weights.trust import Familiarity, is_familiar
+from vitrail.weights.trust import Familiarity
 from vitrail.wording import counted, markdown_cell
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -120,40 +118,6 @@ def require_familiarity(facts: Metadata, runtime: Runtime, argument: str) -> Non
         if facts.trust is not None and facts.trust.familiarity is not None:
             why = f"this export, on {runtime.name}, gives no features; export the checkpoint again"
         raise ConfigError(f"{argument} needs a model that can tell what is unfamiliar; {why}.")
-
-
-def numbers_of(facts: Metadata, runtime: Runtime, images: Floats) -> Floats:  # (B, C, H, W) → (B, classes [+ 1])
-    """What `answer` needs of prepared pictures: logits, and how familiar each is where the model can tell."""
-    known = familiarity_of(facts, runtime)
-    if known is None:
-        return runtime.logits(images)
-    logits, features = runtime.logits_and_features(images)
-    return np.concatenate([logits, known.shares(known.scores(features))[:, None].astype(np.float32)], axis=1)
-
-
-def answer(facts: Metadata, name: str, numbers: Floats, num_classes: int, request: Request) -> Prediction:
-    """The prediction for one picture, from its row of `numbers_of`."""
-    logits = numbers[:num_classes]
-    familiarity = float(numbers[num_classes]) if len(numbers) > num_classes else None
-    familiar = None if familiarity is None else bool(is_familiar(familiarity))
-    if request.abstain and not familiar:
-        return Prediction(picture=name, familiarity=familiarity, familiar=familiar)
-    scores = facts.probabilities(logits)
-    order = np.argsort(-scores, kind="stable")
-    best = order[: request.top_k]
-    label_set = None
-    if request.coverage is not None and facts.trust is not None and facts.trust.sets is not None:
-        size = int(facts.trust.sets.sizes(scores[None], request.coverage)[0])
-        label_set = tuple(facts.label(int(index)) for index in order[:size])
-    return Prediction(
-        picture=name,
-        labels=tuple(facts.label(int(index)) for index in best),
-        scores=tuple(scores[best].tolist()),
-        indices=tuple(best.tolist()),
-        label_set=label_set,
-        familiarity=familiarity,
-        familiar=familiar,
-    )
 
 
 KEPT = 100_000  # predictions

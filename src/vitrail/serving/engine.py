@@ -19,6 +19,7 @@ from vitrail.files import sha256_of
 from vitrail.prediction import load
 from vitrail.prediction.predictor import MANY
 from vitrail.prediction.results import Request
+from vitrail.prediction.steps import compute
 from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice
 from vitrail.runtimes.runtime import Floats
 from vitrail.serving.decoder import Decoder
@@ -146,8 +147,8 @@ class Engine:
         began = time.perf_counter()
         images, refusals = self._prepare(items, blobs)
         decoded = time.perf_counter()
-        compute = self.predictor.numbers if kind == "logits" else self.predictor.runtime.features
-        pairs = zip(images, compute(images) if len(images) else (), strict=True)
+        wanted = "answers" if kind == "logits" else "features"
+        pairs = zip(images, compute(self.predictor, self.predictor.runtime, images, wanted), strict=True)
         ended = time.perf_counter()
         results: list[bytes] = []
         answers = [
@@ -185,15 +186,15 @@ class Engine:
         with image:
             return self.decoder.decode(image, data, name)
 
-    def _answer(self, item: Asked, image: Floats, row: Floats, results: list[bytes]) -> Answered:
+    def _answer(self, item: Asked, image: Floats, row: Floats | str, results: list[bytes]) -> Answered:
         """One picture's answer; numbers that a client asked for in full are added to the results."""
-        if not bool(np.isfinite(row).all()):
+        if isinstance(row, str):
             if item.get("tensor") and (largest := float(np.abs(image).max())) > LARGEST:
                 message = (
                     f"{item['name']} has numbers up to ±{largest:.3g}, too large for the model; normalise it first."
                 )
                 return failed("invalid_argument", message)
-            return failed("model_failed", "the model's answer is not finite (NaN or infinite).")
+            return failed("model_failed", row)
         if item["want"] == "row":
             results.append(np.ascontiguousarray(row, dtype="<f4").tobytes())
             return {}

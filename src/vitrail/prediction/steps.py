@@ -1,0 +1,111 @@
+"""From pictures to answers in three steps, each a function of its arguments alone: prepare → compute → answer.
+
+Whoever calls them, in whatever thread, process or machine, gets the same: a `Predictor` and the features of a training
+run (threads), jobs (threads, torchrun, Ray), and the worker of a service. What pictures are computed together decides
+the last bits of the numbers, so callers that must agree form the same batches.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from vitrail.data.pixels import Picture, prepare_named
+from vitrail.data.preprocess import Preprocess
+from vitrail.prediction.results import Floats, Named, Prediction, Request, familiarity_of
+from vitrail.runtimes.runtime import Runtime
+from vitrail.storage import Span, is_address, open_store
+from vitrail.weights.metadata import Metadata
+from vitrail.weights.trust import is_familiar
+from vitrail.wording import reason
+
+Wanted = Literal["answers", "logits", "features"]
+NOT_FINITE = "the model's answer is not finite (NaN or infinite)."
+
+
+def prepare(spec: Preprocess, pictures: Sequence[Named]) -> tuple[Floats, dict[int, str]]:
+    """What the model sees of the pictures that can be read (B, C, H, W); and why the others cannot be, by their index.
+
+    Those in an object store are read together.
+    """
+    contents, failed = read_pictures([picture for _, picture in pictures])
+    named = [(name, contents[index]) for index, (name, _) in enumerate(pictures) if index not in failed]
+    images, broken = prepare_named(named, spec)
+    rows = [index for index in range(len(pictures)) if index not in failed]
+    errors = {rows[place]: reason(error) for place, error in broken.items()}
+    return images, errors | {index: f"{pictures[index][0]}: {reason(error)}" for index, error in failed.items()}
+
+
+def read_pictures(pictures: Sequence[Picture]) -> tuple[list[Picture], dict[int, OSError]]:
+    """The same with the contents of those that are addresses, and why some cannot be read."""
+    contents, failed = list(pictures), dict[int, OSError]()
+    folders: dict[str, list[tuple[int, str]]] = {}
+    for index, picture in enumerate(pictures):
+        if isinstance(picture, str) and is_address(picture):
+            folder, _, name = picture.rpartition("/")
+            folders.setdefault(folder, []).append((index, name))
+    for folder, files in folders.items():
+        store = open_store(folder)
+        for (index, _), content in zip(files, store.read([Span(name) for _, name in files]), strict=True):
+            if isinstance(content, OSError):
+                failed[index] = content
+            else:
+                contents[index] = content
+    return contents, failed
+
+
+def compute(facts: Metadata, runtime: Runtime, images: Floats, wanted: Wanted) -> list[Floats | str]:
+    """The numbers of each prepared picture; or why they are useless.
+
+    Answers are made from logits, and from how familiar a picture is where the model can tell: (classes [+ 1],).
+    """
+    if not len(images):
+        return []
+    rows = runtime.features(images) if wanted == "features" else numbers_of(facts, runtime, images, wanted)
+    finite = np.isfinite(rows).all(axis=1)
+    return [row if finite[index] else NOT_FINITE for index, row in enumerate(rows)]
+
+
+def numbers_of(facts: Metadata, runtime: Runtime, images: Floats, wanted: Wanted = "answers") -> Floats:
+    """Logits, and for answers how familiar each picture is where the model can tell: (B, classes [+ 1])."""
+    known = familiarity_of(facts, runtime) if wanted == "answers" else None
+    if known is None:
+        return runtime.logits(images)
+    logits, features = runtime.logits_and_features(images)
+    return np.concatenate([logits, known.shares(known.scores(features))[:, None].astype(np.float32)], axis=1)
+
+
+def answer(facts: Metadata, name: str, numbers: Floats | str, num_classes: int, request: Request) -> Prediction:
+    """The prediction for one picture, from its row of numbers; or from why it has none."""
+    if isinstance(numbers, str):
+        return Prediction(picture=name, error=numbers)
+    logits = numbers[:num_classes]
+    familiarity = float(numbers[num_classes]) if len(numbers) > num_classes else None
+    familiar = None if familiarity is None else bool(is_familiar(familiarity))
+    if request.abstain and not familiar:
+        return Prediction(picture=name, familiarity=familiarity, familiar=familiar)
+    scores = facts.probabilities(logits)
+    order = np.argsort(-scores, kind="stable")
+    best = order[: request.top_k]
+    label_set = None
+    if request.coverage is not None and facts.trust is not None and facts.trust.sets is not None:
+        size = int(facts.trust.sets.sizes(scores[None], request.coverage)[0])
+        label_set = tuple(facts.label(int(index)) for index in order[:size])
+    return Prediction(
+        picture=name,
+        labels=tuple(facts.label(int(index)) for index in best),
+        scores=tuple(scores[best].tolist()),
+        indices=tuple(best.tolist()),
+        label_set=label_set,
+        familiarity=familiarity,
+        familiar=familiar,
+    )
+
+
+def run_steps(
+    facts: Metadata, runtime: Runtime, pictures: Sequence[Named], wanted: Wanted
+) -> list[tuple[str, Floats | str]]:
+    """The first two steps for one batch: the name of each picture, and its numbers or why it has none."""
+    images, errors = prepare(facts.preprocess, pictures)
+    rows = iter(compute(facts, runtime, images, wanted))
+    return [(name, errors[index] if index in errors else next(rows)) for index, (name, _) in enumerate(pictures)]
