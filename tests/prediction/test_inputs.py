@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from vitrail.errors import InputError
-from vitrail.prediction.inputs import find_pictures, read_list
+from vitrail.prediction.inputs import find_pictures
+from vitrail.prediction.listing import read_list
 
 
 @pytest.fixture

@@ -80,7 +80,8 @@ def test_one_picture_does_not_spoil_the_answers_of_others(engine: Engine, monkey
 def test_no_finite_answer_to_ordinary_numbers_is_the_models_failure(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vitrail.Predictor, "numbers", lambda _, images: np.full((len(images), 10), np.nan))
+    nothing = "vitrail.prediction.steps.numbers_of"
+    monkeypatch.setattr(nothing, lambda _facts, _runtime, images, _wanted: np.full((len(images), 10), np.nan))
     items = [{"want": "scores", "tensor": True, "name": "t"}, {"want": "top", "top_k": 1, "name": "p"}]
     frame = Frame({"id": 1, "kind": "logits", "items": items}, [bytes(4 * 3 * 32 * 32), encode()])
     assert [entry["error"]["code"] for entry in engine.run(frame).facts["items"]] == ["model_failed"] * 2

@@ -31,7 +31,7 @@ from vitrail.explanation.raw_attention import AttentionMaps, attention_maps
 from vitrail.explanation.saliency import Explanation, Method, Subject, open_subject
 from vitrail.files import atomic_path
 from vitrail.prediction import Predictor
-from vitrail.prediction.inputs import STDIN
+from vitrail.prediction.listing import STDIN
 from vitrail.progress import Progress, left_out, pick_progress, table
 from vitrail.wording import counted, plain, reason
 

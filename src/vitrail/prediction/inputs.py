@@ -1,35 +1,35 @@
-"""What the user names on the command line → pictures: files, folders, patterns, and standard input."""
+"""What the user names on the command line → pictures: files, folders, patterns, archives, and standard input."""
 
-import itertools
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from glob import has_magic, iglob
+from itertools import groupby, islice
 from pathlib import Path
-from typing import TextIO
 
-from vitrail.data.pixels import EXTENSIONS, Picture, is_picture_name
-from vitrail.errors import InputError
+from vitrail.data.pixels import EXTENSIONS, Picture
+from vitrail.errors import DataError, InputError
+from vitrail.prediction.listing import STDIN, WHOLE, Item, kind_of, list_items, read_items, standard_input
 from vitrail.prediction.predictor import Named
-from vitrail.storage import walk_files
-from vitrail.wording import hint_path, reason
+from vitrail.storage import is_address
+from vitrail.threads import in_chunks
+from vitrail.wording import reason
 
-STDIN = "-"
 MOST_COUNTED = 100_000  # pictures: enough to know that there is much to do
+MOST_COUNTED_AFAR = 1_000  # in an object store, where each page of names takes a while
+TOGETHER = 64  # pictures that are read at once from an archive
 
 
 def find_pictures(names: Sequence[str]) -> Iterator[Named]:
     """The pictures that the names stand for, in their order; those of a folder or a pattern sorted by name.
 
-    A file may have any extension; in folders and patterns, only pictures' extensions count. `-` is one picture on
-    standard input. A name that stands for nothing is an error before the first picture is read.
+    A file may have any extension; in folders and patterns, only pictures' extensions count, or else those of archives.
+    `-` is one picture on standard input. A name that stands for nothing is an error before the first picture is read.
     """
     check_pictures(names)
     return stream_names(names)
 
 
 def stands_for_several(name: str) -> bool:
-    """Whether a name is a folder or a pattern."""
-    return name != STDIN and (Path(name).is_dir() or _is_pattern(name))
+    """Whether a name is a folder, a pattern or an archive."""
+    return name != STDIN and (kind_of(name) != "file" or name.lower().endswith((".tar", ".parquet")))
 
 
 def check_pictures(names: Sequence[str]) -> None:
@@ -40,49 +40,30 @@ def check_pictures(names: Sequence[str]) -> None:
         if name == STDIN:
             continue
         try:
-            _check(name, Path(name))
+            kind = kind_of(name)
+            if next(list_items([name]), None) is None:
+                if kind == "folder":
+                    raise InputError(f"{name}: no pictures in this folder; known extensions: {' '.join(EXTENSIONS)}.")
+                raise InputError(f"{name}: no picture {'in this file' if kind == 'file' else 'matches this pattern'}.")
         except (OSError, ValueError) as error:  # a folder without permission, a name with a NUL
             raise InputError(f"{name}: cannot be accessed ({reason(error)}).") from error
-
-
-def _check(name: str, path: Path) -> None:
-    if path.is_dir():
-        if next(_in_folder(path), None) is None:
-            raise InputError(f"{name}: no pictures in this folder; known extensions: {' '.join(EXTENSIONS)}.")
-    elif _is_pattern(name):
-        if next(_matches(name), None) is None:
-            raise InputError(f"{name}: no picture matches this pattern.")
-    elif not path.exists():
-        hint = hint_path(name)
-        raise InputError(f"{name}: there is no such picture, folder or checkpoint{f'; {hint}' if hint else '.'}")
 
 
 def count_pictures(names: Sequence[str], list_file: str | None = None) -> int | None:
     """How many pictures names and a list stand for, or at least `MOST_COUNTED`; None if standard input has the list."""
     if list_file == STDIN:
         return None
-    listed = () if list_file is None else read_list(list_file)
-    each = itertools.chain.from_iterable(_places(name) for name in names)
-    return sum(1 for _ in itertools.islice(itertools.chain(each, listed), MOST_COUNTED))
+    afar = any(map(is_address, names))
+    items = list_items([name for name in names if name != STDIN], list_file)
+    counted = sum(1 for _ in islice(items, MOST_COUNTED_AFAR if afar else MOST_COUNTED))
+    return counted + list(names).count(STDIN)
 
 
 def first_pictures(names: Sequence[str], list_file: str | None = None) -> Iterator[Picture]:
     """The pictures that can be read more than once, in their order: not those on standard input."""
-    yield from (place for name in names if name != STDIN for place in _places(name))
-    if list_file not in (None, STDIN):
-        yield from read_list(list_file)
-
-
-def read_list(path: str) -> Iterator[str]:
-    """The lines of a file, or of standard input for `-`: one path each."""
-    if path == STDIN:
-        yield from _lines(_standard_input())
-        return
-    try:
-        with Path(path).open(encoding="utf-8", errors="surrogateescape") as file:
-            yield from _lines(file)
-    except OSError as error:
-        raise InputError(f"{path}: this list of pictures cannot be read ({reason(error)}).") from None
+    listed = None if list_file == STDIN else list_file
+    items = list_items([name for name in names if name != STDIN], listed)
+    return (picture for _, picture in _pictures(item for _, item in items))
 
 
 def name_paths(paths: Iterable[str]) -> Iterator[Named]:
@@ -91,45 +72,23 @@ def name_paths(paths: Iterable[str]) -> Iterator[Named]:
         yield path, path
 
 
-def _lines(file: Iterable[str]) -> Iterator[str]:
-    for line in file:
-        if text := line.rstrip("\r\n"):
-            yield text
-
-
 def stream_names(names: Sequence[str]) -> Iterator[Named]:
     """The same for names that are checked already."""
     for name in names:
         if name == STDIN:
-            yield STDIN, _standard_input().buffer.read()
-        elif stands_for_several(name):
-            yield from ((str(file), file) for file in _places(name))
+            yield STDIN, standard_input().buffer.read()
         else:
-            yield name, Path(name)
+            yield from _pictures(item for _, item in list_items([name]))
 
 
-def _places(name: str) -> Iterable[Path]:
-    """The files that a name stands for."""
-    path = Path(name)
-    if name != STDIN and path.is_dir():
-        return _in_folder(path)
-    return sorted(set(_matches(name))) if name != STDIN and _is_pattern(name) else [path]
-
-
-def _standard_input() -> TextIO:
-    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  # `<&-`, some services
-        raise InputError("standard input is closed, so there is no picture to read from it.")
-    return sys.stdin
-
-
-def _is_pattern(name: str) -> bool:
-    return has_magic(name) and not Path(name).exists()
-
-
-def _in_folder(folder: Path) -> Iterator[Path]:
-    return (folder / name for name in walk_files(folder) if is_picture_name(name))
-
-
-def _matches(pattern: str) -> Iterator[Path]:
-    paths = (Path(name) for name in iglob(pattern, recursive=True))  # noqa: PTH207 - it takes absolute patterns
-    return (path for path in paths if path.suffix.lower() in EXTENSIONS and path.is_file())
+def _pictures(items: Iterable[Item]) -> Iterator[Named]:
+    """Files by their paths or addresses, to be read when they are used; the pictures of archives, some at a time."""
+    for is_file, some in groupby(items, lambda item: item.size == WHOLE):
+        if is_file:
+            yield from ((item.name, item.file if is_address(item.file) else Path(item.file)) for item in some)
+            continue
+        for chunk in in_chunks(some, TOGETHER):
+            for item, content in zip(chunk, read_items(chunk), strict=True):
+                if isinstance(content, OSError):
+                    raise DataError(f"{item.name}: cannot be read ({reason(content)}).")
+                yield item.name, content

@@ -62,8 +62,8 @@ def compute(facts: Metadata, runtime: Runtime, images: Floats, wanted: Wanted) -
     if not len(images):
         return []
     rows = runtime.features(images) if wanted == "features" else numbers_of(facts, runtime, images, wanted)
-    finite = np.isfinite(rows).all(axis=1)
-    return [row if finite[index] else NOT_FINITE for index, row in enumerate(rows)]
+    finite = [bool(np.isfinite(row).all()) for row in rows]
+    return [row if fine else NOT_FINITE for row, fine in zip(rows, finite, strict=True)]
 
 
 def numbers_of(facts: Metadata, runtime: Runtime, images: Floats, wanted: Wanted = "answers") -> Floats:

@@ -18,6 +18,7 @@ from vitrail.machine import check_device, pick_device
 from vitrail.progress import say_line, working
 from vitrail.registry import EXPORTS, PrecisionChoice, RuntimeChoice
 from vitrail.runtimes.runtime import check_wanted
+from vitrail.storage import is_address
 from vitrail.weights.resolve import DEFAULT_MODEL, Located, is_run, is_run_or_weights, locate, names_model
 
 if TYPE_CHECKING:
@@ -170,7 +171,8 @@ class PictureArgument:
 
     def stream(self) -> "Iterator[Named]":
         """Names and pictures, in order, then those of the list; a folder or a pattern stands for all its pictures."""
-        from vitrail.prediction.inputs import find_pictures, name_paths, read_list, stream_names
+        from vitrail.prediction.inputs import find_pictures, name_paths, stream_names
+        from vitrail.prediction.listing import read_list
 
         find = stream_names if isinstance(self.given, Sequence) else find_pictures  # what is checked already, or not
         for place, picture in enumerate(self.given):
@@ -232,7 +234,7 @@ def check_standard_input(pictures: Sequence[str], list_file: str | None) -> None
         raise InputError("name at least one picture, folder or pattern; - is a picture on standard input.")
     if list(pictures).count("-") + (list_file == "-") > 1:
         raise InputError("standard input can be read only once: it is either one picture or a list of paths.")
-    if list_file is not None and list_file != "-" and not Path(list_file).is_file():
+    if list_file is not None and list_file != "-" and not (is_address(list_file) or Path(list_file).is_file()):
         raise InputError(f"{list_file}: there is no such list of pictures.")
 
 

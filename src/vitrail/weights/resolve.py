@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 from vitrail.errors import WeightsError
 from vitrail.files import sha256_of
 from vitrail.registry import EXPORTS
+from vitrail.storage import is_address
 from vitrail.weights.addresses import OURS, check_address, download, find_path
 from vitrail.weights.filetypes import SUFFIXES, refuse_folder, refuse_suffix
 from vitrail.weights.sidecars import read_json
@@ -189,8 +190,10 @@ def locate(source: str | Path | Located, *, allow_pickle: bool = False, allow_ex
 
 def names_model(text: str) -> bool:
     """Whether a text is a model's by its looks: an address, a bundled name, a suffix, or a folder that holds one."""
-    if text in BUNDLED or text.startswith(("hf://", "google://")):
+    if text in BUNDLED or (text.startswith(("hf://", "google://")) and not text.startswith("hf://datasets/")):
         return True
+    if is_address(text):  # data in an object store
+        return False
     if Path(text).suffix.lower() in CHECKPOINT_SUFFIXES | EXPORTS.keys() | SUFFIXES.keys():
         return True
     try:

@@ -1,0 +1,89 @@
+"""Pictures inside .tar and .parquet files, found without reading them all, and read by where they are.
+
+Such files are not trusted: what a header claims is checked before it is believed.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from threading import Lock
+from typing import Any, cast
+
+from vitrail.data.pixels import EXTENSIONS
+from vitrail.data.sources.parquet import FREE_BYTES, FREE_ROWS, MAX_RATIO, ROWS_PER_BYTE
+from vitrail.data.sources.table import COLUMNS
+from vitrail.errors import DataError, list_names
+from vitrail.files import load_pyarrow
+from vitrail.storage import Store, open_file_store
+from vitrail.untrusted import files_of, open_tar
+
+BLOCK = 512  # bytes of a tar file's
+TABLES_KEPT = 4  # open at a time
+
+
+def tar_pictures(store: Store, name: str) -> Iterator[tuple[str, int, int]]:
+    """The name, first byte and size of each picture in an uncompressed tar file."""
+    size, where = store.state(name).size, store.path(name)
+    with store.open(name) as file, open_tar(file, where, 2 * size + BLOCK) as archive:
+        for entry in files_of(archive):
+            if Path(entry.name).suffix.lower() in EXTENSIONS:
+                if entry.offset_data + entry.size > size:
+                    raise DataError(f"{where}: truncated at {size:,} bytes; fetch or write it again.")
+                yield entry.name, entry.offset_data, entry.size
+
+
+@lru_cache(maxsize=TABLES_KEPT)
+def open_table(file: str) -> "PictureTable":
+    """A Parquet table by its path or address."""
+    return PictureTable(*open_file_store(file))
+
+
+class PictureTable:
+    """A Parquet table with a column of encoded pictures, or of paths to them; several threads may read it."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.where = store.path(name)
+        _, parquet = load_pyarrow("A Parquet table")
+        size = store.state(name).size
+        try:
+            self._file = parquet.ParquetFile(store.open(name))
+            schema = self._file.schema_arrow
+            groups = [self._file.metadata.row_group(index) for index in range(self._file.num_row_groups)]
+        except Exception as error:  # a hostile file can make pyarrow raise anything
+            raise DataError(f"{self.where}: not a readable Parquet table ({str(error)[:300]}).") from None
+        self._column = next((column for column in COLUMNS["picture"] if column in schema.names), "")
+        if not self._column:
+            has, known = list_names(schema.names, 20), ", ".join(COLUMNS["picture"])
+            raise DataError(f"{self.where}: the column of pictures must be one of {known}; the table has {has}.")
+        kind = str(schema.field(self._column).type)
+        if not kind.startswith(("binary", "large_binary", "struct", "dictionary<values=binary")):
+            hint = "pass its paths with `list_file=`" if "string" in kind else "encode them"
+            raise DataError(f"{self.where}: {self._column} must hold encoded pictures; it holds {kind[:100]}: {hint}.")
+        self.num_rows = sum(group.num_rows for group in groups)
+        if not 0 <= self.num_rows <= FREE_ROWS + ROWS_PER_BYTE * size:
+            raise DataError(f"{self.where}: {self.num_rows:,} rows cannot be in {size:,} bytes: refused.")
+        if any(group.total_byte_size > max(FREE_BYTES, MAX_RATIO * size) for group in groups):
+            raise DataError(f"{self.where}: unpacks to far more than its {size:,} bytes: refused.")
+        self._ends = list(accumulate(group.num_rows for group in groups))
+        self._lock = Lock()
+        self._group: tuple[int, Any] = (-1, None)
+
+    def picture(self, row: int) -> bytes | OSError:
+        """The picture in a row."""
+        group = bisect_right(self._ends, row)
+        with self._lock:
+            if self._group[0] != group:
+                self._group = group, self._read(group)
+            column = self._group[1]
+        value = column[row - (self._ends[group - 1] if group else 0)].as_py()
+        if isinstance(value, dict):  # a struct of bytes and path, as the `datasets` library writes pictures
+            value = cast("dict[str, Any]", value).get("bytes")
+        return value if isinstance(value, bytes) else OSError("the row has no picture")
+
+    def _read(self, group: int) -> Any:
+        try:
+            return self._file.read_row_group(group, columns=[self._column]).column(0)
+        except Exception as error:
+            raise DataError(f"{self.where}: cannot be read ({str(error)[:300]}).") from None
