@@ -166,6 +166,8 @@ def test_a_file_for_people_and_one_for_programs(tmp_path: Path) -> None:
         with open_csv(tmp_path / "a.csv", ("name", "score"), raw=raw) as write:
             write(("=1\x1b", -0.5))
             write(("caf\udce9", 2))
+            write(("old\rmac", 3))
         with (tmp_path / "a.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
             rows = list(csv.reader(file))
-        assert rows == [["name", "score"], ["=1\x1b" if raw else "'=1\\x1b", "-0.5"], ["caf\udce9", "2"]]
+        first, last = ("=1\x1b", "old\rmac") if raw else ("'=1\\x1b", r"old\rmac")
+        assert rows == [["name", "score"], [first, "-0.5"], ["caf\udce9", "2"], [last, "3"]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrail.rng import Draws, permutation
+from vitrail.rng import Draws, permutation, start_of_permutation
 
 
 def test_a_sample_keeps_its_numbers_in_any_company() -> None:
@@ -78,3 +78,9 @@ def test_numbers_of_many_lengths_take_little_memory() -> None:
 def test_any_seed_is_a_seed() -> None:
     numbers = [Draws(seed, 0, np.arange(3)).one("x").tolist() for seed in (-1, 0, 2**63, 10**30)]
     assert len({tuple(some) for some in numbers}) == 4
+
+
+@pytest.mark.parametrize(("most", "count"), [(5, 3), (5, 100_000), (70_000, 140_000), (3, 0)])
+def test_the_start_of_a_permutation(most: int, count: int) -> None:
+    ours, whole = start_of_permutation(most, 3, 1, count, "map"), permutation(3, 1, count, "map")
+    assert ours.tolist() == whole[:most].tolist()

@@ -221,9 +221,16 @@ def _spell_out(match: re.Match[str]) -> str:
 def row_writer(file: IO[str], *, raw: bool = False) -> WriteRow:
     """A function that writes one row of a CSV file, which must be open with `newline=""`."""
     rows = csv.writer(file, lineterminator="\n")
-    if raw:
-        return rows.writerow
-    return lambda cells: rows.writerow([harmless_cell(cell) for cell in cells])
+    if not raw:
+        return lambda cells: rows.writerow([harmless_cell(cell) for cell in cells])
+    quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+
+    def write(cells: Iterable[Cell]) -> None:
+        row = list(cells)
+        ends = any(isinstance(cell, str) and "\r" in cell for cell in row)  # a reader's row, unless it is in quotes
+        (quoted if ends else rows).writerow(row)
+
+    return write
 
 
 @contextmanager

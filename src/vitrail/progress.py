@@ -126,12 +126,13 @@ def table(
     return shown
 
 
-def left_out(broken: Mapping[str, str], most: int = 10) -> Generator[Text]:
-    """The first of the pictures that could not be read, and why; then how many more there are."""
+def left_out(broken: Mapping[str, str], most: int = 10, *, count: int | None = None) -> Generator[Text]:
+    """The first of the pictures that could not be read, and why; then how many more of `count` there are."""
     for name, why in list(broken.items())[:most]:
         yield Text("left out", "yellow") + Text(plain(f" {name}: {why}"))
-    if len(broken) > most:
-        yield Text(f"… and {len(broken) - most:,} more", "yellow")
+    more = (len(broken) if count is None else count) - min(most, len(broken))
+    if more:
+        yield Text(f"… and {more:,} more", "yellow")
 
 
 def ending(written: Iterable[Path], following: str) -> Generator[str]:

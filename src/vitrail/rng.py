@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 1 << 16  # of a permutation, that are compared at once
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 _Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -79,3 +80,15 @@ def permutation(seed: int, epoch: int, count: int, stream: str = "order") -> Int
     """0 … count − 1 in the order of this epoch."""
     words = Draws(seed, epoch, np.arange(count)).words(stream, 1)[:, 0]
     return np.argsort(words, kind="stable").astype(np.int64)
+
+
+def start_of_permutation(most: int, seed: int, epoch: int, count: int, stream: str = "order") -> Integers:
+    """The first `most` of a permutation; the others are not held."""
+    places, words = np.empty(0, np.int64), np.empty(0, np.uint64)
+    for start in range(0, count, _BLOCK):
+        some = np.arange(start, min(start + _BLOCK, count))
+        places = np.concatenate([places, some])
+        words = np.concatenate([words, Draws(seed, epoch, some).words(stream, 1)[:, 0]])
+        order = np.argsort(words, kind="stable")[:most]
+        places, words = places[order], words[order]
+    return places

@@ -16,6 +16,7 @@ from rich.text import Text
 from vitrail import progress
 from vitrail.cli import printing
 from vitrail.cli.printing import show
+from vitrail.prediction.feature_table import FeaturesInMemory
 from vitrail.progress import PlainConsole, ending
 from vitrail.verbs import Output
 from vitrail.verbs.embed import Embeddings
@@ -31,7 +32,9 @@ class Ended:
 
 
 @pytest.mark.parametrize(
-    "result", [Ended(), Embeddings(features=np.zeros((1, 3), np.float32), pictures=("a",))], ids=["end", "embed"]
+    "result",
+    [Ended(), Embeddings(table=FeaturesInMemory(np.zeros((1, 3), np.float32), picture=("a",)))],
+    ids=["end", "embed"],
 )
 def test_a_reader_may_leave(result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()

@@ -20,6 +20,7 @@ from vitrail.canvas import save_figure
 from vitrail.cli.main import main
 from vitrail.explanation.paper_figures import save_paper_figure
 from vitrail.files import atomic_path
+from vitrail.prediction.feature_table import FeaturesInMemory
 from vitrail.verbs.embed import Embeddings
 from vitrail.verbs.predict import Predictions
 from vitrail.weights.tensor_files import write_npz, write_pickle, write_safetensors
@@ -41,10 +42,11 @@ def test_figures(tmp_path: Path) -> None:
     check_every_failure(lambda folder: save_figure(figure, folder / "f.png"), tmp_path / "b")
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
 def test_embed(suffix: str, tmp_path: Path) -> None:
-    embeddings = Embeddings(features=np.ones((3, 4), np.float32), pictures=("a", "b", "c"))
-    check_every_failure(lambda folder: embeddings.save(folder / f"f{suffix}"), tmp_path, old_files(f"f{suffix}"))
+    embeddings = Embeddings(table=FeaturesInMemory(np.ones((3, 4), np.float32), picture=("a", "b", "c")))
+    names = [f"f{suffix}", *(["f.csv"] if suffix == ".npy" else [])]
+    check_every_failure(lambda folder: embeddings.save(folder / f"f{suffix}"), tmp_path, old_files(*names))
 
 
 @pytest.mark.parametrize("write", [write_npz, write_pickle, lambda path, tensors: write_safetensors(path, tensors, {})])

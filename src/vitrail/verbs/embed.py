@@ -1,9 +1,12 @@
 """`vitrail.embed`: the embeddings of pictures or of a data set, and a map of them."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
@@ -11,15 +14,17 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from vitrail.data.source import Dataset
+from vitrail.data.source import Dataset, Source
 from vitrail.errors import ConfigError, InputError, suggest
 from vitrail.evaluation import MapMethod
-from vitrail.files import as_utf8, atomic_path, load_pyarrow
+from vitrail.files import WriteRow, atomic_path, load_pyarrow, open_csv
 from vitrail.prediction import Predictor
-from vitrail.prediction.predictor import Named
-from vitrail.progress import Progress, ending, left_out, pick_progress, working
+from vitrail.prediction.feature_files import FeatureFormat, check_features_path, read_features, write_features
+from vitrail.prediction.feature_table import TEXTS, FeatureTable, Texts, collect_features
+from vitrail.prediction.results import Floats, Named
+from vitrail.progress import Advance, Progress, ending, left_out, pick_progress, working
 from vitrail.registry import PrecisionChoice, RuntimeChoice
-from vitrail.rng import permutation
+from vitrail.rng import start_of_permutation
 from vitrail.verbs.call import (
     Out,
     Pictures,
@@ -38,8 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_POINTS = 5000  # on a map; t-SNE of more takes minutes and shows no more
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+MOST_ERRORS = 1000  # that are kept in memory where a file lists them all
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,76 +76,89 @@ class FeatureMap:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Embeddings:
-    """The features of pictures, one row each."""
+    """The features of pictures, one row each.
 
-    features: Floats = field(repr=False)  # (N, D)
-    pictures: tuple[str, ...] = field(repr=False)  # (N,) their names
-    labels: tuple[str, ...] = field(default=(), repr=False)  # (N,) of a data set
-    splits: tuple[str, ...] = field(default=(), repr=False)  # (N,) of a data set
+    What was written to a file stays there: `features` of an .npy file are mapped into memory; those of other files, and
+    `pictures`, `labels` and `splits` of any file, are read when they are first used. The file must still be there.
+    """
+
+    table: FeatureTable = field(repr=False)
     errors: dict[str, str] = field(default_factory=dict[str, str], repr=False)  # picture → why it could not be read
+    num_errors: int = 0  # of which a file's `errors` are the first; errors.csv beside it lists all
     folder: Path | None = None
     written: tuple[Path, ...] = ()
     map_error: str = ""  # why no map could be drawn; the features are written
     following: str = field(default="", repr=False)  # a command to try next
 
+    @property
+    def features(self) -> Floats:
+        """(N, D)."""
+        return self.table.features
+
+    @cached_property
+    def pictures(self) -> tuple[str, ...]:
+        """(N,) their names."""
+        return self.table.texts("picture")
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """(N,) of a data set."""
+        return self.table.texts("label")
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """(N,) of a data set."""
+        return self.table.texts("split")
+
     def __len__(self) -> int:
-        return len(self.features)
+        return self.table.shape[0]
 
     @property
     def exit_code(self) -> int:
         """1: some pictures could not be read."""
-        return int(bool(self.errors))
+        return int(self.num_errors > 0)
 
     def to_dict(self) -> dict[str, Any]:
         """What is known of them but the features, for JSON."""
-        count, width = self.features.shape
+        count, width = self.table.shape
         written = [str(path) for path in self.written]
         return {
             "pictures": count,
             "width": width,
             "errors": self.errors,
+            "num_errors": self.num_errors,
             "map_error": self.map_error,
             "written": written,
         }
 
     def lines(self) -> Iterator[RenderableType]:
         """What the command prints."""
-        count, width = self.features.shape
+        count, width = self.table.shape
         yield f"{counted(count, 'picture')}, {counted(width, 'feature')} each"
         if self.map_error:
             yield Text(f"no map: {self.map_error}", style="yellow")
-        yield from left_out(self.errors)
+        yield from left_out(self.errors, count=self.num_errors)
         yield from ending(self.written, self.following)
 
     def save(self, path: str | Path) -> Path:
-        """Write the table to an .npz or .parquet file."""
+        """Write the table to an .npz, .npy (with a .csv beside it) or .parquet file."""
         target = Path(path)
-        columns = {"picture": self.pictures, "label": self.labels, "split": self.splits}
-        columns: dict[str, Any] = {name: list(values) for name, values in columns.items() if values}
-        if target.suffix not in (".npz", ".parquet"):
-            raise ConfigError(f"features are saved as .npz or .parquet; got {target}.")
-        with atomic_path(target) as draft:
-            if target.suffix == ".npz":
-                with draft.open("wb") as file:
-                    np.savez(file, features=self.features, **columns)
-            else:
-                pa, pq = load_pyarrow("writing Parquet")
-                columns = {name: list(map(as_utf8, values)) for name, values in columns.items()}
-                lists = pa.FixedSizeListArray.from_arrays(pa.array(self.features.ravel()), self.features.shape[1])
-                pq.write_table(pa.table({**columns, "features": lists}), draft)
+        with write_features(target, self.table.columns, self.table.shape[1]) as write:
+            for texts, features in self.table.rows():
+                write(texts, features)
         return target
 
     def map(self, method: MapMethod = "pca") -> FeatureMap:
         """The features on a plane, by "pca" or "tsne"; of very many, a fixed sample."""
         from vitrail.evaluation.probe import project
 
-        places = np.sort(permutation(0, 0, len(self), "map")[:MOST_POINTS])
+        places = np.sort(start_of_permutation(MOST_POINTS, 0, 0, len(self), "map"))
         count = counted(len(self), "picture")
         shown = count if len(places) == len(self) else f"{len(places):,} of {count}"
         return FeatureMap(
-            points=project(self.features[places], method),
+            points=project(self.table.features_at(places), method),
             places=places,
-            labels=tuple(self.labels[place] for place in places) if self.labels else None,
+            labels=self.table.texts_at("label", places) if "label" in self.table.columns else None,
             title=f"{'t-SNE' if method == 'tsne' else 'PCA'} of {shown}",
         )
 
@@ -153,7 +170,7 @@ def embed(
     data: Dataset | str | Path | None = None,
     split: str | Sequence[str] = (),
     list_file: str | None = None,
-    format: Literal["npz", "parquet"] = "npz",  # noqa: A002 - the flag's name
+    format: FeatureFormat = "npz",  # noqa: A002 - the flag's name
     map: MapMethod | Literal["none"] = "pca",  # noqa: A002 - the flag's name
     out: Out = None,
     batch_size: int | None = None,
@@ -166,7 +183,9 @@ def embed(
 ) -> Embeddings:
     """The embeddings of pictures or of a data set: the features that the model's head gets.
 
-    A picture that cannot be read is left out and listed in `errors`. The `settings` are the fields of `DataConfig`.
+    A picture that cannot be read is left out and listed in `errors`. With `out`, rows go to the file as they are
+    computed, so that memory does not grow with their number; errors.csv then lists all pictures that were left out, and
+    `errors` the first 1,000. The `settings` are the fields of `DataConfig`.
 
     Args:
         model: A checkpoint, as for `vitrail predict`. In Python, also a loaded model.
@@ -174,7 +193,8 @@ def embed(
         data: A data set instead of pictures: see `vitrail data --help`. The labels and splits come with the features.
         split: The splits of the data set, such as train,val [default: all].
         list_file: A file with one path per line; - for standard input.
-        format: The kind of file to write.
+        format: The kind of file to write: features.npz, features.npy with the names in features.csv, or
+            features.parquet.
         map: The 2-D map of the features to draw.
         out: The folder to write to [default: runs/embed-N]. In Python, nothing is written by default.
         batch_size: Pictures per forward pass [default: whatever suits the model].
@@ -194,6 +214,8 @@ def embed(
         data=data, split=splits, settings=changed_settings(config), form=format, method=map, batch_size=batch_size
     )
     check_out(out)
+    if out is not None and not isinstance(out, bool):
+        check_features_path(Path(out) / f"features.{format}")
     found = resolve_pictures(pictures, list_file) if data is None or pictures or list_file is not None else None
     if data is not None and found is not None:
         raise ConfigError("pass pictures or `data=`, not both.")
@@ -205,52 +227,37 @@ def embed(
     if argument is None:
         assert found is not None
         predictor = source.put(predictor, *found.size_up(), speaks=shows)
-        columns = _embed_pictures(predictor, found.stream(), batch_size, show)
+        job = _Job(TEXTS[:1], _pictures_of(predictor, found.stream(), batch_size))
     else:
         dataset = argument.open(speaks=shows)
-        sources = [dataset.split(name) for name in splits or dataset.splits]
-        some = (source.picture(place) for source in sources for place in range(len(source)))
-        predictor = source.put(predictor, sum(len(source) for source in sources), some, speaks=shows)
-        columns = _embed_data(predictor, dataset, splits, batch_size, show)
+        sources = [(name, dataset.split(name)) for name in splits or dataset.splits]
+        count = sum(len(each) for _, each in sources)
+        some = (each.picture(place) for _, each in sources for place in range(len(each)))
+        predictor = source.put(predictor, count, some, speaks=shows)
+        job = _Job(TEXTS, _data_of(predictor, sources, dataset.classes, batch_size), count)
     where = "DATA" if argument is None else argument.name
     following = f"vitrail eval {shlex.join([source.source, where])} --probe knn,linear"
-    embeddings = replace(columns.joined(), following=following)
-    folder = make_out(out, "embed")
-    if folder is None:
+    with _new_folder(out) as folder:
+        embeddings = job.collect(show) if folder is None else job.write(folder, format, show)
+    embeddings = replace(embeddings, following=following)
+    if folder is None or map == "none":
         return embeddings
-    with working("drawing the map", speaks=shows and map != "none"):
-        return _write(embeddings, folder, format, map)
+    with working("drawing the map", speaks=shows):
+        return _draw(embeddings, folder / f"map_{map}.png", map)
 
 
-@dataclass(kw_only=True)
-class _Columns:
-    """The results so far, as columns."""
-
-    pictures: list[str] = field(default_factory=list[str])
-    vectors: list[Floats] = field(default_factory=list[Floats])
-    labels: list[str] = field(default_factory=list[str])
-    splits: list[str] = field(default_factory=list[str])
-    errors: dict[str, str] = field(default_factory=dict[str, str])
-
-    def add(self, name: str, value: Floats | str) -> bool:
-        """Whether the picture has features."""
-        if isinstance(value, str):
-            self.errors[name] = value
-            return False
-        self.pictures.append(name)
-        self.vectors.append(value)
-        return True
-
-    def joined(self) -> Embeddings:
-        if not self.vectors:
-            raise InputError(f"no picture could be read; the first: {next(iter(self.errors.values()), 'none given')}")
-        return Embeddings(
-            features=np.stack(self.vectors),
-            pictures=tuple(self.pictures),
-            labels=tuple(self.labels),
-            splits=tuple(self.splits),
-            errors=self.errors,
-        )
+@contextmanager
+def _new_folder(out: Out) -> Generator[Path | None]:
+    """The folder to write to, if there is one; after a failure, a new one goes if it is empty."""
+    is_new = isinstance(out, bool) or out is None or not Path(out).exists()
+    folder = make_out(out, "embed")
+    try:
+        yield folder
+    except BaseException:
+        if folder is not None and is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def check_arguments(
@@ -263,7 +270,8 @@ def check_arguments(
     batch_size: int | None,
 ) -> None:
     """Refuse what cannot work, before anything is opened; `settings` are those about data that were passed."""
-    for name, value, known in (("format", form, ("npz", "parquet")), ("map", method, (*get_args(MapMethod), "none"))):
+    formats, maps = get_args(FeatureFormat), (*get_args(MapMethod), "none")
+    for name, value, known in (("format", form, formats), ("map", method, maps)):
         if value not in known:
             raise ConfigError(f"has no {value!r}; {suggest(str(value), known)}", field=name)
     if form == "parquet":
@@ -277,41 +285,98 @@ def check_arguments(
     refuse_settings(data, settings)
 
 
-def _embed_pictures(
-    predictor: Predictor, stream: Iterable[Named], batch_size: int | None, progress: Progress
-) -> _Columns:
-    columns = _Columns()
-    with progress("pictures") as advance:
-        for name, value in predictor.features(stream, batch_size):
-            columns.add(name, value)
-            advance(1)
-    return columns
+Computed = tuple[Texts, Floats | str]  # the texts of a row; its features, or why there are none
 
 
-def _embed_data(
-    predictor: Predictor, dataset: Dataset, splits: Sequence[str], batch_size: int | None, progress: Progress
-) -> _Columns:
-    chosen = splits or tuple(dataset.splits)
-    columns = _Columns()
-    with progress("pictures", sum(len(dataset.split(name)) for name in chosen)) as advance:
-        for name in chosen:
-            source = dataset.split(name)
-            named = ((source.key(index), source.picture(index)) for index in range(len(source)))
-            for index, (key, value) in enumerate(predictor.features(named, batch_size)):
-                if columns.add(key, value):
-                    columns.labels.append(dataset.classes[source.labels[index]])
-                    columns.splits.append(name)
+def _pictures_of(predictor: Predictor, stream: Iterable[Named], batch_size: int | None) -> Iterator[Computed]:
+    return (((name,), value) for name, value in predictor.features(stream, batch_size))
+
+
+def _data_of(
+    predictor: Predictor, sources: Iterable[tuple[str, Source]], classes: tuple[str, ...], batch_size: int | None
+) -> Iterator[Computed]:
+    for split, source in sources:
+        named = ((source.key(index), source.picture(index)) for index in range(len(source)))
+        for index, (key, value) in enumerate(predictor.features(named, batch_size)):
+            yield (key, classes[source.labels[index]], split), value
+
+
+class _Job:
+    """The rows of one call, on their way to memory or to a file."""
+
+    def __init__(self, columns: Sequence[str], rows: Iterator[Computed], total: int | None = None) -> None:
+        self._columns, self._computed, self._total = columns, rows, total
+        self._errors: dict[str, str] = {}
+        self._num_errors = 0
+
+    def collect(self, progress: Progress) -> Embeddings:
+        """All rows in memory."""
+        with progress("pictures", self._total) as advance:
+            width, rows = self._begin(self._errors.__setitem__, advance)
+            table = collect_features(rows, self._columns, width)
+        return Embeddings(table=table, errors=self._errors, num_errors=self._num_errors)
+
+    def write(self, folder: Path, form: FeatureFormat, progress: Progress) -> Embeddings:
+        """All rows in a file; the files appear when the last row is known."""
+        path, list_of_errors = folder / f"features.{form}", folder / "errors.csv"
+        with progress("pictures", self._total) as advance, _error_writer(list_of_errors) as write_error:
+
+            def note(name: str, why: str) -> None:
+                write_error(name, why)
+                if len(self._errors) < MOST_ERRORS:
+                    self._errors[name] = why
+
+            width, rows = self._begin(note, advance)
+            with write_features(path, self._columns, width) as write:
+                for texts, features in rows:
+                    write(texts, features)
+        written = (path, *([path.with_suffix(".csv")] if form == "npy" else ()))
+        written += (list_of_errors,) if self._num_errors else ()
+        return Embeddings(
+            table=read_features(path),
+            errors=self._errors,
+            num_errors=self._num_errors,
+            folder=folder,
+            written=written,
+        )
+
+    def _begin(self, note: Callable[[str, str], None], advance: Advance) -> tuple[int, Iterator[tuple[Texts, Floats]]]:
+        """How wide the rows are, and the rows with features; `note` gets the names of the others, and why."""
+
+        def readable() -> Iterator[tuple[Texts, Floats]]:
+            for texts, value in self._computed:
+                if isinstance(value, str):
+                    self._num_errors += 1
+                    note(texts[0], value)
+                else:
+                    yield texts, value
                 advance(1)
-    return columns
+
+        rows = readable()
+        first = next(rows, None)
+        if first is None:
+            raise InputError(f"no picture could be read; the first: {next(iter(self._errors.values()), 'none given')}")
+        return len(first[1]), chain([first], rows)
 
 
-def _write(embeddings: Embeddings, folder: Path, form: str, method: MapMethod | Literal["none"]) -> Embeddings:
-    """The same with its files; the features are written first, so that they are safe if the map fails."""
-    written = [embeddings.save(folder / f"features.{form}")]
-    map_error = ""
-    if method != "none":
-        try:
-            written.append(embeddings.map(method).save(folder / f"map_{method}.png"))
-        except InputError as error:
-            map_error = str(error)
-    return replace(embeddings, folder=folder, written=tuple(written), map_error=map_error)
+@contextmanager
+def _error_writer(path: Path) -> Generator[Callable[[str, str], None]]:
+    """What lists pictures that could not be read, in a file; without any there is none, nor one of an earlier call."""
+    with ExitStack() as stack:
+
+        @cache
+        def open_list() -> WriteRow:
+            return stack.enter_context(open_csv(stack.enter_context(atomic_path(path)), ("picture", "error")))
+
+        yield lambda name, why: open_list()((name, why))
+    if not open_list.cache_info().currsize:
+        path.unlink(missing_ok=True)
+
+
+def _draw(embeddings: Embeddings, path: Path, method: MapMethod) -> Embeddings:
+    """The same with a map; the features are written already, and stay if it fails."""
+    try:
+        drawn = embeddings.map(method).save(path)
+    except InputError as error:
+        return replace(embeddings, map_error=str(error))
+    return replace(embeddings, written=(*embeddings.written, drawn))
