@@ -15,6 +15,7 @@ from vitrail.errors import DataError
 from vitrail.storage import FileState, Span, Store, is_address, open_store
 
 BUCKET = "vitrail-tests"
+METHODS = ("pages", "listing", "entries", "states", "read", "open", "fetch", "create")  # `state` asks `states`
 KINDS = ("disk", "memory", "s3")
 # Every AWS library finds the server on loopback, and nothing else: no account of this machine, no metadata service.
 CREDENTIALS = {
@@ -129,6 +130,16 @@ class FailingStore:
                 return
             yield page
 
+    def listing(self, folder: str = "") -> Iterator[list[tuple[str, FileState]]]:
+        pages = self._store.listing(folder)
+        while True:
+            if self._count("listing", folder):
+                self._fail(folder)
+            page = next(pages, None)
+            if page is None:
+                return
+            yield page
+
     def entries(self, folder: str = "") -> dict[str, bool]:
         if self._count("entries", folder):
             self._fail(folder)
@@ -138,6 +149,11 @@ class FailingStore:
         if self._count("state", name):
             self._fail(name)
         return self._store.state(name)
+
+    def states(self, names: Sequence[str]) -> list[FileState | OSError]:
+        if self._count("states", ", ".join(names)):
+            self._fail(names[0] if names else "")
+        return self._store.states(names)
 
     def read(self, spans: Sequence[Span]) -> list[bytes | OSError]:
         if self._count("read", ", ".join(span.name for span in spans)):
@@ -185,7 +201,7 @@ def failing(store: Store, number: int, **options: Any) -> FailingStore:
 def failing_stores(number: int, **options: Any) -> Generator[FailingStore]:
     """While this lasts, every `ObjectStore` that is opened shares one count of calls, of which the n-th fails."""
     shared = FailingStore(open_store("memory://none"), number, **options)
-    calls = {name: _shared(name, shared) for name in ("pages", "entries", "state", "read", "open", "fetch", "create")}
+    calls = {name: _shared(name, shared) for name in METHODS}
     with mock.patch.multiple("vitrail.object_store.ObjectStore", **calls):
         yield shared
 

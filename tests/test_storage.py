@@ -62,6 +62,19 @@ def test_a_changed_file_has_another_version(store_root: str) -> None:
     assert store.state("a").version != first.version
 
 
+def test_a_listing_has_the_states_of_its_files(store_root: str) -> None:
+    put(store_root, FILES)
+    store = open_store(store_root)
+    listed = dict(entry for page in store.listing() for entry in page)
+    assert list(listed) == [name for page in store.pages() for name in page]
+    assert list(listed.values()) == store.states(list(listed)) == [store.state(name) for name in listed]
+    assert [name for page in store.listing("a-b") for name, _ in page] == ["a-b/1.jpg"]
+    none, one = store.states(["none", "b.txt"])
+    assert isinstance(none, FileNotFoundError)
+    assert one == listed["b.txt"]
+    assert store.states([]) == []
+
+
 def test_what_is_not_there(store_root: str, tmp_path: Path) -> None:
     put(store_root, {"folder/a": b"one"})
     store = open_store(store_root)
@@ -72,6 +85,8 @@ def test_what_is_not_there(store_root: str, tmp_path: Path) -> None:
         store.state("folder")
     with pytest.raises(FileNotFoundError):
         store.entries("none")
+    with pytest.raises(NotADirectoryError):
+        store.entries("folder/a")
 
 
 def test_a_file_is_created_once(store_root: str) -> None:

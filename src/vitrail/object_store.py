@@ -7,9 +7,11 @@ connection never looks like a million damaged pictures.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from errno import EINVAL
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from errno import EINVAL, ENOENT, ENOTDIR
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
 import fsspec
 
@@ -17,11 +19,20 @@ from vitrail.errors import DataError, MissingExtraError
 from vitrail.storage import FileState, Span, hide_secrets
 from vitrail.wording import in_one_line
 
+A = TypeVar("A")
 T = TypeVar("T")
+Facts: TypeAlias = dict[str, Any]  # what fsspec says of one file
 # Scheme → the optional part of vitrail that opens it.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "abfss": "az"}
+# What differs if the content does, the surest first: hashes, and times for stores that have none.
+MARKS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "last_modified", "updated", "mtime", "created")
+AT_ONCE = 32  # requests to a store without an answer yet
 WAITS = (0.1, 0.5, 2.0)  # seconds before another try
-OWN = (FileNotFoundError, IsADirectoryError)  # what is wrong with one file, however often it is asked for
+OWN = (
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+)  # what is wrong with one file, however often it is asked for
 
 
 class ObjectStore:
@@ -40,72 +51,92 @@ class ObjectStore:
                 raise MissingExtraError(f"{scheme}://", EXTRAS[scheme]) from None
             raise DataError(f"{self.root}: {in_one_line(error)}.") from None
         except Exception as error:  # a scheme that nobody knows, a region that does not exist, …
-            raise DataError(f"{self.root}: cannot be opened ({in_one_line(error)}).") from None
+            raise DataError(f"{self.root}: cannot be opened ({hide_secrets(in_one_line(error))}).") from None
         self._base = str(self._base).rstrip("/")
 
     def pages(self, folder: str = "", *, after: str = "") -> Iterator[list[str]]:
         """In the order of the full names for S3, whose own listing has pages; of others, folder after folder."""
-        whole = self._pages_of_s3 if hasattr(self._files, "call_s3") else self._pages_of_folders
+        for page in self._list(folder, after):
+            yield [name for name, _ in page]
+
+    def listing(self, folder: str = "") -> Iterator[list[tuple[str, FileState]]]:
+        for page in self._list(folder, ""):
+            yield [(name, _state(facts)) for name, facts in page]
+
+    def _list(self, folder: str, after: str) -> Iterator[list[tuple[str, Facts]]]:
+        whole = self._list_s3 if hasattr(self._files, "call_s3") else self._list_folders
         for page in whole(folder, after):
-            visible = [name for name in page if not any(part.startswith(".") for part in name.split("/"))]
+            visible = [entry for entry in page if not any(part.startswith(".") for part in entry[0].split("/"))]
             if visible:
                 yield visible
 
-    def _pages_of_s3(self, folder: str, after: str) -> Iterator[list[str]]:
+    def _list_s3(self, folder: str, after: str) -> Iterator[list[tuple[str, Facts]]]:
         bucket, _, key = self._base.partition("/")
         start = f"{key}/" if key else ""
         request = {"Bucket": bucket, "Prefix": f"{start}{folder}/" if folder else start}
         request |= {"StartAfter": start + after} if after else {}
         while True:
             answer = self._call(lambda: self._files.call_s3("list_objects_v2", **request), folder)
-            keys = [entry["Key"] for entry in answer.get("Contents", ())]
-            yield [key[len(start) :] for key in keys if not key.endswith("/")]
+            entries = [entry for entry in answer.get("Contents", ()) if not entry["Key"].endswith("/")]
+            yield [(entry["Key"][len(start) :], entry | {"size": entry["Size"]}) for entry in entries]
             if not answer.get("IsTruncated"):
                 return
             request["ContinuationToken"] = answer["NextContinuationToken"]
 
-    def _pages_of_folders(self, folder: str, after: str) -> Iterator[list[str]]:
+    def _list_folders(self, folder: str, after: str) -> Iterator[list[tuple[str, Facts]]]:
         done = after.split("/") if after else []
-        files: list[str] = []
-        for name, is_folder in self.entries(folder).items():
+        files: list[tuple[str, Facts]] = []
+        for name, facts in self._entries(folder).items():
             whole = f"{folder}/{name}" if folder else name
             parts = whole.split("/")
+            is_folder = facts["type"] == "directory"
             if is_folder and parts >= done[: len(parts)]:
                 if files:
                     yield files
                     files = []
-                yield from self._pages_of_folders(whole, after if parts == done[: len(parts)] else "")
+                yield from self._list_folders(whole, after if parts == done[: len(parts)] else "")
             elif not is_folder and parts > done:
-                files.append(whole)
+                files.append((whole, facts))
         if files:
             yield files
 
     def entries(self, folder: str = "") -> dict[str, bool]:
+        return {name: facts["type"] == "directory" for name, facts in self._entries(folder).items()}
+
+    def _entries(self, folder: str) -> dict[str, Facts]:
         found = self._call(lambda: self._files.ls(self._full(folder), detail=True), folder)
         full = self._full(folder).rstrip("/")
-        names = {str(entry["name"]).rstrip("/"): entry["type"] == "directory" for entry in found}
-        own = {name.rpartition("/")[2]: is_folder for name, is_folder in names.items() if name != full}
+        names = {str(facts["name"]).rstrip("/"): facts for facts in found}
+        if [facts["type"] for facts in names.values()] == ["file"] and full in names:
+            raise NotADirectoryError(ENOTDIR, "not a folder", self.path(folder))
+        own = {name.rpartition("/")[2]: facts for name, facts in names.items() if name != full}
         return {name: own[name] for name in sorted(own) if name and not name.startswith(".")}
 
     def state(self, name: str) -> FileState:
-        facts = self._call(lambda: self._files.info(self._full(name)), name)
-        if facts["type"] == "directory":
-            raise FileNotFoundError(2, "not a file", self.path(name))
-        marks = [facts.get(mark) for mark in ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "created")]
-        return FileState(int(facts["size"]), repr([str(mark) for mark in marks if mark is not None]))
+        state = self.states([name])[0]
+        if isinstance(state, OSError):
+            raise state
+        return state
+
+    def states(self, names: Sequence[str]) -> list[FileState | OSError]:
+        found = self._together(
+            lambda name: self._call(lambda: self._files.info(self._full(name)), name, own=PermissionError), names
+        )
+        self._refuse_lock_out(found, names)
+        return [
+            facts
+            if isinstance(facts, OSError)
+            else FileNotFoundError(ENOENT, "not a file", self.path(name))
+            if facts["type"] == "directory"
+            else _state(facts)
+            for name, facts in zip(names, found, strict=True)
+        ]
 
     def read(self, spans: Sequence[Span]) -> list[bytes | OSError]:
-        if not spans:
-            return []
-        paths = [self._full(span.name) for span in spans]
-        starts = [span.start if span.start or span.size is not None else None for span in spans]
-        ends = [None if span.size is None else span.start + max(span.size, 1) for span in spans]
         found: list[Any] = [None] * len(spans)
         waiting = list(range(len(spans)))
         for wait in (*WAITS, None):
-            some: list[Any] = [[part[index] for index in waiting] for part in (paths, starts, ends)]
-            answers = self._call(lambda some=some: self._files.cat_ranges(*some, on_error="return"), spans[0].name)
-            for index, answer in zip(waiting, answers, strict=True):
+            for index, answer in zip(waiting, self._ask([spans[index] for index in waiting]), strict=True):
                 found[index] = b"" if _is_behind_the_end(answer) else answer
             waiting = [index for index in waiting if _may_pass(found[index])]
             if waiting and wait is None:
@@ -113,13 +144,48 @@ class ObjectStore:
             if not waiting:
                 break
             time.sleep(wait or 0)
-        # A permission that some files lack is theirs; if none can be read, a token may have expired.
-        if found and all(isinstance(answer, PermissionError) for answer in found):
-            raise self._lost(found[0], spans[0].name)
+        self._refuse_lock_out(found, [span.name for span in spans])
         return [
             answer if isinstance(answer, OSError) else bytes(answer)[: span.size]
             for answer, span in zip(found, spans, strict=True)
         ]
+
+    def _ask(self, spans: Sequence[Span]) -> list[Any]:
+        """What fsspec has for each: bytes or an error."""
+        paths = [self._full(span.name) for span in spans]
+        starts = [span.start if span.start or span.size is not None else None for span in spans]
+        ends = [None if span.size is None else span.start + max(span.size, 1) for span in spans]
+        if self._files.async_impl:
+            return self._call(
+                lambda: self._files.cat_ranges(paths, starts, ends, on_error="return"), spans[0].name if spans else ""
+            )
+
+        def ask(index: int) -> Any:
+            try:
+                return self._files.cat_file(paths[index], start=starts[index], end=ends[index])
+            except Exception as error:  # each store raises its own kinds
+                return error
+
+        return self._together(ask, range(len(spans)))
+
+    def _together(self, ask: Callable[[A], T], items: Sequence[A]) -> list[T | OSError]:
+        """What is answered for each of many, or the error that is its own; they are asked for at once."""
+
+        def answer(item: A) -> T | OSError:
+            try:
+                return ask(item)
+            except OSError as error:
+                return error
+
+        if len(items) < 2:
+            return [answer(item) for item in items]
+        with ThreadPoolExecutor(min(len(items), AT_ONCE)) as pool:
+            return list(pool.map(answer, items))
+
+    def _refuse_lock_out(self, answers: Sequence[Any], names: Sequence[str]) -> None:
+        """A permission that some files lack is theirs; if nothing can be read, a token may have expired."""
+        if answers and all(isinstance(answer, PermissionError) for answer in answers):
+            raise self._lost(answers[0], names[0])
 
     def open(self, name: str) -> IO[bytes]:
         return self._call(lambda: self._files.open(self._full(name), "rb"), name)
@@ -140,12 +206,12 @@ class ObjectStore:
     def _full(self, name: str) -> str:
         return f"{self._base}/{name}" if name else self._base
 
-    def _call(self, call: Callable[[], T], name: str, *, once: bool = False) -> T:
+    def _call(self, call: Callable[[], T], name: str, *, once: bool = False, own: type[OSError] = FileExistsError) -> T:
         """What the store answers; a failure that may pass is tried again, unless the first try may have succeeded."""
         for wait in (*(() if once else WAITS), None):
             try:
                 return call()
-            except (*OWN, FileExistsError):
+            except (*OWN, own):
                 raise
             except Exception as error:  # each store raises its own kinds
                 if wait is None or isinstance(error, PermissionError):
@@ -154,7 +220,15 @@ class ObjectStore:
         raise AssertionError
 
     def _lost(self, error: BaseException, name: str) -> DataError:
-        return DataError(f"{self.path(name)}: the store does not answer as it should ({in_one_line(error)[:300]}).")
+        why = hide_secrets(in_one_line(error))[:300]
+        return DataError(f"{self.path(name)}: the store does not answer as it should ({why}).")
+
+
+def _state(facts: Facts) -> FileState:
+    """The first mark that a store gives, in a listing as well as for a single file."""
+    mark = next((facts[mark] for mark in MARKS if facts.get(mark) is not None), "")
+    text = str(mark.timestamp() if isinstance(mark, datetime) else mark)
+    return FileState(int(facts["size"] or 0), f"{facts['size']}-{text.strip(chr(34))}")
 
 
 def _may_pass(answer: Any) -> bool:

@@ -22,6 +22,9 @@ from vitrail.files import workshop_in
 
 PAGE = 1000  # names
 RUN = 50_000  # names of one folder that are sorted in memory; those of a larger one in several runs
+# Before an @ is a user, and perhaps a password; but in Azure's longer addresses, the container.
+_USER = re.compile(r"((?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://)[^/\s]*@")
+_QUERY = re.compile(r"(://[^\s?]*)\?[^\s?…][^\s]*")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 
 
@@ -33,7 +36,7 @@ class Span(NamedTuple):
     size: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileState:
     """What tells whether a file has changed."""
 
@@ -53,12 +56,20 @@ class Store(Protocol):
         """
         ...
 
+    def listing(self, folder: str = "") -> Iterator[list[tuple[str, FileState]]]:
+        """The same names, each with the state of its file, which an object store lists anyway."""
+        ...
+
     def entries(self, folder: str = "") -> dict[str, bool]:
         """What is directly in a folder, if it is visible, sorted: its own name → whether it is a folder."""
         ...
 
     def state(self, name: str) -> FileState:
         """The size and version of a file; FileNotFoundError if there is none."""
+        ...
+
+    def states(self, names: Sequence[str]) -> list[FileState | OSError]:
+        """The same for many at once; of those without one, why."""
         ...
 
     def read(self, spans: Sequence[Span]) -> list[bytes | OSError]:
@@ -108,14 +119,9 @@ def open_file_store(where: str | Path) -> tuple[Store, str]:
     return Disk(path.parent), path.name
 
 
-def hide_secrets(address: str) -> str:
-    """An address as it may be shown and written: without a user's name and password, or a signature."""
-    match = _ADDRESS.match(address)
-    if match is None:
-        return address
-    place, _, query = match[2].partition("?")
-    host, slash, rest = place.partition("/")
-    return f"{match[1]}://{host.rpartition('@')[2]}{slash}{rest}{'?…' if query else ''}"
+def hide_secrets(text: str) -> str:
+    """A text with addresses as it may be shown and written: without users' names and passwords, or signatures."""
+    return _QUERY.sub(r"\1?…", _USER.sub(r"\1", text))
 
 
 class Disk:
@@ -138,6 +144,11 @@ class Disk:
         while page := list(islice(names, PAGE)):
             yield page
 
+    def listing(self, folder: str = "") -> Iterator[list[tuple[str, FileState]]]:
+        for page in self.pages(folder):
+            states = zip(page, self.states(page), strict=True)
+            yield [(name, state) for name, state in states if isinstance(state, FileState)]
+
     def entries(self, folder: str = "") -> dict[str, bool]:
         with os.scandir(self.folder / folder) as entries:
             found = {entry.name: is_folder(entry) for entry in entries if not entry.name.startswith(".")}
@@ -148,6 +159,15 @@ class Disk:
         if not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError(2, "not a file", self.path(name))
         return FileState(status.st_size, f"{status.st_size}-{status.st_mtime_ns}")
+
+    def states(self, names: Sequence[str]) -> list[FileState | OSError]:
+        return [self._state(name) for name in names]
+
+    def _state(self, name: str) -> FileState | OSError:
+        try:
+            return self.state(name)
+        except OSError as error:
+            return error
 
     def read(self, spans: Sequence[Span]) -> list[bytes | OSError]:
         return [self._read(*span) for span in spans]
