@@ -193,9 +193,15 @@ class ObjectStore:
     def fetch(self, name: str, target: Path) -> None:
         self._call(lambda: self._files.get_file(self._full(name), str(target)), name)
 
-    def create(self, name: str, content: bytes) -> bool:
+    def create(self, name: str, content: bytes | Path) -> bool:
+        def write() -> None:
+            if isinstance(content, Path):
+                self._files.put_file(str(content), self._full(name), mode="create")
+            else:
+                self._files.pipe_file(self._full(name), content, mode="create")
+
         try:
-            self._call(lambda: self._files.pipe_file(self._full(name), content, mode="create"), name, once=True)
+            self._call(write, name, once=True)
         except FileExistsError:
             return False
         return True

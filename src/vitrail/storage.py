@@ -7,6 +7,7 @@ created whole, by one writer only, or not at all. `object_store.py` has the stor
 
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -84,8 +85,11 @@ class Store(Protocol):
         """Copy a file to a path of this machine."""
         ...
 
-    def create(self, name: str, content: bytes) -> bool:
-        """Write a new file, whole or not at all; False if there was one already, which stays as it is."""
+    def create(self, name: str, content: bytes | Path) -> bool:
+        """Write a new file, whole or not at all; False if there was one already, which stays as it is.
+
+        A path is a file of this machine to copy.
+        """
         ...
 
     def path(self, name: str) -> str:
@@ -185,10 +189,9 @@ class Disk:
 
     def fetch(self, name: str, target: Path) -> None:
         with self.open(name) as source, target.open("wb") as copy:
-            while piece := source.read(1 << 20):
-                copy.write(piece)
+            shutil.copyfileobj(source, copy)
 
-    def create(self, name: str, content: bytes) -> bool:
+    def create(self, name: str, content: bytes | Path) -> bool:
         path = self.folder / name
         if path.exists():
             return False
@@ -196,7 +199,11 @@ class Disk:
         with workshop_in(path.parent) as workshop:
             draft = workshop / path.name
             with draft.open("wb") as file:
-                file.write(content)
+                if isinstance(content, Path):
+                    with content.open("rb") as source:
+                        shutil.copyfileobj(source, file)
+                else:
+                    file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             return _put(draft, path)

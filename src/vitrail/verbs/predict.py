@@ -15,13 +15,13 @@ from vitrail.errors import ConfigError
 from vitrail.files import sha256_of
 from vitrail.prediction import Prediction, Predictor
 from vitrail.prediction.results import TOP_K, LazyPredictions, Named, Request
+from vitrail.prediction.row_tables import Columns
 from vitrail.progress import Progress, SteadyConsole, ending, pick_progress, progress_bar
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Pictures, RuntimeRequest, resolve_model, resolve_pictures
 from vitrail.verbs.keywords import renamed
 from vitrail.verbs.rows import (
     UNFAMILIAR,
-    Columns,
     Compute,
     RowFormat,
     TerminalTable,

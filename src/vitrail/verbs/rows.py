@@ -9,7 +9,6 @@ import json
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
@@ -17,9 +16,10 @@ from typing import IO, Any, Literal, get_args
 from rich.text import Text
 
 from vitrail.errors import ConfigError, shorten, suggest
-from vitrail.files import as_utf8, atomic_path, load_pyarrow, lock_file, row_writer
+from vitrail.files import atomic_path, load_pyarrow, lock_file, row_writer
 from vitrail.prediction import Prediction
 from vitrail.prediction.predictor import Named
+from vitrail.prediction.row_tables import Columns, fields_of, prediction_schema, prediction_table
 from vitrail.progress import PlainConsole
 from vitrail.wording import plain
 
@@ -31,15 +31,6 @@ NAME_WIDTH = 44  # of the table on the terminal
 LABEL_WIDTH = 22
 UNFAMILIAR = "unlike anything seen in training"
 GROUP = 4096  # rows of a Parquet file that are written together
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """What the rows of one job hold besides the picture and its error."""
-
-    top_k: int
-    label_set: bool = False  # a coverage was requested
-    familiarity: bool = False  # the model can tell
 
 
 def choose_format(asked: RowFormat | None, out: Path | None, *, raw: bool = False) -> RowFormat:
@@ -82,18 +73,18 @@ def open_file(form: RowFormat, out: Path, columns: Columns, *, raw: bool = False
 def text_writer(form: RowFormat, file: IO[str], columns: Columns, *, raw: bool = False) -> Write:
     """What writes rows of text."""
     if form == "jsonl":
-        return lambda row: print(json.dumps(_fields(row, columns)), file=file)
+        return lambda row: print(json.dumps(fields_of(row, columns)), file=file)
     write_row = row_writer(file, raw=raw and not file.isatty())  # a terminal never gets control characters
     top_k = columns.top_k
     pairs = [name for rank in range(1, top_k + 1) for name in (f"label_{rank}", f"score_{rank}")]
-    write_row(["picture", *pairs, *_extra_names(columns), "error"])
+    write_row(["picture", *pairs, *columns.extra, "error"])
 
     show = plain if file.isatty() else str  # a pipe or a file gets names unchanged
 
     def write(row: "Prediction") -> None:
         cells = [cell for label, score in zip(row.labels, row.scores, strict=True) for cell in (label, f"{score:.6f}")]
         cells += [""] * (2 * top_k - len(cells))
-        extra = map(_cell, (getattr(row, name) for name in _extra_names(columns)))
+        extra = map(_cell, (getattr(row, name) for name in columns.extra))
         write_row([*map(show, [row.picture, *cells, *extra, row.error or ""])])
 
     return write
@@ -142,11 +133,6 @@ def _remark(row: Prediction) -> str:
     return "  ".join(parts)
 
 
-def _extra_names(columns: Columns) -> list[str]:
-    """The fields of a `Prediction` that only some jobs have."""
-    return ["label_set"] * columns.label_set + ["familiarity", "familiar"] * columns.familiarity
-
-
 def _cell(value: Any) -> str:
     if value is None:
         return ""
@@ -155,34 +141,19 @@ def _cell(value: Any) -> str:
     return f"{value:.6f}" if isinstance(value, float) else SEPARATOR.join(value)
 
 
-def _fields(row: "Prediction", columns: Columns) -> dict[str, Any]:
-    extra = {name: getattr(row, name) for name in _extra_names(columns)}
-    return {"picture": row.picture, "labels": row.labels, "scores": row.scores, **extra, "error": row.error}
-
-
 @contextmanager
 def _parquet_writer(path: Path, columns: Columns) -> Generator[Write]:
-    pa, pq = load_pyarrow("writing Parquet")
-    types = {"label_set": pa.list_(pa.string()), "familiarity": pa.float64(), "familiar": pa.bool_()}
-    schema = pa.schema(
-        {
-            "picture": pa.string(),
-            "labels": pa.list_(pa.string()),
-            "scores": pa.list_(pa.float64()),
-            **{name: types[name] for name in _extra_names(columns)},
-            "error": pa.string(),
-        }
-    )
-    waiting: list[dict[str, Any]] = []
+    _, pq = load_pyarrow("writing Parquet")
+    schema = prediction_schema(columns)
+    waiting: list[Prediction] = []
     with pq.ParquetWriter(path, schema) as file:
 
         def flush() -> None:
-            file.write_table(pa.Table.from_pylist(waiting, schema))
+            file.write_table(prediction_table(waiting, columns, schema))
             waiting.clear()
 
         def write(row: "Prediction") -> None:
-            error = row.error and as_utf8(row.error)  # which names the picture
-            waiting.append({**_fields(row, columns), "picture": as_utf8(row.picture), "error": error})
+            waiting.append(row)
             if len(waiting) >= GROUP:
                 flush()
 

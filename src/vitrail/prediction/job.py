@@ -1,0 +1,274 @@
+"""A job: pictures in, rows out, each exactly once, however often and wherever its processes end.
+
+    OUT/job.json                        what is computed: the model and its checksums, the settings, the pictures
+    OUT/manifest/names-00000.parquet    where every picture is, almost a million in a file; a row group is a unit
+    OUT/manifest/_DONE                  how many there are, once all are listed
+    OUT/parts/part-00000000.parquet     the rows of one unit
+    OUT/_DONE                           the totals, once every part is there and they add up
+
+Nothing is ever changed: a file is created whole by whoever is first. A unit whose part exists is finished; any other is
+computed by whoever finds it, on whatever machine. So no process has to know of another.
+"""
+
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from vitrail.errors import ConfigError, DataError, shorten
+from vitrail.files import as_utf8, load_pyarrow
+from vitrail.prediction.listing import Cursor, Item, list_items
+from vitrail.storage import Span, Store, open_store
+from vitrail.untrusted import parse_json
+from vitrail.wording import counted
+
+UNIT = 4096  # pictures
+UNITS_PER_FILE = 244  # of the manifest: 999,424 names
+DESCRIPTION, DONE, LISTED = "job.json", "_DONE", "manifest/_DONE"
+CURSOR = b"vitrail.cursor"
+ERRORS = b"vitrail.errors"
+CHECKS = 16  # parts whose ends are read at once
+FORMAT = 1
+
+Task = Literal["predict", "embed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What a job computes; equal on all its machines, and when it is resumed."""
+
+    task: Task
+    model: Mapping[str, Any]  # where it is, and the checksums of its files
+    pictures: Sequence[str]  # files, folders, patterns, archives
+    list_file: str | None
+    settings: Mapping[str, Any]  # as they were asked for
+    resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])  # as they were chosen where the job began
+    unit: int = UNIT
+
+    def to_json(self) -> bytes:
+        """The content of job.json."""
+        return json.dumps({"format": FORMAT, **vars(self)}, indent=2).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes, where: str) -> "JobSpec":
+        """What a job.json says."""
+        try:
+            facts = dict(cast("dict[str, Any]", parse_json(content)))
+            if facts.pop("format") != FORMAT:
+                raise ValueError("it was written by another version of vitrail")
+            return cls(**facts)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"{where}: not the description of a job ({str(error)[:200]}).") from None
+
+    def check_same(self, other: "JobSpec", where: str) -> None:
+        """Refuse to continue a job with another model, other settings or other pictures."""
+        for name in ("task", "model", "pictures", "list_file", "settings"):
+            theirs, ours = ({name: getattr(spec, name)} for spec in (self, other))
+            if name in ("model", "settings"):
+                theirs, ours = theirs[name], ours[name]
+            for key in {**theirs, **ours}:
+                if theirs.get(key) != ours.get(key):
+                    what = "the files of the model" if key == "files" else f"`{'model' if key == 'source' else key}=`"
+                    raise ConfigError(
+                        f"{where} is a job with other settings: {what} must be {shorten(theirs.get(key))}, as when it "
+                        f"began; got {shorten(ours.get(key))}. Repeat its settings, or write to another place."
+                    )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """How much a job has done."""
+
+    pictures: int
+    units: int
+    errors: int  # pictures that could not be read
+
+
+class Job:
+    """The files of a job."""
+
+    def __init__(self, out: str | Path, spec: JobSpec, store: Store | None = None) -> None:
+        self.out, self.spec = str(out), spec
+        self.store = store or open_store(out)
+
+    @classmethod
+    def begin(cls, out: str | Path, spec: JobSpec, *, resume: bool) -> "Job":
+        """A new job, or an old one if it may be resumed and is the same."""
+        job = cls(out, spec)
+        if job.store.create(DESCRIPTION, spec.to_json()):
+            return job
+        if not resume:
+            raise ConfigError(f"{job.store.root} has begun; `resume=True` continues it, or write to another place.")
+        theirs = cls.open(out).spec
+        theirs.check_same(spec, job.store.root)
+        return cls(out, theirs, job.store)
+
+    @classmethod
+    def open(cls, out: str | Path) -> "Job":
+        """A job that has begun; FileNotFoundError if none has."""
+        store = open_store(out)
+        content = store.read([Span(DESCRIPTION)])[0]
+        if isinstance(content, OSError):
+            raise content
+        return cls(out, JobSpec.from_json(content, store.path(DESCRIPTION)), store)
+
+    # The manifest: which picture is in which unit.
+
+    def list_pictures(self) -> Iterator[int]:
+        """List the pictures to the end, file after file of the manifest, from where an earlier listing stopped.
+
+        Yields how many units can be computed so far.
+        """
+        if (listed := self.listed()) is not None:
+            yield listed.units
+            return
+        number = sum(1 for _ in self._names("manifest", r"names-(\d{5})\.parquet"))
+        pictures = self.spec.unit * UNITS_PER_FILE * number
+        after = self._cursor(number - 1) if number else None
+        if number:
+            yield number * UNITS_PER_FILE
+        found = list_items(self.spec.pictures, self.spec.list_file, after)
+        while True:
+            count = self._write_manifest(number, found)
+            pictures += count
+            if count < self.spec.unit * UNITS_PER_FILE:
+                break
+            number += 1
+            yield number * UNITS_PER_FILE
+        units = -(-pictures // self.spec.unit)
+        self.store.create(LISTED, json.dumps({"pictures": pictures, "units": units}).encode())
+        yield units
+
+    def _write_manifest(self, number: int, found: Iterator[tuple[Cursor, Item]]) -> int:
+        """The next file of the manifest, and how many pictures are in it; for none, no file."""
+        pa, pq = load_pyarrow("A job")
+        schema = pa.schema({"name": pa.string(), "file": pa.binary(), "start": pa.int64(), "size": pa.int64()})
+        count, cursor = 0, None
+        with tempfile.TemporaryDirectory() as folder:
+            draft = Path(folder) / "names"
+            with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
+                for _ in range(UNITS_PER_FILE):
+                    some = list(islice(found, self.spec.unit))
+                    if not some:
+                        break
+                    rows = [(as_utf8(item.name), os.fsencode(item.file), item.start, item.size) for _, item in some]
+                    columns = (list(column) for column in zip(*rows, strict=True))
+                    writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
+                    count, cursor = count + len(some), some[-1][0]
+                writer.add_key_value_metadata({CURSOR: json.dumps(cursor)})
+            if count:
+                self.store.create(_manifest_file(number), draft)
+        return count
+
+    def _cursor(self, number: int) -> Cursor:
+        _, pq = load_pyarrow("A job")
+        with self.store.open(_manifest_file(number)) as file:
+            metadata = pq.ParquetFile(file).metadata.metadata
+        return Cursor(*json.loads(metadata[CURSOR]))
+
+    def listed(self) -> Totals | None:
+        """How many pictures and units there are; None while they are being listed."""
+        content = self.store.read([Span(LISTED)])[0]
+        if isinstance(content, OSError):
+            return None
+        facts = json.loads(content)
+        return Totals(facts["pictures"], facts["units"], 0)
+
+    def is_listed(self, unit: int) -> bool:
+        """Whether the pictures of a unit are known."""
+        try:
+            return unit % UNITS_PER_FILE < _manifest(self.out, unit // UNITS_PER_FILE).num_row_groups
+        except FileNotFoundError:
+            return False
+
+    def items(self, unit: int) -> list[Item]:
+        """The pictures of a unit."""
+        table = _manifest(self.out, unit // UNITS_PER_FILE).read_row_group(unit % UNITS_PER_FILE)
+        rows = zip(*(table.column(name).to_pylist() for name in ("name", "file", "start", "size")), strict=True)
+        return [Item(name, os.fsdecode(file), start, size) for name, file, start, size in rows]
+
+    def size_of(self, unit: int, pictures: int) -> int:
+        """How many of all pictures a unit has: the last one may have fewer than the others."""
+        return min(self.spec.unit, pictures - unit * self.spec.unit)
+
+    # The parts: what was computed.
+
+    def finished(self) -> set[int]:
+        """The units whose parts exist."""
+        return {int(number) for number in self._names("parts", r"part-(\d{8})\.parquet")}
+
+    def is_finished(self, unit: int) -> bool:
+        """Whether somebody has computed a unit."""
+        try:
+            self.store.state(part_file(unit))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def write_part(self, unit: int, table: Any) -> bool:
+        """Keep the rows of a unit; False if somebody else has."""
+        _, pq = load_pyarrow("A job")
+        errors = len(table) - table.column("error").null_count
+        content = io.BytesIO()
+        pq.write_table(table.replace_schema_metadata({ERRORS: str(errors)}), content, compression="zstd")
+        return self.store.create(part_file(unit), content.getvalue())
+
+    def finish(self) -> Totals | None:
+        """The totals, written to `_DONE`, if every part is there; None if some are missing. Damage is an error."""
+        listed = self.listed()
+        if listed is None or self.finished() != set(range(listed.units)):
+            return None
+        with ThreadPoolExecutor(CHECKS) as pool:
+            counts = list(pool.map(self._count, range(listed.units)))
+        pictures, errors = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+        if pictures != listed.pictures:
+            raise DataError(
+                f"{self.store.root}: the parts must hold {counted(listed.pictures, 'row')}; got {pictures:,}. "
+                "Files of the job have been changed; delete those parts that are damaged, and resume it."
+            )
+        totals = Totals(pictures, listed.units, errors)
+        self.store.create(DONE, json.dumps(vars(totals)).encode())
+        return totals
+
+    def _count(self, unit: int) -> tuple[int, int]:
+        """The rows of a part, and how many of them are errors."""
+        _, pq = load_pyarrow("A job")
+        try:
+            with self.store.open(part_file(unit)) as file:
+                metadata = pq.ParquetFile(file).metadata
+                return metadata.num_rows, int(metadata.metadata[ERRORS])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            where = self.store.path(part_file(unit))
+            raise DataError(f"{where}: damaged ({error}); delete it, and resume the job.") from None
+
+    def _names(self, folder: str, pattern: str) -> Iterator[str]:
+        """What a pattern finds in the names of the files in a folder."""
+        try:
+            for page in self.store.pages(folder):
+                yield from (match[1] for name in page if (match := re.fullmatch(f"{folder}/{pattern}", name)))
+        except FileNotFoundError:
+            return
+
+
+@lru_cache(maxsize=2)
+def _manifest(out: str, number: int) -> Any:
+    """An open file of a manifest, which never changes."""
+    _, pq = load_pyarrow("A job")
+    return pq.ParquetFile(open_store(out).open(_manifest_file(number)))
+
+
+def _manifest_file(number: int) -> str:
+    return f"manifest/names-{number:05d}.parquet"
+
+
+def part_file(unit: int) -> str:
+    """Where the rows of a unit are."""
+    return f"parts/part-{unit:08d}.parquet"
