@@ -119,7 +119,7 @@ def test_every_file_is_reachable_from_the_architecture() -> None:
 
 
 def test_public_names_are_few() -> None:
-    assert len(vitrail.__all__) <= 40  # the verbs, and the few types that they take and return
+    assert len(vitrail.__all__) <= 45  # the verbs, and the few types that they take and return
 
 
 @pytest.mark.parametrize("package", [vitrail, vitrail.data, vitrail.training], ids=lambda package: package.__name__)

@@ -36,6 +36,7 @@ from vitrail.verbs.call import (
     resolve_model,
     resolve_pictures,
 )
+from vitrail.verbs.job import EngineName, JobResult, check_job, name_sources, run_job
 from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings
 from vitrail.wording import counted
 
@@ -173,6 +174,10 @@ def embed(
     format: FeatureFormat = "npz",  # noqa: A002 - the flag's name
     map: MapMethod | Literal["none"] = "pca",  # noqa: A002 - the flag's name
     out: Out = None,
+    job: str | Path | None = None,
+    engine: EngineName | None = None,
+    workers: int | None = None,
+    resume: bool = False,
     batch_size: int | None = None,
     runtime: RuntimeChoice = "auto",
     precision: PrecisionChoice = "float32",
@@ -180,7 +185,7 @@ def embed(
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Unpack[DataSettings],
-) -> Embeddings:
+) -> Embeddings | JobResult | None:
     """The embeddings of pictures or of a data set: the features that the model's head gets.
 
     A picture that cannot be read is left out and listed in `errors`. With `out`, rows go to the file as they are
@@ -197,6 +202,12 @@ def embed(
             features.parquet.
         map: The 2-D map of the features to draw.
         out: The folder to write to [default: runs/embed-N]. In Python, nothing is written by default.
+        job: Write the embeddings to this folder or address (s3://…) as Parquet files of 4,096 rows, each row exactly
+            once, whatever is interrupted; for archives, and for several processes or machines.
+        engine: Who computes a job: threads, torchrun or ray [default: torchrun's ranks, or else the threads of this
+            process].
+        workers: Ray's actors [default: one per GPU of the cluster, or else one per core].
+        resume: Continue a job.
         batch_size: Pictures per forward pass [default: whatever suits the model].
         runtime: The backend; auto: the fastest whose answers equal torch's, measured once if there is enough to do.
         precision: The number format; auto: bf16, or your int8 export of this model, if it is measured to be faster.
@@ -213,6 +224,26 @@ def embed(
     check_arguments(
         data=data, split=splits, settings=changed_settings(config), form=format, method=map, batch_size=batch_size
     )
+    check_job(job, engine, workers, data=data, out=out)
+    if job is not None:
+        return run_job(
+            model,
+            name_sources(pictures),
+            job,
+            task="embed",
+            list_file=list_file,
+            engine=engine,
+            workers=workers,
+            resume=resume,
+            batch_size=batch_size,
+            runtime=runtime,
+            precision=precision,
+            merge=merge,
+            device=device,
+            progress=progress,
+        )
+    if resume:
+        raise ConfigError("continues a job; name it with `job=`.", field="resume")
     check_out(out)
     if out is not None and not isinstance(out, bool):
         check_features_path(Path(out) / f"features.{format}")
@@ -227,18 +258,18 @@ def embed(
     if argument is None:
         assert found is not None
         predictor = source.put(predictor, *found.size_up(), speaks=shows)
-        job = _Job(TEXTS[:1], _pictures_of(predictor, found.stream(), batch_size))
+        rows = _Rows(TEXTS[:1], _pictures_of(predictor, found.stream(), batch_size))
     else:
         dataset = argument.open(speaks=shows)
         sources = [(name, dataset.split(name)) for name in splits or dataset.splits]
         count = sum(len(each) for _, each in sources)
         some = (each.picture(place) for _, each in sources for place in range(len(each)))
         predictor = source.put(predictor, count, some, speaks=shows)
-        job = _Job(TEXTS, _data_of(predictor, sources, dataset.classes, batch_size), count)
+        rows = _Rows(TEXTS, _data_of(predictor, sources, dataset.classes, batch_size), count)
     where = "DATA" if argument is None else argument.name
     following = f"vitrail eval {shlex.join([source.source, where])} --probe knn,linear"
     with _new_folder(out) as folder:
-        embeddings = job.collect(show) if folder is None else job.write(folder, format, show)
+        embeddings = rows.collect(show) if folder is None else rows.write(folder, format, show)
     embeddings = replace(embeddings, following=following)
     if folder is None or map == "none":
         return embeddings
@@ -301,7 +332,7 @@ def _data_of(
             yield (key, classes[source.labels[index]], split), value
 
 
-class _Job:
+class _Rows:
     """The rows of one call, on their way to memory or to a file."""
 
     def __init__(self, columns: Sequence[str], rows: Iterator[Computed], total: int | None = None) -> None:

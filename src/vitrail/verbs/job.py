@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 from rich.console import RenderableType
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from vitrail.prediction.job import Job, JobSpec, Task, Totals
     from vitrail.prediction.predictor import Predictor
-    from vitrail.verbs.call import ModelArgument
+    from vitrail.verbs.call import ModelArgument, Pictures
 
 EngineName = Literal["threads", "torchrun", "ray"]
 MILLION = 1_000_000
@@ -193,6 +193,34 @@ def run_job(
     )
 
 
+def check_job(job: str | Path | None, engine: str | None, workers: int | None, **elsewhere: object) -> None:
+    """Refuse what goes only with a job, or only without one: the arguments `elsewhere` that were given."""
+    if job is None:
+        given = [name for name, value in (("engine", engine), ("workers", workers)) if value is not None]
+        if given:
+            raise ConfigError(
+                f"goes with `job=`, the place to write to: one process needs no {given[0]}.", field=given[0]
+            )
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("under torchrun, every rank would compute every picture; `job=` shares them.")
+        return
+    given = [f"`{name}=`" for name, value in elsewhere.items() if value not in (None, False, (), True)]
+    if given:
+        raise ConfigError(f"{' and '.join(given)} cannot be used with `job=`, which writes Parquet files of its own.")
+
+
+def name_sources(pictures: "Pictures | None") -> list[str | Path]:
+    """The pictures of a job, which its processes must be able to find by their names."""
+    several: Any = [pictures] if isinstance(pictures, str | Path) else list(cast("Any", pictures or ()))
+    others = [each for each in several if not isinstance(each, str | Path)]
+    if others:
+        what = type(others[0]).__name__
+        raise ConfigError(
+            f"a job needs the paths or addresses of its pictures, not the pictures themselves; got {what}."
+        )
+    return several
+
+
 def _choose_engine(asked: EngineName | None, world_size: int, workers: int | None) -> EngineName:
     if asked is not None and asked not in get_args(EngineName):
         raise ConfigError(f"has no {asked!r}; {suggest(str(asked), get_args(EngineName))}", field="engine")
@@ -261,7 +289,9 @@ def _begin(
                 return Job.begin(out, replace(spec, resolved=resolved), resume=False), predictor
             time.sleep(POLL)  # until the first rank has begun it
     if rank == 0 and not (resume or _was_restarted()):
-        raise ConfigError(f"{job.store.root} is a job that has begun; `resume=True` continues it, or name another place.")
+        raise ConfigError(
+            f"{job.store.root} is a job that has begun; `resume=True` continues it, or name another place."
+        )
     job.spec.check_same(spec, job.store.root)
     return job, open_model(job, str(source.device))
 
