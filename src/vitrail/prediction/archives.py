@@ -4,7 +4,8 @@ Such files are not trusted: what a header claims is checked before it is believe
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, cast
 from vitrail.data.pixels import EXTENSIONS
 from vitrail.data.sources.parquet import FREE_BYTES, FREE_ROWS, MAX_RATIO, ROWS_PER_BYTE
 from vitrail.data.sources.table import COLUMNS
-from vitrail.errors import DataError, list_names
+from vitrail.errors import DataError, VitrailError, list_names
 from vitrail.files import load_pyarrow
 from vitrail.storage import Store, open_file_store
 from vitrail.untrusted import files_of, open_tar
@@ -45,14 +46,12 @@ class PictureTable:
 
     def __init__(self, store: Store, name: str) -> None:
         self.where = store.path(name)
-        _, parquet = load_pyarrow("A Parquet table")
+        self._store, self._name = store, name
+        _, self._parquet = load_pyarrow("A Parquet table")
         size = store.state(name).size
-        try:
-            self._file = parquet.ParquetFile(store.open(name))
-            schema = self._file.schema_arrow
-            groups = [self._file.metadata.row_group(index) for index in range(self._file.num_row_groups)]
-        except Exception as error:  # a hostile file can make pyarrow raise anything
-            raise DataError(f"{self.where}: not a readable Parquet table ({str(error)[:300]}).") from None
+        with self._opened() as file:
+            schema, self._metadata = file.schema_arrow, file.metadata
+        groups = [self._metadata.row_group(index) for index in range(self._metadata.num_row_groups)]
         self._column = next((column for column in COLUMNS["picture"] if column in schema.names), "")
         if not self._column:
             has, known = list_names(schema.names, 20), ", ".join(COLUMNS["picture"])
@@ -83,7 +82,16 @@ class PictureTable:
         return value if isinstance(value, bytes) else OSError("the row has no picture")
 
     def _read(self, group: int) -> Any:
+        with self._opened(metadata=self._metadata) as file:
+            return file.read_row_group(group, columns=[self._column]).column(0)
+
+    @contextmanager
+    def _opened(self, **options: Any) -> Generator[Any]:
+        """The file, which is not kept open."""
         try:
-            return self._file.read_row_group(group, columns=[self._column]).column(0)
-        except Exception as error:
-            raise DataError(f"{self.where}: cannot be read ({str(error)[:300]}).") from None
+            with self._store.open(self._name) as file:
+                yield self._parquet.ParquetFile(file, **options)
+        except VitrailError:
+            raise
+        except Exception as error:  # a hostile file can make pyarrow raise anything
+            raise DataError(f"{self.where}: not a readable Parquet table ({str(error)[:300]}).") from None

@@ -201,11 +201,11 @@ def run_on_ray(job: Job, device: str, workers: int | None) -> Iterator[UnitDone]
     A row of Ray's data set is the number of a unit, and not a picture, so that its store of objects stays empty. An
     actor that is lost is started again, and with it the unit that it was computing.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
-        from ray.data import DataContext, from_items
+        from ray.data import ActorPoolStrategy, DataContext, from_items
     except ImportError:
         raise MissingExtraError("`engine='ray'`", "ray") from None
     finished = job.finished()
@@ -213,6 +213,8 @@ def run_on_ray(job: Job, device: str, workers: int | None) -> Iterator[UnitDone]
     units = [{"unit": unit} for unit in range(total) if unit not in finished]
     if not units:
         return
+    for logger in ("ray", "ray.data"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
     started = not ray.is_initialized()
     if started:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
@@ -228,7 +230,7 @@ def run_on_ray(job: Job, device: str, workers: int | None) -> Iterator[UnitDone]
             RayWorker,
             fn_constructor_kwargs={"out": job.out, "device": device},
             batch_size=1,
-            concurrency=min(most, len(units)),
+            compute=ActorPoolStrategy(size=min(most, len(units))),
             **needs,
         )
         for row in rows.iter_rows():
@@ -238,6 +240,8 @@ def run_on_ray(job: Job, device: str, workers: int | None) -> Iterator[UnitDone]
             ray.shutdown()
 
 
+# Read by Ray when it is imported and when its processes start: no usage reports, no messages to nobody.
+RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DEDUP_LOGS": "0"}
 MOST_BLOCKS = 1000  # of Ray's data set: each costs a little; a lost actor computes what is left of its block again
 
 

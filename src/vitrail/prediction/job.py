@@ -15,10 +15,10 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -51,7 +51,7 @@ class JobSpec:
     list_file: str | None
     settings: Mapping[str, Any]  # as they were asked for
     resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])  # as they were chosen where the job began
-    unit: int = UNIT
+    unit: int = field(default_factory=lambda: UNIT)
 
     def to_json(self) -> bytes:
         """The content of job.json."""
@@ -98,6 +98,7 @@ class Job:
     def __init__(self, out: str | Path, spec: JobSpec, store: Store | None = None) -> None:
         self.out, self.spec = str(out), spec
         self.store = store or open_store(out)
+        self._known: dict[int, Any] = {}  # the end of the file of the manifest that was read last
 
     @classmethod
     def begin(cls, out: str | Path, spec: JobSpec, *, resume: bool) -> "Job":
@@ -169,10 +170,8 @@ class Job:
         return count
 
     def _cursor(self, number: int) -> Cursor:
-        _, pq = load_pyarrow("A job")
-        with self.store.open(_manifest_file(number)) as file:
-            metadata = pq.ParquetFile(file).metadata.metadata
-        return Cursor(*json.loads(metadata[CURSOR]))
+        with self._manifest(number) as file:
+            return Cursor(*json.loads(file.metadata.metadata[CURSOR]))
 
     def listed(self) -> Totals | None:
         """How many pictures and units there are; None while they are being listed."""
@@ -185,13 +184,24 @@ class Job:
     def is_listed(self, unit: int) -> bool:
         """Whether the pictures of a unit are known."""
         try:
-            return unit % UNITS_PER_FILE < _manifest(self.out, unit // UNITS_PER_FILE).num_row_groups
+            with self._manifest(unit // UNITS_PER_FILE) as file:
+                return unit % UNITS_PER_FILE < file.num_row_groups
         except FileNotFoundError:
             return False
 
+    @contextmanager
+    def _manifest(self, number: int) -> Generator[Any]:
+        """A file of the manifest, which never changes once it is there: its ends are read once."""
+        _, pq = load_pyarrow("A job")
+        with self.store.open(_manifest_file(number)) as file:
+            opened = pq.ParquetFile(file, metadata=self._known.get(number))
+            self._known = {number: opened.metadata}
+            yield opened
+
     def items(self, unit: int) -> list[Item]:
         """The pictures of a unit."""
-        table = _manifest(self.out, unit // UNITS_PER_FILE).read_row_group(unit % UNITS_PER_FILE)
+        with self._manifest(unit // UNITS_PER_FILE) as file:
+            table = file.read_row_group(unit % UNITS_PER_FILE)
         rows = zip(*(table.column(name).to_pylist() for name in ("name", "file", "start", "size")), strict=True)
         return [Item(name, os.fsdecode(file), start, size) for name, file, start, size in rows]
 
@@ -256,13 +266,6 @@ class Job:
                 yield from (match[1] for name in page if (match := re.fullmatch(f"{folder}/{pattern}", name)))
         except FileNotFoundError:
             return
-
-
-@lru_cache(maxsize=2)
-def _manifest(out: str, number: int) -> Any:
-    """An open file of a manifest, which never changes."""
-    _, pq = load_pyarrow("A job")
-    return pq.ParquetFile(open_store(out).open(_manifest_file(number)))
 
 
 def _manifest_file(number: int) -> str:

@@ -165,6 +165,7 @@ def _expand(store: Store, name: str) -> Iterator[Item]:
     if name.lower().endswith(".tar"):
         yield from (Item(f"{file}:{key}", file, start, size) for key, start, size in tar_pictures(store, name))
     elif name.lower().endswith(".parquet"):
+        open_table.cache_clear()  # the file may be another one than before
         yield from (Item(f"{file}:{row}", file, row, ROW) for row in range(open_table(file).num_rows))
     else:
         yield Item(file, file)

@@ -1,0 +1,145 @@
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from tests.data.conftest import picture
+
+from stores import put
+from vitrail.errors import DataError, InputError, MissingExtraError
+from vitrail.prediction.inputs import count_pictures, find_pictures, stands_for_several
+from vitrail.prediction.listing import Item, list_items, read_items
+
+
+def encoded(seed: int) -> bytes:
+    content = io.BytesIO()
+    picture(seed).save(content, "PNG")
+    return content.getvalue()
+
+
+def tar_of(**files: bytes) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name.replace("_", "."))
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return content.getvalue()
+
+
+def table_of(values: list[Any], column: str = "image", group: int = 2) -> bytes:
+    content = io.BytesIO()
+    pq.write_table(pa.table({column: values, "label": ["x"] * len(values)}), content, row_group_size=group)
+    return content.getvalue()
+
+
+PICTURES = {
+    "a/1.png": encoded(1),
+    "a/2.jpg": encoded(2),
+    "a/deep/3.png": encoded(3),
+    "a/notes.txt": b"",
+    "b.png": encoded(4),
+}
+ARCHIVES = {
+    "s/t-000.tar": tar_of(x_png=encoded(5), x_cls=b"0", y_png=encoded(6), y_cls=b"1"),
+    "s/t-001.tar": tar_of(z_png=encoded(7), z_cls=b"0"),
+    "q/rows.parquet": table_of([encoded(8), encoded(9), encoded(10)]),
+    "q/structs.parquet": table_of([{"bytes": encoded(11), "path": None}]),
+}
+
+
+@pytest.fixture
+def root(store_root: str) -> str:
+    put(store_root, PICTURES | ARCHIVES)
+    return store_root
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a", ["a/1.png", "a/2.jpg", "a/deep/3.png"]),
+        ("a/2.jpg", ["a/2.jpg"]),
+        ("a/*.png", ["a/1.png"]),
+        ("**/*.png", ["a/1.png", "a/deep/3.png", "b.png"]),
+        ("s", ["s/t-000.tar:x.png", "s/t-000.tar:y.png", "s/t-001.tar:z.png"]),
+        ("s/t-{000..001}.tar", ["s/t-000.tar:x.png", "s/t-000.tar:y.png", "s/t-001.tar:z.png"]),
+        ("s/t-001.tar", ["s/t-001.tar:z.png"]),
+        ("s/t-*.tar", ["s/t-000.tar:x.png", "s/t-000.tar:y.png", "s/t-001.tar:z.png"]),
+        ("q/rows.parquet", ["q/rows.parquet:0", "q/rows.parquet:1", "q/rows.parquet:2"]),
+        ("q", ["q/rows.parquet:0", "q/rows.parquet:1", "q/rows.parquet:2", "q/structs.parquet:0"]),
+    ],
+)
+def test_what_a_source_stands_for_and_going_on_after_each_picture(root: str, source: str, expected: list[str]) -> None:
+    sources = [f"{root}/{source}", f"{root}/b.png"]
+    found = list(list_items(sources))
+    assert [item.name for _, item in found] == [f"{root}/{name}" for name in (*expected, "b.png")]
+    for number, (cursor, _) in enumerate(found):
+        assert list(list_items(sources, after=cursor)) == found[number + 1 :]
+    assert stands_for_several(sources[0]) == (source != "a/2.jpg")
+    assert count_pictures(sources) == len(found)
+
+
+def test_the_contents_are_those_that_were_stored(root: str) -> None:
+    items = [item for name in ("a", "s", "q") for _, item in list_items([f"{root}/{name}"])]
+    contents = [content.read_bytes() if isinstance(content, Path) else content for content in read_items(items)]
+    assert contents == [encoded(seed) for seed in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11)]
+    streamed = dict(find_pictures([f"{root}/s", f"{root}/q"]))
+    assert list(streamed.values()) == contents[3:]
+    gone = read_items([Item("x", f"{root}/a/gone.png")])[0]
+    assert isinstance(gone, OSError | Path)
+
+
+def test_a_list_may_be_in_a_store_and_go_on(root: str) -> None:
+    put(root, {"names.txt": f"{root}/a/1.png\n\n{root}/b.png\r\n".encode()})
+    found = list(list_items([f"{root}/s"], f"{root}/names.txt"))
+    assert [item.name for _, item in found][3:] == [f"{root}/a/1.png", f"{root}/b.png"]
+    for number, (cursor, _) in enumerate(found):
+        assert list(list_items([f"{root}/s"], f"{root}/names.txt", cursor)) == found[number + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.parquet", table_of(["a.png"]), "image must hold encoded pictures; it holds string: pass its paths with"),
+        ("t.parquet", table_of([1]), "image must hold encoded pictures; it holds int64: encode them"),
+        ("t.parquet", table_of([b"x"], "stuff"), "the column of pictures must be one of path, file"),
+        ("t.parquet", b"PAR1", "not a readable Parquet table"),
+        ("t.tar", b"x" * 100, "damaged or truncated"),
+        ("t.tar", tar_of(x_png=encoded(1))[:700], "truncated"),
+        ("t.tar", tar_of(x_txt=b"nothing"), "no picture in this file"),
+        ("empty/notes.txt", b"", "no pictures in this folder|there is no such folder"),
+    ],
+)
+def test_what_cannot_be_listed_is_refused(store_root: str, name: str, content: bytes, message: str) -> None:
+    put(store_root, {name: content})
+    with pytest.raises((DataError, InputError), match=message):
+        find_pictures([f"{store_root}/{name.removesuffix('/notes.txt')}"])
+
+
+@pytest.mark.parametrize("name", ["s3://vitrail-tests/nowhere", "memory://nowhere/at-all"])
+@pytest.mark.usefixtures("s3_server")
+def test_a_folder_that_is_not_there(name: str) -> None:
+    with pytest.raises((InputError, DataError), match="there is no such folder in the store|cannot be accessed"):
+        find_pictures([name])
+
+
+def test_a_missing_package_names_what_to_install() -> None:
+    with pytest.raises(MissingExtraError, match=r'pip install "vitrail\[gs\]"'):
+        find_pictures(["gs://bucket/photos"])
+
+
+def test_a_table_that_was_written_again_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    for seed in (1, 2):
+        path.write_bytes(table_of([encoded(seed)]))
+        assert [content for _, content in find_pictures([str(path)])] == [encoded(seed)]
+
+
+def test_pictures_beside_archives_hide_them(tmp_path: Path) -> None:
+    put(str(tmp_path), {"x.tar": tar_of(x_png=encoded(1)), "cat/1.png": encoded(1)})
+    assert [name for name, _ in find_pictures([str(tmp_path)])] == [str(tmp_path / "cat/1.png")]
+    Image.open(tmp_path / "cat/1.png").close()
