@@ -198,9 +198,7 @@ def check_job(job: str | Path | None, engine: str | None, workers: int | None, *
     if job is None:
         given = [name for name, value in (("engine", engine), ("workers", workers)) if value is not None]
         if given:
-            raise ConfigError(
-                f"goes with `job=`, the place to write to: one process needs no {given[0]}.", field=given[0]
-            )
+            raise ConfigError("goes with `job=`, the place to write to.", field=given[0])
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("under torchrun, every rank would compute every picture; `job=` shares them.")
         return
@@ -215,9 +213,7 @@ def name_sources(pictures: "Pictures | None") -> list[str | Path]:
     others = [each for each in several if not isinstance(each, str | Path)]
     if others:
         what = type(others[0]).__name__
-        raise ConfigError(
-            f"a job needs the paths or addresses of its pictures, not the pictures themselves; got {what}."
-        )
+        raise ConfigError(f"a job needs the paths or addresses of its pictures; got {what}.")
     return several
 
 
@@ -289,9 +285,7 @@ def _begin(
                 return Job.begin(out, replace(spec, resolved=resolved), resume=False), predictor
             time.sleep(POLL)  # until the first rank has begun it
     if rank == 0 and not (resume or _was_restarted()):
-        raise ConfigError(
-            f"{job.store.root} is a job that has begun; `resume=True` continues it, or name another place."
-        )
+        raise ConfigError(f"{job.store.root} is a job already; `resume=True` continues it, or name another place.")
     job.spec.check_same(spec, job.store.root)
     return job, open_model(job, str(source.device))
 
