@@ -144,7 +144,7 @@ VERBS = {
         line="Write the embeddings of pictures, and draw a map of them.",
         usage="[MODEL] PICTURES… | [MODEL] --data DATA",
         about="See `vitrail predict --help` for what a model and a picture can be. For a data set, the labels "
-        "and splits are written too. Pictures that cannot be read are left out and listed, and the exit "
+        "and splits are written too. Pictures that cannot be read are left out and listed in errors.csv, and the exit "
         "code is then 1.",
         examples=("vitrail embed runs/train-1 photos", "vitrail embed runs/train-1 --data photos --map tsne"),
         flags={"list_file": "list"},
