@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from vitrail.verbs.export import export as export
     from vitrail.verbs.inspect import inspect as inspect
     from vitrail.verbs.inspect import summary as summary
-    from vitrail.verbs.job import run_job as run_job
     from vitrail.verbs.models import models as models
     from vitrail.verbs.predict import predict as predict
     from vitrail.verbs.push import push as push
+    from vitrail.verbs.run_job import run_job as run_job
     from vitrail.verbs.scores import Evaluation as Evaluation
     from vitrail.verbs.serve import serve as serve
     from vitrail.verbs.train import demo as demo

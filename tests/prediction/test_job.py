@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -23,7 +22,7 @@ from stores import contents, failing_stores, put, remove
 from vitrail.errors import ConfigError, DataError
 from vitrail.prediction import job as jobs
 from vitrail.prediction.executors import UnitWorker
-from vitrail.verbs.job import JobResult, run_job
+from vitrail.verbs.run_job import JobResult, run_job
 
 UNIT = 4
 COUNT = 18  # pictures: four units, and a half
@@ -115,6 +114,16 @@ def test_a_listing_goes_on_where_it_stopped(model: str, photos: str, store_root:
     for name in ("manifest/_DONE", "manifest/names-00002.parquet", "_DONE"):
         remove(out, name)
     put(photos, {"005.png": encoded(1)})  # before what was listed, so it is not seen; a new listing would move all
+    assert work(model, photos, out, resume=True).computed == 0
+    assert contents(out) == before
+
+
+def test_a_listing_that_ended_without_saying_so(model: str, tmp_path: Path) -> None:
+    photos, out = put_photos(str(tmp_path / "photos")), str(tmp_path / "out")
+    work(model, photos, out)
+    before = contents(out)
+    for name in ("manifest/_DONE", "_DONE"):
+        remove(out, name)
     assert work(model, photos, out, resume=True).computed == 0
     assert contents(out) == before
 
@@ -265,7 +274,7 @@ def test_a_driver_that_is_killed_again_and_again(model: str, tmp_path: Path) -> 
         process = start(work_logged, model, photos, str(out), str(log), 0.03)
         wait_for(out.exists)
         time.sleep(draw.uniform(0.0, 0.6))
-        os.kill(process.pid or 0, signal.SIGKILL)
+        process.kill()
         process.join()
         units = {int(line) for line in log.read_text().split()} if log.exists() else set()
         assert not units & finished, "a finished unit was computed again"

@@ -131,19 +131,18 @@ class Job:
         if (listed := self.listed()) is not None:
             yield listed.units
             return
+        full = self.spec.unit * UNITS_PER_FILE
         number = sum(1 for _ in self._names("manifest", r"names-(\d{5})\.parquet"))
-        pictures = self.spec.unit * UNITS_PER_FILE * number
-        after = self._cursor(number - 1) if number else None
+        last, after = self._end(number - 1) if number else (full, None)
+        pictures = full * (number - 1) + last if number else 0
         if number:
-            yield number * UNITS_PER_FILE
+            yield -(-pictures // self.spec.unit)
         found = list_items(self.spec.pictures, self.spec.list_file, after)
-        while True:
-            count = self._write_manifest(number, found)
-            pictures += count
-            if count < self.spec.unit * UNITS_PER_FILE:
-                break
-            number += 1
-            yield number * UNITS_PER_FILE
+        while last == full:  # the last file is the only one that is not full
+            last = self._write_manifest(number, found)
+            pictures, number = pictures + last, number + 1
+            if last == full:
+                yield number * UNITS_PER_FILE
         units = -(-pictures // self.spec.unit)
         self.store.create(LISTED, json.dumps({"pictures": pictures, "units": units}).encode())
         yield units
@@ -169,9 +168,10 @@ class Job:
                 self.store.create(_manifest_file(number), draft)
         return count
 
-    def _cursor(self, number: int) -> Cursor:
+    def _end(self, number: int) -> tuple[int, Cursor]:
+        """How many pictures are in a file of the manifest, and where the listing was at its end."""
         with self._manifest(number) as file:
-            return Cursor(*json.loads(file.metadata.metadata[CURSOR]))
+            return file.metadata.num_rows, Cursor(*json.loads(file.metadata.metadata[CURSOR]))
 
     def listed(self) -> Totals | None:
         """How many pictures and units there are; None while they are being listed."""

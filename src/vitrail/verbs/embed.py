@@ -36,8 +36,8 @@ from vitrail.verbs.call import (
     resolve_model,
     resolve_pictures,
 )
-from vitrail.verbs.job import EngineName, JobResult, check_job, name_sources, run_job
 from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings
+from vitrail.verbs.run_job import EngineName, JobResult, check_job, name_sources, run_job
 from vitrail.wording import counted
 
 if TYPE_CHECKING:

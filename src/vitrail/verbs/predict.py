@@ -19,7 +19,6 @@ from vitrail.prediction.row_tables import Columns
 from vitrail.progress import Progress, SteadyConsole, ending, pick_progress, progress_bar
 from vitrail.registry import PrecisionChoice, RuntimeChoice
 from vitrail.verbs.call import Pictures, RuntimeRequest, resolve_model, resolve_pictures
-from vitrail.verbs.job import EngineName, JobResult, check_job, name_sources, run_job
 from vitrail.verbs.keywords import renamed
 from vitrail.verbs.rows import (
     UNFAMILIAR,
@@ -32,6 +31,7 @@ from vitrail.verbs.rows import (
     resumed,
     text_writer,
 )
+from vitrail.verbs.run_job import EngineName, JobResult, check_job, name_sources, run_job
 from vitrail.weights.metadata import ClassNames
 from vitrail.weights.resolve import files_of
 from vitrail.wording import counted
