@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 from vitrail.files import workshop_in
 
 PAGE = 1000  # names
@@ -26,6 +26,7 @@ RUN = 50_000  # names of one folder that are sorted in memory; those of a larger
 # Before an @ is a user, and perhaps a password; but in Azure's longer addresses, the container.
 _USER = re.compile(r"((?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://)[^/\s]*@")
 _QUERY = re.compile(r"(://[^\s?]*)\?[^\s?…][^\s]*")
+_SIGNED = re.compile(r"://[^?]*\?.*(sig|token|key|secret|passw|credential)[^=&]*=", re.IGNORECASE)
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 
 
@@ -126,6 +127,15 @@ def open_file_store(where: str | Path) -> tuple[Store, str]:
 def hide_secrets(text: str) -> str:
     """A text with addresses as it may be shown and written: without users' names and passwords, or signatures."""
     return _QUERY.sub(r"\1?…", _USER.sub(r"\1", text))
+
+
+def refuse_secrets(address: str, before: str = "") -> None:
+    """Raise for an address that could not be written down: run folders and reports name their data."""
+    if _USER.search(address) or _SIGNED.search(address):
+        raise DataError(
+            f"{before}{hide_secrets(address)}: an address of data must not hold a password or a signature; give them "
+            "as the store's own tools expect them, in environment variables or a file of your account."
+        )
 
 
 class Disk:

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from vitrail.data import open_data
+from vitrail.data.copies import Copies
 from vitrail.data.source import ArraySource, FileSource, Source, name_after
 from vitrail.data.sources.hf_datasets import HubSource
 from vitrail.data.sources.shards import Shard, ShardSource
+from vitrail.storage import Disk
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_the_current_folder_has_a_name_too(make_folder, monkeypatch: pytest.Monk
         ArraySource(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), [0, 1, 0], "a"),
         FileSource(["a/0", "a/1", "a/2"], [0, 1, 0], Path()),
         HubSource([], "image", [0, 1, 0], "a"),
-        ShardSource([Shard("x.tar", Path()), Shard("y.tar", Path())], [[0], [1, 0]]),
+        ShardSource([Shard(Copies(Disk(""), Path()), name) for name in ("x.tar", "y.tar")], [[0], [1, 0]]),
     ],
     ids=lambda source: type(source).__name__,
 )

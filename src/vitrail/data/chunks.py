@@ -108,6 +108,7 @@ class ChunkMaker:
         broken: dict[str, str] = {}
         if isinstance(self.source, ArraySource):
             return self._crop_arrays(self.source, samples, draws), samples, broken
+        self.source.prefetch(samples)
         numbers = resized_crop_numbers(draws)
         images: dict[int, Tensor] = {}  # row → its picture
         indices = samples.copy()

@@ -9,6 +9,7 @@ from typing import Literal
 from vitrail.cache import cache_folder
 from vitrail.errors import ConfigError
 from vitrail.schema import IF_USED, validate
+from vitrail.storage import refuse_secrets
 
 MAX_WORKERS = 1024
 VAL_RATE = TEST_RATE = 0.15  # of each class, if we make the split
@@ -33,8 +34,8 @@ class DataConfig:
 
     data_dir: Path | None = None
     """Where named data sets are kept or downloaded to [default: $VITRAIL_DATA or the user's cache]."""
-    split_file: Path | None = None
-    """The split.csv to use, for data without splits of their own."""
+    split_file: str | Path | None = None
+    """The split.csv to use, by its path or address, for data without splits of their own."""
     val_rate: float = VAL_RATE
     """Without a split file: the share of each class used for validation."""
     test_rate: float = TEST_RATE
@@ -51,6 +52,10 @@ class DataConfig:
     def __post_init__(self) -> None:
         validate(self)
         check_broken_rate(self.max_broken_rate)
+        if isinstance(self.split_file, str):
+            refuse_secrets(self.split_file)
+            if "\0" in self.split_file:
+                raise ConfigError("split_file must be a path, without a NUL character.")
 
     @property
     def cache(self) -> Path:

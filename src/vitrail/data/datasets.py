@@ -1,6 +1,6 @@
 """Data sets by name, path or address: `open_data`. Only this file decides what kind of source something is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.config import DataConfig
-from vitrail.data.download import Remote, fetch
-from vitrail.data.source import Dataset, Source
-from vitrail.data.sources.cifar import FOLDERS, is_cifar, open_cifar, read_archive
+from vitrail.data.download import Remote, fetch, is_web
+from vitrail.data.source import TABLES, Dataset, Source
+from vitrail.data.sources.cifar import BATCHES, FOLDERS, is_cifar, open_cifar, read_archive
 from vitrail.data.sources.folder import open_folder, subfolders
 from vitrail.data.sources.hf_datasets import open_hub
 from vitrail.data.sources.mnist import FASHION, IDX_FILES, is_idx, is_whole_idx, open_digits, open_idx
@@ -20,10 +20,10 @@ from vitrail.data.sources.table import open_table
 from vitrail.data.split import UNUSED, read_excluded, refuse_split_file, write_split
 from vitrail.errors import DataError, list_names, shorten, suggest
 from vitrail.files import atomic_path, harmless_cell
+from vitrail.storage import Disk, is_address, open_file_store, open_store, refuse_secrets
 from vitrail.untrusted import check_regular
 from vitrail.wording import agree, counted, hint_path, reason
 
-TABLES = (".csv", ".tsv", ".parquet")
 NAMES = ("digits", "cifar10", "cifar100", "mnist", "fashion-mnist")
 
 _CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
@@ -114,20 +114,62 @@ def _open(where: str | Path, config: DataConfig) -> Dataset:
     if isinstance(where, str) and text in NAMES:
         refuse_split_file(config, text)
         return open_digits() if text == "digits" else _open_named(text, config.cache)
+    if is_address(where) or is_web(text):
+        refuse_secrets(text)
+    if is_address(where):
+        return _open_address(text.rstrip("/"), config)
     if text.startswith("hf:"):
         return open_hub(text.removeprefix("hf:"), config)
-    if text.startswith(("http://", "https://")) or text.endswith((".tar", INDEX)):
+    if is_web(text) or text.endswith((".tar", INDEX)):
         return open_shards(text, config)
     return _open_path(Path(where), config)
 
 
 def check_where(where: str | Path) -> None:
-    """Raise if `open_data` could only fail, because a path does not exist. Nothing is listed or read for that."""
+    """Raise if `open_data` could only fail, because nothing is there. Of a store, one page of names is listed."""
     text = str(where)
-    if isinstance(where, str) and (text in NAMES or text.startswith(("hf:", "http://", "https://"))):
+    if is_address(where) or is_web(text):
+        refuse_secrets(text)
+    if is_address(where) and "{" not in text:
+        _require_address(text.rstrip("/"))
+    elif isinstance(where, str) and (text in NAMES or text.startswith("hf:") or is_web(text)):
         return
-    if "{" not in text:  # a range of shards stands for several files
+    elif "{" not in text:  # a range of shards stands for several files
         _require_path(Path(where))
+
+
+def _require_address(address: str) -> None:
+    """Raise if there is no such file or folder in its store."""
+    is_file = address.lower().endswith((*TABLES, ".tar", INDEX))
+    store, name = open_file_store(address) if is_file else (open_store(address), "")
+    with suppress(FileNotFoundError):
+        if (store.state(name) if is_file else next(store.pages(), None)) is not None:
+            return
+    raise DataError(f"{store.path(name) if is_file else store.root}: no such {'file' if is_file else 'folder'}.")
+
+
+def _open_address(address: str, config: DataConfig) -> Dataset:
+    """As `_open_path`, for an object store."""
+    if "{" not in address:
+        _require_address(address)
+    if address.endswith((".tar", INDEX)):
+        return open_shards(address, config)
+    if address.lower().endswith(TABLES):
+        return open_table(*open_file_store(address), config)
+    store = open_store(address)
+    entries = store.entries()
+    if is_local_only(entries):
+        raise DataError(f"{store.root}: the files of CIFAR and MNIST must be on this machine; copy them to a folder.")
+    if INDEX in entries or (any(name.endswith(".tar") for name in entries) and not any(entries.values())):
+        return open_shards(address, config)
+    return open_folder(store, config)
+
+
+def is_local_only(entries: Mapping[str, bool]) -> bool:
+    """Whether a folder holds files that are read from a disk only, judging by their names."""
+    groups = (*BATCHES, *((name,) for name in FOLDERS), *((IDX_FILES["train"][0] + end,) for end in ("", ".gz")))
+    files = {name for name, is_folder in entries.items() if not is_folder or name in FOLDERS}
+    return any(files.issuperset(group) for group in groups)
 
 
 def _require_path(path: Path) -> None:
@@ -148,11 +190,11 @@ def _open_path(path: Path, config: DataConfig) -> Dataset:
         check_regular(path)
         if path.suffix.lower() not in TABLES:
             raise DataError(f"{path}: a data file must be {', '.join(TABLES)}, .tar shards or CIFAR's archive.")
-        return open_table(path, config)
+        return open_table(Disk(path.parent), path.name, config)
     # Beside class folders, a .tar is the download that they were unpacked from.
-    if (path / INDEX).is_file() or (any(path.glob("*.tar")) and not subfolders(path)):
+    if (path / INDEX).is_file() or (any(path.glob("*.tar")) and not subfolders(Disk(path))):
         return open_shards(str(path), config)
-    return open_folder(path, config)
+    return open_folder(Disk(path), config)
 
 
 def _open_named(name: str, folder: Path) -> Dataset:

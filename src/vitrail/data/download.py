@@ -1,11 +1,14 @@
 """Downloads: resumed where they stopped, checked against the publisher's checksum, in place only once complete."""
 
 import hashlib
+import re
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+
+from filelock import FileLock
 
 from vitrail.errors import DataError
 from vitrail.progress import progress_bar
@@ -24,6 +27,39 @@ class Remote:
     @property
     def name(self) -> str:
         return self.url.rsplit("/", 1)[-1]
+
+
+class WebFolder:
+    """Files of a web server, below one address; copies of those that were fetched are kept."""
+
+    def __init__(self, root: str, cache: Path) -> None:
+        self.root = root
+        self._folder = cache / "shards" / re.sub(r"[^\w.-]+", "_", root)
+
+    def where(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def get(self, name: str) -> Path:
+        """The copy of a file, fetched if there is none."""
+        with self._locked(name):
+            return fetch(Remote(url=self.where(name)), self._folder)
+
+    def read_anew(self, name: str) -> bytes:
+        """The content of a file that may have changed."""
+        with self._locked(name):
+            for copy in (name, f"{name}.part"):
+                (self._folder / copy).unlink(missing_ok=True)
+            return fetch(Remote(url=self.where(name)), self._folder).read_bytes()
+
+    def _locked(self, name: str) -> FileLock:
+        """The ranks of one machine share the copies."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(self._folder / f"{name}.lock")
+
+
+def is_web(where: str) -> bool:
+    """Whether something is the address of a web server."""
+    return where.startswith(("http://", "https://"))
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
@@ -50,7 +86,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
 
 def _download(url: str, partial: Path) -> None:
     """Append what is missing; a server without support for ranges sends the whole file again."""
-    if not url.startswith(("https://", "http://")):
+    if not is_web(url):
         raise DataError(f"only http and https addresses can be downloaded; got {url}.")
     have = partial.stat().st_size if partial.is_file() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "vitrail", "Range": f"bytes={have}-"})  # noqa: S310

@@ -114,6 +114,7 @@ class Loader:
         if self.config.pin_memory and not torch.cuda.is_available():
             raise ConfigError("pin_memory needs a CUDA device, and torch finds none.")
         self._order = self._make_order()
+        self.source.require_room()
 
     def __len__(self) -> int:
         return len(self._order)

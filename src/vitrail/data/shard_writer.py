@@ -16,13 +16,14 @@ from torch import Tensor
 
 from vitrail.data.pixels import FORMATS, Picture, open_picture
 from vitrail.data.preprocess import Preprocess, preset
-from vitrail.data.source import Dataset, Source
+from vitrail.data.source import TOGETHER, Dataset, Source
 from vitrail.data.sources.shards import INDEX
 from vitrail.data.transform import as_bytes, to_pil
 from vitrail.errors import DataError, InputError
 from vitrail.files import sweep_drafts, workshop_in
 from vitrail.progress import ending, left_out
 from vitrail.rng import permutation
+from vitrail.threads import in_chunks
 from vitrail.untrusted import read_bytes
 from vitrail.wording import counted, reason
 
@@ -105,15 +106,16 @@ def _samples(
     source: Source, seed: int, skipped: dict[str, str], progress: Callable[[int], None]
 ) -> Iterator[tuple[bytes, str, int]]:
     """(encoded picture, extension, label) in a shuffled order."""
-    for position in permutation(seed, 0, len(source), "shards"):
-        index = int(position)
-        progress(1)
-        try:
-            data, extension = encode(source.picture(index))
-        except (InputError, OSError) as error:
-            skipped[source.key(index)] = reason(error)
-            continue
-        yield data, extension, int(source.labels[index])
+    for some in in_chunks(permutation(seed, 0, len(source), "shards").tolist(), TOGETHER):
+        source.prefetch(some)
+        for index in some:
+            progress(1)
+            try:
+                data, extension = encode(source.picture(index))
+            except (InputError, OSError) as error:
+                skipped[source.key(index)] = reason(error)
+                continue
+            yield data, extension, int(source.labels[index])
 
 
 def encode(picture: Picture) -> tuple[bytes, str]:

@@ -161,6 +161,7 @@ def _class_tiles(dataset: Dataset, label: int) -> Iterator[Tile]:
         source = dataset.splits[split]
         members = np.flatnonzero(source.labels == label)
         chosen = members[permutation(0, 0, len(members))[:share]]
+        source.prefetch(chosen)
         for index in chosen.tolist():
             yield Tile(load_picture(source, index), split)
 

@@ -2,10 +2,10 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -17,18 +17,22 @@ from vitrail.data.preprocess import Preprocess, preset
 from vitrail.data.split import UNUSED, split_samples, stratify
 from vitrail.errors import DataError, list_names, shorten
 from vitrail.rng import Integers
+from vitrail.storage import FileState, is_address
+from vitrail.threads import in_chunks
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+TABLES = (".csv", ".tsv", ".parquet")
 # Names that reveal nothing about a folder or a table, and folders that are never named after data.
 GENERIC = frozenset(
     {"data", "dataset", "datasets", "images", "imgs", "pictures", "photos", "train", "training", "test", "val"}
     | {"labels", "annotations", "metadata", "extracted", "unzipped", "download", "downloads"}
 )
 ELSEWHERE = frozenset({"", "tmp", "home", "root", "mnt", "media", "users", "content", "workspace", "work"})
+TOGETHER = 64  # pictures that are fetched at once
 SMALL_SIDE = 64  # pictures up to this side are not cropped, since every pixel counts
 
 
@@ -44,6 +48,23 @@ class Source(ABC):
     @abstractmethod
     def picture(self, index: int) -> Picture:
         """One picture, still encoded if that is how the source holds it."""
+
+    def require_room(self) -> None:  # noqa: B027 - most have nothing to fetch
+        """Raise if all pictures will be fetched, and the disk has no room for them."""
+
+    def prefetch(self, indices: Sequence[int] | Integers) -> None:  # noqa: B027
+        """Have some pictures at hand that are needed next: those of a store are fetched many at once."""
+
+    def stream(self, indices: Iterable[int]) -> Iterator[tuple[str, Picture]]:
+        """Samples by their names, one after the other."""
+        for some in in_chunks(indices, TOGETHER):
+            self.prefetch(some)
+            for index in some:
+                yield self.key(index), self.offer(index)
+
+    def offer(self, index: int) -> Picture:
+        """A picture, or what raises when it is opened: where it should be."""
+        return self.picture(index)
 
     @abstractmethod
     def key(self, index: int) -> str:
@@ -92,7 +113,7 @@ class FileSource(Source):
         self.names = names  # with "/" between folders on every system; absolute for a file elsewhere
         self.root = root
 
-    def picture(self, index: int) -> Path:
+    def picture(self, index: int) -> Path | bytes:
         return self.root / self.names[index]
 
     def key(self, index: int) -> str:
@@ -100,6 +121,21 @@ class FileSource(Source):
 
     def keys(self) -> list[str]:
         return list(self.names)
+
+    def state(self, index: int) -> FileState | None:
+        """What tells whether a file was replaced, if that is known without looking."""
+        return None
+
+    def size(self, index: int) -> int:
+        """The bytes of a file; -1 if it is gone, which is reported when it is read."""
+        try:
+            return (self.root / self.names[index]).stat().st_size
+        except OSError:
+            return -1
+
+    def renamed(self, names: Sequence[str], labels: Sequence[int] | Integers) -> "FileSource":
+        """Other files of the same place."""
+        return FileSource(names, labels, self.root)
 
     def select(self, indices: Sequence[int] | Integers) -> "FileSource":
         chosen: list[int] = np.asarray(indices, dtype=np.int64).tolist()
@@ -259,10 +295,14 @@ def align_labels(name: str, names: Mapping[str, Sequence[str]], *, same_everywhe
     return tuple(classes)
 
 
-def name_after(path: Path) -> str:
+def name_after(where: str | Path) -> str:
     """The name of data in a folder or a file: `flowers` for flowers/dataset and for flowers/labels.csv."""
-    own = path.absolute()
-    first = own.stem if own.is_file() else own.name
+    if is_address(where):
+        own = PurePosixPath(str(where).partition("://")[2])
+        first = own.stem if own.suffix.lower() in TABLES else own.name
+    else:
+        own = Path(where).absolute()
+        first = own.stem if own.is_file() else own.name
     if first.lower() not in GENERIC:
         return first
     for folder in own.parents:

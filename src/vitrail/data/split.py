@@ -4,6 +4,7 @@ import csv
 import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from vitrail.data.config import DataConfig
 from vitrail.errors import ConfigError, DataError, shorten
 from vitrail.files import atomic_path
 from vitrail.rng import Integers
+from vitrail.storage import open_file_store
 
 # Folder or column value → the split that it means.
 SPLIT_NAMES = {
@@ -86,7 +88,7 @@ def write_split(path: Path, rows: Mapping[str, Sequence[tuple[str, str]]]) -> No
             writer.writerows((key, split, name) for key, name in samples)
 
 
-def read_split(path: Path, keys: Sequence[str]) -> dict[str, Integers]:
+def read_split(path: str | Path, keys: Sequence[str]) -> dict[str, Integers]:
     """Split, or `UNUSED` → indices into `keys`, as written; every sample must be there, and no other."""
     with _open_rows(path, "split file", {"key", "split"}) as rows:
         where = _read_rows(path, rows)
@@ -119,22 +121,26 @@ def read_excluded(path: Path) -> dict[str, set[str]]:
 
 
 @contextmanager
-def _open_rows(path: Path, what: str, columns: set[str]) -> Generator[Iterable[Mapping[str, str | None]]]:
+def _open_rows(path: str | Path, what: str, columns: set[str]) -> Generator[Iterable[Mapping[str, str | None]]]:
     """The rows of a table that has these columns."""
     try:
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        store, name = open_file_store(path)
+        with (
+            store.open(name) as content,
+            TextIOWrapper(content, newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
+        ):
             reader = csv.DictReader(file)
             if not columns <= set(reader.fieldnames or ()):
                 needs = f"the column{'s' if len(columns) > 1 else ''} {' and '.join(sorted(columns))}"
                 raise DataError(f"{path}: needs {needs}; got {shorten(reader.fieldnames)}.")
             yield reader
     except OSError as error:
-        raise DataError(f"cannot read the {what} {path}: {error.strerror}.") from None
+        raise DataError(f"cannot read the {what} {path}: {error.strerror or 'no such file'}.") from None
     except csv.Error as error:
         raise DataError(f"{path}: not a table ({error}).") from None
 
 
-def _read_rows(path: Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str, str]:
+def _read_rows(path: str | Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str, str]:
     """Key → split; an unknown split would silently remove its samples from the run."""
     where: dict[str, str] = {}
     for row in rows:
@@ -144,7 +150,7 @@ def _read_rows(path: Path, rows: Iterable[Mapping[str, str | None]]) -> dict[str
     return where
 
 
-def _read_name(path: Path, key: str, text: str | None) -> str:
+def _read_name(path: str | Path, key: str, text: str | None) -> str:
     """The split that a cell names."""
     name = str(text).strip().lower()
     split = UNUSED if name == UNUSED else SPLIT_NAMES.get(name)

@@ -202,6 +202,22 @@ class _Joined(Source):
         part, offset = self._locate(index)
         return part.picture(offset)
 
+    def require_room(self) -> None:
+        for part in self._parts:
+            part.require_room()
+
+    def prefetch(self, indices: Sequence[int] | Integers) -> None:
+        places: dict[int, list[int]] = {}
+        for index in indices:
+            part, offset = self._locate(int(index))
+            places.setdefault(self._parts.index(part), []).append(offset)
+        for part, offsets in places.items():
+            self._parts[part].prefetch(offsets)
+
+    def offer(self, index: int) -> Picture:
+        part, offset = self._locate(index)
+        return part.offer(offset)
+
     def key(self, index: int) -> str:
         part, offset = self._locate(index)
         return part.key(offset)

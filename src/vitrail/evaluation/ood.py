@@ -14,6 +14,7 @@ from vitrail.evaluation.metrics import Floats, Integers, Rate, rate
 from vitrail.prediction import Predictor
 from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
+from vitrail.storage import Disk
 from vitrail.weights.trust import UNFAMILIAR_RATE, Familiarity, Packed, pack
 
 TRAINING_PICTURES = 1000  # whose features are used: more change little
@@ -67,7 +68,7 @@ def _spread(offsets: Floats) -> tuple[tuple[float, ...], Packed, float]:
 
 def is_unlabelled(path: Path) -> bool:
     """Whether a path is a folder with pictures and no folders in it, which could be classes."""
-    return path.is_dir() and not subfolders(path) and bool(_picture_names(path))
+    return path.is_dir() and not subfolders(Disk(path)) and bool(_picture_names(path))
 
 
 def open_unlabelled(folder: Path) -> FileSource:

@@ -101,7 +101,9 @@ def look_at(source: Source) -> PictureKind:
     if isinstance(source, ArraySource):
         return PictureKind(min(source.images.shape[-2:]), source.images.shape[1] == 1)
     looks: list[PictureKind] = []
-    for index in np.linspace(0, len(source) - 1, min(PROBES, len(source))).astype(int).tolist():
+    indices = np.linspace(0, len(source) - 1, min(PROBES, len(source))).astype(int).tolist()
+    source.prefetch(indices)
+    for index in indices:
         try:
             looks.append(_look_of(source.picture(index)))
         except (InputError, OSError):

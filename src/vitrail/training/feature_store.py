@@ -52,17 +52,10 @@ def features_key(backbone: Checkpoint, source: Source, contents: str = "") -> st
     digest = hashlib.sha256(fingerprint(tensors).encode())
     digest.update(json.dumps([to_dict(backbone.config), to_dict(backbone.preprocess)], sort_keys=True).encode())
     for index in range(len(source)):
-        size = _size_of(source.picture(index)) if isinstance(source, FileSource) else 0
+        size = source.size(index) if isinstance(source, FileSource) else 0
         digest.update(f"{source.key(index)}\0{size}\n".encode("utf-8", "surrogateescape"))
     digest.update(contents.encode())
     return digest.hexdigest()
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # a picture that is gone is reported when it is read
-        return -1
 
 
 @dataclass(frozen=True, kw_only=True)

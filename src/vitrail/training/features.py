@@ -198,7 +198,8 @@ class _Computation(NamedTuple):
         predictor = Predictor(runtime=runtime, **self.backbone.facts())
         if self.ranks.world_size > 1:
             return predictor
-        pictures = (self.source.picture(index) for part in parts for index in self.store.pictures(part))
+        some = self.source.stream(index for part in parts for index in self.store.pictures(part))
+        pictures = (picture for _, picture in some)
         return predictor.on("auto", count=self._count(parts), pictures=pictures, say=self.listener.said)
 
     def _compute(self, parts: list[int]) -> tuple[dict[str, str], int]:
@@ -210,7 +211,7 @@ class _Computation(NamedTuple):
         predictor = self._predictor(parts)
         broken: dict[str, str] = {}
         total, done = self._count(parts) * self.ranks.world_size, 0
-        named = ((source.key(index), source.picture(index)) for part in parts for index in store.pictures(part))
+        named = source.stream(index for part in parts for index in store.pictures(part))
         outputs = predictor.features(named, largest_call(predictor.runtime.batch_size))
         for number, part in enumerate(parts, start=1):
             rows: dict[int, Floats] = {}

@@ -22,6 +22,7 @@ from vitrail.data.sources.shards import ShardSource
 from vitrail.data.split import SPLIT_NAMES, SPLITS, UNUSED
 from vitrail.errors import DataError
 from vitrail.files import atomic_path
+from vitrail.storage import FileState
 from vitrail.training.config import TrainConfig
 from vitrail.training.setup import open_training_data
 from vitrail.wording import agree, counted
@@ -91,11 +92,16 @@ def contents_key(folder: Path, source: Source) -> str:
 
 
 def _items(source: Source) -> dict[str, Any]:
-    """What is looked at, by name: files, or pictures in memory. Shards elsewhere would have to be fetched for that."""
+    """What is looked at, by name: files, the states of those in a store, or pictures in memory.
+
+    Shards of a web server would have to be fetched for that.
+    """
     if isinstance(source, ShardSource):
-        return {shard.name: shard.path for shard in source.shards if not shard.is_remote}
-    most = LOOKED_AT if isinstance(source, FileSource) else SAMPLED
-    return {source.key(index): source.picture(index) for index in range(0, len(source), _step(len(source), most))}
+        return {shard.name: shard.state or shard.path for shard in source.shards if shard.state or shard.is_local}
+    indices = range(0, len(source), _step(len(source), LOOKED_AT if isinstance(source, FileSource) else SAMPLED))
+    if isinstance(source, FileSource):
+        return {source.key(index): source.state(index) or source.picture(index) for index in indices}
+    return {source.key(index): source.picture(index) for index in indices}
 
 
 def _step(count: int, most: int) -> int:
@@ -128,6 +134,8 @@ def _compare(items: Mapping[str, Any], known: Mapping[str, Content]) -> tuple[di
 
 
 def _look(item: Any) -> Content | None:
+    if isinstance(item, FileState):
+        return Content(item.size, 0, item.version)
     if not isinstance(item, Path):
         return _hash(item, Content(0, 0, ""))
     try:
@@ -139,6 +147,8 @@ def _look(item: Any) -> Content | None:
 
 def _hash(item: Any, content: Content) -> Content:
     """The content with its hash, unless it cannot be read, which is reported elsewhere."""
+    if isinstance(item, FileState):
+        return content
     digest = hashlib.blake2b(digest_size=16)
     if not isinstance(item, Path):
         digest.update(item if isinstance(item, bytes) else np.asarray(item).tobytes())
@@ -267,7 +277,7 @@ def _select(
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([numbers[row.name] for row in own], dtype=np.int64)
     if isinstance(source, FileSource):  # a missing file keeps its index, or the order of all others would change
-        return FileSource([row.key for row in own], labels, source.root)
+        return source.renamed([row.key for row in own], labels)
     part = source.select([places[row.key] for row in own])
     part.labels = labels
     return part

@@ -263,7 +263,7 @@ def embed(
         dataset = argument.open(speaks=shows)
         sources = [(name, dataset.split(name)) for name in splits or dataset.splits]
         count = sum(len(each) for _, each in sources)
-        some = (each.picture(place) for _, each in sources for place in range(len(each)))
+        some = (picture for _, each in sources for _, picture in each.stream(range(len(each))))
         predictor = source.put(predictor, count, some, speaks=shows)
         rows = _Rows(TEXTS, _data_of(predictor, sources, dataset.classes, batch_size), count)
     where = "DATA" if argument is None else argument.name
@@ -327,7 +327,7 @@ def _data_of(
     predictor: Predictor, sources: Iterable[tuple[str, Source]], classes: tuple[str, ...], batch_size: int | None
 ) -> Iterator[Computed]:
     for split, source in sources:
-        named = ((source.key(index), source.picture(index)) for index in range(len(source)))
+        named = source.stream(range(len(source)))
         for index, (key, value) in enumerate(predictor.features(named, batch_size)):
             yield (key, classes[source.labels[index]], split), value
 

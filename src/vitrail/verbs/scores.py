@@ -256,7 +256,7 @@ def carry_out(
         if model.loaded is None:  # ranks, which must compute the same, choose nothing by measuring
             request = model.request if ranks.world_size == 1 else model.request.unmeasured()
             pictures = pick_split(dataset, name)
-            some = (pictures.picture(place) for place in range(len(pictures)))
+            some = (picture for _, picture in pictures.stream(range(len(pictures))))
             fast = request.put(predictor, _count_pictures(dataset, name, plan), some, speaks=shows)
         about = {"model": source, "data": dataset.name, "split": name, "split_from": split_from or None}
         about |= {"tta": plan.tta, "runtime": fast.runtime.name}

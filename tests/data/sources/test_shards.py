@@ -310,7 +310,7 @@ def test_the_index_is_fetched_anew_and_not_continued(tmp_path: Path, monkeypatch
             (folder / name).write_text("{}")
         raise DataError("no network")
 
-    monkeypatch.setattr("vitrail.data.sources.shards.fetch", look)
+    monkeypatch.setattr("vitrail.data.download.fetch", look)
     for _ in range(2):
         with pytest.raises(DataError, match="no network"):
             open_data("http://127.0.0.1/s/shards.json", DataConfig(data_dir=tmp_path))

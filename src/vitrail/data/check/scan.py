@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,14 @@ from torch import Tensor
 from vitrail.data.config import check_workers
 from vitrail.data.pixels import EXTENSIONS, ImageLike, decode, has_alpha, has_sixteen_bits, opened, orientation
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.source import Dataset, Source
+from vitrail.data.source import Dataset, FileSource, Source
 from vitrail.data.transform import as_bytes, to_pil
 from vitrail.errors import InputError
 from vitrail.wording import reason
 
 THUMBNAIL = 16
 _COLOR = Preprocess()  # how pictures are decoded to be compared: RGB, upright
-_BATCH = 256
+_BATCH, _CHUNK = 256, 16  # pictures after which progress is shown; that one thread examines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +46,20 @@ class PictureFacts:
 def scan(dataset: Dataset, workers: int, progress: Callable[[int], None] = lambda _: None) -> Iterator[PictureFacts]:
     """The facts of every sample, split after split, in order."""
     check_workers(workers)
+    for source in dataset.splits.values():
+        source.require_room()
     with ThreadPoolExecutor(max(workers, 1)) as pool:
         for split, source in dataset.splits.items():
             for start in range(0, len(source), _BATCH):
                 stop = min(start + _BATCH, len(source))
-                yield from pool.map(partial(examine, source, split), range(start, stop))
+                parts = [range(first, min(first + _CHUNK, stop)) for first in range(start, stop, _CHUNK)]
+                yield from chain.from_iterable(pool.map(partial(_examine, source, split), parts))
                 progress(stop - start)
+
+
+def _examine(source: Source, split: str, indices: range) -> list[PictureFacts]:
+    source.prefetch(indices)
+    return [examine(source, split, index) for index in indices]
 
 
 def examine(source: Source, split: str, index: int) -> PictureFacts:
@@ -62,7 +71,8 @@ def examine(source: Source, split: str, index: int) -> PictureFacts:
             return _measure(replace(fact, kind="array"), to_pil(as_bytes(picture, _COLOR, fact.key)))
         with opened(picture, fact.key) as image:
             kind, traits = image.format or "picture", tuple(_traits(image))
-            fact = replace(fact, kind=kind, traits=traits, extension=_wrong_extension(picture, kind))
+            own = fact.key if isinstance(source, FileSource) else picture
+            fact = replace(fact, kind=kind, traits=traits, extension=_wrong_extension(own, kind))
             return _measure(fact, decode(image, _COLOR, fact.key))
     except (InputError, OSError) as error:
         return replace(fact, trouble=reason(error))

@@ -26,6 +26,8 @@ PICKLED = {
     100: {"train": ["train"], "test": ["test"]},
 }
 FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-100-binary", "cifar-100-python")
+# Files of which a folder with batches has one group.
+BATCHES = (("data_batch_1.bin",), ("data_batch_1",), ("fine_label_names.txt",), ("train", "test", "meta"))
 ARCHIVES = tuple(f"cifar-{number}-{kind}.tar.gz" for number in (10, 100) for kind in ("binary", "python"))
 
 MAX_BYTES = 400_000_000  # the whole of CIFAR-10 or CIFAR-100 has 190
@@ -37,8 +39,7 @@ def is_cifar(path: Path) -> bool:
     """Whether a path is CIFAR's archive, or a folder that holds its batches."""
     if path.is_file():
         return path.name in ARCHIVES
-    groups = (("data_batch_1.bin",), ("data_batch_1",), ("fine_label_names.txt",), ("train", "test", "meta"))
-    return any(all((path / name).is_file() for name in group) for group in groups)
+    return any(all((path / name).is_file() for name in group) for group in BATCHES)
 
 
 def open_cifar(path: Path) -> Dataset:

@@ -1,140 +1,168 @@
 """Class folders: `train/cat/1.jpg` with `val/` and `test/` beside it, or only `cat/1.jpg`."""
 
-import os
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from vitrail.data.config import DataConfig
+from vitrail.data.copies import Copies
 from vitrail.data.pixels import EXTENSIONS, is_picture_name
 from vitrail.data.source import Dataset, FileSource, align_labels, name_after, split_dataset
+from vitrail.data.sources.store import Listing, StoreSource, by_parts
 from vitrail.data.split import SPLIT_NAMES, refuse_split_file
 from vitrail.errors import DataError
-from vitrail.storage import is_folder, walk_files
+from vitrail.rng import Integers
+from vitrail.storage import Disk, Store, is_address
 from vitrail.wording import counted
 
+MakeSource: TypeAlias = Callable[[list[str], Integers], FileSource]
 
-def open_folder(root: Path, config: DataConfig) -> Dataset:
+
+class Tree(Protocol):
+    """What class folders need to know of the store that they are in."""
+
+    root: str
+
+    def pages(self, folder: str = "") -> Iterator[list[str]]: ...
+
+    def entries(self, folder: str = "") -> dict[str, bool]: ...
+
+
+def open_folder(store: Store, config: DataConfig) -> Dataset:
     """The data set in a folder; flat class folders are split here, as planned."""
-    folders = subfolders(root)
-    splits: dict[str, Path] = {}
+    tree: Tree = store if isinstance(store, Disk) else Listing(store)
+    folders = subfolders(tree)
+    splits: dict[str, str] = {}
     for folder in folders:
-        split = SPLIT_NAMES.get(folder.name.lower())
+        split = SPLIT_NAMES.get(folder.lower())
         if split in splits:
-            raise DataError(f"{root}: {splits[split].name}/ and {folder.name}/ both mean {split}; keep one.")
+            raise DataError(f"{tree.root}: {splits[split]}/ and {folder}/ both mean {split}; keep one.")
         if split:
             splits[split] = folder
+    make = partial(_make_source, store, tree, config.cache)
     # A single folder called "train" among others is a class (trains, buses, …), not a split.
     if "train" in splits and (len(splits) > 1 or len(folders) == 1):
-        refuse_split_file(config, str(root))
-        return _open_splits(root, splits)
-    _refuse_unknown_splits(root, folders, splits)
-    _suggest_subfolder(root, folders)
-    return _open_flat(root, folders, config)
+        refuse_split_file(config, tree.root)
+        return _open_splits(tree, splits, make)
+    _refuse_unknown_splits(tree, folders, splits)
+    _suggest_subfolder(tree, folders)
+    return _open_flat(tree, folders, config, make)
 
 
-def _refuse_unknown_splits(root: Path, folders: list[Path], splits: Mapping[str, Path]) -> None:
+def _make_source(store: Store, tree: Tree, cache: Path, names: list[str], labels: Integers) -> FileSource:
+    if isinstance(store, Disk):
+        return FileSource(names, labels, store.folder)
+    assert isinstance(tree, Listing)
+    return StoreSource(names, labels, Copies(store, cache), tree.states_of(names))
+
+
+def _refuse_unknown_splits(tree: Tree, folders: list[str], splits: Mapping[str, str]) -> None:
     """Folders that are splits, even if we do not know all their names, must not become classes."""
     if len(splits) == len(folders) > 1:
-        names = " and ".join(f"{folder.name}/" for folder in folders)
-        raise DataError(f"{root}: has {names} but no train/; add it, or rename the folders if they are classes.")
-    if "train" in splits and subfolders(splits["train"]) and not _has_pictures(splits["train"]):
-        others = ", ".join(f"{folder.name}/" for folder in folders if folder != splits["train"])
+        names = " and ".join(f"{folder}/" for folder in folders)
+        raise DataError(f"{tree.root}: has {names} but no train/; add it, or rename the folders if they are classes.")
+    if "train" in splits and subfolders(tree, splits["train"]) and not _has_pictures(tree, splits["train"]):
+        others = ", ".join(f"{folder}/" for folder in folders if folder != splits["train"])
         raise DataError(
-            f"{root}: train/ holds class folders, so it is a split, and {others} is not the name of a split; "
+            f"{tree.root}: train/ holds class folders, so it is a split, and {others} is not the name of a split; "
             f"rename it to one of {', '.join(SPLIT_NAMES)}, or move it elsewhere."
         )
 
 
-def _suggest_subfolder(root: Path, folders: list[Path]) -> None:
+def _suggest_subfolder(tree: Tree, folders: list[str]) -> None:
     """A folder that has splits inside is a data set of its own: the user passed a project's folder, not its data."""
-    whole = [folder for folder in folders if _has_splits(folder)]
+    whole = [folder for folder in folders if _has_splits(tree, folder)]
     if not whole:
         return
-    names = " or ".join(str(folder) for folder in whole[:3])
+    names = " or ".join(_whole(tree, folder) for folder in whole[:3])
     if 1 < len(whole) == len(folders):
-        hint = f"pass {names}, or, if these are classes, put the splits first: train/{whole[0].name}, not the other way"
+        hint = f"pass {names}, or, if these are classes, put the splits first: train/{whole[0]}, not the other way"
     else:
         hint = f"pass {names}"
     what = "is a data set and not a class" if len(whole) == 1 else "are data sets and not classes"
-    listed = ", ".join(f"{folder.name}/" for folder in whole[:3])
-    raise DataError(f"{root}: {listed} with train/ and val/ or test/ inside {what}; {hint}.")
+    listed = ", ".join(f"{folder}/" for folder in whole[:3])
+    raise DataError(f"{tree.root}: {listed} with train/ and val/ or test/ inside {what}; {hint}.")
 
 
-def _has_splits(folder: Path) -> bool:
-    inside = {SPLIT_NAMES.get(entry.name.lower()) for entry in subfolders(folder)} - {None}
+def _whole(tree: Tree, folder: str) -> str:
+    """A folder as users write it."""
+    return f"{tree.root}/{folder}" if is_address(tree.root) else str(Path(tree.root, folder))
+
+
+def _has_splits(tree: Tree, folder: str) -> bool:
+    inside = {SPLIT_NAMES.get(entry.lower()) for entry in subfolders(tree, folder)} - {None}
     return "train" in inside and len(inside) > 1
 
 
-def _has_pictures(folder: Path) -> bool:
-    with os.scandir(folder) as entries:
-        return any(is_picture_name(entry.name) for entry in entries)
+def _has_pictures(tree: Tree, folder: str) -> bool:
+    return any(map(is_picture_name, tree.entries(folder)))
 
 
-def _open_splits(root: Path, splits: Mapping[str, Path]) -> Dataset:
-    folders_of = {name: _class_folders(folder) for name, folder in splits.items()}
+def _open_splits(tree: Tree, splits: Mapping[str, str], make: MakeSource) -> Dataset:
+    folders_of = {name: _class_folders(tree, folder) for name, folder in splits.items()}
     names = {name: list(folders) for name, folders in folders_of.items()}
-    classes = align_labels(str(root), names, same_everywhere=True)
-    others = _loose_files(root)
-    others += [f"{folder.name}/{name}" for folder in splits.values() for name in _loose_files(folder)]
-    sources = {name: _source(root, folders, classes, others) for name, folders in folders_of.items()}
-    return Dataset(name=name_after(root), classes=classes, splits=sources, ignored=tuple(others))
+    classes = align_labels(tree.root, names, same_everywhere=True)
+    others = _loose_files(tree)
+    others += [f"{folder}/{name}" for folder in splits.values() for name in _loose_files(tree, folder)]
+    sources = {name: make(*_pictures(tree, folders, classes, others)) for name, folders in folders_of.items()}
+    return Dataset(name=name_after(tree.root), classes=classes, splits=sources, ignored=tuple(others))
 
 
-def _open_flat(root: Path, folders: list[Path], config: DataConfig) -> Dataset:
+def _open_flat(tree: Tree, folders: list[str], config: DataConfig, make: MakeSource) -> Dataset:
     if not folders:
-        pictures = sum(map(is_picture_name, _loose_files(root)))
+        pictures = sum(map(is_picture_name, _loose_files(tree)))
         content = f"{counted(pictures, 'picture')} without a class" if pictures else "an empty folder"
-        raise DataError(f"{root}: pictures must be in one folder per class (cat/1.jpg, dog/2.jpg); got {content}.")
-    named = _class_folders(root)
-    classes = align_labels(str(root), {"train": list(named)})
-    others = _loose_files(root)
-    source = _source(root, named, classes, others)
+        raise DataError(f"{tree.root}: pictures must be in one folder per class (cat/1.jpg, dog/2.jpg); got {content}.")
+    named = _class_folders(tree)
+    classes = align_labels(tree.root, {"train": list(named)})
+    others = _loose_files(tree)
+    source = make(*_pictures(tree, named, classes, others))
     if not len(source):
-        raise DataError(
-            f"{root}: no pictures in its {counted(len(classes), 'folder')}; known extensions: {' '.join(EXTENSIONS)}."
-        )
-    return split_dataset(name_after(root), classes, source, config, others)
+        count, known = counted(len(classes), "folder"), " ".join(EXTENSIONS)
+        raise DataError(f"{tree.root}: no pictures in its {count}; known extensions: {known}.")
+    return split_dataset(name_after(tree.root), classes, source, config, others)
 
 
-def subfolders(root: Path) -> list[Path]:
-    """The visible folders in a folder, sorted."""
-    with os.scandir(root) as entries:
-        names = [entry.name for entry in entries if is_folder(entry)]
-    return [root / name for name in sorted(names) if not name.startswith((".", "__"))]
+def subfolders(tree: Tree, folder: str = "") -> list[str]:
+    """The own names of the visible folders in a folder, sorted."""
+    return [name for name, is_folder in tree.entries(folder).items() if is_folder and not name.startswith("__")]
 
 
-def _class_folders(folder: Path) -> dict[str, Path]:
+def _class_folders(tree: Tree, folder: str = "") -> dict[str, str]:
     """Class name → folder. Names are compared in one Unicode form, since file systems write é in two ways."""
-    folders: dict[str, Path] = {}
-    for entry in subfolders(folder):
-        name = unicodedata.normalize("NFC", entry.name)
+    folders: dict[str, str] = {}
+    for entry in subfolders(tree, folder):
+        name = unicodedata.normalize("NFC", entry)
         if name in folders:
-            raise DataError(f"{folder}: two folders are called {name} in different Unicode forms; merge them.")
-        folders[name] = entry
+            where = _whole(tree, folder) if folder else tree.root
+            raise DataError(f"{where}: two folders are called {name} in different Unicode forms; merge them.")
+        folders[name] = f"{folder}/{entry}" if folder else entry
     return folders
 
 
-def _loose_files(folder: Path) -> list[str]:
+def _loose_files(tree: Tree, folder: str = "") -> list[str]:
     """The names of files beside the class folders, which therefore have no class."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith("."))
+    return [name for name, is_folder in tree.entries(folder).items() if not is_folder]
 
 
-def _source(root: Path, folders: Mapping[str, Path], classes: tuple[str, ...], others: list[str]) -> FileSource:
-    """The pictures of the class folders; files whose names are not those of pictures go to `others`."""
+def _pictures(
+    tree: Tree, folders: Mapping[str, str], classes: tuple[str, ...], others: list[str]
+) -> tuple[list[str], Integers]:
+    """The pictures of the class folders and their labels; files with other extensions go to `others`."""
     names: list[str] = []
     counts: list[int] = []
     for name in classes:
         before = len(names)
         if name in folders:
-            start = folders[name].relative_to(root).as_posix()
-            files = list(walk_files(folders[name]))
-            if any("/" in file for file in files):  # links come last
-                files.sort(key=lambda file: file.split("/"))
+            files = [file for page in tree.pages(folders[name]) for file in page]
+            depth = folders[name].count("/") + 1
+            if any(file.count("/") > depth for file in files):  # links come last
+                files.sort(key=by_parts)
             for file in files:
-                (names if is_picture_name(file) else others).append(f"{start}/{file}")
+                (names if is_picture_name(file) else others).append(file)
         counts.append(len(names) - before)
-    return FileSource(names, np.repeat(np.arange(len(classes)), counts), root)
+    return names, np.repeat(np.arange(len(classes)), counts)

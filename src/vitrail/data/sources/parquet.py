@@ -22,8 +22,9 @@ METADATA = b"huggingface"
 class ParquetTable:
     """The columns of one file, read when they are asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, where: str) -> None:
         self._path = path
+        self._where = where  # as users write it
         self._size = check_regular(path)
         self._pa, self._pq = load_pyarrow("A Parquet table")
         self._limit = max(FREE_BYTES, MAX_RATIO * self._size)
@@ -33,7 +34,7 @@ class ParquetTable:
             self._schema: Any = file.schema_arrow
             self.names: list[str] = list(self._schema.names)
         if not 0 <= self.num_rows <= FREE_ROWS + ROWS_PER_BYTE * self._size:
-            raise DataError(f"{path}: {self.num_rows:,} rows cannot be in {self._size:,} bytes: refused.")
+            raise DataError(f"{where}: {self.num_rows:,} rows cannot be in {self._size:,} bytes: refused.")
 
     def _open(self, **options: Any) -> Any:
         return self._pq.ParquetFile(self._path, **options)
@@ -45,7 +46,7 @@ class ParquetTable:
         except DataError:
             raise
         except Exception as error:  # a hostile file can make pyarrow raise anything
-            raise DataError(f"{self._path}: not a readable Parquet table ({str(error)[:300]}).") from None
+            raise DataError(f"{self._where}: not a readable Parquet table ({str(error)[:300]}).") from None
 
     def values(self, name: str) -> list[Any]:
         """A column of texts or numbers; equal texts are one object."""
@@ -56,7 +57,8 @@ class ParquetTable:
             values = [value for chunk in self._read([name]).chunks for value in _chunk_values(chunk)]
         total = sum(len(value) for value in values if isinstance(value, str))
         if total > self._limit:
-            raise DataError(f"{self._path}: {name} unpacks to {total:,} characters, too many for {self._size:,} bytes.")
+            what = f"{name} unpacks to {total:,} characters"
+            raise DataError(f"{self._where}: {what}, too many for {self._size:,} bytes.")
         return values
 
     def pictures(self, name: str) -> Any:
@@ -69,7 +71,7 @@ class ParquetTable:
             leaves = [f"{name}.{part}" for part in ("bytes", "path") if part in fields]
             fitting = all(_is_bytes(fields.get(part)) or _is_text(fields.get(part)) for part in ("bytes", "path"))
             if not leaves or not fitting:
-                raise DataError(f"{self._path}: {name} must be a struct of bytes and path; its type is {kind}.")
+                raise DataError(f"{self._where}: {name} must be a struct of bytes and path; its type is {kind}.")
         with self._clear_errors():
             return self._read(leaves)
 
@@ -80,13 +82,13 @@ class ParquetTable:
     def _type(self, name: str) -> Any:
         indices: list[int] = self._schema.get_all_field_indices(name)
         if len(indices) != 1:
-            raise DataError(f"{self._path}: has {len(indices)} columns called {shorten(name)}; keep one.")
+            raise DataError(f"{self._where}: has {len(indices)} columns called {shorten(name)}; keep one.")
         return self._schema.field(indices[0]).type
 
     def _check_type(self, name: str, kinds: Sequence[Callable[[Any], bool]], wanted: str) -> Any:
         kind = self._type(name)
         if not any(is_kind(kind) for is_kind in kinds):
-            raise DataError(f"{self._path}: the column {name} must hold {wanted}; its type is {str(kind)[:200]}.")
+            raise DataError(f"{self._where}: the column {name} must hold {wanted}; its type is {str(kind)[:200]}.")
         return kind
 
     def _read(self, leaves: list[str]) -> Any:
@@ -102,9 +104,9 @@ class ParquetTable:
             rows += batch.num_rows
             total += batch.nbytes
             if total > self._limit or rows > self.num_rows:
-                raise DataError(f"{self._path}: unpacks to over {total:,} bytes from {self._size:,}: refused.")
+                raise DataError(f"{self._where}: unpacks to over {total:,} bytes from {self._size:,}: refused.")
         if rows != self.num_rows:
-            raise DataError(f"{self._path}: must have {self.num_rows:,} rows; got {rows:,}.")
+            raise DataError(f"{self._where}: must have {self.num_rows:,} rows; got {rows:,}.")
         return self._pa.chunked_array(batches)
 
     def class_names(self, name: str) -> list[str] | None:
@@ -123,7 +125,7 @@ class ParquetTable:
                 raise ValueError(f"the class names must be a list of texts; got {shorten(value)}")
         except (ValueError, AttributeError) as error:
             reason = f"the header `huggingface` does not say which classes {name} has ({str(error)[:200]})"
-            raise DataError(f"{self._path}: {reason}; write the table again, with texts as labels.") from None
+            raise DataError(f"{self._where}: {reason}; write the table again, with texts as labels.") from None
         return names
 
 

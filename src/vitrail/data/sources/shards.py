@@ -1,32 +1,36 @@
-"""webdataset tar shards, local or on a web server, read by index so that order, resume and splitting stay exact.
+"""webdataset tar shards, read by index so that order, resume and splitting stay exact.
 
 `shards.json` (written by `vitrail data shard`) lists the classes, and for each shard its size and labels; a set that
 lacks one of them is refused. Shards made elsewhere have no such file: their headers are read once, when they are
-opened. A remote shard is fetched into the cache when its first sample is needed.
+opened. A shard in an object store or on a web server is fetched when its first sample is needed, and kept.
 """
 
 import re
 import tarfile
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
-from filelock import FileLock
 
 from vitrail.data.config import DataConfig
-from vitrail.data.download import Remote, fetch
+from vitrail.data.copies import Copies, unpack_state
+from vitrail.data.download import WebFolder, is_web
 from vitrail.data.pixels import EXTENSIONS
 from vitrail.data.source import Dataset, RowSource, Source, split_dataset
 from vitrail.data.split import SPLIT_NAMES, SPLITS, refuse_split_file
 from vitrail.errors import DataError, shorten
+from vitrail.rng import Integers
+from vitrail.storage import Disk, FileState, open_file_store, open_store
 from vitrail.untrusted import check_regular, files_of, open_tar, parse_json, read_bytes, read_member
 
 INDEX = "shards.json"
+AT_ONCE = 8  # shards that are fetched at the same time
 BLOCK = 512  # a tar file's
 LABEL_EXTENSIONS = ("cls", "label", "txt", "json")
 MAX_NAME, MAX_DIGITS = 1000, 18  # characters of a label; digits of a numeric one
@@ -45,44 +49,61 @@ class Member:
     label: str
 
 
+class Files(Protocol):
+    """Where shards are: a `Copies` of a store, or a `WebFolder`."""
+
+    def where(self, name: str) -> str: ...
+
+    def get(self, name: str) -> Path: ...
+
+
 class Shard:
-    """One tar file."""
+    """One tar file; `state` is known of those in an object store."""
 
     def __init__(
-        self, location: str, cache: Path, num_bytes: int | None = None, num_samples: int | None = None
+        self,
+        files: Files,
+        name: str,
+        num_bytes: int | None = None,
+        num_samples: int | None = None,
+        state: FileState | None = None,
     ) -> None:
-        self.location = location
-        self.name = location.rsplit("/", 1)[-1]
-        self._cache = cache
+        self.name = name
+        self.where = files.where(name)
+        self.state = state
+        self._files = files
         self._num_bytes = num_bytes
         self._num_samples = num_samples
 
     @cached_property
     def path(self) -> Path:
-        if not self.is_remote:
-            return Path(self.location)
-        with _cache_folder(self.location, self._cache) as folder:
-            return fetch(Remote(url=self.location), folder)
+        return self._files.get(self.name)
 
     @property
-    def is_remote(self) -> bool:
-        return "://" in self.location
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine, and not a copy."""
+        return isinstance(self._files, Copies) and isinstance(self._files.store, Disk)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is in an object store, and not fetched yet as far as we know."""
+        return self.state is not None and "path" not in self.__dict__
 
     def check_size(self) -> None:
         """Refuse a shard that is missing, or not as large as its list says."""
-        size = check_regular(self.path)
+        size = check_regular(self.path) if self.state is None else self.state.size
         if self._num_bytes is not None and size != self._num_bytes:
             raise DataError(
-                f"{self.path}: must have {self._num_bytes:,} bytes; got {size:,}. Copy or write the shards again."
+                f"{self.where}: must have {self._num_bytes:,} bytes; got {size:,}. Copy or write the shards again."
             )
 
     @cached_property
     def members(self) -> list[Member]:
         """Every sample of the shard, in order; a truncated shard is an error."""
         self.check_size()
-        members = _scan(self.path)
+        members = _scan(self.path, self.where)
         if self._num_samples is not None and len(members) != self._num_samples:
-            raise DataError(f"{self.path}: must hold {self._num_samples:,} samples; got {len(members):,}.")
+            raise DataError(f"{self.where}: must hold {self._num_samples:,} samples; got {len(members):,}.")
         return members
 
     def read(self, position: int) -> bytes:
@@ -92,15 +113,15 @@ class Shard:
             return file.read(member.size)
 
 
-def _scan(path: Path) -> list[Member]:
+def _scan(path: Path, where: str) -> list[Member]:
     size = check_regular(path)
-    with path.open("rb") as file, open_tar(file, str(path), 2 * size + BLOCK) as archive:
+    with path.open("rb") as file, open_tar(file, where, 2 * size + BLOCK) as archive:
         entries = list(files_of(archive))
         end = archive.offset
         samples = [_member(archive, key, list(group)) for key, group in groupby(entries, _key)]
     last = max((member.offset + member.size for member in samples if member), default=0)
     if last > size or end + BLOCK > size:  # a whole archive ends with empty blocks
-        raise DataError(f"{path}: truncated at {size:,} bytes; fetch or write it again.")
+        raise DataError(f"{where}: truncated at {size:,} bytes; fetch or write it again.")
     return [member for member in samples if member]
 
 
@@ -144,16 +165,6 @@ def _json_label(fields: Any) -> str | None:
     return str(label) if isinstance(label, str | int | float) else None
 
 
-@contextmanager
-def _cache_folder(url: str, cache: Path) -> Generator[Path]:
-    """Where a remote file is kept, locked: the ranks of one machine share the cache."""
-    start, _, name = url.rpartition("/")
-    folder = cache / "shards" / re.sub(r"[^\w.-]+", "_", start)
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"{name}.lock"):
-        yield folder
-
-
 class ShardSource(RowSource):
     """The samples of some shards; a row is (which shard, which sample in it)."""
 
@@ -162,6 +173,9 @@ class ShardSource(RowSource):
         flat = [label for some in labels for label in some]
         super().__init__("shards", flat, np.array(rows, dtype=np.int64).reshape(-1, 2))
         self.shards = shards
+
+    def prefetch(self, indices: Sequence[int] | Integers) -> None:
+        fetch_shards([self.shards[shard] for shard in np.unique(self.rows[np.asarray(indices), 0]).tolist()])
 
     def picture(self, index: int) -> bytes:
         shard, position = self.rows[index].tolist()
@@ -177,33 +191,77 @@ class ShardSource(RowSource):
         return [len(part) for part in np.split(self.rows[:, 0], changes)]
 
 
+def fetch_shards(shards: Sequence[Shard]) -> None:
+    """Have copies of shards in an object store, several at once."""
+    missing = [shard for shard in shards if shard.is_missing]
+    if missing:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(attrgetter("path"), missing))
+
+
 def open_shards(where: str, config: DataConfig) -> Dataset:
     """Shards by their `shards.json`, their folder, one file's path or address, or a pattern like t-{000..009}.tar."""
-    if where.endswith(INDEX) or (Path(where) / INDEX).is_file():
+    if is_web(where):
+        root, _, name = where.rpartition("/")
+        if name == INDEX:
+            refuse_split_file(config, where)
+            return _open_indexed(where, WebFolder(root, config.cache))
+        places = [location.rpartition("/") for location in expand_braces(where)]
+        shards = [Shard(WebFolder(root, config.cache), name) for root, _, name in places]
+        return _open_foreign(where, shards, config)
+    if not where.endswith((".tar", INDEX)):
+        store = open_store(where)
+        names = [name for name, is_folder in store.entries().items() if not is_folder]
+        if INDEX in names:
+            refuse_split_file(config, where)
+            return _open_indexed(store.path(INDEX), Copies(store, config.cache))
+        copies = Copies(store, config.cache)
+        return _open_foreign(where, _shards(copies, [name for name in names if name.endswith(".tar")]), config)
+    if where.endswith(INDEX):
         refuse_split_file(config, where)
-        return _open_indexed(where if where.endswith(INDEX) else str(Path(where) / INDEX), config.cache)
-    if Path(where).is_dir():
-        locations = [str(path) for path in sorted(Path(where).glob("*.tar"))]
-    else:
-        locations = expand_braces(where)
-    return _open_foreign(where, [Shard(location, config.cache) for location in locations], config)
+        return _open_indexed(where, Copies(open_file_store(where)[0], config.cache))
+    folders: dict[str, tuple[Copies, list[str]]] = {}
+    for location in expand_braces(where):
+        store, name = open_file_store(location)
+        folders.setdefault(store.root, (Copies(store, config.cache), []))[1].append(name)
+    shards = [shard for copies, names in folders.values() for shard in _shards(copies, names)]
+    return _open_foreign(where, shards, config)
 
 
-def _open_indexed(where: str, cache: Path) -> Dataset:
-    folder, _, _ = where.rpartition("/")
+def _shards(copies: Copies, names: Sequence[str]) -> list[Shard]:
+    states = _require_states(copies, names)
+    return [Shard(copies, name, state=states.get(name)) for name in names]
+
+
+def _require_states(files: Copies | WebFolder, names: Sequence[str]) -> dict[str, FileState]:
+    """The states of shards, if they are in an object store: all must be there, and fit on the disk."""
+    if isinstance(files, WebFolder) or isinstance(files.store, Disk):
+        return {}
+    states = files.states(names)
+    for name, state in zip(names, states, strict=True):
+        if not state["version"]:
+            raise DataError(f"{files.where(name)}: no such file.")
+    files.require_space(files.missing_bytes(names, states))
+    return dict(zip(names, map(unpack_state, states), strict=True))
+
+
+def _open_indexed(where: str, files: Copies | WebFolder) -> Dataset:
+    folder, _, name = where.rpartition("/")
     try:
-        data = _fetch_index(where, cache) if "://" in where else read_bytes(Path(where), MAX_INDEX)
+        on_web = isinstance(files, WebFolder)  # where it may have grown since it was fetched
+        data = files.read_anew(name) if on_web else read_bytes(files.get(name), MAX_INDEX)
         index = _typed(parse_json(data), dict, "the file")
         classes = tuple(_name(name) for name in _typed(index["classes"], list, "classes"))
         splits: dict[str, Source] = {}
         for split, entries in _typed(index["splits"], dict, "splits").items():
             _check_entries(split, _typed(entries, list, split), len(classes))
+            states = _require_states(files, [entry["file"] for entry in entries])
             shards = [
-                Shard(f"{folder or '.'}/{entry['file']}", cache, entry["bytes"], len(entry["labels"]))
+                Shard(files, entry["file"], entry["bytes"], len(entry["labels"]), states.get(entry["file"]))
                 for entry in entries
             ]
             for shard in shards:
-                if not shard.is_remote:
+                if not on_web:
                     shard.check_size()
             splits[split] = ShardSource(shards, [entry["labels"] for entry in entries])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -238,17 +296,10 @@ def _name(value: Any) -> str:
     return value
 
 
-def _fetch_index(url: str, cache: Path) -> bytes:
-    """The remote list of shards, fetched each time since it may have grown."""
-    with _cache_folder(url, cache) as folder:
-        for name in (INDEX, f"{INDEX}.part"):
-            (folder / name).unlink(missing_ok=True)
-        return fetch(Remote(url=url), folder).read_bytes()
-
-
 def _open_foreign(where: str, shards: list[Shard], config: DataConfig) -> Dataset:
     if not shards:
         raise DataError(f"{where}: no .tar shards there.")
+    fetch_shards(shards)
     names = [[member.label for member in shard.members] for shard in shards]
     distinct = {name for some in names for name in some}
     classes = sorted(

@@ -8,11 +8,14 @@ from typing import Any, cast
 import numpy as np
 
 from vitrail.data.config import Columns, DataConfig
+from vitrail.data.copies import Copies
 from vitrail.data.source import Dataset, FileSource, RowSource, Source, align_labels, name_after
 from vitrail.data.sources.parquet import ParquetTable
+from vitrail.data.sources.store import StoreSource
 from vitrail.data.split import SPLIT_NAMES, UNUSED, refuse_split_file, split_samples
 from vitrail.errors import DataError, list_names, shorten
 from vitrail.rng import Integers
+from vitrail.storage import Disk, Store, is_address, refuse_secrets
 from vitrail.untrusted import check_regular
 
 # What we need from a table → the column names that are tried, in this order.
@@ -27,40 +30,46 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 class BytesSource(RowSource):
     """Pictures in a column of encoded bytes."""
 
-    def __init__(self, pictures: Any, labels: Sequence[int] | Integers, path: Path) -> None:
-        super().__init__(path.name, labels)
+    def __init__(self, pictures: Any, labels: Sequence[int] | Integers, name: str, copies: Copies) -> None:
+        super().__init__(name, labels)
         self._pictures = pictures  # an Arrow column, not copied
-        self._folder = path.parent
+        self._copies = copies  # of files beside the table
 
-    def picture(self, index: int) -> bytes | Path:
+    def picture(self, index: int) -> bytes | Path | str:
         value: Any = self._pictures[int(self.rows[index])].as_py()
         if isinstance(value, dict):  # a struct of bytes and path, as the `datasets` library writes pictures
             fields = cast("dict[str, Any]", value)
             value = fields.get("bytes")
             if not value and isinstance(fields.get("path"), str):
-                return self._folder / fields["path"]
+                return self._file(fields["path"])
         return value or b""
+
+    def _file(self, name: str) -> Path | str:
+        try:
+            return self._copies.get(name)
+        except OSError:  # which whoever opens the address finds too
+            return self._copies.where(name)
 
 
 class CsvTable:
     """The columns of one CSV or TSV file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, where: str) -> None:
         check_regular(path)
-        self._path = path
+        self._where = where  # as users write it
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=DELIMITERS[path.suffix.lower()], strict=True)
+            reader = csv.reader(file, delimiter=DELIMITERS[Path(where).suffix.lower()], strict=True)
             try:
                 self.names = next(reader, [])
                 self._rows = [row for row in reader if row]
             except (csv.Error, UnicodeDecodeError) as error:
-                raise DataError(f"{path}, line {reader.line_num}: not a table ({error}).") from None
+                raise DataError(f"{where}, line {reader.line_num}: not a table ({error}).") from None
         self.num_rows = len(self._rows)
 
     def values(self, name: str) -> list[Any]:
         """A column; nothing where a row is too short for it."""
         if self.names.count(name) > 1:
-            raise DataError(f"{self._path}: has {self.names.count(name)} columns called {name}; keep one.")
+            raise DataError(f"{self._where}: has {self.names.count(name)} columns called {name}; keep one.")
         column = self.names.index(name)
         return [row[column] if column < len(row) else None for row in self._rows]
 
@@ -68,30 +77,35 @@ class CsvTable:
         return None
 
 
-def open_table(path: Path, config: DataConfig) -> Dataset:
+def open_table(store: Store, name: str, config: DataConfig) -> Dataset:
     """The data set that a table describes. Relative paths start at the table's own folder."""
-    table = ParquetTable(path) if path.suffix.lower() == ".parquet" else CsvTable(path)
-    chosen = _choose_columns(path, table.names, config.columns)
+    where, copies = store.path(name), Copies(store, config.cache)
+    table = (ParquetTable if name.lower().endswith(".parquet") else CsvTable)(copies.get(name), where)
+    chosen = _choose_columns(where, table.names, config.columns)
     if not table.num_rows:
-        raise DataError(f"{path}: the table has no rows.")
-    labels = _label_names(path, table.values(chosen["label"]), table.class_names(chosen["label"]))
-    source = _source(path, table, chosen["picture"])
+        raise DataError(f"{where}: the table has no rows.")
+    labels = _label_names(where, table.values(chosen["label"]), table.class_names(chosen["label"]))
+    nothing = np.zeros(table.num_rows, dtype=np.int64)
+    if isinstance(table, ParquetTable) and not table.holds_texts(chosen["picture"]):
+        source: Source = BytesSource(table.pictures(chosen["picture"]), nothing, name, copies)
+    else:
+        source = _files(where, table.values(chosen["picture"]), nothing, copies)
     if chosen["split"]:
-        refuse_split_file(config, str(path))
-        parts = _own_splits(path, table.values(chosen["split"]))
+        refuse_split_file(config, where)
+        parts = _own_splits(where, table.values(chosen["split"]))
     else:
         parts = split_samples(config, source.keys(), labels)
     unused = tuple((source.key(index), labels[index]) for index in parts.pop(UNUSED, ()))
     used = {name: [labels[int(index)] for index in indices] for name, indices in parts.items()}
-    classes = align_labels(str(path), used)
+    classes = align_labels(where, used)
     codes = {name: code for code, name in enumerate(classes)}
     source.labels = np.array([codes.get(name, -1) for name in labels], dtype=np.int64)  # -1: only unused
     splits = {name: source.select(indices) for name, indices in parts.items()}
     made = not chosen["split"] and config.split_file is None
-    return Dataset(name=name_after(path), classes=classes, splits=splits, made_split=made, unused=unused)
+    return Dataset(name=name_after(where), classes=classes, splits=splits, made_split=made, unused=unused)
 
 
-def _choose_columns(path: Path, names: Sequence[str], columns: Columns) -> dict[str, str]:
+def _choose_columns(where: str, names: Sequence[str], columns: Columns) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for role, candidates in COLUMNS.items():
         column = getattr(columns, role)
@@ -100,7 +114,7 @@ def _choose_columns(path: Path, names: Sequence[str], columns: Columns) -> dict[
             expected = repr(column) if column else f"one of {', '.join(candidates)}"
             hint = " Its columns are separated by semicolons; write them with commas." if _semicolons(names) else ""
             has = list_names(names, 20) or "none"
-            raise DataError(f"{path}: the {role} column must be {expected}; the table has {has}.{hint}")
+            raise DataError(f"{where}: the {role} column must be {expected}; the table has {has}.{hint}")
         chosen[role] = present[0] if present else ""
     return chosen
 
@@ -109,30 +123,35 @@ def _semicolons(names: Sequence[str]) -> bool:
     return len(names) == 1 and ";" in names[0]
 
 
-def _label_names(path: Path, values: list[Any], class_names: list[str] | None) -> list[str]:
+def _label_names(where: str, values: list[Any], class_names: list[str] | None) -> list[str]:
     for row, value in enumerate(values):
         if value is None or value != value or not str(value).strip():  # NaN is no label either
-            raise DataError(f"{path}: row {row + 1} has no label.")
+            raise DataError(f"{where}: row {row + 1} has no label.")
         if class_names is not None and not (isinstance(value, int) and 0 <= value < len(class_names)):
             reason = f"has the unknown label {shorten(value)}; there are {len(class_names)}"
-            raise DataError(f"{path}: row {row + 1} {reason}.")
+            raise DataError(f"{where}: row {row + 1} {reason}.")
     return [class_names[value] if class_names else str(value).strip() for value in values]
 
 
-def _source(path: Path, table: ParquetTable | CsvTable, column: str) -> Source:
-    nothing = np.zeros(table.num_rows, dtype=np.int64)
-    if isinstance(table, ParquetTable) and not table.holds_texts(column):
-        return BytesSource(table.pictures(column), nothing, path)
-    folder = path.parent.resolve()
-    return FileSource([Path(value or "").as_posix() for value in table.values(column)], nothing, folder)
+def _files(where: str, values: Sequence[str | None], labels: Integers, copies: Copies) -> FileSource:
+    """The files that a table names: paths from its own folder, or addresses."""
+    names = [value if value and is_address(value) else Path(value or "").as_posix() for value in values]
+    if isinstance(copies.store, Disk) and not any(map(is_address, names)):
+        return FileSource(names, labels, copies.store.folder.resolve())
+    for row, name in enumerate(names, start=1):
+        if is_address(name):
+            refuse_secrets(name, f"{where}, row {row}: ")
+        elif name.startswith("/") and not isinstance(copies.store, Disk):
+            raise DataError(f"{where}: row {row} must name a path from the table's folder, or an address; got {name}.")
+    return StoreSource(names, labels, copies, copies.states(names))
 
 
-def _own_splits(path: Path, values: list[Any]) -> dict[str, Integers]:
+def _own_splits(where: str, values: list[Any]) -> dict[str, Integers]:
     parts: dict[str, list[int]] = {}
     for row, value in enumerate(values):
         name = SPLIT_NAMES.get(str(value).strip().lower())
         if name is None:
             known = ", ".join(SPLIT_NAMES)
-            raise DataError(f"{path}: row {row + 1} has the split {shorten(value)}; must be one of {known}.")
+            raise DataError(f"{where}: row {row + 1} has the split {shorten(value)}; must be one of {known}.")
         parts.setdefault(name, []).append(row)
     return {name: np.array(rows, dtype=np.int64) for name, rows in parts.items()}
