@@ -165,9 +165,12 @@ def _unlock(lock: int | None) -> None:
         os.close(lock)
 
 
+RUNS = Path("runs")  # where folders of runs are numbered
+
+
 def check_run_folder(out: Path | None = None) -> None:
     """Refuse a folder that `new_run_folder` could not make, before there is work to lose; nothing is created yet."""
-    folder = out or Path("runs")
+    folder = out or RUNS
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise ConfigError(
@@ -181,7 +184,7 @@ def new_run_folder(name: str, out: Path | None = None) -> Path:
     """The requested folder, or the next free `runs/NAME-N`."""
     number = 1
     while True:
-        folder = out or Path("runs") / f"{name}-{number}"
+        folder = out or RUNS / f"{name}-{number}"
         try:
             folder.mkdir(parents=True, exist_ok=out is not None)
         except FileExistsError:

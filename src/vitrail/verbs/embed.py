@@ -17,7 +17,7 @@ from rich.text import Text
 from vitrail.data.source import Dataset, Source
 from vitrail.errors import ConfigError, InputError, suggest
 from vitrail.evaluation import MapMethod
-from vitrail.files import WriteRow, atomic_path, load_pyarrow, open_csv
+from vitrail.files import RUNS, WriteRow, atomic_path, load_pyarrow, new_run_folder, open_csv
 from vitrail.prediction import Predictor
 from vitrail.prediction.feature_files import FeatureFormat, check_features_path, read_features, write_features
 from vitrail.prediction.feature_table import TEXTS, FeatureTable, Texts, collect_features
@@ -30,7 +30,6 @@ from vitrail.verbs.call import (
     Pictures,
     RuntimeRequest,
     check_out,
-    make_out,
     refuse_settings,
     resolve_dataset,
     resolve_model,
@@ -279,15 +278,19 @@ def embed(
 
 @contextmanager
 def _new_folder(out: Out) -> Generator[Path | None]:
-    """The folder to write to, if there is one; after a failure, a new one goes if it is empty."""
-    is_new = isinstance(out, bool) or out is None or not Path(out).exists()
-    folder = make_out(out, "embed")
+    """The folder to write to, if there is one; after a failure, the folders that were made go if they are empty."""
+    if out is None or out is False:
+        yield None
+        return
+    place = RUNS if out is True else Path(out)
+    made = [path for path in (place, *place.parents) if not path.exists()]
+    folder = new_run_folder("embed", None if out is True else place)
     try:
         yield folder
     except BaseException:
-        if folder is not None and is_new:
-            with suppress(OSError):
-                folder.rmdir()
+        with suppress(OSError):
+            for path in [folder, *made] if out is True else made:
+                path.rmdir()
         raise
 
 
