@@ -168,6 +168,11 @@ class Disk:
             found = {entry.name: is_folder(entry) for entry in entries if not entry.name.startswith(".")}
         return dict(sorted(found.items()))
 
+    def folders(self, folder: str = "") -> list[str]:
+        """The folders among the entries, sorted."""
+        with os.scandir(self.folder / folder) as entries:
+            return sorted(entry.name for entry in entries if is_folder(entry) and not entry.name.startswith("."))
+
     def state(self, name: str) -> FileState:
         status = (self.folder / name).stat()
         if not stat.S_ISREG(status.st_mode):

@@ -260,8 +260,8 @@ def pack_state(state: FileState) -> tuple[int, int]:
 
 
 def unpack_state(state: np.void) -> FileState:
-    """A row of `States` as a state."""
-    return FileState(int(state["size"]), f"{state['version']:016x}")
+    """A row of `States` as a state; one without a version is of a file that is not there."""
+    return FileState(int(state["size"]), f"{state['version']:016x}" if state["version"] else "")
 
 
 def _is_whole(path: Path, size: int) -> bool:

@@ -140,6 +140,8 @@ def check_where(where: str | Path) -> None:
 
 def _require_address(address: str) -> None:
     """Raise if there is no such file or folder in its store."""
+    if address.startswith("hf://") and not address.startswith("hf://datasets/"):
+        raise DataError(f"{address} is a model; data on the hub are hf://datasets/OWNER/NAME, or hf:OWNER/NAME.")
     is_file = address.lower().endswith((*TABLES, ".tar", INDEX))
     store, name = open_file_store(address) if is_file else (open_store(address), "")
     with suppress(FileNotFoundError):

@@ -135,7 +135,7 @@ def _compare(items: Mapping[str, Any], known: Mapping[str, Content]) -> tuple[di
 
 def _look(item: Any) -> Content | None:
     if isinstance(item, FileState):
-        return Content(item.size, 0, item.version)
+        return Content(item.size, 0, item.version) if item.version else None
     if not isinstance(item, Path):
         return _hash(item, Content(0, 0, ""))
     try:

@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -30,6 +31,8 @@ class Tree(Protocol):
     def pages(self, folder: str = "") -> Iterator[list[str]]: ...
 
     def entries(self, folder: str = "") -> dict[str, bool]: ...
+
+    def folders(self, folder: str = "") -> list[str]: ...
 
 
 def open_folder(store: Store, config: DataConfig) -> Dataset:
@@ -129,7 +132,7 @@ def _open_flat(tree: Tree, folders: list[str], config: DataConfig, make: MakeSou
 
 def subfolders(tree: Tree, folder: str = "") -> list[str]:
     """The own names of the visible folders in a folder, sorted."""
-    return [name for name, is_folder in tree.entries(folder).items() if is_folder and not name.startswith("__")]
+    return [name for name in tree.folders(folder) if not name.startswith("__")]
 
 
 def _class_folders(tree: Tree, folder: str = "") -> dict[str, str]:
@@ -158,9 +161,11 @@ def _pictures(
     for name in classes:
         before = len(names)
         if name in folders:
-            files = [file for page in tree.pages(folders[name]) for file in page]
+            files = list(chain.from_iterable(tree.pages(folders[name])))
             depth = folders[name].count("/") + 1
-            if any(file.count("/") > depth for file in files):  # links come last
+            if "".join(files).count("/") > depth * len(
+                files
+            ):  # with folders inside, and links to some, which come last
                 files.sort(key=by_parts)
             for file in files:
                 (names if is_picture_name(file) else others).append(file)

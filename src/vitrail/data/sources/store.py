@@ -85,6 +85,9 @@ class Listing:
             found[own] = found.get(own, False) or bool(slash)
         return dict(sorted(found.items()))
 
+    def folders(self, folder: str = "") -> list[str]:
+        return [name for name, is_folder in self.entries(folder).items() if is_folder]
+
     def states_of(self, names: Sequence[str]) -> States:
         """The states of some of the files."""
         return find_states(names, self.names, self.states)
