@@ -1,13 +1,15 @@
 """Stores: the same names, contents and errors on a disk, in memory and on S3."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from stores import contents, failing, failing_stores, put
-from vitrail.errors import DataError
-from vitrail.storage import Span, open_store
+from vitrail import storage
+from vitrail.errors import ConfigError, DataError
+from vitrail.storage import Span, hide_secrets, is_address, open_file_store, open_store, sort_names
 
 FILES = {
     "b.txt": b"b",
@@ -126,3 +128,78 @@ def test_the_failing_store(store_root: str, tmp_path: Path) -> None:
         with pytest.raises(DataError):
             list(open_store("memory://failing-stores").pages())
     assert shared.failed == ["pages "]
+
+
+def test_millions_of_names_are_sorted_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "RUN", 3)
+    names = ["b", "é", "a\nb", "\udce4", "a", "c\\n", "Z", "a b", "10", "9"]
+    with ExitStack() as files:
+        assert list(sort_names(names, files)) == sorted(names)
+
+
+def test_links_are_followed_once_and_come_last(tmp_path: Path) -> None:
+    put(str(tmp_path), {"z/1": b"", "a/2": b""})
+    (tmp_path / "b").symlink_to(tmp_path / "z")
+    (tmp_path / "z" / "up").symlink_to(tmp_path)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert [name for page in open_store(tmp_path).pages() for name in page] == ["a/2", "loop", "z/1"]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("s3://b/x", True),
+        ("S3://b", True),
+        ("hf://datasets/o/n", True),
+        ("memory://x", True),
+        ("file:///x", False),
+        ("https://x/y", False),
+        ("C:/x", False),
+        ("photos/x", False),
+        (Path("s3://b"), False),
+    ],
+)
+def test_what_is_an_address(where: str | Path, expected: bool) -> None:
+    assert is_address(where) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://bucket/a@b.jpg", "s3://bucket/a@b.jpg"),
+        ("sftp://me:hush@host/x", "sftp://host/x"),
+        ("sftp://me:h@sh@host/x", "sftp://host/x"),
+        ("https://host/x?sig=hush", "https://host/x?…"),
+        ("abfs://box@account.dfs.core.windows.net/x", "abfs://box@account.dfs.core.windows.net/x"),
+        ("hf://datasets/o/n@main/x", "hf://datasets/o/n@main/x"),
+        ("a path@x?y", "a path@x?y"),
+        ("at https://a:b@c/d and s3://e:f@g/h?i=j now", "at https://c/d and s3://g/h?… now"),
+    ],
+)
+def test_secrets_are_hidden(text: str, shown: str) -> None:
+    assert hide_secrets(text) == shown == hide_secrets(shown)
+
+
+def test_the_store_of_one_file(tmp_path: Path) -> None:
+    put("memory://one/folder", {"a": b"one"})
+    store, name = open_file_store("memory://one/folder/a")
+    assert (name, store.read([Span(name)])) == ("a", [b"one"])
+    (tmp_path / "a").write_bytes(b"two")
+    for where in (tmp_path / "a", str(tmp_path / "a"), f"file://{tmp_path}/a"):
+        store, name = open_file_store(where)
+        assert (name, store.read([Span(name)])) == ("a", [b"two"])
+    for bad in ("s3://bucket", "s3://bucket/"):
+        with pytest.raises(ConfigError, match="must be the address of a file"):
+            open_file_store(bad)
+
+
+def test_a_file_is_created_whole_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    store = open_store(tmp_path)
+    assert store.create("deep/a", b"one")
+    assert not store.create("deep/a", b"two")
+    assert contents(str(tmp_path)) == {"deep/a": b"one"}
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a"]

@@ -104,6 +104,7 @@ class ObjectStore:
         return {name: facts["type"] == "directory" for name, facts in self._entries(folder).items()}
 
     def _entries(self, folder: str) -> dict[str, Facts]:
+        self._files.invalidate_cache(self._full(folder))  # which the hub's has, whatever it is told
         found = self._call(lambda: self._files.ls(self._full(folder), detail=True), folder)
         full = self._full(folder).rstrip("/")
         names = {str(facts["name"]).rstrip("/"): facts for facts in found}

@@ -120,8 +120,12 @@ def open_file_store(where: str | Path) -> tuple[Store, str]:
         if not name or root.endswith(("/", ":")):
             raise ConfigError(f"{hide_secrets(where)}: must be the address of a file, such as s3://bucket/list.txt.")
         return open_store(root), name
-    path = Path(where)
+    path = _local(where)
     return Disk(path.parent), path.name
+
+
+def _local(where: str | Path) -> Path:
+    return Path(str(where).removeprefix("file://"))
 
 
 def hide_secrets(text: str) -> str:
@@ -142,8 +146,7 @@ class Disk:
     """The files of a folder of this machine."""
 
     def __init__(self, root: str | Path) -> None:
-        text = str(root)
-        self.folder = Path(text.removeprefix("file://") if text.startswith("file://") else text)
+        self.folder = _local(root)
         self.root = str(self.folder)
 
     def pages(self, folder: str = "", *, after: str = "") -> Iterator[list[str]]:
