@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.push import push as push
     from vitrail.verbs.run_job import run_job as run_job
     from vitrail.verbs.scores import Evaluation as Evaluation
+    from vitrail.verbs.search import search as search
     from vitrail.verbs.serve import serve as serve
     from vitrail.verbs.train import demo as demo
     from vitrail.verbs.train import plan as plan

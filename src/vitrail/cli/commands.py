@@ -120,7 +120,9 @@ def run(command: Command, values: dict[str, Any]) -> int:
     several = values.pop(verb.several, ())
     if verb.several == "pictures":
         _refuse_options(several, command)
-        values["model"], pictures = tell_pictures(several, values.get("model"))
+        pictures = several
+        if not verb.first:
+            values["model"], pictures = tell_pictures(several, values.get("model"))
         if pictures or arguments["pictures"].default is inspect.Parameter.empty:
             values["pictures"] = pictures
     elif verb.several:
@@ -149,16 +151,19 @@ def _arguments(function: Callable[..., Any], around: Callable[..., Any] | None, 
     texts = argument_texts(function)
     places: dict[str, _Declared] = {}
     flags: dict[str, _Declared] = {}
+    signature = inspect.signature(function).parameters
+    if verb.first:
+        places[verb.first] = _declare(signature[verb.first], texts[verb.first], verb)
     if verb.several:
         text = texts[verb.several.rstrip("s") if verb.several == "models" else verb.several]
         # A single hyphen is a value; other words with a leading hyphen, which this lets through, are refused later.
         hyphen = Parameter(allow_leading_hyphen=verb.several == "pictures", help=text)
         places[verb.several] = _Declared(Annotated[str, hyphen], inspect.Parameter.VAR_POSITIONAL)
-    for argument, each in inspect.signature(function).parameters.items():
+    for argument, each in signature.items():
         if each.kind is each.VAR_KEYWORD:
             flags |= _settings(each.annotation)
-        elif argument not in HIDDEN and not (verb.several and argument in (verb.several, verb.several[:-1])):
-            text = MODEL_HELP if verb.several and argument == "model" else texts.get(argument, "")
+        elif argument not in (*HIDDEN, verb.first, verb.several, verb.several[:-1]):
+            text = MODEL_HELP if verb.several and not verb.first and argument == "model" else texts.get(argument, "")
             declared = _declare(each, text, verb)
             (flags if declared.kind is each.KEYWORD_ONLY else places)[argument] = declared
     if around is not None:
@@ -172,7 +177,8 @@ def _arguments(function: Callable[..., Any], around: Callable[..., Any] | None, 
 def _declare(argument: inspect.Parameter, text: str, verb: Verb) -> _Declared:
     """One argument of a function as a flag, or as a positional argument if the function has it so."""
     name, empty = argument.name, argument.empty
-    positional = argument.kind is argument.POSITIONAL_OR_KEYWORD and not verb.several and name not in verb.flags
+    alone = not verb.several or name == verb.first
+    positional = argument.kind is argument.POSITIONAL_OR_KEYWORD and alone and name not in verb.flags
     kind, options = flag_type(argument.annotation)
     options["help"] = text
     if argument.default is not True:

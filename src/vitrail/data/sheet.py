@@ -13,6 +13,7 @@ from torch import Tensor
 from vitrail.data.check.findings import Report
 from vitrail.data.chunks import ChunkMaker
 from vitrail.data.config import Augment
+from vitrail.data.pixels import Picture
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.source import Dataset, Source
 from vitrail.data.transform import denormalize, pixels, to_pil
@@ -185,9 +186,17 @@ def wrap_tiles(title: str, tiles: Sequence[Tile]) -> list[SheetRow]:
 
 
 def load_picture(source: Source, index: int) -> Image.Image | None:
-    """One picture, or nothing if it cannot be read."""
+    """One picture of a data set, or nothing if it cannot be read."""
     try:
-        return to_pil(pixels(source.picture(index), _COLOR))
+        return draw_picture(source.picture(index))
+    except (InputError, OSError):
+        return None
+
+
+def draw_picture(picture: Picture) -> Image.Image | None:
+    """A picture as it can be drawn, or nothing if it cannot be read."""
+    try:
+        return to_pil(pixels(picture, _COLOR))
     except (InputError, OSError):
         return None
 

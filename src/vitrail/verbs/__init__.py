@@ -52,6 +52,7 @@ class Verb:
     flags: Mapping[str, str] = field(default_factory=dict[str, str])  # argument → its flag, where the names differ
     headings: Mapping[str, str] = field(default_factory=dict[str, str])  # heading in the help → its arguments
     several: str = ""  # the positional arguments, if there may be any number: pictures (after a model) or models
+    first: str = ""  # the positional argument before these, if that is not a model
     json: bool = True  # it has --json
     verbs: "Mapping[str, Verb]" = field(default_factory=dict[str, "Verb"])  # its own, instead of a function
 
@@ -150,6 +151,19 @@ VERBS = {
         flags={"list_file": "list"},
         several="pictures",
         json=False,
+    ),
+    "search": Verb(
+        group="Use it",
+        line="Find the pictures that are nearest to a picture, by their embeddings.",
+        usage="INDEX PICTURES…",
+        about="Writes search.jpg (each picture beside its neighbours), search.json and search.csv. Exit code 1: "
+        "some of the pictures to search for could not be read.",
+        examples=(
+            "vitrail search runs/embed-1 cat.jpg --model runs/train-1",
+            "vitrail search s3://bucket/out photos --top-k 5",
+        ),
+        several="pictures",
+        first="index",
     ),
     "explain": Verb(
         group="Use it",
