@@ -18,14 +18,15 @@ import numpy as np
 from vitrail.cache import Shelf, mark_used
 from vitrail.errors import ConfigError, DataError, MissingExtraError
 from vitrail.files import atomic_path
-from vitrail.prediction.collection import Collection, Floats
+from vitrail.prediction.collection import Collection
 from vitrail.prediction.neighbours import Nearest, unit_vectors
+from vitrail.prediction.results import Floats
 from vitrail.progress import Progress, silent
 from vitrail.storage import Disk
 from vitrail.wording import in_one_line
 
 LISTS = 2  # per square root of the number of rows
-SEARCHED, LEAST_SEARCHED = 16, 16  # one of so many lists is searched, but at least so many
+SEARCHED, LEAST_SEARCHED = 8, 32  # one of so many lists is searched, but at least so many
 SAMPLES = 64  # embeddings for each list, from which the centres are made
 ROOM = 8  # times as many rows are looked at as are wanted, at least
 FORM = 1  # of what is built; another one is built again
@@ -63,11 +64,12 @@ def kept_index(collection: Collection) -> Path | None:
 def build_index(collection: Collection, progress: Progress = silent) -> Path:
     """Build the index of a collection, which is read twice, and keep it; an older one of the same files is removed."""
     faiss = load_faiss()
-    lists = max(min(LISTS * isqrt(collection.count), collection.count // 4), 1)
-    index = faiss.index_factory(collection.width, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
+    count, width = collection.table.shape
+    lists = max(min(LISTS * isqrt(count), count // 4), 1)
+    index = faiss.index_factory(width, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
     index.cp.min_points_per_centroid = 1  # fewer are no reason to complain
-    with progress("sorting embeddings", 2 * collection.count) as advance:
-        every, samples = max(collection.count // (SAMPLES * lists), 1), list[Floats]()
+    with progress("sorting embeddings", 2 * count) as advance:
+        every, samples = max(count // (SAMPLES * lists), 1), list[Floats]()
         for rows, features in collection.blocks(advance):
             samples.append(_prepare(features[rows % every == 0]))
         if not sum(map(len, samples)):

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.prediction.collection import Block, Floats, Integers
+from vitrail.prediction.collection import Block
+from vitrail.prediction.results import Floats
+from vitrail.rng import Integers
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 

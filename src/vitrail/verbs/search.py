@@ -17,10 +17,11 @@ from vitrail.prediction import Predictor
 from vitrail.prediction.collection import Collection, open_collection
 from vitrail.prediction.inverted_lists import build_index, has_faiss, kept_index, load_faiss, search_index
 from vitrail.prediction.neighbours import Nearest, Neighbour, find_nearest
+from vitrail.prediction.results import Floats
 from vitrail.progress import Progress, ending, left_out, pick_progress
 from vitrail.verbs.call import ModelArgument, Out, Pictures, check_out, make_out, resolve_model, resolve_pictures
 from vitrail.weights.resolve import files_of
-from vitrail.wording import counted, markdown_cell, plain, reason
+from vitrail.wording import counted, plain, reason
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from vitrail.data.pixels import Picture
     from vitrail.data.sheet import SheetRow
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
 Method = Literal["exact", "approximate", "auto"]
 METHODS = ("exact", "approximate", "auto")
 
@@ -52,7 +52,7 @@ class Found:
 class SearchResults(Sequence[Found]):
     """What was found for each query."""
 
-    index: str  # where was searched
+    where: str  # the index
     method: Literal["exact", "approximate"]
     queries: tuple[Found, ...]
     searched: int  # pictures of the index
@@ -80,7 +80,7 @@ class SearchResults(Sequence[Found]):
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         queries = [{"query": each.query, "neighbours": [asdict(near) for near in each.neighbours]} for each in self]
-        facts = {"index": self.index, "method": self.method, "searched": self.searched, "broken": self.broken}
+        facts = {"index": self.where, "method": self.method, "searched": self.searched, "broken": self.broken}
         return facts | {
             "queries": queries,
             "errors": dict(self.errors),
@@ -106,7 +106,7 @@ class SearchResults(Sequence[Found]):
     def _summary(self) -> str:
         how = "every one compared" if self.method == "exact" else "approximately"
         broken = f"; {self.broken:,} more could not be read when it was made" if self.broken else ""
-        return f"{counted(self.searched, 'picture')} in {self.index}, {how}{broken}"
+        return f"{counted(self.searched, 'picture')} in {self.where}, {how}{broken}"
 
     @property
     def sheet(self) -> "Image.Image":
@@ -115,7 +115,7 @@ class SearchResults(Sequence[Found]):
 
         shown = f"; the first {MOST_ON_SHEET} of {len(self):,} queries" if len(self) > MOST_ON_SHEET else ""
         rows = [_sheet_row(found) for found in self[:MOST_ON_SHEET]]
-        return draw_sheet(f"nearest of {self._summary()}{shown}", rows, tile=TILE)
+        return draw_sheet(f"the nearest of {self._summary()}{shown}", rows, tile=TILE)
 
     def save(self, folder: str | Path) -> tuple[Path, ...]:
         """Write search.jpg, search.json and search.csv; the paths written."""
@@ -142,14 +142,6 @@ class SearchResults(Sequence[Found]):
         from vitrail.explanation.heatmap import png_bytes
 
         return png_bytes(self.sheet)
-
-    def _repr_markdown_(self) -> str:
-        rows = ["| picture | nearest | label | similarity |", "|---|---|---|--:|"]
-        for found in self[:SHOWN]:
-            for near in found.neighbours:
-                names = map(markdown_cell, (found.query, near.picture, near.label or ""))
-                rows.append(f"| {' | '.join(names)} | {near.similarity:.4f} |")
-        return "\n".join([*rows, "", self._summary()])
 
 
 def _sheet_row(found: Found) -> "SheetRow":
@@ -193,7 +185,7 @@ def search(
             loaded model.
         top_k: How many neighbours to give for each picture.
         method: exact compares every picture; approximate builds an index for faiss once, which is kept, and reads
-            a sixteenth of it; auto: exact for up to a million pictures, which takes a few seconds, unless there is such
+            an eighth of it; auto: exact for up to a million pictures, which takes a few seconds, unless there is such
             an index already.
         device: Where to compute: auto, cpu, cuda, cuda:1, mps, …
         out: The folder to write to [default: runs/search-N]. In Python, nothing is written by default.
@@ -215,23 +207,24 @@ def search(
     else:
         source = _resolve_model(model, collection, device)
         queries = _embed(source, asked.gather(), show, speaks=progress is not False)
-    if queries.vectors.shape[1] != collection.width:
+    count, width = collection.table.shape
+    if queries.vectors.shape[1] != width:
         raise InputError(
-            f"embeddings must have {collection.width:,} features, as those of {collection.name}; got "
+            f"embeddings must have {width:,} features, as those of {collection.name}; got "
             f"{queries.vectors.shape[1]:,}. Use the model that the index was made with: `model=`."
         )
     chosen, note = _choose_method(collection, method)
     if chosen == "approximate":
         nearest = search_index(kept_index(collection) or build_index(collection, show), queries.vectors, top_k)
     else:
-        with show("comparing", collection.count) as advance:
+        with show("comparing", count) as advance:
             nearest = find_nearest(collection.blocks(advance), queries.vectors, top_k)
     results = SearchResults(
-        index=collection.name,
+        where=collection.name,
         method=chosen,
         queries=tuple(_describe(queries, nearest, collection)),
         searched=nearest.searched,
-        broken=collection.count - nearest.searched,
+        broken=count - nearest.searched,
         errors=queries.errors,
         note=note,
         following=shlex.join(["vitrail", "explain", queries.model, next(iter(queries.pictures))]),
@@ -301,18 +294,20 @@ def _choose_method(collection: Collection, method: Method) -> tuple[Literal["exa
     """What "auto" takes, and a note about it."""
     if method != "auto":
         return method, ""
-    if has_faiss() and (collection.count > LARGE or kept_index(collection) is not None):
+    is_large = collection.table.shape[0] > LARGE
+    if has_faiss() and (is_large or kept_index(collection) is not None):
         return "approximate", ""
-    return "exact", 'faster: pip install "vitrail[search]"' if collection.count > LARGE else ""
+    return "exact", 'faster: pip install "vitrail[search]"' if is_large else ""
 
 
 def _describe(queries: _Queries, nearest: Nearest, collection: Collection) -> Iterator[Found]:
-    described = collection.describe(sorted({row for own in nearest.rows for row in own.tolist()}))
-    for (name, picture), rows, similarities in zip(
+    rows = np.unique(np.concatenate(nearest.rows))
+    described = dict(zip(rows.tolist(), collection.describe(rows), strict=True))
+    for (name, picture), own, similarities in zip(
         queries.pictures.items(), nearest.rows, nearest.similarities, strict=True
     ):
         neighbours = tuple(
-            Neighbour(picture=described[row].picture, similarity=similarity, row=row, label=described[row].label)
-            for row, similarity in zip(rows.tolist(), similarities.tolist(), strict=True)
+            Neighbour(picture=described[row][0], similarity=similarity, row=row, label=described[row][1])
+            for row, similarity in zip(own.tolist(), similarities.tolist(), strict=True)
         )
         yield Found(query=name, neighbours=neighbours, picture=picture)

@@ -1,0 +1,134 @@
+"""Embeddings of jobs in every kind of store, and of files; what is not one is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stores import put
+from vitrail.errors import DataError, InputError
+from vitrail.prediction.collection import open_collection
+from vitrail.prediction.feature_files import write_features
+from vitrail.wording import plain
+
+Array = np.ndarray[Any, Any]
+JOB = {"model": {"source": "model.safetensors", "files": {}}}
+
+
+def part(features: Array, start: int = 0, broken: tuple[int, ...] = ()) -> bytes:
+    """A part of a job, whose rows `broken` have no features."""
+    valid = np.ones(len(features), bool)
+    valid[list(broken)] = False
+    table = pa.table(
+        {
+            "picture": [f"photos/{start + row}.jpg" for row in range(len(features))],
+            "features": pa.array(
+                [row if fine else None for row, fine in zip(features.tolist(), valid, strict=True)],
+                pa.list_(pa.float32(), features.shape[1]),
+            ),
+            "error": pa.array([None if fine else "no picture" for fine in valid], pa.string()),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def put_job(root: str, features: Array, size: int = 5, broken: tuple[int, ...] = (), **job: Any) -> None:
+    """A job with parts of `size` rows."""
+    files = {"job.json": json.dumps(JOB | job).encode(), "_DONE": b""}
+    for start in range(0, len(features), size):
+        inside = tuple(row - start for row in broken if start <= row < start + size)
+        name = f"parts/part-{start // size:08d}.parquet"
+        files[name] = part(features[start : start + size], start, inside)
+    put(root, files)
+
+
+FEATURES = np.arange(1, 13 * 4 + 1, dtype=np.float32).reshape(13, 4)
+
+
+def test_a_job_in_any_store(store_root: str) -> None:
+    put_job(store_root, FEATURES, broken=(2, 12))
+    collection = open_collection(store_root)
+    assert collection.name == store_root
+    assert collection.table.shape == (13, 4)
+    blocks = list(collection.blocks())
+    rows = np.concatenate([block.rows for block in blocks])
+    assert rows.tolist() == [row for row in range(13) if row not in (2, 12)]
+    np.testing.assert_array_equal(np.concatenate([block.features for block in blocks]), FEATURES[rows])
+    assert list(collection.describe(np.array([0, 4, 5, 12]))) == [(f"photos/{row}.jpg", None) for row in (0, 4, 5, 12)]
+    assert collection.table.texts("picture")[12] == "photos/12.jpg"
+    same = open_collection(store_root).fingerprint
+    assert collection.fingerprint == same
+    put_job(store_root, FEATURES + 1)
+    assert open_collection(store_root).fingerprint != same
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet"])
+@pytest.mark.parametrize("by_folder", [True, False], ids=["folder", "file"])
+def test_a_file_of_embed(tmp_path: Path, suffix: str, by_folder: bool) -> None:
+    path = tmp_path / f"features{suffix}"
+    with write_features(path, ("picture", "label", "split"), 4) as write:
+        for row, features in enumerate(FEATURES):
+            write((f"{row}.jpg", f"class {row % 2}", "train"), features)
+    collection = open_collection(tmp_path if by_folder else str(path))
+    assert collection.name == str(path)
+    np.testing.assert_array_equal(np.concatenate([block.features for block in collection.blocks()]), FEATURES)
+    assert list(collection.describe(np.array([1, 8]))) == [("1.jpg", "class 1"), ("8.jpg", "class 0")]
+    assert collection.job is None
+
+
+def test_what_is_no_collection(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such folder"):
+        open_collection(tmp_path / "none")
+    with pytest.raises(InputError, match="no features can be read"):
+        open_collection(tmp_path / "none.npz")
+    with pytest.raises(DataError, match=r"must hold embeddings, job.json or one of features.npz, .*; it does not"):
+        open_collection(tmp_path)
+    put("memory://search-tests", {"features.npz": b""})
+    with pytest.raises(DataError, match=r"must hold embeddings, job.json; it does not"):
+        open_collection("memory://search-tests")
+    for suffix in (".npz", ".parquet"):
+        with write_features(tmp_path / f"features{suffix}", ("picture",), 4) as write:
+            write(("0.jpg",), FEATURES[0])
+    with pytest.raises(DataError, match=r"it has features.npz and features.parquet: name one of them"):
+        open_collection(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"_DONE": None}, "the job must have ended"),
+        ({"job.json": b"{"}, "job.json: not the description of a job"),
+        ({"job.json": b"[]"}, "not a job with embeddings"),
+        ({"parts/part-00000001.parquet": b"PAR1"}, "part-00000001.parquet: not a part of a job's embeddings"),
+        ({"parts/part-00000001.parquet": part(FEATURES[:, :3])}, "must have 4 features a row, as other parts; got 3"),
+    ],
+)
+def test_a_damaged_job(tmp_path: Path, files: dict[str, bytes | None], why: str) -> None:
+    put_job(str(tmp_path), FEATURES)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content) if content is not None else (tmp_path / name).unlink()
+    with pytest.raises(DataError) as caught:
+        open_collection(tmp_path)
+    assert why in plain(str(caught.value))
+
+
+def test_other_columns_are_no_embeddings(tmp_path: Path) -> None:
+    put_job(str(tmp_path), FEATURES)
+    for table in ({"picture": ["a"]}, {"picture": ["a"], "features": [[1.0, 2.0]]}):
+        pq.write_table(pa.table(table), tmp_path / "parts" / "part-00000000.parquet")
+        with pytest.raises(DataError, match="part-00000000.parquet: (features must be|not a part)"):
+            open_collection(tmp_path)
+
+
+def test_a_part_that_vanishes(tmp_path: Path) -> None:
+    put_job(str(tmp_path), FEATURES)
+    collection = open_collection(tmp_path)
+    (tmp_path / "parts" / "part-00000001.parquet").unlink()
+    with pytest.raises(DataError, match="part-00000001.parquet: not a part"):
+        list(collection.blocks())
