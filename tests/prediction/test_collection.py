@@ -132,3 +132,5 @@ def test_a_part_that_vanishes(tmp_path: Path) -> None:
     (tmp_path / "parts" / "part-00000001.parquet").unlink()
     with pytest.raises(DataError, match="part-00000001.parquet: not a part"):
         list(collection.blocks())
+    with pytest.raises(DataError, match=r"part-00000001.parquet: cannot be read \(No such file"):
+        _ = collection.fingerprint

@@ -21,14 +21,14 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_finds_almost_what_an_exact_search_finds(tmp_path: Path) -> None:
-    features, queries = clustered(4000, 64), clustered(100, 64, seed=1)
-    put_job(str(tmp_path / "out"), features, size=1000, broken=(7, 3999))
+    features, queries = clustered(8000, 32), clustered(100, 32, seed=1)
+    put_job(str(tmp_path / "out"), features, size=4000, broken=(7, 7999))
     collection = open_collection(tmp_path / "out")
     exact = find_nearest(collection.blocks(), queries, 10)
     near = search_index(build_index(collection), queries, 10)
     recall = np.mean([len(np.intersect1d(*both)) / 10 for both in zip(exact.rows, near.rows, strict=True)])
     assert recall >= 0.95
-    assert near.searched == exact.searched == 3998
+    assert near.searched == exact.searched == 7998
     for rows, similarities in zip(near.rows, near.similarities, strict=True):
         assert (np.diff(similarities) <= 0).all()
         assert len(set(rows.tolist())) == 10

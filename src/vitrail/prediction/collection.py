@@ -22,7 +22,7 @@ from vitrail.rng import Integers
 from vitrail.storage import Disk, Span, Store, hide_secrets, is_address, open_store
 from vitrail.threads import in_chunks, map_in_order
 from vitrail.untrusted import parse_json
-from vitrail.wording import hint_path, in_one_line
+from vitrail.wording import hint_path, reason
 
 REQUESTS = 8  # parts that are asked about at once
 TOGETHER = 4  # parts that are read at once
@@ -55,8 +55,11 @@ class Collection:
     @cached_property
     def fingerprint(self) -> str:
         """What changes if one of the files does."""
-        states = map_in_order(self.store.state, self.files, REQUESTS)
-        facts = [(name, state.size, state.version) for name, state in zip(self.files, states, strict=True)]
+        facts: list[tuple[str, int, str]] = []
+        for name, state in zip(self.files, self.store.states(self.files), strict=True):
+            if isinstance(state, OSError):
+                raise DataError(f"{self.store.path(name)}: cannot be read ({state.strerror or state}).")
+            facts.append((name, state.size, state.version))
         return sha256(json.dumps(facts).encode()).hexdigest()
 
     def blocks(self, advance: Callable[[int], None] = lambda _: None) -> Iterator[Block]:
@@ -140,7 +143,7 @@ class JobParts(FeatureTable):
         except VitrailError:
             raise
         except Exception as error:  # a damaged file can make pyarrow raise anything
-            why = in_one_line(error)[:300]
+            why = " ".join(reason(error).split())[:300]
             raise DataError(f"{self._store.path(name)}: not a part of a job's embeddings ({why}).") from None
 
 

@@ -26,7 +26,7 @@ from vitrail.storage import Disk
 from vitrail.wording import in_one_line
 
 LISTS = 2  # per square root of the number of rows
-SEARCHED, LEAST_SEARCHED = 8, 32  # one of so many lists is searched, but at least so many
+SEARCHED, LEAST_SEARCHED = 8, 96  # one of so many lists is searched, but at least so many
 SAMPLES = 64  # embeddings for each list, from which the centres are made
 ROOM = 8  # times as many rows are looked at as are wanted, at least
 FORM = 1  # of what is built; another one is built again
