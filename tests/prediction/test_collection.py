@@ -13,10 +13,9 @@ from stores import put
 from vitrail.errors import DataError, InputError
 from vitrail.prediction.collection import open_collection
 from vitrail.prediction.feature_files import write_features
-from vitrail.wording import plain
+from vitrail.prediction.job import DESCRIPTION, DONE, LISTED, JobSpec, Task, part_file
 
 Array = np.ndarray[Any, Any]
-JOB = {"model": {"source": "model.safetensors", "files": {}}}
 
 
 def part(features: Array, start: int = 0, broken: tuple[int, ...] = ()) -> bytes:
@@ -38,13 +37,15 @@ def part(features: Array, start: int = 0, broken: tuple[int, ...] = ()) -> bytes
     return sink.getvalue().to_pybytes()
 
 
-def put_job(root: str, features: Array, size: int = 5, broken: tuple[int, ...] = (), **job: Any) -> None:
-    """A job with parts of `size` rows."""
-    files = {"job.json": json.dumps(JOB | job).encode(), "_DONE": b""}
-    for start in range(0, len(features), size):
+def put_job(root: str, features: Array, size: int = 5, broken: tuple[int, ...] = (), task: Task = "embed") -> None:
+    """A job with units of `size` rows."""
+    resolved = {"width": features.shape[1]}
+    spec = JobSpec(task=task, model={}, pictures=[], list_file=None, settings={}, resolved=resolved, unit=size)
+    totals = {"pictures": len(features), "units": -(-len(features) // size)}
+    files = {DESCRIPTION: spec.to_json(), LISTED: json.dumps(totals).encode(), DONE: b""}
+    for unit, start in enumerate(range(0, len(features), size)):
         inside = tuple(row - start for row in broken if start <= row < start + size)
-        name = f"parts/part-{start // size:08d}.parquet"
-        files[name] = part(features[start : start + size], start, inside)
+        files[part_file(unit)] = part(features[start : start + size], start, inside)
     put(root, files)
 
 
@@ -103,10 +104,12 @@ def test_what_is_no_collection(tmp_path: Path) -> None:
     ("files", "why"),
     [
         ({"_DONE": None}, "the job must have ended"),
+        ({"manifest/_DONE": None}, "the job must have ended"),
         ({"job.json": b"{"}, "job.json: not the description of a job"),
-        ({"job.json": b"[]"}, "not a job with embeddings"),
-        ({"parts/part-00000001.parquet": b"PAR1"}, "part-00000001.parquet: not a part of a job's embeddings"),
-        ({"parts/part-00000001.parquet": part(FEATURES[:, :3])}, "must have 4 features a row, as other parts; got 3"),
+        ({"parts/part-00000001.parquet": None}, "part-00000001.parquet: not a part of this job"),
+        ({"parts/part-00000001.parquet": b"PAR1"}, "part-00000001.parquet: not a part of this job"),
+        ({"parts/part-00000001.parquet": part(FEATURES[:4])}, "not a part of this job (must have 5 rows; got 4)"),
+        ({"parts/part-00000001.parquet": part(FEATURES[:5, :3])}, "not a part of this job (cannot reshape"),
     ],
 )
 def test_a_damaged_job(tmp_path: Path, files: dict[str, bytes | None], why: str) -> None:
@@ -114,23 +117,19 @@ def test_a_damaged_job(tmp_path: Path, files: dict[str, bytes | None], why: str)
     for name, content in files.items():
         (tmp_path / name).write_bytes(content) if content is not None else (tmp_path / name).unlink()
     with pytest.raises(DataError) as caught:
+        list(open_collection(tmp_path).blocks())
+    assert why in str(caught.value)
+
+
+def test_labels_are_no_embeddings(tmp_path: Path) -> None:
+    put_job(str(tmp_path), FEATURES, task="predict")
+    with pytest.raises(DataError, match="must be a job of `vitrail embed`; it is one of `vitrail predict`"):
         open_collection(tmp_path)
-    assert why in plain(str(caught.value))
-
-
-def test_other_columns_are_no_embeddings(tmp_path: Path) -> None:
-    put_job(str(tmp_path), FEATURES)
-    for table in ({"picture": ["a"]}, {"picture": ["a"], "features": [[1.0, 2.0]]}):
-        pq.write_table(pa.table(table), tmp_path / "parts" / "part-00000000.parquet")
-        with pytest.raises(DataError, match="part-00000000.parquet: (features must be|not a part)"):
-            open_collection(tmp_path)
 
 
 def test_a_part_that_vanishes(tmp_path: Path) -> None:
     put_job(str(tmp_path), FEATURES)
     collection = open_collection(tmp_path)
     (tmp_path / "parts" / "part-00000001.parquet").unlink()
-    with pytest.raises(DataError, match="part-00000001.parquet: not a part"):
-        list(collection.blocks())
     with pytest.raises(DataError, match=r"part-00000001.parquet: cannot be read \(No such file"):
         _ = collection.fingerprint

@@ -47,15 +47,6 @@ def load_faiss() -> Any:
     return cast("Any", faiss)
 
 
-def has_faiss() -> bool:
-    """Whether approximate searches are possible here."""
-    try:
-        load_faiss()
-    except (ConfigError, MissingExtraError):
-        return False
-    return True
-
-
 def kept_index(collection: Collection) -> Path | None:
     """The index that was built from these very files, if there is one."""
     return next((path for path in _places(collection) if path.is_file()), None)

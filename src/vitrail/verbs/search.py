@@ -11,16 +11,15 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from vitrail.errors import ConfigError, InputError, list_names, suggest
-from vitrail.files import atomic_path, open_csv, sha256_of
+from vitrail.errors import ConfigError, InputError, VitrailError, suggest
+from vitrail.files import atomic_path, open_csv
 from vitrail.prediction import Predictor
 from vitrail.prediction.collection import Collection, open_collection
-from vitrail.prediction.inverted_lists import build_index, has_faiss, kept_index, load_faiss, search_index
+from vitrail.prediction.inverted_lists import build_index, kept_index, load_faiss, search_index
 from vitrail.prediction.neighbours import Nearest, Neighbour, find_nearest
 from vitrail.prediction.results import Floats
-from vitrail.progress import Progress, ending, left_out, pick_progress
-from vitrail.verbs.call import ModelArgument, Out, Pictures, check_out, make_out, resolve_model, resolve_pictures
-from vitrail.weights.resolve import files_of
+from vitrail.progress import Progress, ending, left_out, pick_progress, working
+from vitrail.verbs.call import Out, Pictures, check_out, make_out, resolve_model, resolve_pictures
 from vitrail.wording import counted, plain, reason
 
 if TYPE_CHECKING:
@@ -205,8 +204,8 @@ def search(
         assert vectors is not None
         queries = _Queries(vectors=vectors, pictures={f"vector {number}": None for number in range(len(vectors))})
     else:
-        source = _resolve_model(model, collection, device)
-        queries = _embed(source, asked.gather(), show, speaks=progress is not False)
+        gathered = asked.gather()
+        queries = _embed(_open_model(model, collection, device, gathered, speaks=progress is not False), gathered, show)
     count, width = collection.table.shape
     if queries.vectors.shape[1] != width:
         raise InputError(
@@ -253,28 +252,27 @@ def _as_vectors(pictures: "Pictures | Floats") -> Floats | None:
     return vectors
 
 
-def _resolve_model(
-    model: Predictor | str | Path | None, collection: Collection, device: "str | torch.device"
-) -> ModelArgument:
-    """The model of the call, or the one that the job names, which must not have changed since."""
+def _open_model(
+    model: Predictor | str | Path | None,
+    collection: Collection,
+    device: "str | torch.device",
+    pictures: "dict[str, Picture]",
+    *,
+    speaks: bool,
+) -> Predictor:
+    """The model of the call; or that of the job, just as the job had it."""
     if model is not None:
-        return resolve_model(model, device=device)
-    made: Any = (collection.job or {}).get("model")
-    if made is None:
+        source = resolve_model(model, device=device)
+        return source.put(source.open(speaks=speaks), len(pictures), pictures.values(), speaks=speaks)
+    if collection.job is None:
         raise ConfigError(f"must be passed: {collection.name} does not tell which model made it.", field="model")
-    source = resolve_model(made["source"], device=device)
-    files = {file.name: sha256_of(file) for file in files_of(source.place.fetch())}
-    if files != made["files"]:
-        other = sorted(name for name in {*files, *made["files"]} if files.get(name) != made["files"].get(name))
-        raise ConfigError(
-            f"{source.source} must be the model that made {collection.name}, but it has changed since "
-            f"({list_names(other)}); pass `model=` to use it all the same."
-        )
-    return source
+    from vitrail.prediction.executors import open_model
+
+    with working(f"loading {collection.job.spec.model['source']}", speaks=speaks):
+        return open_model(collection.job, str(device))
 
 
-def _embed(source: ModelArgument, pictures: "dict[str, Picture]", show: Progress, *, speaks: bool) -> _Queries:
-    predictor = source.put(source.open(speaks=speaks), len(pictures), pictures.values(), speaks=speaks)
+def _embed(predictor: Predictor, pictures: "dict[str, Picture]", show: Progress) -> _Queries:
     vectors: dict[str, Floats] = {}
     errors: dict[str, str] = {}
     with show("pictures", len(pictures)) as advance:
@@ -287,7 +285,7 @@ def _embed(source: ModelArgument, pictures: "dict[str, Picture]", show: Progress
     if not vectors:
         raise InputError(f"no picture could be read; the first: {next(iter(errors.values()), 'none given')}")
     read = {name: pictures[name] for name in vectors}
-    return _Queries(vectors=np.stack(list(vectors.values())), pictures=read, errors=errors, model=source.source)
+    return _Queries(vectors=np.stack(list(vectors.values())), pictures=read, errors=errors, model=predictor.source)
 
 
 def _choose_method(collection: Collection, method: Method) -> tuple[Literal["exact", "approximate"], str]:
@@ -295,9 +293,11 @@ def _choose_method(collection: Collection, method: Method) -> tuple[Literal["exa
     if method != "auto":
         return method, ""
     is_large = collection.table.shape[0] > LARGE
-    if has_faiss() and (is_large or kept_index(collection) is not None):
-        return "approximate", ""
-    return "exact", 'faster: pip install "vitrail[search]"' if is_large else ""
+    try:
+        load_faiss()
+    except VitrailError as error:
+        return "exact", str(error) if is_large else ""
+    return ("approximate" if is_large or kept_index(collection) else "exact"), ""
 
 
 def _describe(queries: _Queries, nearest: Nearest, collection: Collection) -> Iterator[Found]:
