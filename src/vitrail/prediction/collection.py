@@ -96,9 +96,10 @@ class JobParts(FeatureTable):
             for unit, content in zip(units, contents, strict=True):
                 with self._reading(unit, content) as part:
                     lists = part.read(columns=[FEATURES]).column(0).combine_chunks()
-                    valid = lists.is_valid().to_numpy(zero_copy_only=False)
-                    features = np.full((len(lists), self.shape[1]), np.nan, np.float32)
-                    features[valid] = lists.flatten().to_numpy().reshape(-1, self.shape[1])  # without what is null
+                    features = lists.flatten().to_numpy().reshape(-1, self.shape[1])  # without those that are null
+                    if lists.null_count:
+                        read, features = features, np.full((len(lists), self.shape[1]), np.nan, np.float32)
+                        features[lists.is_valid().to_numpy(zero_copy_only=False)] = read
                 yield features
 
     def text_blocks(self, columns: Sequence[str]) -> Iterator[list[Texts]]:

@@ -25,6 +25,7 @@ from typing import Any, Literal, cast
 
 from vitrail.errors import ConfigError, DataError, shorten
 from vitrail.files import as_utf8, load_pyarrow
+from vitrail.prediction.feature_files import FEATURES
 from vitrail.prediction.listing import Cursor, Item, list_items
 from vitrail.storage import Span, Store, open_store
 from vitrail.untrusted import parse_json
@@ -228,7 +229,14 @@ class Job:
         _, pq = load_pyarrow("A job")
         errors = len(table) - table.column("error").null_count
         content = io.BytesIO()
-        pq.write_table(table.replace_schema_metadata({ERRORS: str(errors)}), content, compression="zstd")
+        floats = [f"{FEATURES}.list.element"] if FEATURES in table.column_names else []  # read three times as fast
+        pq.write_table(
+            table.replace_schema_metadata({ERRORS: str(errors)}),
+            content,
+            compression="zstd",
+            use_dictionary=not floats,
+            use_byte_stream_split=floats,
+        )
         return self.store.create(part_file(unit), content.getvalue())
 
     def finish(self) -> Totals | None:
