@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from errno import EINVAL, ENOENT, ENOTDIR
+from errno import EDQUOT, EFBIG, EINVAL, ENOENT, ENOSPC, ENOTDIR
 from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
@@ -33,6 +33,7 @@ OWN = (
     IsADirectoryError,
     NotADirectoryError,
 )  # what is wrong with one file, however often it is asked for
+FULL = (ENOSPC, EDQUOT, EFBIG)  # what is wrong with this machine's disk
 
 
 class ObjectStore:
@@ -208,7 +209,7 @@ class ObjectStore:
         return True
 
     def path(self, name: str) -> str:
-        return f"{self.root}/{name}"
+        return f"{self.root}/{name}" if name else self.root
 
     def _full(self, name: str) -> str:
         return f"{self._base}/{name}" if name else self._base
@@ -221,6 +222,8 @@ class ObjectStore:
             except (*OWN, own):
                 raise
             except Exception as error:  # each store raises its own kinds
+                if isinstance(error, OSError) and error.errno in FULL:
+                    raise
                 if wait is None or isinstance(error, PermissionError):
                     raise self._lost(error, name) from error
                 time.sleep(wait)

@@ -6,6 +6,7 @@ removed: training data that are evicted while they are used would be fetched aga
 """
 
 import hashlib
+import os
 import posixpath
 import re
 import shutil
@@ -45,7 +46,8 @@ class Copies:
         self.store = store
         self._folder = cache / FOLDER
         self._stores: dict[str, Store] = {}
-        self._busy: set[Path] = set()  # what a thread is fetching
+        self._got: dict[str, Path] = {}  # large files, whose states are asked for once
+        self._busy: set[str] = set()  # what a thread is fetching
         self._changed = Condition()
 
     def where(self, name: str) -> str:
@@ -58,17 +60,17 @@ class Copies:
         store, own = self._locate(name)
         if isinstance(store, Disk):
             return store.folder / own
+        if name in self._got:
+            return self._got[name]
         state = store.state(own)
-        path = self._path(store, own, pack_state(state)[1])
+        path = Path(self._path(store, own, pack_state(state)[1]))
         if not _is_whole(path, state.size):
-            with FileLock(self._lock_of(path)):  # other threads, and the other ranks of this machine
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{path}.lock"):  # other threads, and the other ranks of this machine
                 if not _is_whole(path, state.size):
                     self._fetch(store, own, path, state.size)
+        self._got[name] = path
         return path
-
-    def _lock_of(self, path: Path) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.with_name(f"{path.name}.lock")
 
     def _fetch(self, store: Store, name: str, path: Path, size: int) -> None:
         self.require_space(size)
@@ -103,14 +105,14 @@ class Copies:
             return (store.folder / own).read_bytes()
         self.bring([name], np.array([state], dtype=STATES))
         try:
-            return self._path(store, own, int(state["version"])).read_bytes()
+            return Path(self._path(store, own, int(state["version"]))).read_bytes()
         except FileNotFoundError as error:
             raise FileNotFoundError(error.errno, "no such file", store.path(own)) from None
 
     def bring(self, names: Sequence[str], states: States) -> None:
         """Make the copies that are missing, many at once; a file that cannot be read has none."""
-        tried: set[Path] = set()
-        missing = self._missing(names, states)
+        tried: set[str] = set()
+        missing = dict(self._missing(names, states))
         while missing:
             with self._changed:
                 self._changed.wait_for(partial(self._is_mine, missing))
@@ -128,11 +130,11 @@ class Copies:
             missing = {path: file for path, file in missing.items() if path not in tried}
             missing = {path: file for path, file in missing.items() if not _is_whole(path, file.size)}
 
-    def _is_mine(self, missing: "Mapping[Path, _File]") -> bool:
+    def _is_mine(self, missing: "Mapping[str, _File]") -> bool:
         """Whether no other thread is fetching some of these."""
         return not missing.keys() <= self._busy
 
-    def _bring(self, files: "Mapping[Path, _File]") -> None:
+    def _bring(self, files: "Mapping[str, _File]") -> None:
         self.require_space(sum(file.size for file in files.values()))
         stores = {file.store.root: file.store for file in files.values()}
         for root, store in stores.items():
@@ -144,10 +146,10 @@ class Copies:
             except OSError as error:
                 raise self._cannot_keep(error) from error
 
-    def _write(self, contents: Mapping[Path, bytes]) -> None:
+    def _write(self, contents: Mapping[str, bytes]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         with workshop_in(self._folder) as workshop:
-            for path, content in contents.items():
+            for path, content in ((Path(path), content) for path, content in contents.items()):
                 (workshop / path.name).write_bytes(content)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 (workshop / path.name).replace(path)
@@ -166,28 +168,27 @@ class Copies:
 
     def missing_bytes(self, names: Sequence[str], states: States) -> int:
         """How many bytes of these files have no copy yet."""
-        return sum(file.size for file in self._missing(names, states).values())
+        return sum(file.size for _, file in self._missing(names, states))
 
-    def _missing(self, names: Sequence[str], states: States) -> "dict[Path, _File]":
-        missing: dict[Path, _File] = {}
-        for name, state in zip(names, states, strict=True):
-            if state["version"]:
+    def _missing(self, names: Sequence[str], states: States) -> "Iterator[tuple[str, _File]]":
+        """The files without a copy, by where that will be; there may be millions."""
+        for name, (size, version) in zip(names, states.tolist(), strict=True):
+            if version:
                 store, own = self._locate(name)
-                path, size = self._path(store, own, int(state["version"])), int(state["size"])
+                path = self._path(store, own, version)
                 if not _is_whole(path, size):
-                    missing[path] = _File(store, own, size)
-        return missing
+                    yield path, _File(store, own, size)
 
-    def _path(self, store: Store, name: str, version: int) -> Path:
+    def _path(self, store: Store, name: str, version: int) -> str:
         text = f"{store.root}\0{name}\0{version}".encode("utf-8", "surrogateescape")
         own = hashlib.blake2b(text, digest_size=16).hexdigest()
-        return self._folder / _folder_name(store.root) / own[:2] / own[2:]
+        return f"{self._folder}/{_folder_name(store.root)}/{own[:2]}/{own[2:]}"
 
     def _locate(self, name: str) -> tuple[Store, str]:
         """The store that a file is in, and its name there."""
         if is_address(name):
             return self._elsewhere(name)
-        if isinstance(self.store, Disk) or not {".", ".."} & set(name.split("/")):
+        if isinstance(self.store, Disk) or "./" not in name or not {".", ".."} & set(name.split("/")):
             return self.store, name
         whole = posixpath.normpath(name)
         if not whole.startswith("../"):
@@ -214,9 +215,9 @@ class _File:
     size: int
 
 
-def _groups(files: Mapping[Path, _File]) -> Iterator[dict[Path, _File]]:
+def _groups(files: Mapping[str, _File]) -> Iterator[dict[str, _File]]:
     """Files that fit into memory together."""
-    group: dict[Path, _File] = {}
+    group: dict[str, _File] = {}
     for path, file in files.items():
         if group and sum(each.size for each in group.values()) + file.size > TOGETHER:
             yield group
@@ -264,8 +265,8 @@ def unpack_state(state: np.void) -> FileState:
     return FileState(int(state["size"]), f"{state['version']:016x}" if state["version"] else "")
 
 
-def _is_whole(path: Path, size: int) -> bool:
+def _is_whole(path: str | Path, size: int) -> bool:
     try:
-        return path.stat().st_size == size
+        return os.stat(path).st_size == size  # noqa: PTH116 - of a text, since a `Path` for each of millions takes long
     except OSError:
         return False

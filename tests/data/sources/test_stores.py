@@ -16,10 +16,12 @@ from tests.data.conftest import MakeFolder
 
 from stores import failing_stores, make_root, put, remove, upload
 from vitrail.data import DataConfig, Dataset, Loader, LoaderConfig, open_data, write_split_file
+from vitrail.data.copies import Copies
 from vitrail.data.datasets import check_where
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.shard_writer import write_shards
 from vitrail.errors import DataError
+from vitrail.storage import open_store
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -296,6 +298,21 @@ def test_a_copy_that_cannot_be_written_is_no_damaged_picture(
     (tmp_path / "cache").write_text("a file, where a folder should be")
     with pytest.raises(DataError, match="a copy of memory://unwritable cannot be kept there"):
         data.splits["train"].picture(0)
+
+
+def test_a_disk_that_fills_up_is_no_fault_of_the_store(
+    far_root: str, config: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(far_root, {"a.csv": b"path,label\n1.jpg,a\n"})
+    copies = Copies(open_store(far_root), config.cache)
+
+    def fill_up(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(copies.store._files, "get_file", fill_up)  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match=r"cannot be kept there \(No space left on device\)"):
+        copies.get("a.csv")
+    assert not [path for path in config.cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 @pytest.mark.parametrize("where", ["", "/none", "/none.csv", "/none.tar", "/none/shards.json"])
