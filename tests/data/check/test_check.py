@@ -241,6 +241,15 @@ def test_the_frames_of_a_film_do_not_fill_the_memory() -> None:
     assert leaked == set(range(1500, 2000))
 
 
+def test_mirror_images_are_found_if_they_are_asked_for() -> None:
+    random = np.random.default_rng(0)
+    levels = np.kron(random.integers(0, 250, (40, 8, 8), dtype=np.uint8), np.ones((1, 2, 2), dtype=np.uint8))
+    facts = facts_of([each.tobytes() for each in (*levels[:30], *(levels[:10, :, ::-1] + 2))])
+    assert not list(near_pairs(facts))
+    pairs = {(left.index, right.index) for left, right in near_pairs(facts, mirrored=True)}
+    assert pairs == {(index, 30 + index) for index in range(10)}
+
+
 def test_copies_in_many_places_are_shown_with_the_one_that_matters() -> None:
     facts = facts_of([b""] * 8, digest=b"same")
     shown = [(left.split, right.split) for left, right in partners(facts, range(8))]

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,38 +29,60 @@ def exact_groups(facts: Sequence[PictureFacts]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def near_pairs(facts: Sequence[PictureFacts]) -> Iterator[tuple[PictureFacts, PictureFacts]]:
-    """Pictures that are nearly, not exactly, the same."""
-    large = [position for position, fact in enumerate(facts) if min(fact.width, fact.height) >= MIN_SIDE]
-    if not large:
+def near_pairs(facts: Sequence[PictureFacts], *, mirrored: bool = False) -> Iterator[tuple[PictureFacts, PictureFacts]]:
+    """Pictures that are nearly, not exactly, the same; or with `mirrored`, one of which is a mirror image."""
+    indices = [position for position, fact in enumerate(facts) if can_be_compared(fact)]
+    if not indices:
         return
-    thumbnails = np.stack([np.frombuffer(facts[i].thumbnail, dtype=np.uint8) for i in large]).astype(np.float32)
-    clear = thumbnails.std(1) >= MIN_CONTRAST
-    indices, thumbnails = np.array(large)[clear], thumbnails[clear]
-    step = THUMBNAIL // COARSE
-    coarse = thumbnails.reshape(-1, COARSE, step, COARSE, step).mean((2, 4)).reshape(-1, COARSE * COARSE)
-    fine, coarse = _center(thumbnails), _center(coarse)
+    thumbnails = np.stack([_levels(facts[index]) for index in indices])  # (N, 16, 16)
+    others = thumbnails[:, :, ::-1] if mirrored else thumbnails
+    lefts, rights = _Thumbnails.of(thumbnails), _Thumbnails.of(others)
     names = sorted({fact.split for fact in facts})
     splits = np.array([names.index(facts[index].split) for index in indices], dtype=np.int64)
     pairs: set[tuple[int, int]] = set()
-    for bucket in _buckets(coarse):
-        for left, right in _similar(coarse[bucket], fine[bucket], splits[bucket]):
-            pairs.update(zip(indices[bucket[left]].tolist(), indices[bucket[right]].tolist(), strict=True))
+    for bucket in buckets(_center(lefts.coarse + rights.coarse)):  # the same for a picture and its mirror image
+        for left, right in _similar(lefts.part(bucket), rights.part(bucket), splits[bucket]):
+            pairs.update((indices[a], indices[b]) for a, b in zip(bucket[left], bucket[right], strict=True))
     for first, other in ((facts[a], facts[b]) for a, b in sorted(pairs)):
-        if first.digest != other.digest and _same_edges(first, other):
+        if first.digest != other.digest and correlate(first, other, mirrored=mirrored)[1] >= MIN_EDGE_CORRELATION:
             yield first, other
 
 
-def _same_edges(one: PictureFacts, other: PictureFacts) -> bool:
-    """Whether neighbouring levels differ in the same places, which tells two similar landscapes apart."""
-    edges = _center(np.stack([_edges(one), _edges(other)]))
-    return float(edges[0] @ edges[1]) >= MIN_EDGE_CORRELATION
+def can_be_compared(fact: PictureFacts) -> bool:
+    """Whether a picture is readable, large and rich enough in contrast to be told from others by its thumbnail."""
+    return min(fact.width, fact.height) >= MIN_SIDE and float(_levels(fact).std()) >= MIN_CONTRAST
 
 
-def _edges(fact: PictureFacts) -> Vectors:
-    levels = np.frombuffer(fact.thumbnail, dtype=np.uint8).reshape(THUMBNAIL, THUMBNAIL).astype(np.float32)
-    levels = levels - levels.mean(1, keepdims=True)  # removes sky, horizon and field, which span whole rows
-    return np.concatenate([np.diff(levels, axis=0).ravel(), np.diff(levels, axis=1).ravel()])
+def correlate(one: PictureFacts, other: PictureFacts, *, mirrored: bool = False) -> tuple[float, float]:
+    """The correlations of two thumbnails' grey levels, and of the differences between neighbouring levels.
+
+    The second tells two similar landscapes apart.
+    """
+    levels = np.stack([_levels(one), _levels(other)[:, ::-1] if mirrored else _levels(other)])
+    grey = _center(levels.reshape(2, -1))
+    levels = levels - levels.mean(2, keepdims=True)  # removes sky, horizon and field, which span whole rows
+    edges = _center(np.concatenate([np.diff(levels, axis=axis).reshape(2, -1) for axis in (1, 2)], axis=1))
+    return float(grey[0] @ grey[1]), float(edges[0] @ edges[1])
+
+
+def _levels(fact: PictureFacts) -> Vectors:
+    return np.frombuffer(fact.thumbnail, dtype=np.uint8).reshape(THUMBNAIL, THUMBNAIL).astype(np.float32)
+
+
+class _Thumbnails(NamedTuple):
+    """Thumbnails as vectors whose products are correlations."""
+
+    coarse: Vectors  # (N, 8 · 8)
+    fine: Vectors  # (N, 16 · 16)
+
+    @classmethod
+    def of(cls, levels: Vectors) -> "_Thumbnails":  # (N, 16, 16)
+        step = THUMBNAIL // COARSE
+        coarse = levels.reshape(-1, COARSE, step, COARSE, step).mean((2, 4))
+        return cls(*(_center(each.reshape(len(levels), -1)) for each in (coarse, levels)))
+
+    def part(self, rows: Integers) -> "_Thumbnails":
+        return _Thumbnails(self.coarse[rows], self.fine[rows])
 
 
 def _center(vectors: Vectors) -> Vectors:
@@ -69,7 +91,7 @@ def _center(vectors: Vectors) -> Vectors:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
 
 
-def _buckets(vectors: Vectors) -> Iterator[np.ndarray[Any, Any]]:
+def buckets(vectors: Vectors) -> Iterator[Integers]:
     """Sets of rows, in ascending order, within which to look: all, or those that share one of their two best pivots."""
     if len(vectors) <= ALL_PAIRS:
         yield np.arange(len(vectors))
@@ -85,25 +107,25 @@ def _buckets(vectors: Vectors) -> Iterator[np.ndarray[Any, Any]]:
         yield np.flatnonzero((best == pivot).any(1))
 
 
-def _similar(coarse: Vectors, fine: Vectors, splits: Integers) -> Iterator[tuple[Integers, Integers]]:
+def _similar(lefts: _Thumbnails, rights: _Thumbnails, splits: Integers) -> Iterator[tuple[Integers, Integers]]:
     """Rows (left < right) that correlate, block after block; each right one at most MOST times in its split and others.
 
     Without that limit, the frames of one film would give a quadratic number of pairs.
     """
-    counts = np.zeros((2, len(coarse)), dtype=np.int64)  # for each right row: pairs within its split, and across
-    for start in range(0, len(coarse), BLOCK):
-        stop = min(start + BLOCK, len(coarse))
-        close = np.triu(coarse[start:stop] @ coarse[start:].T >= COARSE_CORRELATION, 1)
+    counts = np.zeros((2, len(splits)), dtype=np.int64)  # for each right row: pairs within its split, and across
+    for start in range(0, len(splits), BLOCK):
+        stop = min(start + BLOCK, len(splits))
+        close = np.triu(lefts.coarse[start:stop] @ rights.coarse[start:].T >= COARSE_CORRELATION, 1)
         columns = np.flatnonzero(close.any(0))
-        rights = columns + start
-        same = splits[start:stop, None] == splits[rights]
+        rows = columns + start
+        same = splits[start:stop, None] == splits[rows]
         for kind, mask in enumerate((same, ~same)):
-            wanted = close[:, columns] & mask & (counts[kind, rights] < MOST)
-            _look_closer(wanted, fine[start:stop], fine[rights])
-            wanted &= np.cumsum(wanted, axis=0) <= MOST - counts[kind, rights]
-            counts[kind, rights] += wanted.sum(0)
+            wanted = close[:, columns] & mask & (counts[kind, rows] < MOST)
+            _look_closer(wanted, lefts.fine[start:stop], rights.fine[rows])
+            wanted &= np.cumsum(wanted, axis=0) <= MOST - counts[kind, rows]
+            counts[kind, rows] += wanted.sum(0)
             left, right = np.nonzero(wanted)
-            yield left + start, rights[right]
+            yield left + start, rows[right]
 
 
 def _look_closer(wanted: np.ndarray[Any, Any], lefts: Vectors, rights: Vectors) -> None:
