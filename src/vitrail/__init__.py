@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.data import open_data as open_data
     from vitrail.verbs.data import shard_data as shard_data
     from vitrail.verbs.data import show_data as show_data
+    from vitrail.verbs.data_audit import audit_data as audit_data
     from vitrail.verbs.diff import diff as diff
     from vitrail.verbs.doctor import doctor as doctor
     from vitrail.verbs.embed import embed as embed

@@ -17,7 +17,8 @@ from vitrail.verbs.keywords import Size
 TRAINING = tuple(type(getattr(TrainConfig(), part)) for part in PARTS)
 TAKEN: dict[str, tuple[type, ...]] = {  # verb → the dataclasses whose fields it takes
     **dict.fromkeys(("train", "resume", "plan"), TRAINING),
-    **dict.fromkeys(("open_data", "check_data", "shard_data", "evaluate", "embed", "calibrate"), (DataConfig,)),
+    **dict.fromkeys(("open_data", "check_data", "audit_data", "shard_data"), (DataConfig,)),
+    **dict.fromkeys(("evaluate", "embed", "calibrate"), (DataConfig,)),
     "show_data": (DataConfig, Augment),
     **dict.fromkeys(("inspect", "convert"), (vitrail.Hints,)),
     "serve": (ServeSettings,),

@@ -10,7 +10,7 @@ import vitrail
 # Heading → the names below it, in the order of a model's life.
 GROUPS = {
     "Train": ("train", "resume", "plan", "demo", "recipe", "TrainConfig", "Run"),
-    "Data": ("open_data", "check_data", "show_data", "shard_data"),
+    "Data": ("open_data", "check_data", "audit_data", "show_data", "shard_data"),
     "Load and use": ("load", "Predictor", "predict", "embed", "search", "explain", "figures"),
     "Evaluate": ("evaluate", "Evaluation", "calibrate"),
     "Checkpoints": ("inspect", "convert", "diff", "Hints"),

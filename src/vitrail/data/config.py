@@ -45,7 +45,7 @@ class DataConfig:
     max_broken_rate: float = field(default=MAX_BROKEN_RATE, metadata=IF_USED)
     """The share of the pictures that may be unreadable; they are left out."""
     exclude: tuple[Path, ...] = field(default=(), metadata=IF_USED)
-    """CSV files whose column `key` lists samples to leave out, such as mislabelled ones. All other samples
+    """CSV files whose column `key` lists samples to leave out, such as those of `vitrail data audit`. All other samples
     stay in their splits."""
     columns: Columns = field(default_factory=Columns)
 

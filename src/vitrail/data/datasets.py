@@ -91,7 +91,7 @@ def exclude_samples(dataset: Dataset, files: Sequence[Path]) -> Dataset:
             raise DataError(
                 f"{file}: {len(unknown):,} of its {counted(len(listed), 'key')} {agree(len(unknown), 'is', 'are')} not "
                 f"in {dataset.name}, such as {shorten(unknown[0])}; it must list samples of these data, by the keys "
-                "that vitrail data check and split.csv have for them."
+                "that vitrail data audit, vitrail data check and split.csv have for them."
             )
         for key, named in listed.items():
             own = key if key in splits_of else spelled[key]

@@ -5,6 +5,7 @@ measurement  `measure_split`: a predictor over one split, sharded over ranks, ex
 confidence   `fit_trust`: temperature and label sets; ood: pictures that are unlike the training pictures
 robustness   accuracy under each corruption and severity
 probe        kNN, linear and n-shot classifiers on frozen features; the features as a map
+audit        wrong labels (label_noise), near_duplicates and outliers of a data set (gaussians); audit_output: its files
 output       the numbers as JSON and CSV files; plots: the figures
 """
 

@@ -71,10 +71,14 @@ VERBS = {
     ),
     "data": Verb(
         group="Pictures",
-        line="Check a data set, show how the model sees it, or write it as shards.",
+        line="Check or audit a data set, show how the model sees it, or write it as shards.",
         about="A data set is a folder of class folders, a CSV or Parquet table, CIFAR or MNIST files, shards, "
         "hf:NAME, or one of digits, cifar10, cifar100, mnist and fashion-mnist.",
-        examples=("vitrail data check photos", "vitrail data show photos --policy rand"),
+        examples=(
+            "vitrail data check photos",
+            "vitrail data audit photos --weights hf://facebook/dinov2-small",
+            "vitrail data show photos --policy rand",
+        ),
         verbs={
             "check": Verb(
                 line="Check every picture: counts, sizes, damaged files, duplicates, leakage between splits, "
@@ -83,6 +87,13 @@ VERBS = {
                 "2: the data cannot be used, more pictures of a split cannot be read than --max-broken-rate allows, or "
                 "the labels are no classes.",
                 home="data:check_data",
+            ),
+            "audit": Verb(
+                line="Find wrong labels, near duplicates, leaks between splits and outliers, by a model's features.",
+                about="Writes labels.csv, duplicates.csv and outliers.csv, the worst first, and a sheet of pictures of "
+                "each. Delete the rows that are fine, and pass the files to `vitrail train` with --exclude. Exit code "
+                "0: nothing was found. 1: there is something to look at.",
+                home="data_audit:audit_data",
             ),
             "show": Verb(
                 line="Draw what the model really sees: training pictures after preprocessing and augmentation, epoch "
