@@ -126,7 +126,7 @@ def _open(where: str | Path, config: DataConfig) -> Dataset:
 
 
 def check_where(where: str | Path) -> None:
-    """Raise if `open_data` could only fail, because nothing is there. Of a store, one page of names is listed."""
+    """Raise if `open_data` could only fail, because nothing is there. Of a store, the folder itself is listed."""
     text = str(where)
     if is_address(where) or is_web(text):
         refuse_secrets(text)
@@ -138,33 +138,36 @@ def check_where(where: str | Path) -> None:
         _require_path(Path(where))
 
 
-def _require_address(address: str) -> None:
-    """Raise if there is no such file or folder in its store."""
+def _require_address(address: str) -> dict[str, bool]:
+    """What is directly in a folder of a store, and nothing for a file; raises if there is neither."""
     if address.startswith("hf://") and not address.startswith("hf://datasets/"):
         raise DataError(f"{address} is a model; data on the hub are hf://datasets/OWNER/NAME, or hf:OWNER/NAME.")
     is_file = address.lower().endswith((*TABLES, ".tar", INDEX))
-    store, name = open_file_store(address) if is_file else (open_store(address), "")
     with suppress(FileNotFoundError):
-        if (store.state(name) if is_file else next(store.pages(), None)) is not None:
-            return
-    raise DataError(f"{store.path(name) if is_file else store.root}: no such {'file' if is_file else 'folder'}.")
+        if is_file:
+            store, name = open_file_store(address)
+            store.state(name)
+            return {}
+        try:
+            if entries := open_store(address).entries():
+                return entries
+        except NotADirectoryError:
+            raise DataError(f"{address}: a data file must be {', '.join(TABLES)} or .tar shards.") from None
+    raise DataError(f"{address}: no such {'file' if is_file else 'folder'}.")
 
 
 def _open_address(address: str, config: DataConfig) -> Dataset:
     """As `_open_path`, for an object store."""
-    if "{" not in address:
-        _require_address(address)
+    entries = {} if "{" in address else _require_address(address)
     if address.endswith((".tar", INDEX)):
         return open_shards(address, config)
     if address.lower().endswith(TABLES):
         return open_table(*open_file_store(address), config)
-    store = open_store(address)
-    entries = store.entries()
     if is_local_only(entries):
-        raise DataError(f"{store.root}: the files of CIFAR and MNIST must be on this machine; copy them to a folder.")
+        raise DataError(f"{address}: the files of CIFAR and MNIST must be on this machine; copy them to a folder.")
     if INDEX in entries or (any(name.endswith(".tar") for name in entries) and not any(entries.values())):
         return open_shards(address, config)
-    return open_folder(store, config)
+    return open_folder(open_store(address), config)
 
 
 def is_local_only(entries: Mapping[str, bool]) -> bool:

@@ -322,6 +322,12 @@ def test_what_is_not_there(far_root: str, config: DataConfig, where: str) -> Non
             call(far_root + where)
 
 
+def test_a_file_that_is_no_data(far_root: str, config: DataConfig) -> None:
+    put(far_root, {"a.jpg": b"x"})
+    with pytest.raises(DataError, match=r"a.jpg: a data file must be .csv, .tsv, .parquet or .tar shards"):
+        open_data(f"{far_root}/a.jpg", config)
+
+
 def test_a_bucket_that_is_not_there(s3_server: str, config: DataConfig) -> None:
     with pytest.raises(DataError, match=r"s3://no-such-bucket/x: no such folder\."):
         open_data("s3://no-such-bucket/x", config)
