@@ -77,7 +77,10 @@ def test_class_folders_with_splits(make_folder: MakeFolder, far_root: str, confi
 def test_the_order_is_that_of_a_disk(make_folder: MakeFolder, far_root: str, config: DataConfig) -> None:
     """S3 sorts whole names, so that a-b/ comes before a/; a disk's folders are sorted one by one."""
     root = make_folder("a", "a-b", "a b", "a/deep-er", "a/deep", "a/deep er", "B", "é", count=2)
-    assert same(open_data(upload(root, far_root), config), open_data(root))
+    far = open_data(upload(root, far_root), config)
+    assert same(far, open_data(root))
+    for source in far.splits.values():
+        assert source.keys() == sorted(source.keys(), key=lambda key: key.split("/"))
 
 
 def test_flat_folders_and_their_split_file(
@@ -216,8 +219,9 @@ def test_nothing_is_fetched_twice_and_much_at_once(
 def test_a_changed_picture_is_fetched_again(make_folder: MakeFolder, far_root: str, config: DataConfig) -> None:
     upload(make_folder("train/cat", "train/dog"), far_root)
     before = open_data(far_root, config).splits["train"].picture(0)
-    put(far_root, {"train/cat/000.jpg": b"another"})
-    assert open_data(far_root, config).splits["train"].picture(0) == b"another" != before
+    another = bytes(len(before))
+    put(far_root, {"train/cat/000.jpg": another})
+    assert open_data(far_root, config).splits["train"].picture(0) == another
 
 
 def test_a_damaged_copy_is_fetched_again(make_folder: MakeFolder, far_root: str, config: DataConfig) -> None:
@@ -298,6 +302,23 @@ def test_a_copy_that_cannot_be_written_is_no_damaged_picture(
     (tmp_path / "cache").write_text("a file, where a folder should be")
     with pytest.raises(DataError, match="a copy of memory://unwritable cannot be kept there"):
         data.splits["train"].picture(0)
+
+
+def test_a_file_that_changes_while_it_is_fetched(
+    far_root: str, config: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(far_root, {"a.tar": b"one"})
+    copies = Copies(open_store(far_root), config.cache)
+    fetch = copies.store.fetch
+
+    def fetch_late(name: str, target: Path) -> None:
+        put(far_root, {"a.tar": b"longer"})
+        fetch(name, target)
+
+    monkeypatch.setattr(copies.store, "fetch", fetch_late)
+    with pytest.raises(DataError, match=r"a.tar: changed while it was fetched; run again"):
+        copies.get("a.tar")
+    assert Copies(open_store(far_root), config.cache).get("a.tar").read_bytes() == b"longer"
 
 
 def test_a_disk_that_fills_up_is_no_fault_of_the_store(
