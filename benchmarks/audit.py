@@ -24,7 +24,9 @@ from vitrail.data.sheet import load_picture
 from vitrail.data.source import Dataset
 from vitrail.evaluation.audit import score_outliers
 from vitrail.evaluation.label_noise import cross_validate, deal_folds, find_wrong_labels
+from vitrail.evaluation.measurement import pick_split
 from vitrail.evaluation.ood import area_under_roc
+from vitrail.evaluation.probe import extract
 from vitrail.prediction import Predictor
 
 FLIPPED = 0.03
@@ -119,10 +121,9 @@ def main() -> None:
     options = parser.parse_args()
     print_machine()
     data, predictor = vitrail.open_data(options.data), vitrail.load(options.weights, runtime="auto")
-    embeddings = vitrail.embed(predictor, data=data, split=options.split or ())
-    labels = np.array([data.classes.index(name) for name in embeddings.labels])
-    measure_labels(embeddings.features, labels, len(data.classes))
-    measure_outliers(predictor, embeddings.features, labels, len(data.classes), options.others)
+    features = extract(predictor, pick_split(data, options.split or "all"))
+    measure_labels(features.vectors, features.labels, len(data.classes))
+    measure_outliers(predictor, features.vectors, features.labels, len(data.classes), options.others)
     if not options.split:
         measure_duplicates(data, predictor)
 

@@ -20,7 +20,7 @@ from vitrail.progress import Advance
 
 NEIGHBOURS = 10  # of each picture that are looked at
 MIN_SIMILARITY = 0.8  # cosine of two features about their mean
-MIN_CORRELATION, MIN_EDGE_CORRELATION = 0.7, 0.5  # of their thumbnails; two similar things in one pose have 0.45
+MIN_CORRELATION, MIN_EDGE_CORRELATION = 0.8, 0.6  # of their thumbnails; two similar things in one pose have 0.58
 CELLS = 1 << 24  # similarities that are in memory at once
 
 Likeness = Literal["same", "near", "mirrored"]
