@@ -1,6 +1,6 @@
 """Searching embeddings: exactly, by faiss's inverted lists (`vitrail search`), and by usearch's graph.
 
-    python -m benchmarks.search [--vectors 200000] [--widths 192 768] [--queries 200]
+    python -m benchmarks.search [--vectors 100000] [--widths 192 768] [--queries 200]
     python -m benchmarks.search --model cifar10 --data cifar10
 
 The vectors are around a thousand centres, with a spectrum that falls as that of a model's features does; or they are
@@ -14,11 +14,12 @@ together  milliseconds per query, all at once, the best of three rounds
 index     megabytes of its file
 memory    megabytes by which the process grew at its highest: when building, and when searching in a new process
 
-Each contestant is a process of its own; one after the other. MB are 10⁶ bytes.
+Each contestant is a process of its own, on one core; one after the other. MB are 10⁶ bytes.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,7 @@ Search = Callable[[Array], list[Array]]  # queries (Q, D) → the rows of the te
 
 K = 10
 CENTRES = 1000
+ONE_CORE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 DRAWN = 4096  # vectors at a time
 ALONE, ROUNDS = 20, 3  # queries one by one, rounds of all together: the best counts
 CONTESTANTS = {"exact": "exact", "lists": "inverted lists (faiss)", "graph": "graph, float16 (usearch)"}
@@ -85,7 +87,7 @@ def build_graph(collection: Collection, path: Path) -> None:
 
     graph = Index(ndim=collection.table.shape[1], metric="cos", dtype="f16", connectivity=16, expansion_add=128)
     for rows, features in collection.blocks():
-        graph.add(rows, features)
+        graph.add(rows, features, threads=1)
     graph.save(str(path))
 
 
@@ -101,7 +103,7 @@ def open_search(contestant: str, collection: Collection, graph: Path) -> Search:
 
     index: Any = Index.restore(str(graph), view=True)
     index.expansion_search = 128
-    return lambda queries: list(np.atleast_2d(index.search(queries, K).keys))
+    return lambda queries: list(np.atleast_2d(index.search(queries, K, threads=1).keys))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -137,7 +139,8 @@ def measure(folder: Path) -> list[list[str]]:
         facts: dict[str, Any] = {}
         for step in ("build", "search")[contestant == "exact" :]:
             command = [sys.executable, "-m", "benchmarks.search", "--contestant", contestant, "--step", step]
-            done = subprocess.run([*command, "--folder", str(folder)], check=True, capture_output=True, text=True)
+            command += ["--folder", str(folder)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | ONE_CORE)
             answer = json.loads(done.stdout)
             facts |= {f"{step} memory" if key == "memory" else key: value for key, value in answer.items()}
         truth = truth or facts["rows"]
@@ -183,7 +186,7 @@ def embed_data(folder: Path, model: str, data: str, num_queries: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--vectors", type=int, default=200_000)
+    parser.add_argument("--vectors", type=int, default=100_000)
     parser.add_argument("--widths", type=int, nargs="+", default=[192, 768])
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--model", default="cifar10")

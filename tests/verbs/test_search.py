@@ -67,7 +67,7 @@ def test_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "photos/2.png"
     assert lines[1] == f"  1.0000  {Path('photos/2.png').absolute()}"  # as the job calls it
-    assert "7 pictures in job, every one compared; 1 more could not be read when it was made" in lines
+    assert "7 pictures in job, every one compared; 1 more without an embedding" in lines
     assert lines[-2].startswith("wrote runs/search-1/search.jpg")
     assert lines[-1] == f"next: vitrail explain {Path(MODEL).absolute()} photos/2.png"
 

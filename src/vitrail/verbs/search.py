@@ -104,7 +104,7 @@ class SearchResults(Sequence[Found]):
 
     def _summary(self) -> str:
         how = "every one compared" if self.method == "exact" else "approximately"
-        broken = f"; {self.broken:,} more could not be read when it was made" if self.broken else ""
+        broken = f"; {self.broken:,} more without an embedding" if self.broken else ""
         return f"{counted(self.searched, 'picture')} in {self.where}, {how}{broken}"
 
     @property
