@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -86,6 +87,20 @@ def test_a_damaged_index(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(DataError, match="not an index .*; delete it"):
         search_index(path, clustered(1, 8), 3)
+
+
+@pytest.mark.parametrize("count", [30, 5000], ids=["at the end", "before"])
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    put_job(str(tmp_path), clustered(count, 8), size=1000)
+    collection, open_path = open_collection(tmp_path), Path.open
+
+    def open_full(path: Path, mode: str) -> IO[bytes]:
+        return open_path(Path("/dev/full") if mode == "wb" else path, mode)
+
+    monkeypatch.setattr(Path, "open", open_full)
+    with pytest.raises(ConfigError, match=r"the index cannot be written \("):
+        build_index(collection)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_DONE", "job.json", "manifest", "parts"]
 
 
 def test_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,10 @@ from vitrail.cli.main import main
 from vitrail.explanation.paper_figures import save_paper_figure
 from vitrail.files import atomic_path
 from vitrail.prediction.feature_table import FeaturesInMemory
+from vitrail.prediction.neighbours import Neighbour
 from vitrail.verbs.embed import Embeddings
 from vitrail.verbs.predict import Predictions
+from vitrail.verbs.search import Found, SearchResults
 from vitrail.weights.tensor_files import write_npz, write_pickle, write_safetensors
 
 
@@ -47,6 +49,13 @@ def test_embed(suffix: str, tmp_path: Path) -> None:
     embeddings = Embeddings(table=FeaturesInMemory(np.ones((3, 4), np.float32), picture=("a", "b", "c")))
     names = [f"f{suffix}", *(["f.csv"] if suffix == ".npy" else [])]
     check_every_failure(lambda folder: embeddings.save(folder / f"f{suffix}"), tmp_path, old_files(*names))
+
+
+def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Found(query="a", neighbours=(Neighbour(picture="b", similarity=1.0, row=0),))
+    results = SearchResults(where="out", method="exact", queries=(found,), searched=1, broken=0)
+    monkeypatch.setattr("vitrail.data.sheet.draw_sheet", lambda *_, **__: Image.new("RGB", (8, 8)))
+    check_every_failure(results.save, tmp_path, old_files("search.jpg", "search.json", "search.csv"))
 
 
 @pytest.mark.parametrize("write", [write_npz, write_pickle, lambda path, tensors: write_safetensors(path, tensors, {})])

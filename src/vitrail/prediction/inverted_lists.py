@@ -23,7 +23,7 @@ from vitrail.prediction.neighbours import Nearest, unit_vectors
 from vitrail.prediction.results import Floats
 from vitrail.progress import Progress, silent
 from vitrail.storage import Disk
-from vitrail.wording import in_one_line
+from vitrail.wording import in_one_line, reason
 
 LISTS = 2  # per square root of the number of rows
 SEARCHED, LEAST_SEARCHED = 8, 96  # one of so many lists is searched, but at least so many
@@ -72,8 +72,11 @@ def build_index(collection: Collection, progress: Progress = silent) -> Path:
     path = next((path for path in beside if os.access(path.parent, os.W_OK)), cached)
     if path == cached:
         SHELF.make_room(2 * index.ntotal * index.d)
-    with atomic_path(path) as draft:
-        faiss.write_index(index, str(draft))
+    try:
+        with atomic_path(path) as draft, draft.open("wb") as file:  # of which faiss itself would not check the end
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{path}: the index cannot be written ({' '.join(reason(error).split())[:200]}).") from None
     for old in path.parent.glob(f"{_stem(collection)}-*.faiss") if path != cached else ():
         if old != path:
             old.unlink()
