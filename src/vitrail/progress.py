@@ -135,7 +135,7 @@ def left_out(broken: Mapping[str, str], most: int = 10, *, count: int | None = N
         yield Text(f"… and {more:,} more", "yellow")
 
 
-def ending(written: Iterable[Path], following: str) -> Generator[str]:
+def ending(written: Iterable[Path | str], following: str) -> Generator[str]:
     """The last lines of a command: the paths that were written, and what to try next."""
     if paths := [plain(str(path)) for path in written]:
         yield f"\nwrote {', '.join(paths)}"

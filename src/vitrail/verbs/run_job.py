@@ -17,7 +17,7 @@ from vitrail.errors import ConfigError, suggest
 from vitrail.files import load_pyarrow
 from vitrail.prediction.inputs import check_pictures
 from vitrail.prediction.results import TOP_K, Request
-from vitrail.progress import Progress, pick_progress, say_line, silent
+from vitrail.progress import Progress, ending, pick_progress, say_line, silent
 from vitrail.registry import PrecisionChoice, RuntimeChoice, key_of
 from vitrail.storage import hide_secrets, is_address
 from vitrail.threads import num_cores, usable_cores
@@ -90,9 +90,7 @@ class JobResult:
             yield f"a million take {duration(million)} at this rate ({hours})"
         if self.errors:
             yield Text(f"{self.errors:,} could not be read: rows with an error", style="yellow")
-        yield f"\n{hide_secrets(self.out)}"
-        if self.following:
-            yield f"\nTry next: {self.following}"
+        yield from ending([hide_secrets(self.out)], self.following)
 
 
 def run_job(
@@ -188,9 +186,17 @@ def run_job(
         seconds=time.perf_counter() - start,
         cores=(workers or usable_cores()) if chosen == "ray" else num_cores() * world_size,
         task=task,
-        following=shlex.join(["vitrail", "search", hide_secrets(where), "PICTURE"]) if task == "embed" else "",
+        following=shlex.join(_following(task, spec, where)),
         **vars(totals),
     )
+
+
+def _following(task: "Task", spec: "JobSpec", out: str) -> list[str]:
+    """A command to try next."""
+    if task == "embed":
+        return ["vitrail", "search", hide_secrets(out), "PICTURE"]
+    name = "embeddings" if is_address(out) else str(Path(out).with_name("embeddings"))
+    return ["vitrail", "embed", spec.model["source"], *spec.pictures[:1], "--job", name]
 
 
 def check_job(job: str | Path | None, engine: str | None, workers: int | None, **elsewhere: object) -> None:
