@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitrail.errors import ConfigError, MissingExtraError
@@ -208,6 +209,7 @@ def run_on_ray(job: Job, device: str, workers: int | None) -> Iterator[UnitDone]
         from ray.data import ActorPoolStrategy, DataContext, from_items
     except ImportError:
         raise MissingExtraError("`engine='ray'`", "ray") from None
+    out = job.out if is_address(job.out) else str(Path(job.out).absolute())  # an actor has a folder of its own
     finished = job.finished()
     total = max(job.list_pictures())
     units = [{"unit": unit} for unit in range(total) if unit not in finished]
@@ -228,7 +230,7 @@ def run_on_ray(job: Job, device: str, workers: int | None) -> Iterator[UnitDone]
         needs: dict[str, Any] = {"num_gpus": 1} if gpus else {"num_cpus": 1}
         rows: Any = from_items(units, override_num_blocks=min(len(units), MOST_BLOCKS)).map_batches(
             RayWorker,
-            fn_constructor_kwargs={"out": job.out, "device": device},
+            fn_constructor_kwargs={"out": out, "device": device},
             batch_size=1,
             compute=ActorPoolStrategy(size=min(most, len(units))),
             **needs,

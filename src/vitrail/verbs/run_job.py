@@ -153,7 +153,8 @@ def run_job(
     load_pyarrow("A job")
     if model is not None and not isinstance(model, str | Path):
         raise ConfigError("a job needs the file of its model, which other processes can open; not a loaded model.")
-    sources = [_absolute(each) for each in ([pictures] if isinstance(pictures, str | Path) else pictures)]
+    given = [str(each) for each in ([pictures] if isinstance(pictures, str | Path) else pictures)]
+    sources = [_absolute(each) for each in given]
     listed = None if list_file is None else _absolute(list_file)
     check_standard_input(sources, listed)
     check_pictures(sources)
@@ -161,7 +162,8 @@ def run_job(
     source = resolve_model(model, device=device, class_names=class_names, request=request)
     answers = Request(top_k=top_k, coverage=coverage, abstain=abstain)
     spec = _describe(source, task, sources, listed, class_names, answers, batch_size)
-    where = _absolute(out)
+    where = str(out)
+    _absolute(where)  # which refuses secrets
     shows = progress is not False and rank == 0
     job, predictor = _begin(source, where, spec, rank, resume=resume, speaks=shows)
     from vitrail.prediction.executors import run_in_ranks, run_in_threads, run_on_ray
@@ -186,17 +188,16 @@ def run_job(
         seconds=time.perf_counter() - start,
         cores=(workers or usable_cores()) if chosen == "ray" else num_cores() * world_size,
         task=task,
-        following=shlex.join(_following(task, spec, where)),
+        following=shlex.join(_following(source.source, given, where, task)),
         **vars(totals),
     )
 
 
-def _following(task: "Task", spec: "JobSpec", out: str) -> list[str]:
+def _following(model: str, pictures: Sequence[str], out: str, task: "Task") -> list[str]:
     """A command to try next."""
     if task == "embed":
         return ["vitrail", "search", hide_secrets(out), "PICTURE"]
-    name = "embeddings" if is_address(out) else str(Path(out).with_name("embeddings"))
-    return ["vitrail", "embed", spec.model["source"], *spec.pictures[:1], "--job", name]
+    return ["vitrail", "embed", model, *pictures[:1], "--job", "embeddings"]
 
 
 def check_job(job: str | Path | None, engine: str | None, workers: int | None, **elsewhere: object) -> None:
