@@ -22,7 +22,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.files import workshop_in
 
 PAGE = 1000  # names
-RUN = 50_000  # names of one folder that are sorted in memory; those of a larger one in several runs
+RUN = 25_000  # names of one folder that are sorted in memory; those of a larger one in several runs
 # Before an @ is a user, and perhaps a password; but in Azure's longer addresses, the container.
 _USER = re.compile(r"((?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://)[^/\s]*@")
 _QUERY = re.compile(r"(://[^\s?]*)\?[^\s?…][^\s]*")

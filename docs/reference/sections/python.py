@@ -11,7 +11,7 @@ import vitrail
 GROUPS = {
     "Train": ("train", "resume", "plan", "demo", "recipe", "TrainConfig", "Run"),
     "Data": ("open_data", "check_data", "audit_data", "show_data", "shard_data"),
-    "Load and use": ("load", "Predictor", "predict", "embed", "search", "explain", "figures"),
+    "Load and use": ("load", "Predictor", "predict", "embed", "run_job", "search", "explain", "figures"),
     "Evaluate": ("evaluate", "Evaluation", "calibrate"),
     "Checkpoints": ("inspect", "convert", "diff", "Hints"),
     "Ship": ("export", "benchmark", "push", "serve"),

@@ -6,10 +6,8 @@ and it is dropped when the job is resumed: no row is lost or written twice.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from glob import escape
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
@@ -179,17 +177,9 @@ def resumed(
     with path.open("a+b") as file:
         if not lock_file(file):
             raise ConfigError(f"{out} is being written by another process; wait until it has ended.")
-        _remove_drafts(out)
         _begin(file, path, json.loads(json.dumps(job)))
         yield _rows(file, path, pictures, compute)
     path.unlink()
-
-
-def _remove_drafts(out: Path) -> None:
-    """Remove what `atomic_path` left behind where a process of this job was killed."""
-    for folder in out.parent.glob(f".{escape(out.name)}.????????"):
-        if folder.is_dir() and [file.name for file in folder.iterdir()] in ([], [out.name]):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _begin(file: IO[bytes], path: Path, job: Mapping[str, Any]) -> None:
