@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from vitrail.errors import ConfigError, suggest
+from vitrail.errors import ConfigError, DataError, suggest
 from vitrail.files import load_pyarrow
 from vitrail.prediction.inputs import check_pictures
 from vitrail.prediction.results import TOP_K, Request
@@ -175,9 +175,12 @@ def run_job(
         done = run_in_ranks(job, predictor, rank, world_size)
     else:
         done = run_in_threads(job, predictor)
-    with (pick_progress(progress) if rank == 0 else silent)("pictures") as advance:
-        for unit in done:
-            advance(unit.rows)
+    try:
+        with (pick_progress(progress) if rank == 0 else silent)("pictures") as advance:
+            for unit in done:
+                advance(unit.rows)
+    except DataError as error:
+        raise DataError(f"{error.message} What is finished is kept: `resume=True` continues the job.") from error
     if rank > 0:
         job.finish()
         return None
