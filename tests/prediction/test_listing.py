@@ -1,5 +1,8 @@
 import io
+import os
 import tarfile
+import tracemalloc
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from PIL import Image
 from tests.data.conftest import picture
 
+from fuzzing import in_fuzz_only
 from stores import put
 from vitrail.errors import DataError, InputError, MissingExtraError
 from vitrail.prediction.inputs import count_pictures, find_pictures, stands_for_several
@@ -143,3 +147,23 @@ def test_pictures_beside_archives_hide_them(tmp_path: Path) -> None:
     put(str(tmp_path), {"x.tar": tar_of(x_png=encoded(1)), "cat/1.png": encoded(1)})
     assert [name for name, _ in find_pictures([str(tmp_path)])] == [str(tmp_path / "cat/1.png")]
     Image.open(tmp_path / "cat/1.png").close()
+
+
+@in_fuzz_only
+def test_a_listing_of_many_names_takes_the_memory_of_few(tmp_path: Path) -> None:
+    """The peak of what Python holds, for a list of names and for one folder with all of them."""
+    peaks: dict[str, list[int]] = {"list": [], "folder": []}
+    for count in (10_000, 300_000):
+        names = tmp_path / f"{count}.txt"
+        names.write_text("".join(f"photos/{number:08d}.jpg\n" for number in range(count)))
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for number in range(0, count, 3):
+            os.close(os.open(f"{folder}/{number}.jpg", os.O_CREAT))
+        for kind, sources, file in (("list", [], str(names)), ("folder", [str(folder)], None)):
+            tracemalloc.start()
+            deque(list_items(sources, file), maxlen=0)
+            peaks[kind].append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks["list"][1] - peaks["list"][0] < 1e6
+    assert peaks["folder"][1] - peaks["folder"][0] < 8e6, "some runs of 25,000 names"

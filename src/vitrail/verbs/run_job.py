@@ -181,6 +181,10 @@ def run_job(
                 advance(unit.rows)
     except DataError as error:
         raise DataError(f"{error.message} What is finished is kept: `resume=True` continues the job.") from error
+    except KeyboardInterrupt:
+        if shows:
+            say_line(f"interrupted: what is finished is kept in {job.store.root}; --resume continues it")
+        raise
     if rank > 0:
         job.finish()
         return None
