@@ -29,6 +29,13 @@ SHORTENED: dict[str, dict[str, str]] = {
         'export("runs/train-1", "model.onnx")': 'export("runs/train-1", "model.onnx", overwrite=True)',
         'exports=["model.onnx"])': 'exports=["model.onnx"], runtimes=["torch"], seconds=0.05, batch=[1])',
     },
+    # measuring which runtime is fastest has its own tests
+    "docs/guides/a-million-pictures.md": {
+        "--job labels": "--job labels --runtime torch",
+        "--job shared": "--job shared --runtime torch",
+        "imagenette --job embeddings": "imagenette --job embeddings --runtime torch",
+        '"labels", resume=True': '"labels", resume=True, runtime="torch"',
+    },
     "docs/predict.md": {"--data digits": "--data my-pictures"},  # 30 pictures on the map instead of 1,797
     "docs/tutorial/4-training.md": {'recipe="cifar10-tiny")': 'recipe="cifar10-tiny", epochs=1)'},
     "docs/tutorial/7-to-a-service.md": {"benchmark model.safetensors": "benchmark model.safetensors --runtimes torch"},

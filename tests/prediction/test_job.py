@@ -16,7 +16,7 @@ from tests.prediction.conftest import write_tiny
 from tests.prediction.test_listing import encoded, tar_of
 
 import vitrail
-from fuzzing import cases, in_fuzz_only
+from fuzzing import TIMES, in_fuzz_only
 from processes import run, run_ranks, start, wait_for
 from stores import contents, failing_stores, put, remove
 from vitrail.errors import ConfigError, DataError
@@ -223,7 +223,7 @@ def test_a_damaged_part_is_found(model: str, tmp_path: Path) -> None:
     assert (out / "_DONE").exists()
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [False, True] if TIMES > 1 else [True])
 def test_a_store_that_fails_once_leaves_no_half_part_and_no_missing_row(model: str, late: bool) -> None:
     root = f"memory://failing-{late}"
     photos = put_photos(f"{root}/photos")
@@ -263,12 +263,13 @@ def work_logged(model: str, photos: str, out: str, log: str, seconds: float = 0.
         run_job(model, photos, out, runtime="torch", batch_size=3, resume=True)
 
 
-def test_a_driver_that_is_killed_again_and_again(model: str, tmp_path: Path) -> None:
+@in_fuzz_only
+def test_a_driver_that_is_killed_at_ten_random_moments(model: str, tmp_path: Path) -> None:
     photos, out, log = put_photos(str(tmp_path / "photos")), tmp_path / "out", tmp_path / "log"
     whole = rows_of(work(model, photos, str(tmp_path / "whole")))
     draw = random.Random(0)
     computed: Counter[int] = Counter()
-    for _ in range(2 if cases(1) == 1 else 10):
+    for _ in range(10):
         finished = {int(path.stem[5:]) for path in (out / "parts").glob("*.parquet")}
         log.unlink(missing_ok=True)
         process = start(work_logged, model, photos, str(out), str(log), 0.03)
