@@ -148,7 +148,11 @@ class ObjectStore:
             time.sleep(wait or 0)
         self._refuse_lock_out(found, [span.name for span in spans])
         return [
-            answer if isinstance(answer, OSError) else bytes(answer)[: span.size]
+            FileNotFoundError(ENOENT, "there is no such file")
+            if isinstance(answer, FileNotFoundError)
+            else answer
+            if isinstance(answer, OSError)
+            else bytes(answer)[: span.size]
             for answer, span in zip(found, spans, strict=True)
         ]
 
@@ -206,6 +210,8 @@ class ObjectStore:
             self._call(write, name, once=True)
         except FileExistsError:
             return False
+        except FileNotFoundError as error:  # no such bucket
+            raise self._lost(error, name) from None
         return True
 
     def path(self, name: str) -> str:

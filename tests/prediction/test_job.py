@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.prediction.conftest import write_tiny
-from tests.prediction.test_listing import encoded, tar_of
+from tests.prediction.test_listing import encoded, table_of, tar_of
 
 import vitrail
+import vitrail.verbs.run_job as verb
 from fuzzing import TIMES, in_fuzz_only
 from processes import run, run_ranks, start, wait_for
 from stores import contents, failing_stores, put, remove
@@ -169,8 +170,15 @@ def test_another_model_or_other_pictures_are_refused(tmp_path: Path) -> None:
         ({"workers": 2}, "workers= must be at least 1, and goes with engine='ray'"),
         ({"precision": "auto"}, "precision= must be float32 or bf16"),
         ({"out": ""}, "out= must name the folder or address"),
-        ({"pictures": "s3://me:secret@bucket/x"}, r"^s3://bucket/x: a job writes its addresses down"),
+        (
+            {"pictures": "s3://me:secret@bucket/x"},
+            r"^s3://bucket/x: an address of data must not hold a password",
+        ),
         ({"pictures": ["gone.jpg"]}, "gone.jpg: there is no such picture"),
+        ({"pictures": ""}, "a picture's name is empty"),
+        ({"pictures": "-"}, "must find its pictures again when it is resumed: not on standard input"),
+        ({"list_file": "-"}, "must find its pictures again when it is resumed: not on standard input"),
+        ({"task": "predicted"}, "task= must be predict or embed; got 'predicted'"),
         ({"top_k": 0}, "top_k= must be at least 1"),
         ({"coverage": 0.9}, "coverage= needs a calibrated model"),
     ],
@@ -193,6 +201,10 @@ def test_predict_and_embed_refuse_what_a_job_cannot_have(
         vitrail.predict(model, photos, job=tmp_path / "j", out=tmp_path / "x.csv", format="csv")
     with pytest.raises(ConfigError, match="data= cannot be used with job="):
         vitrail.embed(model, data=photos, job=tmp_path / "j")
+    with pytest.raises(ConfigError, match="raw= cannot be used with job="):
+        vitrail.predict(model, photos, job=tmp_path / "j", raw=True)
+    with pytest.raises(ConfigError, match="format= and map= cannot be used with job="):
+        vitrail.embed(model, photos, job=tmp_path / "j", format="npy", map="tsne")
     with pytest.raises(ConfigError, match="engine= goes with job="):
         vitrail.predict(model, photos, engine="ray")
     with pytest.raises(ConfigError, match="paths or addresses of its pictures; got bytes"):
@@ -221,6 +233,111 @@ def test_a_damaged_part_is_found(model: str, tmp_path: Path) -> None:
     work(model, photos, str(out), resume=True)
     assert part.read_bytes() == whole
     assert (out / "_DONE").exists()
+
+
+def test_files_of_another_job_are_found(model: str, tmp_path: Path) -> None:
+    photos, out = put_photos(str(tmp_path / "photos")), tmp_path / "out"
+    work(model, photos, str(out))
+    foreign = out / "parts" / "part-00000099.parquet"
+    foreign.write_bytes(b"")
+    with pytest.raises(DataError, match=r"part-00000099.parquet: not of this job, which has 5 parts; delete it"):
+        work(model, photos, str(out), resume=True)
+    foreign.unlink()
+    (out / "job.json").unlink()
+    with pytest.raises(ConfigError, match=r"holds rows of a job, but not its job.json; delete them"):
+        work(model, photos, str(out), top_k=1)
+    assert not (out / "job.json").exists()
+
+
+@pytest.mark.parametrize(("name", "lost"), [("names-00001.parquet", 3), ("_DONE", 0)])
+def test_a_damaged_manifest_is_found(model: str, tmp_path: Path, name: str, lost: int) -> None:
+    photos, out = put_photos(str(tmp_path / "photos")), tmp_path / "out"
+    work(model, photos, str(out))
+    (out / "parts" / f"part-{lost:08d}.parquet").unlink()
+    file = out / "manifest" / name
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DataError, match=rf"{name}: cannot be read .*; restore it, or begin a new job"):
+        work(model, photos, str(out), resume=True)
+
+
+def stop_listing(out: Path) -> None:
+    """A job as it was when the first file of its manifest, and nothing else, was there."""
+    for path in (*(out / "parts").iterdir(), *(out / "manifest").iterdir(), out / "_DONE"):
+        if path.name != "names-00000.parquet":
+            path.unlink()
+
+
+def test_relative_paths_of_a_list_are_those_where_the_job_began(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_photos(str(tmp_path / "photos"))
+    names = tmp_path / "names.txt"
+    names.write_text("".join(f"photos/{number:02d}.png\n" for number in range(COUNT)))
+    monkeypatch.chdir(tmp_path)
+    whole = rows_of(run_list(model, names, "out"))
+    stop_listing(tmp_path / "out")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert rows_of(run_list(model, names, tmp_path / "out", resume=True)).equals(whole)
+    assert whole.column("error").null_count == COUNT - 1
+
+
+def test_a_list_that_changed_while_it_was_read_is_refused(model: str, tmp_path: Path) -> None:
+    photos = put_photos(str(tmp_path / "photos"))
+    lines = [f"{photos}/{number:02d}.png\n" for number in range(COUNT)]
+    names = tmp_path / "names.txt"
+    names.write_text("".join(lines))
+    run_list(model, names, tmp_path / "out")
+    stop_listing(tmp_path / "out")
+    names.write_text("".join(lines[1:]))
+    with pytest.raises(DataError, match=r"names.txt: line 8 must be .*07.png, as when the listing began"):
+        run_list(model, names, tmp_path / "out", resume=True)
+
+
+def run_list(model: str, names: Path, out: str | Path, **options: Any) -> JobResult:
+    result = run_job(model, [], out, list_file=names, runtime="torch", batch_size=3, **options)
+    assert isinstance(result, JobResult)
+    return result
+
+
+def test_a_listing_that_another_process_overtakes(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, out = put_photos(str(tmp_path / "photos")), tmp_path / "out"
+    whole = rows_of(work(model, photos, str(out)))
+    first = (out / "manifest" / "names-00000.parquet").read_bytes()
+    stop_listing(out)
+    (out / "manifest" / "names-00000.parquet").unlink()
+    put(photos, {"005.png": encoded(1)})  # which the other process has not seen
+    real = jobs.Job._write_manifest
+
+    def overtaken(self: jobs.Job, number: int, found: Any) -> int:
+        if number == 0:
+            put(str(out), {"manifest/names-00000.parquet": first})
+        return real(self, number, found)
+
+    monkeypatch.setattr(jobs.Job, "_write_manifest", overtaken)
+    assert rows_of(work(model, photos, str(out), resume=True)).equals(whole)
+
+
+def test_two_that_begin_a_job_at_once(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos, out = put_photos(str(tmp_path / "photos")), str(tmp_path / "out")
+    real = verb._resolve
+
+    def overtaken(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(verb, "_resolve", real)
+        work(model, photos, out)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(verb, "_resolve", overtaken)
+    assert work(model, photos, out, resume=True).computed == 0
+
+
+def test_a_table_that_is_gone_is_rows_with_errors(model: str, tmp_path: Path) -> None:
+    pictures, out = tmp_path / "tables", tmp_path / "out"
+    put(str(pictures), {f"{name}.parquet": table_of([encoded(1), encoded(2), None]) for name in "ab"})
+    assert work(model, str(pictures), str(out)).errors == 2
+    stop_listing(out)
+    (pictures / "a.parquet").unlink()
+    assert work(model, f"{pictures}", str(out), resume=True).errors == 4
 
 
 @pytest.mark.parametrize("late", [False, True] if TIMES > 1 else [True])

@@ -167,3 +167,30 @@ def test_a_listing_of_many_names_takes_the_memory_of_few(tmp_path: Path) -> None
             tracemalloc.stop()
     assert peaks["list"][1] - peaks["list"][0] < 1e6
     assert peaks["folder"][1] - peaks["folder"][0] < 8e6, "some runs of 25,000 names"
+
+
+def test_a_listing_goes_on_with_the_kind_of_files_that_it_began_with(tmp_path: Path) -> None:
+    put(str(tmp_path), {f"{name}.tar": tar_of(x_png=encoded(1), y_png=encoded(2)) for name in "ab"})
+    found = list(list_items([str(tmp_path)]))
+    put(str(tmp_path), {"c.png": encoded(1)})
+    assert list(list_items([str(tmp_path)], after=found[0][0])) == found[1:]
+
+
+def test_a_pattern_cannot_go_on_after_a_file_that_is_gone(tmp_path: Path) -> None:
+    put(str(tmp_path), {f"{name}.png": encoded(1) for name in "abc"})
+    found = list(list_items([f"{tmp_path}/*.png"]))
+    (tmp_path / "b.png").unlink()
+    with pytest.raises(DataError, match=r"b.png: is gone, so the listing of .* cannot go on after it"):
+        list(list_items([f"{tmp_path}/*.png"], after=found[1][0]))
+
+
+def test_a_column_of_pictures_is_preferred_to_one_of_paths(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"path": ["a.png"], "image": [encoded(3)]}), tmp_path / "t.parquet")
+    assert [content for _, content in find_pictures([f"{tmp_path}/t.parquet"])] == [encoded(3)]
+
+
+@pytest.mark.usefixtures("s3_server")
+def test_a_file_that_is_not_in_a_store(store_root: str) -> None:
+    put(store_root, {"a.png": encoded(1)})
+    gone = read_items([Item("x", f"{store_root}/gone.png"), Item("x", f"{store_root}/a.png")])[0]
+    assert isinstance(gone, Path) or (isinstance(gone, OSError) and gone.strerror == "there is no such file")

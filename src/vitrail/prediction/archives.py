@@ -4,7 +4,7 @@ Such files are not trusted: what a header claims is checked before it is believe
 """
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
@@ -22,6 +22,7 @@ from vitrail.untrusted import files_of, open_tar
 
 BLOCK = 512  # bytes of a tar file's
 TABLES_KEPT = 4  # open at a time
+ENCODED = ("binary", "large_binary", "struct", "dictionary<values=binary")  # types of columns that hold pictures
 
 
 def tar_pictures(store: Store, name: str) -> Iterator[tuple[str, int, int]]:
@@ -52,12 +53,14 @@ class PictureTable:
         with self._opened() as file:
             schema, self._metadata = file.schema_arrow, file.metadata
         groups = [self._metadata.row_group(index) for index in range(self._metadata.num_row_groups)]
-        self._column = next((column for column in COLUMNS["picture"] if column in schema.names), "")
-        if not self._column:
+        kinds = {name: str(schema.field(name).type) for name in COLUMNS["picture"] if name in schema.names}
+        if not kinds:
             has, known = list_names(schema.names, 20), ", ".join(COLUMNS["picture"])
             raise DataError(f"{self.where}: the column of pictures must be one of {known}; the table has {has}.")
-        kind = str(schema.field(self._column).type)
-        if not kind.startswith(("binary", "large_binary", "struct", "dictionary<values=binary")):
+        encoded = [name for name, kind in kinds.items() if kind.startswith(ENCODED)]
+        self._column = next(iter(encoded or kinds))
+        if not encoded:
+            kind = kinds[self._column]
             hint = "pass its paths with `list_file=`" if "string" in kind else "encode them"
             raise DataError(f"{self.where}: {self._column} must hold encoded pictures; it holds {kind[:100]}: {hint}.")
         self.num_rows = sum(group.num_rows for group in groups)
@@ -69,14 +72,16 @@ class PictureTable:
         self._lock = Lock()
         self._group: tuple[int, Any] = (-1, None)
 
-    def picture(self, row: int) -> bytes | OSError:
-        """The picture in a row."""
-        group = bisect_right(self._ends, row)
+    def pictures(self, rows: Sequence[int]) -> list[bytes | OSError]:
+        """The pictures in some rows, which are read one after the other: threads that alternate would read in vain."""
         with self._lock:
-            if self._group[0] != group:
-                self._group = group, self._read(group)
-            column = self._group[1]
-        value = column[row - (self._ends[group - 1] if group else 0)].as_py()
+            return [self._picture(row) for row in rows]
+
+    def _picture(self, row: int) -> bytes | OSError:
+        group = bisect_right(self._ends, row)
+        if self._group[0] != group:
+            self._group = group, self._read(group)
+        value = self._group[1][row - (self._ends[group - 1] if group else 0)].as_py()
         if isinstance(value, dict):  # a struct of bytes and path, as the `datasets` library writes pictures
             value = cast("dict[str, Any]", value).get("bytes")
         return value if isinstance(value, bytes) else OSError("the row has no picture")
@@ -91,7 +96,7 @@ class PictureTable:
         try:
             with self._store.open(self._name) as file:
                 yield self._parquet.ParquetFile(file, **options)
-        except VitrailError:
+        except (VitrailError, FileNotFoundError):
             raise
         except Exception as error:  # a hostile file can make pyarrow raise anything
             raise DataError(f"{self.where}: not a readable Parquet table ({str(error)[:300]}).") from None

@@ -27,7 +27,7 @@ from vitrail.errors import ConfigError, DataError, shorten
 from vitrail.files import as_utf8, load_pyarrow
 from vitrail.prediction.feature_files import FEATURES
 from vitrail.prediction.listing import Cursor, Item, list_items
-from vitrail.storage import Span, Store, open_store
+from vitrail.storage import Span, Store, is_address, open_store
 from vitrail.untrusted import parse_json
 from vitrail.wording import counted
 
@@ -102,16 +102,22 @@ class Job:
         self._known: dict[int, Any] = {}  # the end of the file of the manifest that was read last
 
     @classmethod
-    def begin(cls, out: str | Path, spec: JobSpec, *, resume: bool) -> "Job":
-        """A new job, or an old one if it may be resumed and is the same."""
+    def begin(cls, out: str | Path, spec: JobSpec) -> "Job | None":
+        """A new job; None if another process has begun one there."""
         job = cls(out, spec)
-        if job.store.create(DESCRIPTION, spec.to_json()):
-            return job
-        if not resume:
-            raise ConfigError(f"{job.store.root} has begun; `resume=True` continues it, or write to another place.")
-        theirs = cls.open(out).spec
-        theirs.check_same(spec, job.store.root)
-        return cls(out, theirs, job.store)
+        if (job.finished() or job.num_manifests()) and not job.has_begun():
+            raise ConfigError(
+                f"{job.store.root} holds rows of a job, but not its {DESCRIPTION}; delete them, or name another place."
+            )
+        return job if job.store.create(DESCRIPTION, spec.to_json()) else None
+
+    def has_begun(self) -> bool:
+        """Whether the job is described."""
+        try:
+            self.store.state(DESCRIPTION)
+        except FileNotFoundError:
+            return False
+        return True
 
     @classmethod
     def open(cls, out: str | Path) -> "Job":
@@ -133,14 +139,17 @@ class Job:
             yield listed.units
             return
         full = self.spec.unit * UNITS_PER_FILE
-        number = sum(1 for _ in self._names("manifest", r"names-(\d{5})\.parquet"))
+        number = self.num_manifests()
         last, after = self._end(number - 1) if number else (full, None)
         pictures = full * (number - 1) + last if number else 0
         if number:
             yield -(-pictures // self.spec.unit)
-        found = list_items(self.spec.pictures, self.spec.list_file, after)
+        found = self._found(after)
         while last == full:  # the last file is the only one that is not full
             last = self._write_manifest(number, found)
+            if last < 0:  # another process was faster: what it has listed counts
+                last, after = self._end(number)
+                found = self._found(after)
             pictures, number = pictures + last, number + 1
             if last == full:
                 yield number * UNITS_PER_FILE
@@ -148,8 +157,18 @@ class Job:
         self.store.create(LISTED, json.dumps({"pictures": pictures, "units": units}).encode())
         yield units
 
+    def num_manifests(self) -> int:
+        """How many files the manifest has so far."""
+        return sum(1 for _ in self._names("manifest", r"names-(\d{5})\.parquet"))
+
+    def _found(self, after: Cursor | None) -> Iterator[tuple[Cursor, Item]]:
+        """The pictures; the relative paths of a list are those of the folder where the job began."""
+        folder = self.spec.resolved["folder"]
+        for cursor, item in list_items(self.spec.pictures, self.spec.list_file, after):
+            yield cursor, item if is_address(item.file) else item._replace(file=str(Path(folder, item.file)))
+
     def _write_manifest(self, number: int, found: Iterator[tuple[Cursor, Item]]) -> int:
-        """The next file of the manifest, and how many pictures are in it; for none, no file."""
+        """The next file of the manifest, and how many pictures are in it; for none, no file; -1 if it is there."""
         pa, pq = load_pyarrow("A job")
         schema = pa.schema({"name": pa.string(), "file": pa.binary(), "start": pa.int64(), "size": pa.int64()})
         count, cursor = 0, None
@@ -165,8 +184,8 @@ class Job:
                     writer.write_table(pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema))
                     count, cursor = count + len(some), some[-1][0]
                 writer.add_key_value_metadata({CURSOR: json.dumps(cursor)})
-            if count:
-                self.store.create(_manifest_file(number), draft)
+            if count and not self.store.create(_manifest_file(number), draft):
+                return -1
         return count
 
     def _end(self, number: int) -> tuple[int, Cursor]:
@@ -177,10 +196,15 @@ class Job:
     def listed(self) -> Totals | None:
         """How many pictures and units there are; None while they are being listed."""
         content = self.store.read([Span(LISTED)])[0]
-        if isinstance(content, OSError):
+        if isinstance(content, FileNotFoundError):
             return None
-        facts = json.loads(content)
-        return Totals(facts["pictures"], facts["units"], 0)
+        try:
+            if isinstance(content, OSError):
+                raise content
+            facts = cast("dict[str, Any]", parse_json(content))
+            return Totals(int(facts["pictures"]), int(facts["units"]), 0)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(LISTED, error) from None
 
     def is_listed(self, unit: int) -> bool:
         """Whether the pictures of a unit are known."""
@@ -194,10 +218,18 @@ class Job:
     def _manifest(self, number: int) -> Generator[Any]:
         """A file of the manifest, which never changes once it is there: its ends are read once."""
         _, pq = load_pyarrow("A job")
-        with self.store.open(_manifest_file(number)) as file:
-            opened = pq.ParquetFile(file, metadata=self._known.get(number))
-            self._known = {number: opened.metadata}
-            yield opened
+        try:
+            with self.store.open(_manifest_file(number)) as file:
+                opened = pq.ParquetFile(file, metadata=self._known.get(number))
+                self._known = {number: opened.metadata}
+                yield opened
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(_manifest_file(number), error) from None
+
+    def _damaged(self, name: str, error: Exception) -> DataError:
+        return DataError(f"{self.store.path(name)}: cannot be read ({error}); restore it, or begin a new job.")
 
     def items(self, unit: int) -> list[Item]:
         """The pictures of a unit."""
@@ -242,7 +274,13 @@ class Job:
     def finish(self) -> Totals | None:
         """The totals, written to `_DONE`, if every part is there; None if some are missing. Damage is an error."""
         listed = self.listed()
-        if listed is None or self.finished() != set(range(listed.units)):
+        if listed is None:
+            return None
+        finished, units = self.finished(), set(range(listed.units))
+        if finished - units:
+            foreign = self.store.path(part_file(min(finished - units)))
+            raise DataError(f"{foreign}: not of this job, which has {counted(listed.units, 'part')}; delete it.")
+        if finished != units:
             return None
         with ThreadPoolExecutor(CHECKS) as pool:
             counts = list(pool.map(self._count, range(listed.units)))

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TextIO
 
 from vitrail.data.pixels import EXTENSIONS, Picture, is_picture_name
 from vitrail.data.sources.shards import expand_braces
-from vitrail.errors import InputError
+from vitrail.errors import DataError, InputError
 from vitrail.prediction.archives import open_table, tar_pictures
 from vitrail.storage import Disk, Span, Store, is_address, open_file_store, open_store, sort_names
 from vitrail.wording import hint_path, reason
@@ -56,7 +56,10 @@ def list_items(
             yield Cursor(source, number, file, item.start), item
     if list_file is not None:
         done = after.place if after is not None and after.source == len(sources) else 0
-        for number, line in enumerate(islice(read_list(list_file), done, None), start=done + 1):
+        lines = read_list(list_file)
+        if after is not None and done and next(islice(lines, done - 1, None), None) != after.file:
+            raise DataError(f"{list_file}: line {done:,} must be {after.file}, as when the listing began; restore it.")
+        for number, line in enumerate(lines, start=done + 1):
             yield Cursor(len(sources), number, line, 0), Item(line, line)
 
 
@@ -65,8 +68,10 @@ def _items(name: str, before: Cursor | None) -> Iterator[tuple[str, Item]]:
     kind = kind_of(name)
     if kind == "folder":
         store = open_store(name)
-        wanted = _wanted(store)
-        if before is not None:
+        if before is None:
+            wanted = _wanted(store)
+        else:  # what counted when the listing began, whatever has been added since
+            wanted = ARCHIVES if before.file.lower().endswith(ARCHIVES) else tuple(EXTENSIONS)
             yield from _rest(store, before)
         for page in store.pages(after="" if before is None else before.file):
             for file in page:
@@ -81,6 +86,8 @@ def _items(name: str, before: Cursor | None) -> Iterator[tuple[str, Item]]:
         elif file == before.file:
             yield from ((file, item) for _, item in _rest(store, before._replace(file=own)))
             before = None
+    if before is not None:
+        raise DataError(f"{before.file}: is gone, so the listing of {name} cannot go on after it; put it back.")
 
 
 def _rest(store: Store, before: Cursor) -> Iterator[tuple[str, Item]]:
@@ -175,11 +182,19 @@ def read_items(items: Sequence[Item]) -> list[Picture | OSError]:
     """Their contents, or why some cannot be read; files of this machine stay paths, to be opened when they are used."""
     contents: list[Picture | OSError] = [Path(item.file) for item in items]
     folders: dict[str, list[int]] = {}
+    tables: dict[str, list[int]] = {}
     for index, item in enumerate(items):
         if item.size == ROW:
-            contents[index] = open_table(item.file).picture(item.start)
+            tables.setdefault(item.file, []).append(index)
         elif item.size != WHOLE or is_address(item.file):
             folders.setdefault(item.file.rpartition("/")[0], []).append(index)
+    for file, indices in tables.items():
+        try:
+            pictures = open_table(file).pictures([items[index].start for index in indices])
+        except FileNotFoundError as error:
+            pictures = [error] * len(indices)
+        for index, picture in zip(indices, pictures, strict=True):
+            contents[index] = picture
     for folder, indices in folders.items():
         store = open_store(folder) if folder else Disk(".")
         spans = [_span(items[index]) for index in indices]

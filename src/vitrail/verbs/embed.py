@@ -223,7 +223,15 @@ def embed(
     check_arguments(
         data=data, split=splits, settings=changed_settings(config), form=format, method=map, batch_size=batch_size
     )
-    check_job(job, engine, workers, data=data, out=out)
+    check_job(
+        job,
+        engine,
+        workers,
+        data=data,
+        out=None if out is True else out,
+        format=None if format == "npz" else format,
+        map=None if map in ("pca", "none") else map,
+    )
     if job is not None:
         return run_job(
             model,

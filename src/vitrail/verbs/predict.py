@@ -232,7 +232,7 @@ def predict(
     for name, number in (("top_k", top_k), ("batch_size", batch_size)):
         if number is not None and number < 1:
             raise ConfigError(f"must be at least 1; got {number}.", field=name)
-    check_job(job, engine, workers, out=out, format=format, raw=raw or None)
+    check_job(job, engine, workers, out=out, format=format, raw=raw)
     if job is not None:
         return run_job(
             model,

@@ -13,13 +13,14 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from vitrail.errors import ConfigError, DataError, suggest
+from vitrail.errors import ConfigError, DataError, InputError, suggest
 from vitrail.files import load_pyarrow
 from vitrail.prediction.inputs import check_pictures
+from vitrail.prediction.listing import STDIN
 from vitrail.prediction.results import TOP_K, Request
 from vitrail.progress import Progress, ending, pick_progress, say_line, silent
 from vitrail.registry import PrecisionChoice, RuntimeChoice, key_of
-from vitrail.storage import hide_secrets, is_address
+from vitrail.storage import hide_secrets, is_address, refuse_secrets
 from vitrail.threads import num_cores, usable_cores
 from vitrail.verbs.call import RuntimeRequest, check_standard_input, resolve_model
 from vitrail.weights.metadata import ClassNames, read_class_names
@@ -146,6 +147,8 @@ def run_job(
     for name, number in (("top_k", top_k), ("batch_size", batch_size)):
         if number is not None and number < 1:
             raise ConfigError(f"must be at least 1; got {number}.", field=name)
+    if task not in ("predict", "embed"):
+        raise ConfigError(f"must be predict or embed; got {task!r}.", field="task")
     if precision == "auto":
         raise ConfigError("must be float32 or bf16, so that all rows of a job are alike.", field="precision")
     if not str(out):
@@ -154,6 +157,10 @@ def run_job(
     if model is not None and not isinstance(model, str | Path):
         raise ConfigError("a job needs the file of its model, which other processes can open; not a loaded model.")
     given = [str(each) for each in ([pictures] if isinstance(pictures, str | Path) else pictures)]
+    if STDIN in given or str(list_file) == STDIN:
+        raise InputError("a job must find its pictures again when it is resumed: not on standard input.")
+    if "" in given:
+        check_pictures([""])
     sources = [_absolute(each) for each in given]
     listed = None if list_file is None else _absolute(list_file)
     check_standard_input(sources, listed)
@@ -188,7 +195,9 @@ def run_job(
     if rank > 0:
         job.finish()
         return None
-    totals = _wait_for_all(job, speaks=shows)
+    totals = _wait_for_all(job, speaks=shows) if chosen == "torchrun" else job.finish()
+    if totals is None:
+        raise DataError(f"{job.store.root}: files of the job are gone; `resume=True` computes them again.")
     return JobResult(
         out=where,
         computed=totals.pictures - sum(job.size_of(unit, totals.pictures) for unit in before),
@@ -216,7 +225,7 @@ def check_job(job: str | Path | None, engine: str | None, workers: int | None, *
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("under torchrun, every rank would compute every picture; `job=` shares them.")
         return
-    given = [f"`{name}=`" for name, value in elsewhere.items() if value not in (None, False, (), True)]
+    given = [f"`{name}=`" for name, value in elsewhere.items() if value not in (None, False)]
     if given:
         raise ConfigError(f"{' and '.join(given)} cannot be used with `job=`, which writes Parquet files of its own.")
 
@@ -249,11 +258,7 @@ def _absolute(where: str | Path) -> str:
     text = str(where)
     if not is_address(text):
         return str(Path(text).absolute())
-    if hide_secrets(text) != text:
-        raise ConfigError(
-            f"{hide_secrets(text)}: a job writes its addresses down, so they must not hold a password or a signature; "
-            "keep those where the store's own tools look for them."
-        )
+    refuse_secrets(text)
     return text.rstrip("/")
 
 
@@ -296,7 +301,9 @@ def _begin(
         except FileNotFoundError:
             if rank == 0:
                 predictor, resolved = _resolve(source, spec, speaks=speaks)
-                return Job.begin(out, replace(spec, resolved=resolved), resume=False), predictor
+                begun = Job.begin(out, replace(spec, resolved=resolved))
+                if begun is not None:
+                    return begun, predictor
             time.sleep(POLL)  # until the first rank has begun it
     if rank == 0 and not (resume or _was_restarted()):
         raise ConfigError(f"{job.store.root} is a job already; `resume=True` continues it, or name another place.")
@@ -326,6 +333,7 @@ def _resolve(source: "ModelArgument", spec: "JobSpec", *, speaks: bool) -> "tupl
         "runtime": key_of(predictor.runtime.name) or "torch",
         "precision": source.request.precision,
         "batch_size": spec.settings["batch_size"] or predictor.runtime.batch_size,
+        "folder": str(Path.cwd()),
         "width": int(predictor.runtime.features(blank).shape[1]) if spec.task == "embed" else None,
     }
     return predictor, resolved
