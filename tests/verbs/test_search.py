@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,17 @@ def test_the_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [empty.getpixel(place) == grey for place in middle] == [False] + [True] * 7
     monkeypatch.setattr(verb, "MOST_ON_SHEET", 1)
     assert results.sheet.height < sheet.height
+
+
+@pytest.mark.draws
+def test_the_sheet_of_pictures_in_shards() -> None:
+    """They have no path of their own: the job knows where they are."""
+    with tarfile.open("photos.tar", "w") as archive:
+        for number in range(4):
+            archive.add(f"photos/{number}.png")
+    vitrail.embed(MODEL, "photos.tar", job="shards", runtime="torch")
+    sheet = search("shards", "photos/2.png").sheet
+    assert (236, 236, 241) not in [sheet.getpixel((16 + 120 * column + 60, 120)) for column in range(5)]
 
 
 def test_the_approximate_method(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,24 @@
 
 import io
 import json
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitrail.data.pixels import Picture
 from vitrail.errors import DataError, VitrailError
 from vitrail.files import load_pyarrow
 from vitrail.prediction.feature_files import FEATURES, read_features
 from vitrail.prediction.feature_table import FeatureTable, Texts
 from vitrail.prediction.job import DESCRIPTION, DONE, Job, Totals, part_file
+from vitrail.prediction.listing import Item, read_items
 from vitrail.prediction.results import Floats
 from vitrail.rng import Integers
 from vitrail.storage import Disk, Span, Store, hide_secrets, is_address, open_store
@@ -72,6 +75,17 @@ class Collection:
         """The picture and, of a data set, the label of some rows, whose numbers must rise."""
         labels = self.table.texts_at("label", rows) if "label" in self.table.columns else [None] * len(rows)
         return zip(self.table.texts_at("picture", rows), labels, strict=True)
+
+    def pictures(self, rows: Iterable[int]) -> dict[int, Picture]:
+        """Row → its picture, where a job knows where it is: in a shard or a table, too."""
+        if self.job is None:
+            return {}
+        size, items = self.job.spec.unit, dict[int, Item]()
+        for unit, some in groupby(sorted(set(rows)), lambda row: row // size):
+            every = self.job.items(unit)
+            items |= {row: every[row % size] for row in some}
+        contents = zip(items, read_items(list(items.values())), strict=True)
+        return {row: content for row, content in contents if not isinstance(content, OSError)}
 
 
 class JobParts(FeatureTable):

@@ -60,6 +60,7 @@ class SearchResults(Sequence[Found]):
     note: str = ""
     written: tuple[Path, ...] = ()
     following: str = field(default="", repr=False)  # a command to try next
+    collection: Collection | None = field(default=None, repr=False, compare=False)  # that was searched
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -113,7 +114,9 @@ class SearchResults(Sequence[Found]):
         from vitrail.data.sheet import draw_sheet
 
         shown = f"; the first {MOST_ON_SHEET} of {len(self):,} queries" if len(self) > MOST_ON_SHEET else ""
-        rows = [_sheet_row(found) for found in self[:MOST_ON_SHEET]]
+        near = [each.row for found in self[:MOST_ON_SHEET] for each in found.neighbours[:MOST_BESIDE]]
+        known = {} if self.collection is None else self.collection.pictures(near)
+        rows = [_sheet_row(found, known) for found in self[:MOST_ON_SHEET]]
         return draw_sheet(f"the nearest of {self._summary()}{shown}", rows, tile=TILE)
 
     def save(self, folder: str | Path) -> tuple[Path, ...]:
@@ -143,7 +146,7 @@ class SearchResults(Sequence[Found]):
         return png_bytes(self.sheet)
 
 
-def _sheet_row(found: Found) -> "SheetRow":
+def _sheet_row(found: Found, known: "Mapping[int, Picture]") -> "SheetRow":
     """A query and its neighbours; what cannot be opened is an empty frame with its name."""
     from vitrail.data.sheet import SheetRow, Tile, draw_picture
     from vitrail.explanation.heatmap import shrink
@@ -152,7 +155,10 @@ def _sheet_row(found: Found) -> "SheetRow":
         image = None if picture is None else draw_picture(picture)
         return Tile(image if image is None else shrink(image, TILE), caption)
 
-    near = [tile(each.picture, _caption(f"{each.similarity:.3f}", each)) for each in found.neighbours[:MOST_BESIDE]]
+    near = [
+        tile(known.get(each.row, each.picture), _caption(f"{each.similarity:.3f}", each))
+        for each in found.neighbours[:MOST_BESIDE]
+    ]
     return SheetRow(title=Path(found.query).name, tiles=[tile(found.picture, "query"), *near])
 
 
@@ -227,6 +233,7 @@ def search(
         errors=queries.errors,
         note=note,
         following=shlex.join(["vitrail", "explain", queries.model, next(iter(queries.pictures))]),
+        collection=collection,
     )
     folder = make_out(out, "search")
     return results if folder is None else replace(results, written=results.save(folder))
