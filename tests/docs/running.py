@@ -60,6 +60,8 @@ QUICK = {
 OWN_PROGRAMS = ("sys.argv", "vitrail.serve(", "127.0.0.1:8000")
 # How a line of the shell may begin that is not run, because it is tried elsewhere.
 ELSEWHERE = {
+    "vitrail embed runs/train-1 s3://": "tests/prediction/test_job.py",
+    "vitrail predict runs/train-1 s3://": "tests/prediction/test_job.py",
     "vitrail serve": "tests/serving",
     "VITRAIL_TOKEN=… vitrail serve": "tests/serving",
     "curl": "tests/serving; pictures on standard input: tests/cli/test_predict.py",
