@@ -455,3 +455,12 @@ def test_every_engine_gives_the_same_rows_and_survives_a_killed_worker(
 
 def work_large(model: str, folder: Path, engine: Any) -> Any:
     return run_job(model, folder / "shards", folder / engine, engine=engine, runtime="torch")
+
+
+def test_a_bundled_model_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there is a folder of that name, which `predict` would not take for the model either."""
+    monkeypatch.chdir(tmp_path)
+    put_photos("photos")
+    Path("cifar10").mkdir()
+    assert isinstance(run_job("cifar10", "photos", "out", runtime="torch"), JobResult)
+    assert json.loads(Path("out/job.json").read_text())["model"]["source"] == "cifar10"

@@ -273,8 +273,11 @@ def _describe(
 ) -> "JobSpec":
     from vitrail.prediction.executors import checksums
     from vitrail.prediction.job import JobSpec
+    from vitrail.weights.resolve import BUNDLED, bundled_path
 
-    place = _absolute(source.source) if Path(source.source).exists() else source.source
+    place, path = source.source, source.place.path
+    if path is not None and not (place in BUNDLED and path == bundled_path(place)):
+        place = str(path.absolute())  # but a name of the hub or of a bundled model is the same everywhere
     merge = source.request.merge
     settings = {
         **vars(answers),
