@@ -22,7 +22,7 @@ from processes import run, run_ranks, start, wait_for
 from stores import contents, failing_stores, put, remove
 from vitrail.errors import ConfigError, DataError
 from vitrail.prediction import job as jobs
-from vitrail.prediction.executors import UnitWorker
+from vitrail.prediction.executors import RayWorker, UnitWorker
 from vitrail.verbs.run_job import JobResult, run_job
 
 UNIT = 4
@@ -338,6 +338,23 @@ def test_a_table_that_is_gone_is_rows_with_errors(model: str, tmp_path: Path) ->
     stop_listing(out)
     (pictures / "a.parquet").unlink()
     assert work(model, f"{pictures}", str(out), resume=True).errors == 4
+
+
+def test_an_actor_tells_what_failed_as_a_row(model: str, tmp_path: Path) -> None:
+    photos, out = put_photos(str(tmp_path / "photos")), tmp_path / "out"
+    work(model, photos, str(out))
+    (out / "parts" / "part-00000000.parquet").unlink()
+    manifest = out / "manifest" / "names-00000.parquet"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[:-9])
+    failed = RayWorker(str(out), "cpu")({"unit": [0]})
+    assert failed["unit"] == [0]
+    assert "names-00000.parquet: cannot be read" in failed["failure"][0]
+    manifest.write_bytes(whole)
+    done = {"unit": [0], "rows": [UNIT], "errors": [0], "failure": [""]}
+    assert RayWorker(str(out), "cpu")({"unit": [0]}) == done
+    assert RayWorker(str(out), "cpu")({"unit": [0]}) == {name: [] for name in done}, "somebody has computed it"
+    assert "no-such" in RayWorker(str(tmp_path / "no-such"), "cpu")({"unit": [0]})["failure"][0]
 
 
 @pytest.mark.parametrize("late", [False, True] if TIMES > 1 else [True])

@@ -9,11 +9,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitrail.errors import ConfigError, MissingExtraError
+from vitrail.errors import ConfigError, DataError, MissingExtraError, VitrailError
 from vitrail.files import sha256_of
 from vitrail.prediction.job import Job
 from vitrail.prediction.listing import Item, read_items
@@ -209,7 +210,7 @@ def run_on_ray(job: Job, device: str, workers: int | None) -> Iterator[UnitDone]
         from ray.data import ActorPoolStrategy, DataContext, from_items
     except ImportError:
         raise MissingExtraError("`engine='ray'`", "ray") from None
-    out = job.out if is_address(job.out) else str(Path(job.out).absolute())  # an actor has a folder of its own
+    out = job.out if is_address(job.out) else str(Path(job.store.root).absolute())  # an actor has a folder of its own
     finished = job.finished()
     total = max(job.list_pictures())
     units = [{"unit": unit} for unit in range(total) if unit not in finished]
@@ -236,6 +237,8 @@ def run_on_ray(job: Job, device: str, workers: int | None) -> Iterator[UnitDone]
             **needs,
         )
         for row in rows.iter_rows():
+            if row["failure"]:
+                raise DataError(row["failure"])
             yield UnitDone(int(row["unit"]), int(row["rows"]), int(row["errors"]))
     finally:
         if started:
@@ -251,11 +254,23 @@ class RayWorker:
     """An actor: a model that computes units, and tells no more than how many rows it has written."""
 
     def __init__(self, out: str, device: str) -> None:
-        job = Job.open(out)
-        self._worker = UnitWorker(job=job, predictor=open_model(job, device))
+        self._out, self._device = out, device
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
+    @cached_property
+    def _worker(self) -> UnitWorker:
+        job = Job.open(self._out)
+        return UnitWorker(job=job, predictor=open_model(job, self._device))
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """What was computed; or what the user can mend, as a row, since Ray turns every error into one of its own."""
         units = [int(unit) for unit in batch["unit"]]
-        left = [unit for unit in units if not self._worker.job.is_finished(unit)]
-        done = list(self._worker.run(left))
-        return {name: [getattr(each, name) for each in done] for name in UnitDone._fields}
+        done, failure = list[UnitDone](), ""
+        try:
+            left = [unit for unit in units if not self._worker.job.is_finished(unit)]
+            done = list(self._worker.run(left))
+        except VitrailError as error:
+            done, failure = [UnitDone(units[0], 0, 0)], error.message
+        except OSError as error:
+            done, failure = [UnitDone(units[0], 0, 0)], f"{reason(error)}."
+        facts = {name: [getattr(each, name) for each in done] for name in UnitDone._fields}
+        return {**facts, "failure": [failure] * len(done)}
