@@ -248,6 +248,9 @@ def _state(facts: Facts) -> FileState:
 
 
 def _may_pass(answer: Any) -> bool:
+    """Whether an answer is a failure of the store, and not of one file: a bucket that is gone is the store's."""
+    if isinstance(answer, FileNotFoundError) and "bucket does not exist" in str(answer):
+        return True
     return isinstance(answer, BaseException) and not isinstance(answer, (*OWN, PermissionError))
 
 

@@ -157,7 +157,7 @@ class Disk:
                 if name == after:
                     break
             else:
-                raise FileNotFoundError(2, "is gone, so that the listing cannot go on after it", self.path(after))
+                raise DataError(f"{self.path(after)}: is gone, so the listing cannot go on after it; put it back.")
         while page := list(islice(names, PAGE)):
             yield page
 

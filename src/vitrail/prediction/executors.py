@@ -60,7 +60,7 @@ class UnitWorker:
         """Compute units and write their parts, in the order given; the next ones are begun before one is written."""
         self.predictor_check()
         batches = self._batches(units)
-        if any(map(is_address, self.job.spec.pictures)) or is_address(self.job.spec.list_file or ""):
+        if any(map(is_address, self.job.spec.pictures)) or self.job.spec.list_file is not None:
             batches = map_in_order(_read, batches, READERS)
         waiting: Outputs = []
         for batch, outputs in map_in_order(self._compute, batches, self.predictor.runtime.threads):

@@ -27,7 +27,7 @@ from vitrail.errors import ConfigError, DataError, shorten
 from vitrail.files import as_utf8, load_pyarrow
 from vitrail.prediction.feature_files import FEATURES
 from vitrail.prediction.listing import Cursor, Item, list_items
-from vitrail.storage import Span, Store, is_address, open_store
+from vitrail.storage import Span, Store, is_address, open_store, refuse_secrets
 from vitrail.untrusted import parse_json
 from vitrail.wording import counted
 
@@ -165,6 +165,7 @@ class Job:
         """The pictures; the relative paths of a list are those of the folder where the job began."""
         folder = self.spec.resolved["folder"]
         for cursor, item in list_items(self.spec.pictures, self.spec.list_file, after):
+            refuse_secrets(item.file)
             yield cursor, item if is_address(item.file) else item._replace(file=str(Path(folder, item.file)))
 
     def _write_manifest(self, number: int, found: Iterator[tuple[Cursor, Item]]) -> int:

@@ -215,7 +215,7 @@ def read_list(path: str) -> Iterator[str]:
         return
     try:
         store, name = open_file_store(path)
-        with io.TextIOWrapper(store.open(name), encoding="utf-8", errors="surrogateescape") as file:
+        with io.TextIOWrapper(store.open(name), encoding="utf-8-sig", errors="surrogateescape") as file:
             yield from _lines(file)
     except OSError as error:
         raise InputError(f"{path}: this list of pictures cannot be read ({reason(error)}).") from None

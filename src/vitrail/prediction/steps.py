@@ -6,15 +6,16 @@ the last bits of the numbers, so callers that must agree form the same batches.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
 from vitrail.data.pixels import Picture, prepare_named
 from vitrail.data.preprocess import Preprocess
+from vitrail.prediction.listing import Item, read_items
 from vitrail.prediction.results import Floats, Named, Prediction, Request, familiarity_of
 from vitrail.runtimes.runtime import Runtime
-from vitrail.storage import Span, is_address, open_store
+from vitrail.storage import is_address
 from vitrail.weights.metadata import Metadata
 from vitrail.weights.trust import is_familiar
 from vitrail.wording import reason
@@ -28,30 +29,14 @@ def prepare(spec: Preprocess, pictures: Sequence[Named]) -> tuple[Floats, dict[i
 
     Those in an object store are read together.
     """
-    contents, failed = read_pictures([picture for _, picture in pictures])
-    named = [(name, contents[index]) for index, (name, _) in enumerate(pictures) if index not in failed]
+    items = enumerate(picture for _, picture in pictures)
+    afar = {index: Item(place, place) for index, place in items if isinstance(place, str) and is_address(place)}
+    found = dict(zip(afar, read_items(list(afar.values())), strict=True))
+    errors = {index: f"{pictures[index][0]}: {reason(why)}" for index, why in found.items() if isinstance(why, OSError)}
+    rows = [index for index in range(len(pictures)) if index not in errors]
+    named = [(pictures[index][0], cast("Picture", found.get(index, pictures[index][1]))) for index in rows]
     images, broken = prepare_named(named, spec)
-    rows = [index for index in range(len(pictures)) if index not in failed]
-    errors = {rows[place]: reason(error) for place, error in broken.items()}
-    return images, errors | {index: f"{pictures[index][0]}: {reason(error)}" for index, error in failed.items()}
-
-
-def read_pictures(pictures: Sequence[Picture]) -> tuple[list[Picture], dict[int, OSError]]:
-    """The same with the contents of those that are addresses, and why some cannot be read."""
-    contents, failed = list(pictures), dict[int, OSError]()
-    folders: dict[str, list[tuple[int, str]]] = {}
-    for index, picture in enumerate(pictures):
-        if isinstance(picture, str) and is_address(picture):
-            folder, _, name = picture.rpartition("/")
-            folders.setdefault(folder, []).append((index, name))
-    for folder, files in folders.items():
-        store = open_store(folder)
-        for (index, _), content in zip(files, store.read([Span(name) for _, name in files]), strict=True):
-            if isinstance(content, OSError):
-                failed[index] = content
-            else:
-                contents[index] = content
-    return contents, failed
+    return images, errors | {rows[place]: reason(error) for place, error in broken.items()}
 
 
 def compute(facts: Metadata, runtime: Runtime, images: Floats, wanted: Wanted) -> list[Floats | str]:

@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -16,7 +17,7 @@ from rich.text import Text
 from vitrail.errors import ConfigError, DataError, InputError, suggest
 from vitrail.files import load_pyarrow
 from vitrail.prediction.inputs import check_pictures
-from vitrail.prediction.listing import STDIN
+from vitrail.prediction.listing import STDIN, is_pattern
 from vitrail.prediction.results import TOP_K, Request
 from vitrail.progress import Progress, ending, pick_progress, say_line, silent
 from vitrail.registry import PrecisionChoice, RuntimeChoice, key_of
@@ -257,7 +258,7 @@ def _absolute(where: str | Path) -> str:
     """A path as every process understands it; an address as it is, without secrets, since job.json keeps it."""
     text = str(where)
     if not is_address(text):
-        return str(Path(text).absolute())
+        return str(Path(escape(str(Path.cwd())), text)) if is_pattern(text) else str(Path(text).absolute())
     refuse_secrets(text)
     return text.rstrip("/")
 
