@@ -35,7 +35,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["sumary"], f"vitrail has no verb 'sumary'; did you mean summary? The verbs: {', '.join(VERBS)}."),
         (["xyz"], f"vitrail has no verb 'xyz'; the verbs: {', '.join(VERBS)}."),
         (["--verson"], "vitrail has no option '--verson'; did you mean --version? The verbs: "),
-        (["data", "chek", "x"], "vitrail data has no verb 'chek'; did you mean check? The verbs: check, show, shard."),
+        (
+            ["data", "chek", "x"],
+            "vitrail data has no verb 'chek'; did you mean check? The verbs: check, audit, show, shard.",
+        ),
         (
             ["summary", "--num-clases", "3"],
             "vitrail summary has no option --num-clases; did you mean --num-classes?",

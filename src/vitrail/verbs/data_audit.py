@@ -143,7 +143,8 @@ class DataAudit:
         lists = {"labels.csv": self.labels, "duplicates.csv": self.duplicates}  # outliers may be fine pictures
         files = [path for path in self.written if lists.get(path.name)]
         exclude = ",".join(map(str, (*self.excluded, *files)))
-        return shlex.join(["vitrail", "train", *self.where, *(["--exclude", exclude] if exclude else [])])
+        data = shlex.join(self.where)
+        return f"vitrail train {data} --exclude {shlex.quote(exclude)}" if exclude else f"vitrail train {data}"
 
     def _repr_markdown_(self) -> str:
         dataset = self.audit.dataset

@@ -191,7 +191,7 @@ def run_job(
         raise DataError(f"{error.message} What is finished is kept: `resume=True` continues the job.") from error
     except KeyboardInterrupt:
         if shows:
-            say_line(f"interrupted: what is finished is kept in {job.store.root}; --resume continues it")
+            say_line(f"interrupted: what is finished is kept in {job.store.root}, and can be resumed")
         raise
     if rank > 0:
         job.finish()
@@ -205,16 +205,16 @@ def run_job(
         seconds=time.perf_counter() - start,
         cores=(workers or usable_cores()) if chosen == "ray" else num_cores() * world_size,
         task=task,
-        following=shlex.join(_following(source.source, given, where, task)),
+        following=_following(source.source, given, where, task),
         **vars(totals),
     )
 
 
-def _following(model: str, pictures: Sequence[str], out: str, task: "Task") -> list[str]:
+def _following(model: str, pictures: Sequence[str], out: str, task: "Task") -> str:
     """A command to try next."""
     if task == "embed":
-        return ["vitrail", "search", hide_secrets(out), "PICTURE"]
-    return ["vitrail", "embed", model, *pictures[:1], "--job", "embeddings"]
+        return shlex.join(["vitrail", "search", hide_secrets(out), "PICTURE"])
+    return f"vitrail embed {shlex.join([model, *(pictures[:1] or ['PICTURES'])])} --job embeddings"
 
 
 def check_job(job: str | Path | None, engine: str | None, workers: int | None, **elsewhere: object) -> None:
