@@ -13,6 +13,7 @@ from tests.prediction.conftest import write_tiny
 from torch import Tensor, nn
 
 import vitrail
+from fuzzing import in_fuzz_only
 from vitrail.data.preprocess import PRESETS, Preprocess, preset
 from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, InputError
@@ -120,6 +121,7 @@ def outputs_of(exported: Exported) -> tuple[str, ...]:
     return (*head, "features", *(["attention_0", "attention_1"] if exported.graph.options.attention else []))
 
 
+@in_fuzz_only
 def test_a_picture_with_too_few_patches_to_merge_is_refused(make_model: Callable[..., ViT], tmp_path: Path) -> None:
     model = make_model(depth=2, merge=(2, 0))
     checkpoint = Checkpoint(config=model.config, tensors=model.state_dict(), preprocess=preset("timm", 32))

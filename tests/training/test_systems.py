@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzzing import in_fuzz_only
 from vitrail.training import cost as memory
 from vitrail.training import gradients
 
@@ -38,6 +39,7 @@ print("trained")
 """
 
 
+@in_fuzz_only
 def test_a_windows_trains_and_resumes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WINDOWS, str(tmp_path / "run")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
