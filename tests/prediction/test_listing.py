@@ -143,6 +143,20 @@ def test_a_table_that_was_written_again_is_read_again(tmp_path: Path) -> None:
         assert [content for _, content in find_pictures([str(path)])] == [encoded(seed)]
 
 
+def test_a_row_without_a_picture_is_a_row_with_an_error(tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_bytes(table_of([encoded(1), None]))
+    assert [content for _, content in find_pictures([str(tmp_path / "t.parquet")])] == [encoded(1), b""]
+
+
+def test_hidden_files_of_a_shard_are_not_pictures(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "t.tar", "w") as archive:
+        for name in ("./a.png", "./._a.png", ".trash/b.png"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(encoded(1))
+            archive.addfile(entry, io.BytesIO(encoded(1)))
+    assert [name for name, _ in find_pictures([str(tmp_path / "t.tar")])] == [f"{tmp_path}/t.tar:./a.png"]
+
+
 def test_pictures_beside_archives_hide_them(tmp_path: Path) -> None:
     put(str(tmp_path), {"x.tar": tar_of(x_png=encoded(1)), "cat/1.png": encoded(1)})
     assert [name for name, _ in find_pictures([str(tmp_path)])] == [str(tmp_path / "cat/1.png")]

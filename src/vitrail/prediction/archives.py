@@ -8,11 +8,11 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
+from pathlib import PurePosixPath
 from threading import Lock
 from typing import Any, cast
 
-from vitrail.data.pixels import EXTENSIONS
+from vitrail.data.pixels import is_picture_name
 from vitrail.data.sources.parquet import FREE_BYTES, FREE_ROWS, MAX_RATIO, ROWS_PER_BYTE
 from vitrail.data.sources.table import COLUMNS
 from vitrail.errors import DataError, VitrailError, list_names
@@ -26,11 +26,12 @@ ENCODED = ("binary", "large_binary", "struct", "dictionary<values=binary")  # ty
 
 
 def tar_pictures(store: Store, name: str) -> Iterator[tuple[str, int, int]]:
-    """The name, first byte and size of each picture in an uncompressed tar file."""
+    """The name, first byte and size of each visible picture in an uncompressed tar file."""
     size, where = store.state(name).size, store.path(name)
     with store.open(name) as file, open_tar(file, where, 2 * size + BLOCK) as archive:
         for entry in files_of(archive):
-            if Path(entry.name).suffix.lower() in EXTENSIONS:
+            hidden = any(part.startswith(".") and part != ".." for part in PurePosixPath(entry.name).parts)
+            if is_picture_name(entry.name) and not hidden:
                 if entry.offset_data + entry.size > size:
                     raise DataError(f"{where}: truncated at {size:,} bytes; fetch or write it again.")
                 yield entry.name, entry.offset_data, entry.size
