@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -69,7 +69,7 @@ def make_predictor(*, real: bool) -> Predictor:
         image_size=(SIDE, SIDE), patch_size=(8, 8), width=WIDTH, depth=1, heads=3, mlp_width=WIDTH, num_classes=CLASSES
     )
     return Predictor(
-        runtime=TorchRuntime(ViT(config).eval()) if real else Instant(),
+        runtime=cast("Any", TorchRuntime(ViT(config).eval()) if real else Instant()),
         preprocess=preset("timm", config.image_size),
         classes=tuple(f"class {index}" for index in range(CLASSES)),
         origin=Origin(),
@@ -111,7 +111,7 @@ def measure(verb: str, form: str, source: str, *, real: bool) -> dict[str, float
         elif form == "memory":
             vitrail.embed(predictor, **pictures)
         else:
-            vitrail.embed(predictor, out="out", format=form, **pictures)
+            vitrail.embed(predictor, out="out", format=cast("Any", form), **pictures)
     return {"peak": resident("VmHWM"), "seconds": time.perf_counter() - start}
 
 
@@ -141,7 +141,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("VERB", "FORMAT"), help="be one of the processes")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(*options.one, options.source, real=options.real)))
+        what, form = options.one
+        print(json.dumps(measure(what, form, options.source, real=options.real)))
         return
     kinds = [(verb, form) for verb in options.verbs for form in options.formats or FORMATS[verb]]
     answers: dict[tuple[str, str], list[dict[str, float]]] = {kind: [] for kind in kinds}

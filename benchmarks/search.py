@@ -39,7 +39,7 @@ from vitrail.prediction.collection import Collection, open_collection
 from vitrail.prediction.inverted_lists import build_index, kept_index, search_index
 from vitrail.prediction.job import LISTED, Job, JobSpec
 from vitrail.prediction.neighbours import find_nearest
-from vitrail.verbs.embed import Embeddings, embed
+from vitrail.verbs.embed import embed
 
 Array = np.ndarray[Any, Any]
 Search = Callable[[Array], list[Array]]  # queries (Q, D) → the rows of the ten nearest of each
@@ -70,7 +70,8 @@ def write_job(folder: Path, vectors: Array) -> None:
     """The vectors as a job leaves them."""
     resolved = {"width": vectors.shape[1]}
     spec = JobSpec(task="embed", model={}, pictures=[], list_file=None, settings={}, resolved=resolved)
-    job = Job.begin(folder, spec, resume=False)
+    job = Job.begin(folder, spec)
+    assert job is not None
     for unit, start in enumerate(range(0, len(vectors), spec.unit)):
         some = vectors[start : start + spec.unit]
         names = [f"photos/{row:08d}.jpg" for row in range(start, start + len(some))]
@@ -176,7 +177,7 @@ def draw(folder: Path, count: int, width: int, num_queries: int) -> str:
 def embed_data(folder: Path, model: str, data: str, num_queries: int) -> str:
     """The features of a data set, searched for those of its test split, and for noise of the same mean and spread."""
     embedded = [embed(model, data=data, split=split) for split in ("train", "test")]
-    collection, queries = (each.features for each in embedded if isinstance(each, Embeddings))
+    collection, queries = (each.features for each in embedded)
     write_job(folder / "job", collection)
     np.save(folder / "usual.npy", queries[:num_queries])
     noise = np.random.default_rng(0).standard_normal((num_queries, collection.shape[1]))

@@ -20,6 +20,7 @@ import vitrail.verbs.run_job as verb
 from fuzzing import TIMES, in_fuzz_only
 from processes import run, run_ranks, start, wait_for
 from stores import contents, failing_stores, put, remove
+from vitrail.cli.main import main
 from vitrail.errors import ConfigError, DataError
 from vitrail.prediction import job as jobs
 from vitrail.prediction.executors import RayWorker, UnitWorker
@@ -85,7 +86,7 @@ def test_a_job_gives_the_rows_of_predict(model: str, photos: str, store_root: st
 
 
 def test_a_job_of_embeddings(model: str, photos: str, store_root: str) -> None:
-    result = vitrail.embed(model, photos, job=f"{store_root}/out", runtime="torch", batch_size=3)
+    result = run_job(model, photos, f"{store_root}/out", task="embed", runtime="torch", batch_size=3)
     assert isinstance(result, JobResult)
     rows = rows_of(result).to_pylist()
     expected = list(vitrail.load(model).embed([f"{photos}/{number:02d}.png" for number in range(COUNT)], batch_size=3))
@@ -193,27 +194,58 @@ def test_mistakes_are_told_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_predict_and_embed_refuse_what_a_job_cannot_have(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            ["predict", "--job", "j", "--out", "x.csv", "--format", "csv"],
+            "--format and --out cannot be used with --job",
+        ),
+        (["predict", "--job", "j", "--raw"], "--raw cannot be used with --job"),
+        (["embed", "--job", "j", "--format", "npy", "--map", "tsne"], "--format and --map cannot be used with --job"),
+        (["embed", "--job", "j", "--data", "photos"], "--data cannot be used with --job"),
+        (["embed", "--job", "j", "--val-rate", "0.3"], "--val-rate cannot be used with --job"),
+        (["predict", "--engine", "ray"], "--engine goes with --job"),
+        (["embed", "--resume"], "--resume goes with --job"),
+    ],
+)
+def test_the_command_refuses_what_a_job_cannot_have(
+    model: str, words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    photos = put_photos(str(tmp_path / "photos"))
-    with pytest.raises(ConfigError, match="out= and format= cannot be used with job="):
-        vitrail.predict(model, photos, job=tmp_path / "j", out=tmp_path / "x.csv", format="csv")
-    with pytest.raises(ConfigError, match="data= cannot be used with job="):
-        vitrail.embed(model, data=photos, job=tmp_path / "j")
-    with pytest.raises(ConfigError, match="raw= cannot be used with job="):
-        vitrail.predict(model, photos, job=tmp_path / "j", raw=True)
-    with pytest.raises(ConfigError, match="format= and map= cannot be used with job="):
-        vitrail.embed(model, photos, job=tmp_path / "j", format="npy", map="tsne")
-    with pytest.raises(ConfigError, match="engine= goes with job="):
-        vitrail.predict(model, photos, engine="ray")
-    with pytest.raises(ConfigError, match="paths or addresses of its pictures; got bytes"):
-        vitrail.predict(model, [b"x"], job=tmp_path / "j")
-    with pytest.raises(ConfigError, match="not a loaded model"):
-        vitrail.predict(vitrail.load(model), photos, job=tmp_path / "j")
+    monkeypatch.chdir(tmp_path)
+    put_photos("photos")
+    verb, *rest = words
+    assert main([verb, model, "photos", *rest]) == 2
+    assert why in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_under_torchrun_only_a_job_shares_the_pictures(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="every rank would compute every picture; job= shares them"):
-        vitrail.predict(model, photos)
+    assert main(["predict", model, put_photos(str(tmp_path / "photos"))]) == 2
+    assert "every rank would compute every picture; --job shares them" in capsys.readouterr().err
+
+
+def test_a_job_needs_what_other_processes_can_open(model: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="paths or addresses of its pictures; got bytes"):
+        run_job(model, [b"x"], tmp_path / "j")  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="not a loaded model"):
+        run_job(vitrail.load(model), put_photos(str(tmp_path / "photos")), tmp_path / "j")
+
+
+def test_both_doors_give_the_same_rows(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put_photos("photos")
+    words = ["predict", model, "photos", "--job", "typed", "--top-k", "2", "--runtime", "torch", "--batch-size", "3"]
+    assert main(words) == 1  # a picture cannot be read
+    assert "18 pictures in 5 parts" in capsys.readouterr().out
+    assert pq.read_table("typed/parts").equals(rows_of(work(model, "photos", "called", top_k=2)))
+    assert main([*words, "--resume"]) == 1
+    assert "18 of them finished before" in capsys.readouterr().out
 
 
 def test_a_damaged_part_is_found(model: str, tmp_path: Path) -> None:

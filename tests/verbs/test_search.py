@@ -34,7 +34,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         picture(number).save(f"photos/{number}.png")
     Path("photos/5.png").write_bytes(b"no picture")
     vitrail.embed(MODEL, "photos", out="embedded", map="none")
-    vitrail.embed(MODEL, "photos", job="job", runtime="torch")
+    vitrail.run_job(MODEL, "photos", "job", task="embed", runtime="torch")
     return tmp_path
 
 
@@ -132,7 +132,7 @@ def test_the_sheet_of_pictures_in_shards() -> None:
     with tarfile.open("photos.tar", "w") as archive:
         for number in range(4):
             archive.add(f"photos/{number}.png")
-    vitrail.embed(MODEL, "photos.tar", job="shards", runtime="torch")
+    vitrail.run_job(MODEL, "photos.tar", "shards", task="embed", runtime="torch")
     sheet = search("shards", "photos/2.png").sheet
     assert (236, 236, 241) not in [sheet.getpixel((16 + 120 * column + 60, 120)) for column in range(5)]
 

@@ -36,7 +36,6 @@ from vitrail.verbs.call import (
     resolve_pictures,
 )
 from vitrail.verbs.keywords import DataSettings, changed_settings, read_data_settings
-from vitrail.verbs.run_job import EngineName, JobResult, check_job, name_sources, run_job
 from vitrail.wording import counted
 
 if TYPE_CHECKING:
@@ -173,10 +172,6 @@ def embed(
     format: FeatureFormat = "npz",  # noqa: A002 - the flag's name
     map: MapMethod | Literal["none"] = "pca",  # noqa: A002 - the flag's name
     out: Out = None,
-    job: str | Path | None = None,
-    engine: EngineName | None = None,
-    workers: int | None = None,
-    resume: bool = False,
     batch_size: int | None = None,
     runtime: RuntimeChoice = "auto",
     precision: PrecisionChoice = "float32",
@@ -184,12 +179,12 @@ def embed(
     device: str = "auto",
     progress: bool | Progress = False,
     **settings: Unpack[DataSettings],
-) -> Embeddings | JobResult | None:
+) -> Embeddings:
     """The embeddings of pictures or of a data set: the features that the model's head gets.
 
     A picture that cannot be read is left out and listed in `errors`. With `out`, rows go to the file as they are
     computed, so that memory does not grow with their number; errors.csv then lists all pictures that were left out, and
-    `errors` the first 1,000. The `settings` are the fields of `DataConfig`.
+    `errors` the first 1,000. For archives, see `vitrail.run_job`. The `settings` are the fields of `DataConfig`.
 
     Args:
         model: A checkpoint, as for `vitrail predict`. In Python, also a loaded model.
@@ -201,12 +196,6 @@ def embed(
             features.parquet.
         map: The 2-D map of the features to draw.
         out: The folder to write to [default: runs/embed-N]. In Python, nothing is written by default.
-        job: Write the embeddings to this folder or address (s3://…) as Parquet files of 4,096 rows, each row exactly
-            once, whatever is interrupted; for archives, and for several processes or machines.
-        engine: Who computes a job: threads, torchrun or ray [default: torchrun's ranks, or else the threads of this
-            process].
-        workers: Ray's actors [default: one per GPU of the cluster, or else one per core].
-        resume: Continue a job.
         batch_size: Pictures per forward pass [default: whatever suits the model].
         runtime: The backend; auto: the fastest whose answers equal torch's, measured once if there is enough to do.
         precision: The number format; auto: bf16, or your int8 export of this model, if it is measured to be faster.
@@ -223,34 +212,6 @@ def embed(
     check_arguments(
         data=data, split=splits, settings=changed_settings(config), form=format, method=map, batch_size=batch_size
     )
-    check_job(
-        job,
-        engine,
-        workers,
-        data=data,
-        out=None if out is True else out,
-        format=None if format == "npz" else format,
-        map=None if map in ("pca", "none") else map,
-    )
-    if job is not None:
-        return run_job(
-            model,
-            name_sources(pictures),
-            job,
-            task="embed",
-            list_file=list_file,
-            engine=engine,
-            workers=workers,
-            resume=resume,
-            batch_size=batch_size,
-            runtime=runtime,
-            precision=precision,
-            merge=merge,
-            device=device,
-            progress=progress,
-        )
-    if resume:
-        raise ConfigError("continues a job; name it with `job=`.", field="resume")
     check_out(out)
     if out is not None and not isinstance(out, bool):
         check_features_path(Path(out) / f"features.{format}")

@@ -31,7 +31,6 @@ from vitrail.verbs.rows import (
     resumed,
     text_writer,
 )
-from vitrail.verbs.run_job import EngineName, JobResult, check_job, name_sources, run_job
 from vitrail.weights.metadata import ClassNames
 from vitrail.weights.resolve import files_of
 from vitrail.wording import counted
@@ -175,9 +174,6 @@ def predict(
     abstain: bool = False,
     format: RowFormat | None = None,  # noqa: A002 - the flag's name
     out: str | Path | None = None,
-    job: str | Path | None = None,
-    engine: EngineName | None = None,
-    workers: int | None = None,
     resume: bool = False,
     raw: bool = False,
     batch_size: int | None = None,
@@ -187,11 +183,11 @@ def predict(
     preprocess: str | None = None,
     progress: bool = False,
     device: "str | torch.device" = "auto",
-) -> "Prediction | Predictions | PredictionStream | JobResult | None":
+) -> Prediction | Predictions | PredictionStream:
     """The most likely classes of one picture; of several, a sequence that is computed as it is read.
 
     For a generator, and for a list on standard input, it is a stream of predictions, each computed only once.
-    A single picture that cannot be read is an error; of several, it is a row with its `error`. With `job`, see
+    A single picture that cannot be read is an error; of several, it is a row with its `error`. For archives, see
     `vitrail.run_job`.
 
     Args:
@@ -210,13 +206,8 @@ def predict(
         abstain: Give no label to pictures that are unlike anything seen in training; for a calibrated model.
         format: How to write the predictions [default: a table, or the format that the file's name implies].
         out: Write the predictions to this .jsonl, .csv or .parquet file.
-        job: Write the predictions to this folder or address (s3://…) as Parquet files of 4,096 rows, each row exactly
-            once, whatever is interrupted; for archives, and for several processes or machines.
-        engine: Who computes a job: threads, torchrun or ray [default: torchrun's ranks, or else the threads of this
-            process].
-        workers: Ray's actors [default: one per GPU of the cluster, or else one per core].
-        resume: Continue a job; or keep the rows of a file as they are computed, so that after an interruption the same
-            command continues.
+        resume: Keep the rows of the file as they are computed; after an interruption, the same command continues. Of a
+            job: continue it.
         raw: Write the cells of CSV files unchanged, for programs. By default, a cell that a spreadsheet would take
             for a formula gets a leading apostrophe, and control characters are spelled out.
         batch_size: Pictures per forward pass [default: whatever suits the model].
@@ -232,32 +223,10 @@ def predict(
     for name, number in (("top_k", top_k), ("batch_size", batch_size)):
         if number is not None and number < 1:
             raise ConfigError(f"must be at least 1; got {number}.", field=name)
-    check_job(job, engine, workers, out=out, format=format, raw=raw)
-    if job is not None:
-        return run_job(
-            model,
-            name_sources(pictures),
-            job,
-            list_file=list_file,
-            engine=engine,
-            workers=workers,
-            resume=resume,
-            class_names=class_names,
-            top_k=top_k,
-            coverage=coverage,
-            abstain=abstain,
-            batch_size=batch_size,
-            runtime=runtime,
-            precision=precision,
-            merge=merge,
-            preprocess=preprocess,
-            device=device,
-            progress=progress,
-        )
     file = None if out is None else Path(out)
     form = choose_format(format, file, raw=raw)
     if resume and file is None:
-        raise ConfigError("continues a job or a file of predictions; name it with `job=` or `out=`.", field="resume")
+        raise ConfigError("continues a file of predictions, or a job; name it with `out=` or `job=`.", field="resume")
     request = RuntimeRequest(runtime=runtime, precision=precision, merge=merge, preprocess=preprocess)
     found = resolve_pictures(pictures, list_file)
     source = resolve_model(model, device=device, class_names=class_names, request=request)

@@ -1,14 +1,15 @@
 """`vitrail.run_job`: labels or embeddings for an archive of pictures, each exactly once, on one machine or many."""
 
+import inspect
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from rich.console import RenderableType
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
     from vitrail.prediction.job import Job, JobSpec, Task, Totals
     from vitrail.prediction.predictor import Predictor
-    from vitrail.verbs.call import ModelArgument, Pictures
+    from vitrail.verbs import Output
+    from vitrail.verbs.call import ModelArgument
 
 EngineName = Literal["threads", "torchrun", "ray"]
 MILLION = 1_000_000
@@ -120,8 +122,8 @@ def run_job(
     """Labels ("predict") or embeddings ("embed") of any number of pictures, as Parquet files of 4,096 rows in `out`.
 
     Pictures and `out` may be in object stores (s3://…). Whatever ends the job, or one of its processes, with `resume`
-    it goes on: no finished row is computed again, and none is missing or there twice. `vitrail.predict` and
-    `vitrail.embed` with `job=` do the same. Under torchrun, only the first rank has a result.
+    it goes on: no finished row is computed again, and none is missing or there twice. The command has it as
+    `vitrail predict … --job OUT` and `vitrail embed … --job OUT`. Under torchrun, only the first rank has a result.
 
     Args:
         model: A checkpoint, as for `vitrail predict`.
@@ -157,7 +159,7 @@ def run_job(
     load_pyarrow("A job")
     if model is not None and not isinstance(model, str | Path):
         raise ConfigError("a job needs the file of its model, which other processes can open; not a loaded model.")
-    given = [str(each) for each in ([pictures] if isinstance(pictures, str | Path) else pictures)]
+    given = _names(pictures)
     if STDIN in given or str(list_file) == STDIN:
         raise InputError("a job must find its pictures again when it is resumed: not on standard input.")
     if "" in given:
@@ -217,28 +219,74 @@ def _following(model: str, pictures: Sequence[str], out: str, task: "Task") -> s
     return f"vitrail embed {shlex.join([model, *(pictures[:1] or ['PICTURES'])])} --job embeddings"
 
 
-def check_job(job: str | Path | None, engine: str | None, workers: int | None, **elsewhere: object) -> None:
-    """Refuse what goes only with a job, or only without one: the arguments `elsewhere` that were given."""
+def run_predict(
+    arguments: dict[str, Any],
+    _: "Output",
+    *,
+    job: str | Path | None = None,
+    engine: EngineName | None = None,
+    workers: int | None = None,
+) -> Any:
+    """`vitrail predict`: as the verb does, or as a job.
+
+    Args:
+        job: Write the predictions to this folder or address (s3://…) as Parquet files of 4,096 rows, each row exactly
+            once, whatever is interrupted; for archives, and for several processes or machines.
+        engine: Who computes a job: threads, torchrun or ray [default: torchrun's ranks, or else the threads of this
+            process].
+        workers: Ray's actors [default: one per GPU of the cluster, or else one per core].
+    """
+    from vitrail.verbs.predict import predict
+
+    return _call(predict, "predict", arguments, job, engine=engine, workers=workers)
+
+
+def run_embed(
+    arguments: dict[str, Any],
+    _: "Output",
+    *,
+    job: str | Path | None = None,
+    engine: EngineName | None = None,
+    workers: int | None = None,
+    resume: bool = False,
+) -> Any:
+    """`vitrail embed`: as the verb does, or as a job.
+
+    Args:
+        job: Write the embeddings to this folder or address (s3://…) as Parquet files of 4,096 rows, each row exactly
+            once, whatever is interrupted; for archives, and for several processes or machines.
+        engine: Who computes a job: threads, torchrun or ray [default: torchrun's ranks, or else the threads of this
+            process].
+        workers: Ray's actors [default: one per GPU of the cluster, or else one per core].
+        resume: Continue a job.
+    """
+    from vitrail.verbs.embed import embed
+
+    return _call(embed, "embed", arguments, job, engine=engine, workers=workers, resume=resume or None)
+
+
+def _call(verb: Callable[..., Any], task: "Task", arguments: dict[str, Any], job: str | Path | None, **own: Any) -> Any:
+    """The verb without a job; the job otherwise, which refuses what only the verb has."""
+    given = {name: value for name, value in own.items() if value is not None}
     if job is None:
-        given = [name for name, value in (("engine", engine), ("workers", workers)) if value is not None]
         if given:
-            raise ConfigError("goes with `job=`, the place to write to.", field=given[0])
+            raise ConfigError("goes with `job=`, the place to write to.", field=next(iter(given)))
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("under torchrun, every rank would compute every picture; `job=` shares them.")
-        return
-    given = [f"`{name}=`" for name, value in elsewhere.items() if value not in (None, False)]
-    if given:
-        raise ConfigError(f"{' and '.join(given)} cannot be used with `job=`, which writes Parquet files of its own.")
+        return verb(progress=True, **arguments)
+    known = inspect.signature(run_job).parameters
+    typed = {name: value for name, value in arguments.items() if not (name == "out" and value is True)}
+    if others := [f"`{name}=`" for name in typed if name not in known or name == "out"]:
+        raise ConfigError(f"{' and '.join(others)} cannot be used with `job=`, which writes Parquet files of its own.")
+    return run_job(**typed, **given, out=job, task=task, progress=True)
 
 
-def name_sources(pictures: "Pictures | None") -> list[str | Path]:
+def _names(pictures: Any) -> list[str]:
     """The pictures of a job, which its processes must be able to find by their names."""
-    several: Any = [pictures] if isinstance(pictures, str | Path) else list(cast("Any", pictures or ()))
-    others = [each for each in several if not isinstance(each, str | Path)]
-    if others:
-        what = type(others[0]).__name__
-        raise ConfigError(f"a job needs the paths or addresses of its pictures; got {what}.")
-    return several
+    several: list[Any] = [pictures] if isinstance(pictures, str | Path | bytes) else list(pictures)
+    if others := [each for each in several if not isinstance(each, str | Path)]:
+        raise ConfigError(f"a job needs the paths or addresses of its pictures; got {type(others[0]).__name__}.")
+    return [str(each) for each in several]
 
 
 def _choose_engine(asked: EngineName | None, world_size: int, workers: int | None) -> EngineName:

@@ -250,6 +250,7 @@ def test_every_failure_is_an_error_that_leaves_nothing_half_done(
     far_folder = upload(tmp_path / "pictures", "memory://failures/folder")
     far_shards = upload(tmp_path / "shards", "memory://failures/shards")
     for far, whole in ((far_folder, near), (far_shards, open_data(tmp_path / "shards"))):
+        number = 0
         for number in range(1, 100):
             with failing_stores(number) as calls, suppress(DataError):
                 data = open_data(far, config)
