@@ -62,9 +62,15 @@ def cases(count: int) -> int:
     return count * TIMES
 
 
+# The marks of a case that takes seconds: `make fuzz` runs it.
+FUZZ = (pytest.mark.fuzz, pytest.mark.skipif(TIMES == 1, reason="takes seconds; make fuzz runs it"))
+
+
 def in_fuzz_only(test: Callable[..., Any]) -> Callable[..., Any]:
     """For a test that goes through every case there is, and takes seconds: `make fuzz` runs it."""
-    return pytest.mark.fuzz(pytest.mark.skipif(TIMES == 1, reason="takes seconds; make fuzz runs it")(test))
+    for mark in FUZZ:
+        test = mark(test)
+    return test
 
 
 def set_up_hypothesis() -> None:

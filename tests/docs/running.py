@@ -11,7 +11,6 @@ from typing import Any, TextIO
 from tests.docs.pages import Block, blocks
 from tests.training.victims import run_command
 
-from fuzzing import TIMES
 from processes import run_ranks
 from vitrail.cli.main import main
 
@@ -46,10 +45,8 @@ SHORTENED: dict[str, dict[str, str]] = {
     },
     "docs/weights.md": {'"deit.safetensors", heads=6)': '"deit.safetensors", heads=6, overwrite=True)'},
 }
-# As above, but for `make fuzz`, which has the time for all of it.
-SHORTENED_IN_MAKE_TEST = {
-    "docs/tutorial/6-choices.md": {"seeds = range(3)": "seeds = range(2)", "{len(seeds)} seeds": "3 seeds"}
-}
+# Pages that take long: `make fuzz` runs them.
+LONG = ("docs/tutorial/6-choices.md",)
 # Word of a command → what makes it a matter of seconds; not in the guides, whose outputs are compared.
 QUICK = {
     "train": ("--epochs", "1", "--no-check"),
@@ -142,8 +139,7 @@ def _run(page: Path, words: list[str]) -> int:
 
 def _shorten(page: Path, block: Block) -> str:
     text = block.text
-    changes = SHORTENED | (SHORTENED_IN_MAKE_TEST if TIMES == 1 else {})
-    for old, new in changes.get(page.as_posix(), {}).items():
+    for old, new in SHORTENED.get(page.as_posix(), {}).items():
         text = text.replace(old, new)
     return text
 

@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 from tests.docs.desk import IMAGENETTE, lay_out, sit_down
 from tests.docs.pages import Block, agree, agree_in_words, blocks, pages
-from tests.docs.running import SHORTENED, SHORTENED_IN_MAKE_TEST, Ran, run_page
+from tests.docs.running import LONG, SHORTENED, Ran, run_page
+
+from fuzzing import FUZZ
 
 # Page → names that it expects the reader to have.
 GIVEN: dict[str, dict[str, Any]] = {"docs/predict.md": {"paths": ["cat.jpg", "rose.jpg"]}}
 # The examples of the reference are those of `--help`: they are parsed, and the other pages run commands like them.
 EXECUTED = [
-    pytest.param(page, marks=pytest.mark.fuzz) if page.as_posix() in SHORTENED_IN_MAKE_TEST else page
+    pytest.param(page, marks=FUZZ) if page.as_posix() in LONG else page
     for page in pages()
     if page != Path("docs/reference/command.md") and any(block.language in ("python", "sh") for block in blocks(page))
 ]
@@ -46,7 +48,7 @@ def is_as_shown(ran: Ran, shown: Block) -> bool:
 
 
 def test_what_is_shortened_is_still_there() -> None:
-    for page, changes in (SHORTENED | SHORTENED_IN_MAKE_TEST).items():
+    for page, changes in SHORTENED.items():
         code = "".join(block.text for block in blocks(Path(page)) if block.language in ("python", "sh"))
         for old, new in changes.items():
             assert old in code, f"{page} no longer has {old}"

@@ -13,7 +13,7 @@ from tests.prediction.conftest import write_tiny
 from torch import Tensor, nn
 
 import vitrail
-from fuzzing import in_fuzz_only
+from fuzzing import FUZZ, in_fuzz_only
 from vitrail.data.preprocess import PRESETS, Preprocess, preset
 from vitrail.data.transform import prepare
 from vitrail.errors import ConfigError, InputError
@@ -97,7 +97,10 @@ def assert_same(run: Run, graph: nn.Module, images: Tensor, who: str) -> None:
         np.testing.assert_allclose(theirs, ours.detach().numpy(), atol=2e-5 * float(ours.abs().max()), err_msg=who)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+RARE = ("free sizes", "hybrid")  # each takes seconds; tests/runtimes/test_families.py has the usual ones
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=FUZZ) if kind in RARE else kind for kind in KINDS])
 def test_every_kind_of_model_in_both_runtimes(kind: str, make_model: Callable[..., ViT], tmp_path: Path) -> None:
     depth = 1 if KINDS[kind].get("pooling") else 2  # the last block is another one where [cls] is pooled
     model = make_model(depth=depth, **KINDS[kind])

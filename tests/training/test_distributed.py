@@ -105,6 +105,7 @@ def test_a_lost_worker_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     assert all(torch.equal(whole[name], lost[name]) for name in whole)
 
 
+@in_fuzz_only
 def test_ranks_share_weights_that_stay_beside_those_that_are_trained(one: Path, tmp_path: Path) -> None:
     lora = {"model": None, "weights": str(one), "train": "lora", **PLAIN, "ema": None, "lora_targets": "all"}
     train(quick_config(**lora), tmp_path / "one")

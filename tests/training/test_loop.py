@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from fuzzing import FUZZ
 from processes import run
 from vitrail.errors import VitrailError
 from vitrail.ranks import Ranks
@@ -59,7 +60,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     [
         ({"ema": 0.9, "save_minutes": 1e-4}, 2),  # lanes, a checkpoint at every step
         ({"drop_path": 0.2, "dropout": 0.1, "optimizer": "adamw", "save_minutes": 0.002}, 1),  # random numbers
-        ({"optimizer": "sgd", "mixup": 0.8, "save_minutes": 60.0}, 1),  # back to the last epoch's checkpoint
+        pytest.param({"optimizer": "sgd", "mixup": 0.8, "save_minutes": 60.0}, 1, marks=FUZZ),  # back to the last epoch
     ],
     ids=["lanes", "dropout", "sgd"],
 )
