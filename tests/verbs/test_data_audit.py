@@ -81,7 +81,7 @@ def test_what_was_planted_is_found_and_can_be_excluded(
     } <= found
     assert len(found) <= 4
     assert outliers[0]["key"] == "val/red/noise.png"
-    for text in ("101 pictures, 3 classes", "is labelled green; probably red", "is the mirror image of"):
+    for text in ("101 pictures, 3 classes", "is labelled green; probes say red", "is the mirror image of"):
         assert text in output
     files = f"{folder / 'labels.csv'},{folder / 'duplicates.csv'}"
     assert f"next: vitrail train data --exclude {files}" in output.replace("\n", "")
@@ -108,7 +108,7 @@ def test_python_returns_the_lists(flawed: Path, model: str, capsys: pytest.Captu
     assert [each.rank for each in audit.duplicates] == sorted(each.rank for each in audit.duplicates)
     scores = [each.score for each in audit.outliers]
     assert scores == sorted(scores, reverse=True)
-    assert "| labels that are probably wrong |" in audit._repr_markdown_()
+    assert "| labels that may be wrong |" in audit._repr_markdown_()
     written = audit.write("out")
     assert main(["data", "audit", "data", "--weights", model, "--out", "same", "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
@@ -150,3 +150,19 @@ def test_a_class_with_one_picture_cannot_be_judged(inside: Path, model: str) -> 
 def test_what_cannot_be(inside: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         vitrail.audit_data("data", **options)
+
+
+def test_weak_features_are_not_believed(inside: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Labels that have nothing to do with the pictures: the probes must not be trusted to correct them."""
+    for index in range(60):
+        folder = inside / "data" / ("heads", "tails")[np.random.default_rng(index).integers(2)]
+        folder.mkdir(parents=True, exist_ok=True)
+        draw("blue", index).save(folder / f"{index:02d}.png")
+    audit = vitrail.audit_data("data", weights=model)
+    assert audit.labels
+    assert audit.audit.agreement < 0.7
+    assert audit.to_dict()["agreement"] == audit.audit.agreement
+    assert main(["data", "audit", "data", "--weights", model]) == 1
+    printed = capsys.readouterr().out
+    assert "that is too few to judge labels by: most of those listed are right; use better weights" in printed
+    assert "labels.csv" not in printed.split("next: ")[1]

@@ -68,7 +68,7 @@ class OutlierPicture:
 
 @dataclass(frozen=True, kw_only=True)
 class WrongLabel:
-    """A label that is probably wrong."""
+    """A label that may be wrong."""
 
     sample: Sample
     suggested: str
@@ -83,6 +83,7 @@ class Audit:
     dataset: Dataset
     pictures: int  # that could be read
     labels: tuple[WrongLabel, ...]
+    agreement: float  # the share of the labels that the probes agree with: what their doubts are worth
     duplicates: tuple[DuplicatePicture, ...]
     outliers: tuple[OutlierPicture, ...]
     unjudged: tuple[str, ...] = ()  # classes with one picture, whose label nothing can confirm
@@ -124,11 +125,12 @@ def audit(dataset: Dataset, predictor: Predictor, workers: int, progress: Progre
         neighbours = find_neighbours(centered, progress=advance)
     pairs = find_duplicates(facts, kept, neighbours)
     groups = group_pairs(pairs, len(facts))
-    labels, unjudged = _find_labels(pictures, groups[kept])
+    labels, agreement, unjudged = _find_labels(pictures, groups[kept])
     return Audit(
         dataset=dataset,
         pictures=len(kept),
         labels=labels,
+        agreement=agreement,
         duplicates=_pick_duplicates(pictures, pairs, groups, centered),
         outliers=_find_outliers(pictures, neighbours),
         unjudged=unjudged,
@@ -136,14 +138,14 @@ def audit(dataset: Dataset, predictor: Predictor, workers: int, progress: Progre
     )
 
 
-def _find_labels(pictures: _Pictures, groups: Integers) -> tuple[tuple[WrongLabel, ...], tuple[str, ...]]:
-    """Labels that are probably wrong; and the classes that cannot be judged."""
+def _find_labels(pictures: _Pictures, groups: Integers) -> tuple[tuple[WrongLabel, ...], float, tuple[str, ...]]:
+    """Labels that may be wrong; the share of all that the probes agree with; and the classes that cannot be judged."""
     labels, classes = pictures.labels, pictures.classes
     several = np.array([len(np.unique(groups[labels == label])) > 1 for label in range(len(classes))])
     judged = np.flatnonzero(several[labels])
     unjudged = tuple(classes[label] for label in np.unique(labels).tolist() if not several[label])
     if not len(judged):
-        return (), unjudged
+        return (), 0.0, unjudged
     own = labels[judged]
     probabilities = cross_validate(pictures.vectors[judged], own, deal_folds(own, groups[judged]), len(classes))
     found: list[WrongLabel] = []
@@ -157,7 +159,7 @@ def _find_labels(pictures: _Pictures, groups: Integers) -> tuple[tuple[WrongLabe
                 label_probability=float(probabilities[place, own[place]]),
             )
         )
-    return tuple(found), unjudged
+    return tuple(found), float((probabilities.argmax(axis=1) == own).mean()), unjudged
 
 
 def _find_outliers(pictures: _Pictures, neighbours: Neighbours) -> tuple[OutlierPicture, ...]:

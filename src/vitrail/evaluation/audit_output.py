@@ -61,7 +61,7 @@ def draw_labels(audit: Audit) -> Image.Image:
         _tile(audit, each.sample, f"{each.probability:.0%} {each.suggested}", f"label: {each.sample.label}")
         for each in audit.labels[:MOST_TILES]
     ]
-    return _draw(audit, f"{counted(len(audit.labels), 'label')} probably wrong", tiles, len(audit.labels))
+    return _draw(audit, f"{counted(len(audit.labels), 'label')} that may be wrong", tiles, len(audit.labels))
 
 
 def draw_outliers(audit: Audit) -> Image.Image:

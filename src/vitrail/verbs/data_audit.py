@@ -31,6 +31,7 @@ from vitrail.wording import agree, counted, markdown_cell, plain, reason
 if TYPE_CHECKING:
     from vitrail.evaluation.audit import Audit, DuplicatePicture, OutlierPicture, WrongLabel
 
+WEAK = 0.7  # of the labels: if probes agree with fewer, nearly all of their doubts are their own mistakes
 SHOWN = 3  # examples of each list on the terminal
 MOST_LISTED = 1000  # of each list in JSON; the CSV files have them all
 
@@ -47,7 +48,7 @@ class DataAudit:
 
     @property
     def labels(self) -> "tuple[WrongLabel, ...]":
-        """Labels that are probably wrong."""
+        """Labels that may be wrong."""
         return self.audit.labels
 
     @property
@@ -84,6 +85,7 @@ class DataAudit:
             "name": self.audit.dataset.name,
             "model": self.model,
             "pictures": self.audit.pictures,
+            "agreement": self.audit.agreement,
             "counts": {name: len(found) for name, found in lists.items()},
             **{name: [asdict(each) for each in found[:MOST_LISTED]] for name, found in lists.items()},
             "unjudged": list(self.audit.unjudged),
@@ -99,6 +101,11 @@ class DataAudit:
         yield f"{plain(dataset.name)}: {size}; features of {plain(self.model)}\n"
         rows = [(what, f"{count:,}", f"{count / pictures:.1%}") for what, count in self._counts().items()]
         yield table(rows, "found", "pictures", "share", edge=False)
+        yield f"\nlinear probes on these features agree with {self.audit.agreement:.0%} of the labels"
+        if self._is_weak:
+            yield Text(
+                "that is too few to judge labels by: most of those listed are right; use better weights", "yellow"
+            )
         for title, examples in self._examples().items():
             if examples:
                 yield Text(f"\n{title}", "bold")
@@ -109,15 +116,19 @@ class DataAudit:
             names = ", ".join(self.audit.unjudged[:5]) + (", …" if len(self.audit.unjudged) > 5 else "")
             yield Text(f"the labels of the {one} {plain(names)} cannot be judged: too few pictures", "yellow")
         yield from left_out(self.audit.broken)
-        if self.exit_code:
+        if self._to_exclude():
             yield "look through the files and delete the rows that are fine, then leave the rest out:"
         yield from ending(self.written, self._following())
+
+    @property
+    def _is_weak(self) -> bool:
+        return bool(self.labels) and self.audit.agreement < WEAK
 
     def _counts(self) -> dict[str, int]:
         """What was found → how often."""
         pairs = [(each.sample, each.other) for each in self.duplicates]
         return {
-            "labels that are probably wrong": len(self.labels),
+            "labels that may be wrong": len(self.labels),
             "duplicates, exact or near": len(pairs),
             "  with two different labels": sum(one.label != other.label for one, other in pairs),
             "  in two splits": sum(one.split != other.split for one, other in pairs),
@@ -127,7 +138,7 @@ class DataAudit:
     def _examples(self) -> dict[str, list[str]]:
         """Title → the worst of a list, a line each."""
         labels = [
-            f"{each.sample.key} is labelled {each.sample.label}; probably {each.suggested} ({each.probability:.0%})"
+            f"{each.sample.key} is labelled {each.sample.label}; probes say {each.suggested} ({each.probability:.0%})"
             for each in self.labels[:SHOWN]
         ]
         duplicates = [
@@ -139,10 +150,14 @@ class DataAudit:
         ]
         return {"labels": labels, "duplicates": duplicates, "outliers": outliers}
 
+    def _to_exclude(self) -> list[Path]:
+        """The lists that are worth a look, to leave out what is left of them."""
+        # Outliers may be fine pictures, and so may what weak features suspect.
+        lists = {"labels.csv": () if self._is_weak else self.labels, "duplicates.csv": self.duplicates}
+        return [path for path in self.written if lists.get(path.name)]
+
     def _following(self) -> str:
-        lists = {"labels.csv": self.labels, "duplicates.csv": self.duplicates}  # outliers may be fine pictures
-        files = [path for path in self.written if lists.get(path.name)]
-        exclude = ",".join(map(str, (*self.excluded, *files)))
+        exclude = ",".join(map(str, (*self.excluded, *self._to_exclude())))
         data = shlex.join(self.where)
         return f"vitrail train {data} --exclude {shlex.quote(exclude)}" if exclude else f"vitrail train {data}"
 
