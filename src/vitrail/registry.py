@@ -1,8 +1,9 @@
-"""The registry of runtimes: one value for each says what it opens, writes, quantises and can be asked for.
+"""The registry of runtimes and tasks: one value for each says what it can be asked for, and where it is.
 
-It imports nothing, so that the choices of flags and the suffixes of files come from here. What a runtime does is in a
-module of its own, which is loaded when it is first needed: `Backend` in `runtimes/runtime.py` says what that offers. A
-new runtime is one file: the functions of a `Backend`, and `register(RuntimeKind(…))`.
+It imports nothing, so that the choices of flags and the suffixes of files come from here. What a runtime or a task does
+is in a module of its own, which is loaded when it is first needed: `Backend` in `runtimes/runtime.py` and `Task` in
+`tasks/task.py` say what that offers. A new runtime is one file: the functions of a `Backend`, and
+`register(RuntimeKind(…))`; a new task is one file: its classes, and `register_task(TaskKind(…))`.
 """
 
 from dataclasses import dataclass
@@ -100,6 +101,37 @@ register(
 )
 
 
+LabelKind = Literal["class", "set", "values", "none"]  # of a picture: an index, 0 or 1 for each label, numbers, nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskKind:
+    """One way to label pictures.
+
+    Attributes:
+        name: as users ask for it, in `task=`, and as checkpoints store it.
+        labels: what the label of a picture is; several tasks may share a kind.
+        module: has the task's classes: its `Task` as `TASK`, and its `Trust` as `TRUST`.
+    """
+
+    name: str
+    labels: LabelKind
+    module: str
+
+
+TASKS: dict[str, TaskKind] = {}  # by name
+
+
+def register_task(kind: TaskKind) -> None:
+    """Make a task known, to the library and, if it is done before the command is built, to the command."""
+    TASKS[kind.name] = kind
+
+
+register_task(TaskKind(name="one", labels="class", module="vitrail.tasks.one"))
+register_task(TaskKind(name="several", labels="set", module="vitrail.tasks.several"))
+register_task(TaskKind(name="number", labels="values", module="vitrail.tasks.number"))
+
+
 def label_of(runtime: str, precision: NumberFormat) -> str:
     """What people call one way to compute."""
     name = RUNTIMES[runtime].name
@@ -112,7 +144,7 @@ def key_of(label: str) -> str:
 
 
 if TYPE_CHECKING:
-    RuntimeName = RuntimeChoice = str  # any that is registered; with auto
+    RuntimeName = RuntimeChoice = TaskChoice = str  # any that is registered; with auto
 else:
 
     def __getattr__(name: str) -> Any:
@@ -121,4 +153,6 @@ else:
             return Literal[tuple(RUNTIMES)]
         if name == "RuntimeChoice":
             return Literal[("auto", *RUNTIMES)]
+        if name == "TaskChoice":
+            return Literal[("auto", *TASKS)]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""What a label is, from the table's column to the service's JSON: one class of each picture, several labels, or numbers."""

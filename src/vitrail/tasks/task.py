@@ -1,0 +1,234 @@
+"""What a task must say: how its labels are learned, answered, measured, calibrated and shown.
+
+A task is a value that goes with a model to every file and every runtime, so that this module, and the module of each
+task, need no torch to be imported: losses import it when they are computed.
+
+Shapes: N pictures, C outputs of the model (a class, a label or a measured value each). Targets are (N,) indices,
+(N, C) zeros and ones, or (N, C) numbers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from vitrail.errors import ConfigError, suggest
+from vitrail.registry import TASKS, LabelKind
+from vitrail.schema import IF_USED, from_dict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from vitrail.blocks import Block, Fact, Table
+    from vitrail.canvas import Theme
+    from vitrail.tasks.familiarity import Familiarity
+
+Array = np.ndarray[Any, Any]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Schema = dict[str, Any]  # of JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a training run asks of its loss, beside the task itself."""
+
+    loss: str = ""  # one of the task's losses; empty: its first
+    label_smoothing: float = 0.0
+    balance: str = "none"  # one of the task's ways to make up for uneven labels
+    counts: tuple[int, ...] = ()  # training pictures with each label, in the order of the outputs
+
+
+class Answer(NamedTuple):
+    """What the outputs for one picture mean; what a task does not have stays empty."""
+
+    labels: tuple[str, ...] = ()  # best first
+    scores: tuple[float, ...] = ()  # their probabilities
+    indices: tuple[int, ...] = ()  # of these labels among the model's outputs
+    label_set: tuple[str, ...] | None = None  # with a coverage: labels with a guarantee
+    values: tuple[float, ...] = ()  # in the order of the outputs
+    intervals: tuple[tuple[float, float], ...] | None = None  # with a coverage: around each value, with a guarantee
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust(ABC):
+    """What a calibration on validation pictures found; goes with the model. Each task has its own."""
+
+    kind: str = field(default="one", metadata=IF_USED)  # the task's name
+    data: str  # whose pictures, and which split: "digits, val"
+    pictures: int  # how many
+    familiarity: "Familiarity | None" = None
+
+    @classmethod
+    def __parse__(cls, values: Mapping[str, Any], where: str) -> "Trust":
+        """One from a file, by its kind; older files have none, and are of one label."""
+        return from_dict(_module_of(values.get("kind", "one"), f"{where}.kind").TRUST, values, where)
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """The numbers that people and programs ask for, as JSON values."""
+
+    @abstractmethod
+    def describe(self) -> list[str]:
+        """The same as lines of text."""
+
+    @abstractmethod
+    def check_coverage(self, coverage: float) -> None:
+        """Refuse a coverage that this calibration cannot promise."""
+
+
+class Drawing(NamedTuple):
+    """A figure to be drawn for a light or a dark page, with its alternative text and a caption."""
+
+    draw: "Callable[[Theme], Figure]"
+    alt: str
+    caption: str = ""
+
+
+class Results(ABC):
+    """What a model's outputs for some labelled pictures are worth: the numbers, and how to show them."""
+
+    @abstractmethod
+    def verdict(self, model: str, pictures: str) -> str:
+        """The result in one sentence; `pictures` is such as "1,000 test pictures of flowers"."""
+
+    @abstractmethod
+    def headline(self) -> "list[Fact]":
+        """The numbers that a reader wants first, with their intervals."""
+
+    @abstractmethod
+    def rows(self) -> list[tuple[str, str]]:
+        """What the command prints: a name and a number with its interval each."""
+
+    @abstractmethod
+    def table(self) -> "Table":
+        """A row for each class, label or value, as texts; for the command and the page."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """All numbers as JSON values; undefined ones are None."""
+
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns of predictions.csv between the picture and the error."""
+
+    @abstractmethod
+    def predictions(self) -> Iterable[Sequence[Any]]:
+        """The cells of these columns for each picture, in order."""
+
+    @abstractmethod
+    def tables(self) -> "dict[str, tuple[Sequence[str], Iterable[Sequence[Any]]]]":
+        """Other CSV files by their names: the columns, and the rows."""
+
+    @abstractmethod
+    def drawings(self, title: str) -> dict[str, Drawing]:
+        """Figures by the name of their file, such as confusion_matrix.png."""
+
+    @abstractmethod
+    def blocks(self) -> "list[Block]":
+        """What the page says of the results beside the headline, the table and the drawings."""
+
+    @abstractmethod
+    def trust_blocks(self) -> "list[Block]":
+        """What the page says of the calibration; nothing without one."""
+
+    @abstractmethod
+    def worst(self, count: int) -> Integers:
+        """The pictures with the worst mistakes, the worst first; none that is right."""
+
+    @abstractmethod
+    def best(self, count: int) -> Integers:
+        """Some pictures that are right, such as one of each class."""
+
+    @abstractmethod
+    def caption(self, index: int) -> str:
+        """What was predicted for a picture, and what is true."""
+
+    @abstractmethod
+    def explained(self, index: int) -> int:
+        """The output of the model whose reasons are shown for a picture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """What the labels of a model mean: a value that is stored with it."""
+
+    kind: str
+    losses: ClassVar[tuple[str, ...]]  # by name, the default first
+    balances: ClassVar[tuple[str, ...]] = ("none",)
+    metrics: ClassVar[Mapping[str, bool]]  # of validation, by name → whether higher is better; the first is the default
+    noun: ClassVar[tuple[str, str]]  # what an output stands for, in messages: class, classes
+    # The properties of `Answer` in the JSON of the service, and of its label list.
+    schema: ClassVar[Schema]
+
+    @classmethod
+    def __parse__(cls, values: Any, where: str) -> "Task":
+        """One from a file, by its kind."""
+        kind = values.get("kind") if isinstance(values, Mapping) else values  # pyright: ignore
+        module = _module_of(kind, f"{where}.kind")
+        return from_dict(module.TASK, values if isinstance(values, Mapping) else {}, where)
+
+    @property
+    def labels(self) -> LabelKind:
+        """What the label of a picture is."""
+        return TASKS[self.kind].labels
+
+    # Learning -----------------------------------------------------------------------------------------------------
+
+    def fitted(self, targets: Array) -> Self:
+        """The task with what the training targets tell, such as their mean and standard deviation."""
+        return self
+
+    @abstractmethod
+    def loss(self, outputs: "Tensor", targets: "Tensor", goal: Goal) -> "Tensor":
+        """The mean loss of (B, C) outputs, which training minimises; targets may be mixed: float (B, C)."""
+
+    @abstractmethod
+    def chance(self, targets: Array) -> float:
+        """The loss of guessing without looking: far above it, training has diverged."""
+
+    @abstractmethod
+    def score(self, outputs: "Tensor", targets: "Tensor") -> Any:
+        """What validation keeps of some pictures: small, on the CPU, and the same however pictures are batched."""
+
+    @abstractmethod
+    def summarize(self, parts: Sequence[Any]) -> dict[str, float]:
+        """The metrics of all parts: "loss", the mean loss without smoothing or weights, and each of `metrics`."""
+
+    # Using ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def probabilities(self, outputs: Any, trust: Trust | None) -> Array:
+        """What outputs (…, C) mean, in double precision: probabilities, or the values themselves."""
+
+    @abstractmethod
+    def answer(
+        self, outputs: Array, names: Sequence[str], trust: Trust | None, *, top_k: int, coverage: float | None
+    ) -> Answer:
+        """What the outputs (C,) for one picture mean."""
+
+    # Measuring ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def measure(
+        self, outputs: Array, targets: Array, names: Sequence[str], trust: Trust | None, coverage: float
+    ) -> Results:
+        """How good (N, C) outputs are, with the calibration if there is one."""
+
+    @abstractmethod
+    def calibrate(self, outputs: Array, targets: Array, names: Sequence[str], data: str) -> Trust:
+        """What these pictures, which the model was not trained on, tell about its outputs; too few are an error."""
+
+
+def _module_of(name: Any, where: str) -> Any:
+    if not isinstance(name, str) or name not in TASKS:
+        raise ConfigError(f"{where} must be a task; got {str(name)[:50]!r}; {suggest(str(name)[:50], list(TASKS))}")
+    return import_module(TASKS[name].module)
+
+
+def make_task(name: str, **facts: Any) -> Task:
+    """The task of this name."""
+    return _module_of(name, "task").TASK(**facts)
