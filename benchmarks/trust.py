@@ -23,12 +23,12 @@ from scipy.special import logsumexp
 import vitrail
 from vitrail.data import DataConfig, open_data
 from vitrail.data.source import Source
-from vitrail.evaluation import metrics
-from vitrail.evaluation.confidence import Scaling, fit_scaling
 from vitrail.evaluation.measurement import choose, pick_split, run
 from vitrail.evaluation.ood import TRAINING_PICTURES, area_under_roc, fit_familiarity
 from vitrail.prediction import Predictor
-from vitrail.weights.trust import calibrate
+from vitrail.tasks import one_metrics as metrics
+from vitrail.tasks.one import calibrate
+from vitrail.tasks.one_calibration import Scaling, fit_scaling
 
 Array = np.ndarray[Any, Any]
 Numbers = tuple[Array, Array, Array]  # logits, features, labels

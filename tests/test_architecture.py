@@ -18,6 +18,7 @@ ROOT = Path(vitrail.__file__).parent
 # Modules that stand on nothing but each other.
 FOUNDATIONS = {
     "cache",
+    "blocks",
     "canvas",
     "errors",
     "files",
@@ -41,14 +42,15 @@ FOUNDATIONS = {
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "data": set(),
-    "weights": {"model", "data"},
-    "runtimes": {"model", "data", "weights"},
-    "prediction": {"model", "data", "weights", "runtimes"},
-    "evaluation": {"model", "data", "weights", "runtimes", "prediction"},
-    "explanation": {"model", "data", "weights", "runtimes", "prediction"},
-    "training": {"model", "data", "weights", "runtimes", "prediction", "evaluation"},
-    "report": {"model", "data", "weights", "runtimes", "prediction", "evaluation", "explanation", "training"},
-    "serving": {"model", "data", "weights", "runtimes", "prediction", "explanation"},
+    "tasks": {"model", "data"},
+    "weights": {"model", "data", "tasks"},
+    "runtimes": {"model", "data", "tasks", "weights"},
+    "prediction": {"model", "data", "tasks", "weights", "runtimes"},
+    "evaluation": {"model", "data", "tasks", "weights", "runtimes", "prediction"},
+    "explanation": {"model", "data", "tasks", "weights", "runtimes", "prediction"},
+    "training": {"model", "data", "tasks", "weights", "runtimes", "prediction", "evaluation"},
+    "report": {"model", "data", "tasks", "weights", "runtimes", "prediction", "evaluation", "explanation", "training"},
+    "serving": {"model", "data", "tasks", "weights", "runtimes", "prediction", "explanation"},
 }
 EVERYTHING = {"cli", "verbs", "__init__", "__main__"}  # they join the rooms
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -5,20 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.evaluation.confidence import fit_sets
 from vitrail.evaluation.ood import fit_familiarity
 from vitrail.prediction import Predictor
-from vitrail.weights.trust import Trust
+from vitrail.tasks.one import OneTrust
+from vitrail.tasks.one_calibration import fit_sets
 
 
-def make_trust(predictor: Predictor, count: int = 200, **changes: Any) -> Trust:
+def make_trust(predictor: Predictor, count: int = 200, **changes: Any) -> OneTrust:
     """As `fit_trust` makes it, but with labels that are drawn."""
     generator = np.random.default_rng(0)
     spec = predictor.preprocess
     images = generator.normal(size=(count, spec.channels, *spec.size)).astype(np.float32)
     logits, features = predictor.runtime.logits_and_features(images)
     labels = np.where(generator.random(count) < 0.7, logits.argmax(1), generator.integers(0, logits.shape[1], count))
-    plain = replace(Trust(data="noise, val", pictures=count, temperature=1.5, smoothing=0.05), **changes)
+    plain = replace(OneTrust(data="noise, val", pictures=count, temperature=1.5, smoothing=0.05), **changes)
     known = fit_familiarity(features, np.arange(count) % 2, features)
     return replace(plain, sets=fit_sets(logits, labels, plain), familiarity=known)
 

@@ -1,9 +1,9 @@
 """Config dataclasses ↔ plain dictionaries: what YAML files and checkpoint headers hold.
 
 `to_dict` gives JSON-ready values; `from_dict` is strict: an unknown key, a missing one or a wrong type is an error that
-names the field ("ViTConfig.stem.widths"). Dataclasses of a union are distinguished by their `kind`. `validate`,
-called in a config's `__post_init__`, holds Python arguments to the same rules, so that types and choices are written
-in one place: the annotations.
+names the field ("ViTConfig.stem.widths"). Dataclasses of a union are distinguished by their `kind`, those of
+an open set by its base class, which has a `__parse__`. `validate`, called in a config's `__post_init__`, holds Python
+arguments to the same rules, so that types and choices are written in one place: the annotations.
 """
 
 import dataclasses
@@ -107,6 +107,8 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
             _parse(arguments[0], key, where): _parse(arguments[1], item, f"{where}.{shorten(key)}")
             for key, item in items
         }
+    if hasattr(hint, "__parse__"):  # a class whose kinds are registered elsewhere
+        return value if isinstance(value, hint) else hint.__parse__(value, where)
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, cast("type[Any]", hint)) else from_dict(cast("type[Any]", hint), value, where)
     if hint is Any:

@@ -10,10 +10,10 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
 from vitrail.errors import ConfigError
-from vitrail.evaluation import metrics
-from vitrail.evaluation.confidence import FEWEST, LEVELS, Scaling, fit_scaling, fit_sets
-from vitrail.evaluation.metrics import measure_sets
-from vitrail.weights.trust import LabelSets, Trust, calibrate, probabilities, restore_logits
+from vitrail.tasks import one_metrics as metrics
+from vitrail.tasks.one import LabelSets, OneTrust, calibrate, probabilities, restore_logits
+from vitrail.tasks.one_calibration import FEWEST, LEVELS, Scaling, fit_scaling, fit_sets
+from vitrail.tasks.one_metrics import measure_sets
 
 
 def sample(temperature: float, count: int = 2000, classes: int = 7, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +76,7 @@ def test_never_raises_the_nll_and_changes_no_answer(seed: int) -> None:
     found = fit_scaling(logits, targets)
     assert found is not None
     for scaling in (found, Scaling(1.7, 0.3)):
-        trust = Trust(data="", pictures=FEWEST, **scaling._asdict())
+        trust = OneTrust(data="", pictures=FEWEST, **scaling._asdict())
         before, after = metrics.answer(logits, targets), metrics.answer(logits, targets, trust)
         np.testing.assert_array_equal(after.predicted, before.predicted)
         np.testing.assert_array_equal(after.rank, before.rank)
@@ -108,13 +108,13 @@ def test_too_few_pictures() -> None:
 @pytest.mark.parametrize("trust", [None, (0.4, 0.0), (1.3, 0.0), (1.3, 0.17), (0.7, 0.9)])
 def test_logits_come_back_from_calibrated_probabilities(trust: tuple[float, float] | None) -> None:
     logits, _ = sample(1.0, count=300)
-    found = trust and Trust(data="", pictures=300, temperature=trust[0], smoothing=trust[1])
+    found = trust and OneTrust(data="", pictures=300, temperature=trust[0], smoothing=trust[1])
     back = restore_logits(probabilities(logits, found).astype(np.float32), found)
     expected = logits - logits.mean(axis=1, keepdims=True)
     np.testing.assert_allclose(back - back.mean(axis=1, keepdims=True), expected, atol=1e-5)
 
 
-PLAIN = Trust(data="", pictures=1, temperature=1.0)
+PLAIN = OneTrust(data="", pictures=1, temperature=1.0)
 
 
 def sample_answers(count: int, seed: int, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from vitrail.errors import ConfigError
 from vitrail.evaluation import ood as familiarity
 from vitrail.evaluation.ood import area_under_roc, fit_familiarity, score_ood
-from vitrail.weights.trust import Familiarity, is_familiar, pack
+from vitrail.tasks.familiarity import Familiarity, is_familiar, pack
 
 
 def features(count: int, seed: int = 0, width: int = 12, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sklearn.metrics as sk
 
+from vitrail.blocks import Report
 from vitrail.data import Dataset
 from vitrail.evaluation.measurement import Measurement, measure_split
 from vitrail.evaluation.output import (
@@ -24,7 +25,6 @@ from vitrail.evaluation.output import (
     write_predictions,
 )
 from vitrail.prediction import Predictor
-from vitrail.report.blocks import Report
 from vitrail.report.render import write_report
 
 

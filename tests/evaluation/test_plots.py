@@ -16,16 +16,17 @@ from matplotlib.text import Annotation, Text
 from PIL import Image
 
 from vitrail import canvas
+from vitrail.blocks import encode_figure
 from vitrail.canvas import DARK, LIGHT, Theme
 from vitrail.data import Dataset
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement, measure_split
-from vitrail.evaluation.metrics import Confusion, count_pairs, measure, rate
 from vitrail.evaluation.plots import mistakes_sheet, top_losses
 from vitrail.evaluation.robustness import Robustness
 from vitrail.explanation.paper_figures import Filters, plot_distance, plot_filters, plot_positions
 from vitrail.prediction import Predictor
-from vitrail.report.blocks import encode_figure
+from vitrail.tasks.one_metrics import Confusion, count_pairs, measure
+from vitrail.tasks.rates import rate
 
 
 def bars(axes: Axes) -> list[Rectangle]:

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from conftest import randomize
 from vitrail.errors import WeightsError
 from vitrail.model import ViT
+from vitrail.tasks.one import OneTrust
 from vitrail.training.lora import adapted_layers, add_adapters, merged, write_adapter
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.infer import Hints
 from vitrail.weights.peft import add_adapter, libraries
 from vitrail.weights.read import read_checkpoint
-from vitrail.weights.trust import Trust
 from vitrail.weights.write import write_checkpoint
 
 THEIRS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "proj": "o_proj", "mlp": ("fc1", "fc2")}
@@ -233,7 +233,7 @@ def test_adapters_that_peft_saves_are_merged(
 def test_a_new_head_has_neither_the_names_nor_the_calibration_of_the_old(
     written: Callable[..., Path], tmp_path: Path
 ) -> None:
-    trust = Trust(data="val", pictures=9, temperature=2.0)
+    trust = OneTrust(data="val", pictures=9, temperature=2.0)
     base = replace(read_checkpoint(written("hf")), classes=tuple("abcdefg"), trust=trust)
     plain = transformers.ViTForImageClassification.from_pretrained(tmp_path / "base")
     for head, classes in ((None, base.classes), (["classifier"], None)):

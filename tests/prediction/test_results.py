@@ -15,7 +15,7 @@ from vitrail.data.pixels import prepare_array
 from vitrail.errors import ConfigError
 from vitrail.prediction import Predictor
 from vitrail.prediction import results as predictions
-from vitrail.weights.trust import probabilities
+from vitrail.tasks.one import probabilities
 
 
 @pytest.fixture

@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data import Dataset
-from vitrail.data.check.findings import CheckRecord, Trouble
-from vitrail.evaluation.measurement import Measurement, measure_split
-from vitrail.evaluation.output import worst_first
-from vitrail.prediction import Predictor
-from vitrail.report.blocks import (
+from vitrail.blocks import (
     PHOTO_SIDE,
     Curve,
     Drawings,
@@ -35,6 +30,11 @@ from vitrail.report.blocks import (
     Table,
     encode_photo,
 )
+from vitrail.data import Dataset
+from vitrail.data.check.findings import CheckRecord, Trouble
+from vitrail.evaluation.measurement import Measurement, measure_split
+from vitrail.evaluation.output import worst_first
+from vitrail.prediction import Predictor
 from vitrail.report.render import MOST_BYTES, render, round_steps, thin
 from vitrail.report.sections import check_blocks, data_section, headline, result_section, verdict
 

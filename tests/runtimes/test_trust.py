@@ -17,7 +17,7 @@ from vitrail.prediction import Predictor
 from vitrail.runtimes.graph import Graph, GraphOptions
 from vitrail.runtimes.manifest import KEY
 from vitrail.runtimes.onnx_runtime import read_onnx_facts
-from vitrail.weights.trust import probabilities
+from vitrail.tasks.one import probabilities
 
 
 @pytest.fixture(scope="module")

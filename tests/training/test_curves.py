@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from faults import check_every_failure
+from vitrail.blocks import Paragraph, Plots
 from vitrail.errors import DataError
 from vitrail.model import ViT, variant
-from vitrail.report.blocks import Paragraph, Plots
 from vitrail.report.sections import training_section
 from vitrail.training.config import Optim, Start, TrainConfig
 from vitrail.training.curves import EpochRow, append_row, best_row, draw_curves, keep_rows, learning_rates, read_rows

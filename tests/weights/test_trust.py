@@ -14,10 +14,10 @@ from tests.trusting import make_trust
 from tests.weights.test_native import edit_facts
 
 from vitrail.errors import WeightsError
+from vitrail.tasks.one import OneTrust
 from vitrail.weights.adapt import adapt
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import VERSION, read_native, save_checkpoint
-from vitrail.weights.trust import Trust
 from vitrail.weights.write import convert
 
 ONE = {"shape": [1, 1], "scale": 1.0, "base64": "ADw="}  # a single 1
@@ -25,16 +25,16 @@ NARROW = {"centres": ONE, "directions": ONE, "variances": [1.0]}
 
 
 @pytest.fixture(scope="module")
-def trust() -> Trust:
+def trust() -> OneTrust:
     return make_trust(make_predictor())
 
 
 @pytest.fixture
-def checkpoint(make_checkpoint: Callable[..., Checkpoint], trust: Trust) -> Checkpoint:
+def checkpoint(make_checkpoint: Callable[..., Checkpoint], trust: OneTrust) -> Checkpoint:
     return replace(make_checkpoint(), trust=trust, classes=tuple("abcdefg"))
 
 
-def test_it_comes_back_from_the_file(tmp_path: Path, checkpoint: Checkpoint, trust: Trust) -> None:
+def test_it_comes_back_from_the_file(tmp_path: Path, checkpoint: Checkpoint, trust: OneTrust) -> None:
     path = tmp_path / "a.safetensors"
     save_checkpoint(checkpoint, path)
     assert read_native(path).trust == trust
@@ -91,11 +91,11 @@ def test_another_model_drops_it(checkpoint: Checkpoint, changes: dict[str, Any],
 
 
 @pytest.mark.parametrize("changes", [{"classes": tuple("gfedcba")}, {"image_size": 32}, {"channels": 3}, {}])
-def test_the_same_model_keeps_it(checkpoint: Checkpoint, changes: dict[str, Any], trust: Trust) -> None:
+def test_the_same_model_keeps_it(checkpoint: Checkpoint, changes: dict[str, Any], trust: OneTrust) -> None:
     assert adapt(checkpoint, **changes).trust == trust
 
 
-def test_other_formats_say_that_they_lose_it(tmp_path: Path, checkpoint: Checkpoint, trust: Trust) -> None:
+def test_other_formats_say_that_they_lose_it(tmp_path: Path, checkpoint: Checkpoint, trust: OneTrust) -> None:
     source = tmp_path / "a.safetensors"
     save_checkpoint(checkpoint, source)
     convert(source, tmp_path / "b.safetensors")

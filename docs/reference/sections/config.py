@@ -32,7 +32,9 @@ from vitrail.serving.settings import ServeSettings
 from vitrail.training.config import Machine, Optim, Schedule, Start, TrainConfig
 from vitrail.weights.infer import Hints
 from vitrail.weights.metadata import Metadata, Origin
-from vitrail.weights.trust import Familiarity, LabelSets, Packed, Trust
+from vitrail.tasks.familiarity import Familiarity, Packed
+from vitrail.tasks.one import LabelSets
+from vitrail.tasks.task import Trust
 
 # Section of a page → the dataclasses in it.
 GROUPS: dict[str, tuple[type[Any], ...]] = {

@@ -14,7 +14,6 @@ from vitrail.errors import WeightsError
 from vitrail.evaluation.gaussians import fit_gaussians
 from vitrail.evaluation.label_noise import cross_validate, deal_folds, find_wrong_labels
 from vitrail.evaluation.measurement import Singles, choose, pick_split, run
-from vitrail.evaluation.metrics import Floats, Integers
 from vitrail.evaluation.near_duplicates import (
     Likeness,
     Neighbours,
@@ -26,6 +25,7 @@ from vitrail.evaluation.near_duplicates import (
 )
 from vitrail.prediction import Predictor
 from vitrail.progress import Progress, silent
+from vitrail.tasks.one_metrics import Floats, Integers
 
 FENCE = 1.5  # interquartile ranges above the upper quartile from which a distance is unusual: Tukey's fence
 MOST_OUTLIERS = 0.05  # of the pictures: where distances have a long tail, only the farthest are listed

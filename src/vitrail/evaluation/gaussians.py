@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.evaluation.measurement import Singles
-from vitrail.evaluation.metrics import Floats, Integers
+from vitrail.tasks.one_metrics import Floats, Integers
 
 ROWS = 4096  # that are computed together
 

@@ -6,12 +6,12 @@ would vouch for each other's wrong label. cleanlab is the oracle of the tests.
 
 import numpy as np
 
-from vitrail.evaluation.confidence import fit_scaling
 from vitrail.evaluation.gaussians import fit_gaussians
 from vitrail.evaluation.measurement import Singles
-from vitrail.evaluation.metrics import Integers
 from vitrail.rng import permutation
-from vitrail.weights.trust import calibrate
+from vitrail.tasks.one import calibrate
+from vitrail.tasks.one_calibration import fit_scaling
+from vitrail.tasks.one_metrics import Integers
 
 FOLDS = 5
 LEAST = -100.0  # a log-probability that stands for none

@@ -15,8 +15,8 @@ from scipy.sparse.csgraph import connected_components
 from vitrail.data.check.duplicates import buckets, can_be_compared, correlate, exact_groups, near_pairs
 from vitrail.data.check.scan import PictureFacts
 from vitrail.evaluation.measurement import Singles
-from vitrail.evaluation.metrics import Integers
 from vitrail.progress import Advance
+from vitrail.tasks.one_metrics import Integers
 
 NEIGHBOURS = 10  # of each picture that are looked at
 MIN_SIMILARITY = 0.8  # cosine of two features about their mean

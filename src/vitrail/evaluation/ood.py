@@ -10,12 +10,13 @@ from vitrail.data.pixels import EXTENSIONS
 from vitrail.data.source import FileSource, Source, refuse_broken
 from vitrail.data.sources.folder import subfolders
 from vitrail.evaluation.measurement import Measurement, Singles, choose, run
-from vitrail.evaluation.metrics import Floats, Integers, Rate, rate
 from vitrail.prediction import Predictor
 from vitrail.prediction.results import familiarity_of
 from vitrail.progress import Advance
 from vitrail.storage import Disk
-from vitrail.weights.trust import UNFAMILIAR_RATE, Familiarity, Packed, pack
+from vitrail.tasks.familiarity import UNFAMILIAR_RATE, Familiarity, Packed, pack
+from vitrail.tasks.one_metrics import Floats, Integers
+from vitrail.tasks.rates import Rate, rate
 
 TRAINING_PICTURES = 1000  # whose features are used: more change little
 FEWEST = 50

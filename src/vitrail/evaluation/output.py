@@ -13,9 +13,10 @@ from vitrail.canvas import save_figure
 from vitrail.data.source import Dataset
 from vitrail.evaluation import plots
 from vitrail.evaluation.measurement import Measurement
-from vitrail.evaluation.metrics import SetScores, rate
 from vitrail.evaluation.robustness import Robustness
 from vitrail.files import Cell, atomic_path, open_csv
+from vitrail.tasks.one_metrics import SetScores
+from vitrail.tasks.rates import rate
 
 COLUMNS = (
     *("picture", "true", "predicted", "score", "true_score", "correct"),

@@ -15,8 +15,8 @@ from vitrail.canvas import COLORS, DPI, LIGHT, Theme, new_figure, open_frame, pa
 from vitrail.data.sheet import COLUMNS, Tile, draw_sheet, load_picture, wrap_tiles
 from vitrail.data.source import Dataset
 from vitrail.evaluation.measurement import Measurement, pick_split
-from vitrail.evaluation.metrics import Confusion, Integers, Reliability
 from vitrail.evaluation.robustness import Robustness
+from vitrail.tasks.one_metrics import Confusion, Integers, Reliability
 
 MOST_NUMBERS = 30  # classes whose confusion matrix still has room for numbers
 MOST_NAMES = 100  # classes whose matrix is still legible; beyond, the most confused pairs are shown

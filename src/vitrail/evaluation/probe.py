@@ -12,10 +12,11 @@ from vitrail.data.source import Dataset, Source, refuse_broken
 from vitrail.errors import ConfigError, DataError, InputError, suggest
 from vitrail.evaluation import MapMethod, ProbeName
 from vitrail.evaluation.measurement import Singles, choose, run
-from vitrail.evaluation.metrics import Integers, Rate, rate
 from vitrail.prediction import Predictor
 from vitrail.progress import Advance, Progress, silent
 from vitrail.rng import permutation
+from vitrail.tasks.one_metrics import Integers
+from vitrail.tasks.rates import Rate, rate
 
 NEIGHBOURS = 20
 TEMPERATURE = 0.07  # this and the number of neighbours are DINO's (Caron et al., 2021)

@@ -23,10 +23,10 @@ from vitrail.data.transform import denormalize, normalize, to_pil, to_tensor
 from vitrail.errors import ConfigError, InputError, suggest
 from vitrail.evaluation import ViewName
 from vitrail.evaluation.measurement import Change, measure_split
-from vitrail.evaluation.metrics import Rate
 from vitrail.prediction import Predictor
 from vitrail.progress import Advance
 from vitrail.rng import Draws, Integers
+from vitrail.tasks.rates import Rate
 
 SEVERITIES = (1, 2, 3, 4, 5)
 LEAST_BLUR = 0.3  # pixels, added: a share of a tiny picture's side would be nothing

@@ -12,8 +12,8 @@ import numpy as np
 from vitrail.data.pixels import Picture
 from vitrail.errors import ConfigError
 from vitrail.runtimes.runtime import Runtime
+from vitrail.tasks.familiarity import Familiarity
 from vitrail.weights.metadata import Metadata
-from vitrail.weights.trust import Familiarity
 from vitrail.wording import counted, markdown_cell
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]

@@ -16,8 +16,8 @@ from vitrail.prediction.listing import Item, read_items
 from vitrail.prediction.results import Floats, Named, Prediction, Request, familiarity_of
 from vitrail.runtimes.runtime import Runtime
 from vitrail.storage import is_address
+from vitrail.tasks.familiarity import is_familiar
 from vitrail.weights.metadata import Metadata
-from vitrail.weights.trust import is_familiar
 from vitrail.wording import reason
 
 Wanted = Literal["answers", "logits", "features"]

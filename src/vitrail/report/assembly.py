@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from vitrail.blocks import Block, Drawings, Fact, Listing, Paragraph, Report, Section, Table, encode_figure
 from vitrail.data.check.findings import RECORD, read_record
 from vitrail.data.source import Dataset
 from vitrail.evaluation import plots
@@ -20,7 +21,6 @@ from vitrail.evaluation.robustness import Robustness
 from vitrail.machine import environment
 from vitrail.prediction import Predictor, load
 from vitrail.progress import Progress, silent
-from vitrail.report.blocks import Block, Drawings, Fact, Listing, Paragraph, Report, Section, Table, encode_figure
 from vitrail.report.command_lines import data_arguments, eval_commands, run_commands
 from vitrail.report.insights import attention_section, picture_sections, trust_sections
 from vitrail.report.render import render_template, write_report

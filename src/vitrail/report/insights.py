@@ -4,26 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.source import Dataset
-from vitrail.errors import ExplanationError, VitrailError
-from vitrail.evaluation.measurement import Booleans, Measurement, align_classes, pick_split
-from vitrail.evaluation.metrics import Integers
-from vitrail.evaluation.ood import OodScores
-from vitrail.evaluation.output import class_sets, worst_first
-from vitrail.evaluation.plots import top_losses
-from vitrail.explanation import Subject, explain_by, open_subject
-from vitrail.explanation.heatmap import enlarge, overlay, picture_of, seen_part
-from vitrail.explanation.paper_figures import (
-    attention_distance,
-    patch_filters,
-    plot_distance,
-    plot_filters,
-    plot_positions,
-    position_similarity,
-)
-from vitrail.model.positions import POSITIONS
-from vitrail.prediction import Predictor
-from vitrail.report.blocks import (
+from vitrail.blocks import (
     Block,
     Curve,
     Drawings,
@@ -40,8 +21,27 @@ from vitrail.report.blocks import (
     encode_figure,
     encode_photo,
 )
+from vitrail.data.source import Dataset
+from vitrail.errors import ExplanationError, VitrailError
+from vitrail.evaluation.measurement import Booleans, Measurement, align_classes, pick_split
+from vitrail.evaluation.ood import OodScores
+from vitrail.evaluation.output import class_sets, worst_first
+from vitrail.evaluation.plots import top_losses
+from vitrail.explanation import Subject, explain_by, open_subject
+from vitrail.explanation.heatmap import enlarge, overlay, picture_of, seen_part
+from vitrail.explanation.paper_figures import (
+    attention_distance,
+    patch_filters,
+    plot_distance,
+    plot_filters,
+    plot_positions,
+    position_similarity,
+)
+from vitrail.model.positions import POSITIONS
+from vitrail.prediction import Predictor
 from vitrail.report.sections import MOST_CLASSES, interval_text, rate_text
 from vitrail.rng import permutation
+from vitrail.tasks.one_metrics import Integers
 from vitrail.wording import counted
 
 MISTAKES, RIGHT = 12, 6  # pictures that are explained

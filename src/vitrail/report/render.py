@@ -14,8 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from vitrail import __version__
+from vitrail.blocks import Block, Curve, Drawings, EncodedPicture, Gallery, Plot, Point, Report
 from vitrail.files import atomic_path
-from vitrail.report.blocks import Block, Curve, Drawings, EncodedPicture, Gallery, Plot, Point, Report
 from vitrail.wording import cut, plain
 
 WIDTH, HEIGHT = 340, 220

@@ -5,15 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitrail.data.check.findings import CheckRecord
-from vitrail.data.source import Dataset
-from vitrail.data.split import SPLITS
-from vitrail.evaluation import plots
-from vitrail.evaluation.measurement import Measurement
-from vitrail.evaluation.metrics import Rate
-from vitrail.evaluation.output import confusions, worst_first
-from vitrail.evaluation.robustness import Robustness
-from vitrail.report.blocks import (
+from vitrail.blocks import (
     Block,
     Curve,
     Drawings,
@@ -27,6 +19,14 @@ from vitrail.report.blocks import (
     Table,
     encode_figure,
 )
+from vitrail.data.check.findings import CheckRecord
+from vitrail.data.source import Dataset
+from vitrail.data.split import SPLITS
+from vitrail.evaluation import plots
+from vitrail.evaluation.measurement import Measurement
+from vitrail.evaluation.output import confusions, worst_first
+from vitrail.evaluation.robustness import Robustness
+from vitrail.tasks.rates import Rate
 from vitrail.training.curves import EpochRow, best_row
 from vitrail.wording import counted, cut
 

@@ -28,7 +28,7 @@ from vitrail.model.block import Block
 from vitrail.model.positions import OFFSETS
 from vitrail.model.relative import Relation
 from vitrail.runtimes.manifest import FEATURES, LOGITS, PROBABILITIES
-from vitrail.weights.trust import FLOOR, Scores, Trust
+from vitrail.tasks.one import FLOOR, OneTrust, Scores
 
 FORM = 2  # raised when graphs are written another way: what was kept and measured before is then made anew
 
@@ -215,7 +215,7 @@ class Graph(nn.Module):
         model: ViT,
         spec: Preprocess,
         options: GraphOptions,
-        trust: Trust | None = None,
+        trust: OneTrust | None = None,
         scores: Scores = "softmax",
     ) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Graph(nn.Module):
         return (*head, features, *maps)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        """As `probabilities` of `weights/trust.py` makes them."""
+        """As `probabilities` of `tasks/one.py` makes them."""
         if self.trust is None:
             return logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(dim=-1)
         shares = (logits / self.trust.temperature).softmax(dim=-1)

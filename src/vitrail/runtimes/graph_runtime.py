@@ -12,8 +12,8 @@ from vitrail.errors import ConfigError, InputError, WeightsError
 from vitrail.runtimes.manifest import FEATURES, PROBABILITIES, Manifest
 from vitrail.runtimes.runtime import Floats, Run, batch_for, compute_divided, run_in_pieces
 from vitrail.schema import from_dict
+from vitrail.tasks.one import restore_logits
 from vitrail.threads import cores_of_this_thread, num_cores
-from vitrail.weights.trust import restore_logits
 
 FOREIGN_PATCH = 16  # pixels
 

@@ -1,1 +1,1 @@
-"""What a label is, from the table's column to the service's JSON: one class of each picture, several labels, or numbers."""
+"""What a label is, from the table's column to the service's JSON: one class, several labels, or numbers."""

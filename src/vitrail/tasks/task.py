@@ -18,6 +18,7 @@ import numpy as np
 from vitrail.errors import ConfigError, suggest
 from vitrail.registry import TASKS, LabelKind
 from vitrail.schema import IF_USED, from_dict
+from vitrail.tasks.familiarity import Familiarity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from vitrail.blocks import Block, Fact, Table
     from vitrail.canvas import Theme
-    from vitrail.tasks.familiarity import Familiarity
 
 Array = np.ndarray[Any, Any]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -60,7 +60,7 @@ class Trust(ABC):
     kind: str = field(default="one", metadata=IF_USED)  # the task's name
     data: str  # whose pictures, and which split: "digits, val"
     pictures: int  # how many
-    familiarity: "Familiarity | None" = None
+    familiarity: Familiarity | None = None
 
     @classmethod
     def __parse__(cls, values: Mapping[str, Any], where: str) -> "Trust":
@@ -167,9 +167,8 @@ class Task(ABC):
     @classmethod
     def __parse__(cls, values: Any, where: str) -> "Task":
         """One from a file, by its kind."""
-        kind = values.get("kind") if isinstance(values, Mapping) else values  # pyright: ignore
-        module = _module_of(kind, f"{where}.kind")
-        return from_dict(module.TASK, values if isinstance(values, Mapping) else {}, where)
+        facts: Mapping[str, Any] = values if isinstance(values, Mapping) else {"kind": values}
+        return from_dict(_module_of(facts.get("kind"), f"{where}.kind").TASK, facts, where)
 
     @property
     def labels(self) -> LabelKind:

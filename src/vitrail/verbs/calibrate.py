@@ -21,8 +21,8 @@ from vitrail.weights.resolve import BUNDLED, Located, checksums_of, find_files
 
 if TYPE_CHECKING:
     from vitrail.evaluation.measurement import Measurement
+    from vitrail.tasks.task import Trust
     from vitrail.weights.checkpoint import Checkpoint
-    from vitrail.weights.trust import Trust
 
 MADE = (
     "these data have no validation split, so one was made of their training pictures; a model that was trained on them "

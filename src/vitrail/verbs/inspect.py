@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from vitrail.data.preprocess import Preprocess
     from vitrail.model import Summary, ViT, ViTConfig
     from vitrail.prediction import Predictor
+    from vitrail.tasks.task import Trust
     from vitrail.weights.metadata import Origin
     from vitrail.weights.sanity import Diagnostic
-    from vitrail.weights.trust import Trust
 
 SHOWN = 5  # names of classes in a row
 

@@ -27,7 +27,6 @@ from vitrail.evaluation.measurement import (
     pick_split,
     views,
 )
-from vitrail.evaluation.metrics import Metrics
 from vitrail.evaluation.ood import MOST_OTHERS, OodScores, is_unlabelled, measure_ood, open_unlabelled
 from vitrail.evaluation.probe import plan_probes, run_probes
 from vitrail.evaluation.robustness import SEVERITIES, STRENGTHS, Robustness, measure_robustness
@@ -37,6 +36,7 @@ from vitrail.progress import Progress, ending, left_out, pick_progress, silent, 
 from vitrail.ranks import shared_ranks
 from vitrail.report.assembly import REPORT, ReportContext, evaluation_context, run_of, show_evaluation, write_page
 from vitrail.schema import to_dict
+from vitrail.tasks.one_metrics import Metrics
 from vitrail.training.run_folder import chose_epoch
 from vitrail.verbs.call import DataArgument, ModelArgument, Out, make_out
 from vitrail.verbs.evaluate import EvaluationPlan

@@ -12,9 +12,10 @@ from typing import Any, TypeVar, cast
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import WeightsError
 from vitrail.schema import IF_USED
+from vitrail.tasks.one import Floats, One, Scores, probabilities
+from vitrail.tasks.task import Task, Trust
 from vitrail.untrusted import read_bytes
 from vitrail.weights.resolve import FormatName
-from vitrail.weights.trust import Floats, Scores, Trust, probabilities
 from vitrail.wording import counted, hint_path
 
 
@@ -44,6 +45,7 @@ class Metadata:
     remarks: tuple[str, ...] = ()  # other facts: spellings, what was left out, what the format implies
     trust: Trust | None = field(default=None, metadata=IF_USED)  # what a calibration found; None without one
     scores: Scores = field(default="softmax", metadata=IF_USED)  # what makes probabilities of logits without one
+    task: Task = field(default=One(), metadata=IF_USED)  # what the outputs mean; older files have one class per picture
 
     def label(self, index: int) -> str:
         """The name of a class; its number if the checkpoint has no names."""
@@ -51,7 +53,9 @@ class Metadata:
 
     def probabilities(self, logits: Any) -> Floats:
         """What the logits of pictures mean: (…, classes), each."""
-        return probabilities(logits, self.trust, self.scores)
+        if self.trust is None and self.scores == "sigmoid":
+            return probabilities(logits, None, self.scores)
+        return self.task.probabilities(logits, self.trust)
 
     def facts(self) -> dict[str, Any]:
         """These fields by name, without what a checkpoint or a predictor adds to them."""

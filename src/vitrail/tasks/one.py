@@ -1,21 +1,24 @@
-"""How far a model's answers can be trusted: facts from validation pictures, which go with the model. No torch."""
+"""One class for each picture: its loss, its answer, and how far that can be trusted. No torch."""
 
-import base64
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from vitrail.errors import ConfigError
 from vitrail.schema import validate
+from vitrail.tasks.task import Answer, Array, Goal, Results, Task, Trust
 from vitrail.wording import counted
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Scores = Literal["softmax", "sigmoid"]  # one label among all; or each label by itself, as SigLIP was trained
-UNFAMILIAR_RATE = 0.05  # of validation pictures, which count as unfamiliar
 FLOOR = 0.01  # the share of its probability that every class keeps when smoothing is undone
 
 
@@ -67,100 +70,12 @@ class LabelSets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
-    """An array as text: half-precision numbers, relative to the largest of them, in base64."""
-
-    shape: tuple[int, ...]  # of the array
-    scale: float  # what the stored numbers are multiplied by
-    base64: str  # little-endian float16, row by row
-
-    def __post_init__(self) -> None:
-        validate(self)
-        whole = min(self.shape, default=0) > 0 and len(self._bytes) == 2 * math.prod(self.shape)
-        if not whole or not np.isfinite(self.values).all():
-            raise ConfigError(f"an array of shape {self.shape} must have as many numbers, all of them finite.")
-
-    @cached_property
-    def values(self) -> Floats:
-        return np.frombuffer(self._bytes, dtype="<f2").astype(np.float64).reshape(self.shape) * self.scale
-
-    @cached_property
-    def _bytes(self) -> bytes:
-        return base64.b64decode(self.base64, validate=True)
-
-
-def pack(values: Floats) -> Packed:
-    """An array to be stored as text."""
-    scale = float(np.abs(values).max()) or 1.0
-    text = base64.b64encode((values / scale).astype("<f2").tobytes()).decode()
-    return Packed(shape=values.shape, scale=scale, base64=text)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Familiarity:
-    """Where the features of training pictures lie, to tell what is unlike all of them.
-
-    A score is the negative squared Mahalanobis distance to the nearest centre (Lee et al., 2018), with one covariance
-    for all centres: its main directions, and the same variance in all others.
-    """
-
-    centres: Packed  # (centres, D): the mean of each class, or one for all where the classes are many
-    directions: Packed  # (D, R), orthonormal
-    variances: tuple[float, ...]  # (R,) along these directions
-    rest: float  # the variance in every other direction
-    quantiles: tuple[float, ...]  # of the scores of validation pictures, at equal steps from the lowest to the highest
-
-    def __post_init__(self) -> None:
-        validate(self)
-        fits = len(self.centres.shape) == len(self.directions.shape) == 2 and len(self.quantiles) > 1
-        if not fits or self.directions.shape != (self.centres.shape[1], len(self.variances)):
-            raise ConfigError("the centres, directions and variances of the features must fit each other.")
-        if min(*self.variances, self.rest) <= 0 or not all(map(math.isfinite, (*self.variances, *self.quantiles))):
-            raise ConfigError("the variances of the features must be above 0.")
-        if list(self.quantiles) != sorted(self.quantiles):
-            raise ConfigError("the quantiles of familiarity must ascend.")
-
-    def check_width(self, width: int) -> None:
-        """Refuse to judge features of another width."""
-        if self.centres.shape[1] != width:
-            raise ConfigError(f"familiarity is about features of width {self.centres.shape[1]}; the model has {width}.")
-
-    def scores(self, features: Any) -> Floats:  # (N, D) → (N,)
-        """Higher is more familiar; 0 is the highest."""
-        numbers = np.asarray(features).astype(np.float64)
-        directions, scales = self._basis, np.array(self.variances)
-        along, nearest = numbers @ directions, np.full(len(numbers), np.inf)
-        for centre in self.centres.values:
-            offset, part = numbers - centre, along - centre @ directions
-            beside = np.maximum((offset**2).sum(axis=1) - (part**2).sum(axis=1), 0)
-            nearest = np.minimum(nearest, (part**2 / scales).sum(axis=1) + beside / self.rest)
-        return -nearest
-
-    @cached_property
-    def _basis(self) -> Floats:
-        """The directions, at right angles again after their rounding."""
-        return np.linalg.qr(self.directions.values)[0]
-
-    def shares(self, scores: Floats) -> Floats:
-        """The shares of validation pictures that are less familiar, from 0 to 1."""
-        return np.interp(scores, self.quantiles, np.linspace(0, 1, len(self.quantiles)))
-
-
-def is_familiar(shares: Any) -> Any:
-    """Whether a picture is like those seen in training: 95 % of the validation pictures are, by definition."""
-    return shares >= UNFAMILIAR_RATE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trust:
+class OneTrust(Trust):
     """What a calibration found; `vitrail.calibrate`, and every training run with a validation split, make one."""
 
-    data: str  # whose pictures, and which split: "digits, val"
-    pictures: int  # how many
     temperature: float  # logits are divided by this before they become probabilities
     smoothing: float = 0.0  # the share of the probability that the model wrongly spreads over all classes
     sets: LabelSets | None = None
-    familiarity: Familiarity | None = None
 
     def __post_init__(self) -> None:
         validate(self)
@@ -171,6 +86,11 @@ class Trust:
 
     def __repr__(self) -> str:
         return f"<Trust {'; '.join(self.describe())}>"
+
+    def check_coverage(self, coverage: float) -> None:
+        if self.sets is None:
+            raise ConfigError("needs more validation pictures than this model was calibrated on.", field="coverage")
+        self.sets.threshold(coverage)
 
     def facts(self) -> dict[str, Any]:
         """The numbers that people and programs ask for."""
@@ -201,6 +121,7 @@ def probabilities(logits: Any, trust: Trust | None = None, scores: Scores = "sof
 
 def log_probabilities(logits: Any, trust: Trust | None = None) -> Floats:
     """Their logarithms; the order of the classes stays."""
+    assert trust is None or isinstance(trust, OneTrust)
     return calibrate(logits, *((1.0, 0.0) if trust is None else (trust.temperature, trust.smoothing)))
 
 
@@ -225,6 +146,7 @@ def restore_logits(shares: Any, trust: Trust | None, scores: Scores = "softmax")
         return np.log(shares) - np.log(np.maximum(1 - shares, np.finfo(np.float32).tiny))
     if trust is None:
         return np.log(shares)
+    assert isinstance(trust, OneTrust)
     if trust.smoothing:
         # What was left of q is min(l + part, l / FLOOR) of l = shares · total; the k largest have the first form, and
         # q sums to 1 at the largest of the totals that each k would have.
@@ -240,3 +162,88 @@ def restore_logits(shares: Any, trust: Trust | None, scores: Scores = "softmax")
 def _log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def targets_of(targets: "Tensor") -> "Tensor":
+    """Classes, as cross-entropy takes them: indices, or shares where pictures are mixed."""
+    return targets if targets.is_floating_point() else targets.long()
+
+
+@dataclass(frozen=True, kw_only=True)
+class One(Task):
+    """One class for each picture."""
+
+    kind: Literal["one"] = "one"
+    losses = ("cross-entropy",)
+    balances = ("none", "sample", "weight", "focal", "logit")
+    metrics: ClassVar[Mapping[str, bool]] = MappingProxyType({"accuracy": True, "balanced_accuracy": True})
+    noun = ("class", "classes")
+
+    def loss(self, outputs: "Tensor", targets: "Tensor", goal: Goal) -> "Tensor":
+        import torch.nn.functional as F
+
+        return F.cross_entropy(outputs, targets_of(targets), label_smoothing=goal.label_smoothing)
+
+    def chance(self, targets: Array) -> float:
+        return math.log(max(int(targets.max()) + 1, 2))
+
+    def score(self, outputs: "Tensor", targets: "Tensor") -> Any:
+        import torch.nn.functional as F
+
+        loss = F.cross_entropy(outputs, targets_of(targets), reduction="none").cpu().double().sum()
+        correct = (outputs.argmax(dim=1) == targets).cpu()
+        width, truth = outputs.shape[1], targets.cpu()
+        counts = [some.bincount(minlength=width).numpy() for some in (truth, truth[correct])]
+        return np.stack(counts), float(loss)
+
+    def summarize(self, parts: Sequence[Any]) -> dict[str, float]:
+        support, hits = np.sum([counts for counts, _ in parts], axis=0)
+        loss = sum(loss for _, loss in parts)
+        there = support > 0
+        return {
+            "loss": loss / support.sum(),
+            "accuracy": float(hits.sum() / support.sum()),
+            "balanced_accuracy": float((hits[there] / support[there]).mean()),
+        }
+
+    def probabilities(self, outputs: Any, trust: Trust | None) -> Floats:
+        return probabilities(outputs, trust)
+
+    def answer(
+        self, outputs: Array, names: Sequence[str], trust: Trust | None, *, top_k: int, coverage: float | None
+    ) -> Answer:
+        return pick_labels(self.probabilities(outputs, trust), names, trust, top_k=top_k, coverage=coverage)
+
+    def measure(
+        self, outputs: Array, targets: Array, names: Sequence[str], trust: Trust | None, coverage: float
+    ) -> Results:
+        from vitrail.tasks.one_results import OneResults
+
+        assert trust is None or isinstance(trust, OneTrust)
+        return OneResults(outputs, targets, names, trust, coverage)
+
+    def calibrate(self, outputs: Array, targets: Array, names: Sequence[str], data: str) -> Trust:
+        from vitrail.tasks.one_calibration import fit_trust
+
+        return fit_trust(outputs, targets, data)
+
+
+def pick_labels(
+    shares: Floats, names: Sequence[str], trust: Trust | None, *, top_k: int, coverage: float | None
+) -> Answer:
+    """The most likely classes, given the probabilities (C,) of all."""
+    order = np.argsort(-shares, kind="stable")
+    best = order[:top_k]
+    label_set = None
+    if coverage is not None and isinstance(trust, OneTrust) and trust.sets is not None:
+        size = int(trust.sets.sizes(shares[None], coverage)[0])
+        label_set = tuple(names[int(index)] for index in order[:size])
+    return Answer(
+        labels=tuple(names[int(index)] for index in best),
+        scores=tuple(shares[best].tolist()),
+        indices=tuple(best.tolist()),
+        label_set=label_set,
+    )
+
+
+TASK, TRUST = One, OneTrust

@@ -13,25 +13,14 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import InputError
-from vitrail.weights.trust import LabelSets, Trust, log_probabilities, probabilities
+from vitrail.tasks.one import LabelSets, OneTrust, log_probabilities, probabilities
+from vitrail.tasks.rates import Rate, rate
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Array = np.ndarray[Any, Any]
 BINS = 15
 BLOCK = 1 << 20  # logits processed at once
-Z = 1.959963984540054  # standard deviations of a 95 % interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """A share of correct answers with its 95 % interval (Wilson's score)."""
-
-    correct: int
-    total: int
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -195,7 +184,7 @@ def blocks(logits: Array) -> Iterator[tuple[slice, Floats]]:
         yield rows, logits[rows].astype(np.float64)
 
 
-def answer(logits: Array, targets: Integers, trust: Trust | None = None) -> Answers:
+def answer(logits: Array, targets: Integers, trust: OneTrust | None = None) -> Answers:
     """The answers of all rows of logits and targets that have been checked, as a calibration found them to mean."""
     count = len(logits)
     predicted, rank = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
@@ -221,16 +210,6 @@ def _rank(scores: Floats, own: Floats, truth: Integers) -> Integers:
     tied = np.flatnonzero(equal.sum(axis=1) > 1)
     rank[tied] += (equal[tied] & (np.arange(scores.shape[1]) < truth[tied, None])).sum(axis=1)
     return rank
-
-
-def rate(correct: int, total: int) -> Rate:
-    """A share with Wilson's 95 % interval, which is reliable for few samples and for shares near 0 and 1."""
-    share, spread = correct / total, Z * Z / total
-    centre = (share + spread / 2) / (1 + spread)
-    half = Z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
-    low = 0.0 if correct == 0 else max(0.0, centre - half)
-    high = 1.0 if correct == total else min(1.0, centre + half)
-    return Rate(correct=correct, total=total, value=share, low=low, high=high)
 
 
 def score_classes(confusion: Confusion) -> ClassScores:
@@ -289,7 +268,7 @@ class SetScores:
         return float(self.sizes.mean())
 
 
-def measure_sets(sets: LabelSets, logits: Array, targets: Integers, trust: Trust, coverage: float) -> SetScores:
+def measure_sets(sets: LabelSets, logits: Array, targets: Integers, trust: OneTrust, coverage: float) -> SetScores:
     """How often the sets of one coverage hold the truth, and how large they are, overall and for each class."""
     sizes = np.concatenate([sets.sizes(probabilities(rows, trust), coverage) for _, rows in blocks(logits)])
     holds = answer(logits, targets).rank < sizes
