@@ -53,7 +53,8 @@ class Trainer:
         check_strategy(config, ranks.world_size)
         self.setup, self.ranks, self.folder = setup, ranks, folder
         self.listener = listener or Listener()
-        setup.model.gradient_checkpointing = config.machine.recompute
+        self.model = setup.model
+        self.model.gradient_checkpointing = config.machine.recompute
         self.objective = (make_objective(setup) if objective is None else freeze(objective)).to(ranks.device)
         self.sharded = config.machine.strategy == "fsdp" and config.start.training.can_be_sharded
         self.module = spread(self.objective, ranks, "fsdp" if self.sharded else "ddp")
