@@ -125,18 +125,23 @@ class Spread(NamedTuple):
 
 
 def bootstrap_precision(scores: Array, targets: Array) -> Spread:  # (N, L), both
-    """Intervals from resampled pictures, always the same ones: NaN for a label that too few pictures have."""
+    """Intervals from resampled pictures, always the same ones: NaN for a label that too few pictures have.
+
+    Resamples repeat pictures, which raises average precision a little: by less than the spread of a label, but not of
+    the mean over labels, whose interval is mirrored for it (the basic bootstrap).
+    """
     weights = _resample(*scores.shape)
     columns = range(scores.shape[1])
     areas = np.stack([_areas(scores[:, label], targets[:, label], weights) for label in columns], axis=1)
-    value, support = average_precision(scores, targets), targets.sum(axis=0)
-    low, high = _quantiles(areas, value)
-    for edge in (low, high):
-        edge[support < FEWEST_POSITIVES] = np.nan
-    seen = np.isfinite(areas)
+    values = average_precision(scores, targets)
+    low, high = _quantiles(areas)
+    few = targets.sum(axis=0) < FEWEST_POSITIVES
+    low, high = (np.where(few, np.nan, edge) for edge in (np.minimum(low, values), np.maximum(high, values)))
+    seen, middle = np.isfinite(areas), mean(values)
     means = divide(np.where(seen, areas, 0).sum(axis=1), seen.sum(axis=1))
-    mean_low, mean_high = _quantiles(means[:, None], np.array([mean(value)]))
-    return Spread(low, high, float(mean_low[0]), float(mean_high[0]))
+    edges = (2 * middle - float(edge[0]) for edge in _quantiles(means[:, None])[::-1])
+    mean_low, mean_high = (min(max(edge, 0.0), 1.0) if edge == edge else edge for edge in edges)
+    return Spread(low, high, min(mean_low, middle), max(mean_high, middle))
 
 
 def _resample(pictures: int, labels: int) -> Array:
@@ -165,12 +170,11 @@ def _areas(scores: Array, targets: Array, weights: Array) -> Floats:  # (N,), (N
     return divide((hits * precision).sum(axis=1), hits.sum(axis=1))
 
 
-def _quantiles(resampled: Floats, value: Floats) -> tuple[Floats, Floats]:  # (R, L), (L,)
-    """The middle 95 % of the resamples, with the value itself."""
-    low, high, defined = value.copy(), value.copy(), np.isfinite(resampled).any(axis=0)
-    edges = np.nanquantile(resampled[:, defined], (0.025, 0.975), axis=0)
-    low[defined], high[defined] = np.minimum(edges[0], value[defined]), np.maximum(edges[1], value[defined])
-    return low, high
+def _quantiles(resampled: Floats) -> tuple[Floats, Floats]:  # (R, L) → (L,), both
+    """Where the middle 95 % of the resamples begin and end; NaN where all are undefined."""
+    edges, defined = np.full((2, resampled.shape[1]), np.nan), np.isfinite(resampled).any(axis=0)
+    edges[:, defined] = np.nanquantile(resampled[:, defined], (0.025, 0.975), axis=0)
+    return edges[0], edges[1]
 
 
 def divide(above: Any, below: Any) -> Floats:

@@ -28,7 +28,8 @@ def precision_figure(scores: SeveralScores, title: str, theme: Theme = LIGHT) ->
     axes.barh(places, values[labels], 0.72, color=theme.blue)
     low, high = spread.low[labels], spread.high[labels]
     axes.hlines(places, low, high, color=theme.ink, linewidth=1.2)
-    axes.axvline(scores.mean_average_precision, color=theme.red, linewidth=1.2, linestyle="--")
+    if labels:
+        axes.axvline(scores.mean_average_precision, color=theme.red, linewidth=1.2, linestyle="--")
     for place, label in enumerate(labels):
         axes.text(1.02, place, f"{support[label]:,}", va="center", fontsize=7.5, color=theme.faint)
     axes.set_yticks(places, [shorten(scores.names[label], 30) for label in labels], fontsize=8)
@@ -39,7 +40,8 @@ def precision_figure(scores: SeveralScores, title: str, theme: Theme = LIGHT) ->
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel("average precision, its 95 % interval, and the number of pictures; dashed: the mean", fontsize=9)
     which = f"the {len(labels)} worst of {len(defined):,} labels" if len(labels) < len(defined) else "average precision"
-    axes.set_title(f"{shorten(title, 70)}\n{which}, mean {scores.mean_average_precision:.1%}", loc="left", fontsize=11)
+    below = f"{which}, mean {scores.mean_average_precision:.1%}" if labels else "no picture has a label"
+    axes.set_title(f"{shorten(title, 70)}\n{below}", loc="left", fontsize=11)
     return paint(figure, theme)
 
 
@@ -52,8 +54,7 @@ def curves_figure(scores: SeveralScores, title: str, theme: Theme = LIGHT) -> Fi
         label = defined[int(step)]
         ranking = scores.ranking(label)
         points = _thin(ranking.recall, ranking.precision)
-        name = shorten(scores.names[label], 20)
-        text = f"{name} {scores.average_precision[label]:.0%}"
+        text = f"{scores.average_precision[label]:.0%} {shorten(scores.names[label], 20)}"
         axes.plot(*points, color=color, linewidth=1.6, drawstyle="steps-pre", label=text)
         hits = scores.hits
         axes.plot(hits.recall[label], hits.precision[label], "o", color=color, markersize=5)
@@ -61,6 +62,7 @@ def curves_figure(scores: SeveralScores, title: str, theme: Theme = LIGHT) -> Fi
     if defined:
         points = _thin(pooled.recall, pooled.precision)
         axes.plot(*points, color=theme.ink, linewidth=2.2, drawstyle="steps-pre", label="all labels together")
+        figure.legend(loc="outside lower center", ncols=2 if len(steps) < 5 else 3, frameon=False, fontsize=8.5)
     axes.set_xlim(0, 1.02)
     axes.set_ylim(0, 1.04)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
@@ -71,7 +73,6 @@ def curves_figure(scores: SeveralScores, title: str, theme: Theme = LIGHT) -> Fi
     axes.set_ylabel("precision: the share of answers that are right")
     which = "labels from the worst to the best" if len(steps) < len(defined) else "each label"
     axes.set_title(f"{shorten(title, 60)}\n{which}, with average precision", loc="left", fontsize=11)
-    figure.legend(loc="outside lower center", ncols=2 if len(steps) < 5 else 3, frameon=False, fontsize=8.5)
     return paint(figure, theme)
 
 

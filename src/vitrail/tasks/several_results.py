@@ -30,11 +30,11 @@ class SeveralResults(SeveralScores, Results):
 
     def verdict(self, model: str, pictures: str) -> str:
         found, spread = self.mean_average_precision, self.spread
-        interval = f" (95 % interval: {spread.mean_low:.2%} to {spread.mean_high:.2%})"
-        return (
-            f"{model} reaches a mean average precision of {_percent(found)}{'' if math.isnan(found) else interval} on "
-            f"{pictures}, and finds exactly the labels of {self.exact_match.value:.2%} of them."
-        )
+        exact = f"finds exactly the labels of {self.exact_match.value:.2%} of"
+        if math.isnan(found):
+            return f"{model} {exact} {pictures}, none of which has a label."
+        interval = f"95 % interval: {spread.mean_low:.2%} to {spread.mean_high:.2%}"
+        return f"{model} reaches a mean average precision of {found:.2%} ({interval}) on {pictures}, and {exact} them."
 
     def headline(self) -> list[Fact]:
         spread, exact = self.spread, self.exact_match
@@ -223,15 +223,14 @@ class SeveralResults(SeveralScores, Results):
         return wrong[np.argsort(-self.losses[wrong], kind="stable")[:count]]
 
     def best(self, count: int) -> Integers:
-        """Of each label in turn, the picture that is right with the lowest loss; others if these are too few."""
+        """For each label in turn, the picture with the lowest loss among those that have it and are right."""
         right = np.flatnonzero(self.correct)
         right = right[np.argsort(self.losses[right], kind="stable")]
-        chosen: dict[int, None] = {}
+        chosen: list[int] = []
         for label in range(len(self.names)):
-            own = next((int(index) for index in right if self.truth[index, label] and int(index) not in chosen), None)
-            if own is not None and len(chosen) < count:
-                chosen[own] = None
-        return np.array([*chosen], dtype=np.int64)
+            own = right[self.truth[right, label] & ~np.isin(right, chosen)]
+            chosen += own[:1].tolist()
+        return np.array(chosen[:count], dtype=np.int64)
 
     def caption(self, index: int) -> str:
         truth, predicted = self.truth[index], self.predicted[index]
