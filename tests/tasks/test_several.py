@@ -199,15 +199,15 @@ def test_set_thresholds_are_the_highest_that_keep_the_promise() -> None:
 
 
 def test_fitted_calibration_keeps_its_promise() -> None:
-    """The scaling is fitted on the same pictures as the sets, and must not spoil them."""
-    risks = []
-    for seed in range(20):
-        logits, targets = make_pictures(360, seed=seed, labels=12)
-        trust = TASK.calibrate(logits[:60], targets[:60], NAMES, "toy, val")
-        results = TASK.measure(logits[60:], targets[60:], [str(label) for label in range(12)], trust, 0.9)
-        assert results.sets is not None
-        risks.append(results.sets.missed.mean())
-    assert np.mean(risks) <= 0.1 + 2 * np.std(risks) / math.sqrt(20)
+    """The scaling is fitted on the same pictures as the sets, which would miss 10.2 % if they did not make up for it."""
+    risks, names = list[float](), [str(label) for label in range(20)]
+    for seed in range(60):
+        logits, targets = make_pictures(360, seed=seed, labels=20)
+        trust = TASK.calibrate(logits[:60], targets[:60], names, "toy, val")
+        sets = TASK.measure(logits[60:], targets[60:], names, trust, 0.9).sets
+        assert sets is not None
+        risks.append(float(sets.missed.mean()))
+    assert 0.07 < np.mean(risks) < 0.1
 
 
 def test_coverage_that_cannot_be_promised(trust: SeveralTrust) -> None:
