@@ -199,7 +199,7 @@ def test_set_thresholds_are_the_highest_that_keep_the_promise() -> None:
 
 
 def test_fitted_calibration_keeps_its_promise() -> None:
-    """The scaling is fitted on the same pictures as the sets, which would miss 10.2 % if they did not make up for it."""
+    """The scaling is fitted on the same pictures as the sets, which would miss 10.2 % if it were not made up for."""
     risks, names = list[float](), [str(label) for label in range(20)]
     for seed in range(60):
         logits, targets = make_pictures(360, seed=seed, labels=20)
