@@ -15,6 +15,7 @@ from vitrail.errors import DataError, shorten
 from vitrail.registry import LabelKind, task_of
 from vitrail.rng import Integers
 
+LARGEST = float(np.finfo(np.float32).max)
 FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 
 
@@ -93,10 +94,10 @@ def read_values(where: str, columns: Mapping[str, Sequence[Any]]) -> LabelColumn
 
 def _number(where: str, column: str, row: int, value: Any) -> float:
     try:
-        number = float(np.float32(value))
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
         got = "nothing" if _is_empty(value) else shorten(value)
         raise DataError(f"{where}: row {row + 1} must have a finite number in {column}; got {got}.")
     return number
@@ -104,9 +105,7 @@ def _number(where: str, column: str, row: int, value: Any) -> float:
 
 def _read_several(where: str, columns: Mapping[str, Sequence[Any]], wanted: LabelKind | None) -> LabelColumns:
     if wanted == "class":
-        raise DataError(
-            f"{where}: {', '.join(columns)} are several columns, and one class per picture is in one column."
-        )
+        raise DataError(f"{where}: one class per picture must be in one column; got {', '.join(columns)}.")
     are_flags = all(str(value).strip().lower() in FLAGS for values in columns.values() for value in values)
     if wanted == "values" or (wanted is None and not are_flags):
         return read_values(where, columns)

@@ -212,7 +212,9 @@ def test_shares_follow_the_beta_distribution() -> None:
     from scipy import stats
 
     for alpha in (0.2, 0.8, 1.0, 4.0):
-        _, shares = mix(torch.zeros(MANY, 1, 1, 1), soft_targets(torch.arange(MANY) % 2, 2), Augment(mixup=alpha), draws())
+        _, shares = mix(
+            torch.zeros(MANY, 1, 1, 1), soft_targets(torch.arange(MANY) % 2, 2), Augment(mixup=alpha), draws()
+        )
         own = shares[torch.arange(MANY), torch.arange(MANY) % 2].numpy()
         assert stats.kstest(own, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
 
