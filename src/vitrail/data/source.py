@@ -176,7 +176,6 @@ class Dataset:
         default_factory=dict[str, Source], repr=False
     )  # split → left out by the user
     max_broken_rate: float = MAX_BROKEN_RATE  # of a split's pictures; they are left out
-    task: str = "one"  # what the labels mean
     named_task: bool = False  # by the user, who need not be asked whether another one is meant
     assumed: tuple[str, ...] = ()  # what was chosen from the data, a sentence each
 

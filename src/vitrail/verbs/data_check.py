@@ -30,7 +30,7 @@ MAX_ROWS = 30
 class DataCheck(Report):
     """What is in a data set, and what problems it has."""
 
-    where: str = field(default="", repr=False)  # the data set, as its user named it
+    where: tuple[str, ...] = field(default=(), repr=False)  # the data set and its settings, as arguments of a command
     written: tuple[Path, ...] = field(default=(), repr=False)
 
     def write(self, folder: str | Path, *, raw: bool = False) -> tuple[Path, ...]:
@@ -96,7 +96,7 @@ class DataCheck(Report):
             yield line + Text(f"  {plain(item.detail)}", "dim") if item.detail else line
         if not self.findings:
             yield Text("No problems were found.", "green")
-        yield from ending(self.written, shlex.join(["vitrail", "data", "show", self.where]))
+        yield from ending(self.written, shlex.join(["vitrail", "data", "show", *self.where]))
 
     def _count_table(self) -> RenderableType:
         if labels_of(self.dataset.task) == "values":
@@ -110,7 +110,12 @@ class DataCheck(Report):
         if len(counts) > MAX_ROWS:
             rows.append([f"… {counted(len(counts) - MAX_ROWS, f'more {noun}')}"])
         totals = [len(source) for source in self.dataset.splits.values()]
-        rows.append([Text("all", "bold"), *(Text(f"{count:,}", "bold") for count in (*totals, sum(totals)))])
+        rows.append(
+            [
+                Text("all" if noun == "class" else "pictures", "bold"),
+                *(Text(f"{count:,}", "bold") for count in (*totals, sum(totals))),
+            ]
+        )
         return table(rows, noun, *splits, "all", edge=False)
 
     def _value_table(self) -> RenderableType:
@@ -120,8 +125,6 @@ class DataCheck(Report):
         for place, name in enumerate(self.dataset.classes[:MAX_ROWS]):
             numbers = np.quantile(labels[:, place], (0, 0.5, 1))
             rows.append([name, *(f"{number:.4g}" for number in (*numbers, labels[:, place].mean()))])
-        sizes = ", ".join(f"{split} {len(source):,}" for split, source in self.dataset.splits.items())
-        rows.append([f"{counted(len(labels), 'picture')}: {sizes}"])
         return table(rows, "value", "smallest", "median", "largest", "mean", edge=False)
 
     def _describe_sizes(self) -> str:
@@ -131,6 +134,9 @@ class DataCheck(Report):
             return "no picture could be read"
         kinds = Counter(fact.kind for fact in facts).most_common()
         names = ", ".join(f"{kind} {count:,}" for kind, count in kinds)
+        if labels_of(self.dataset.task) == "values":  # whose table has no counts
+            splits = ", ".join(f"{split} {len(source):,}" for split, source in self.dataset.splits.items())
+            names = f"{counted(len(self.facts), 'picture')}: {splits}; {names}"
         sizes = [f"{fact.width}×{fact.height}" for fact in (facts[0], facts[len(facts) // 2], facts[-1])]
         return f"\n{names}; sizes {sizes[0]} (smallest), {sizes[1]} (median), {sizes[2]} (largest)"
 
@@ -138,16 +144,16 @@ class DataCheck(Report):
 class AugmentedSheet(Image.Image):
     """A sheet of augmented pictures that was written to a file."""
 
-    where = ""  # the data set, as its user named it
+    where: tuple[str, ...] = ()  # the data set and its settings, as arguments of a command
     written: tuple[Path, ...] = ()
     exit_code = 0
 
     def lines(self) -> Iterator[str]:
         """What the command prints."""
-        yield from ending(self.written, shlex.join(["vitrail", "data", "check", self.where]))
+        yield from ending(self.written, shlex.join(["vitrail", "data", "check", *self.where]))
 
 
-def write_sheet(image: Image.Image, folder: Path, where: str) -> AugmentedSheet:
+def write_sheet(image: Image.Image, folder: Path, where: tuple[str, ...]) -> AugmentedSheet:
     """The same picture, which knows its file."""
     path = folder / "augmented.png"
     with atomic_path(path) as draft:
