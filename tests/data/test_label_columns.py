@@ -11,6 +11,8 @@ from tests.data.conftest import picture
 from vitrail.data import Dataset, open_data
 from vitrail.data.config import Columns, DataConfig
 from vitrail.errors import ConfigError, DataError
+from vitrail.registry import TASKS, TaskKind
+from vitrail.schema import to_dict
 
 MakeTable = Callable[..., Path]
 
@@ -139,3 +141,33 @@ def test_a_label_in_validation_that_training_lacks(make_table) -> None:
     table = make_table(label=["a|b", "b", "a", "a|c"], split=["train", "train", "train", "val"])
     with pytest.raises(DataError, match="val has classes that train lacks: c"):
         open_table(table, "several")
+
+
+def test_lists_that_cannot_be_in_so_few_bytes(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    many = pa.array([[None] * 3_000_000, ["a"]], pa.list_(pa.string()))
+    pq.write_table(pa.table({"path": ["a.png"] * 2, "label": many}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="label lists more than"):
+        open_table(tmp_path / "t.parquet")
+
+
+def test_fixed_lists_and_a_separator_that_is_not_needed(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    picture(0).save(tmp_path / "a.png")
+    pairs = pa.array([["a", "b"], ["b", "c"]], pa.list_(pa.string(), 2))
+    pq.write_table(pa.table({"path": ["a.png"] * 2, "label": pairs}), tmp_path / "t.parquet")
+    assert texts(open_table(tmp_path / "t.parquet")) == ["a, b", "b, c"]
+    with pytest.raises(DataError, match="separator= is for texts in one column"):
+        open_table(tmp_path / "t.parquet", separator=",")
+
+
+def test_a_new_task_is_one_registration(make_table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "tags", TaskKind(name="tags", labels="set", module="tests.tags"))
+    dataset = open_table(make_table(label=["a|b", "b", "a"]), "tags")
+    assert (dataset.task, dataset.classes, dataset.labelling.noun) == ("tags", ("a", "b"), "label")
+    assert dataset.with_validation(0.3).task == "tags"
+
+
+def test_files_of_those_who_name_no_task_stay_as_they_were() -> None:
+    assert {"task", "separator"}.isdisjoint(to_dict(DataConfig()))
+    assert to_dict(DataConfig(task="several"))["task"] == "several"

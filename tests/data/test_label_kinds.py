@@ -18,6 +18,7 @@ from vitrail.data.label_kinds import LABELLINGS, split_names
 from vitrail.data.shard_writer import write_shards
 from vitrail.data.sheet import augmentation_sheet, contact_sheet
 from vitrail.errors import DataError
+from vitrail.evaluation.probe import plan_probes
 
 COUNT = 40
 SETS = (np.arange(COUNT)[:, None] % [2, 3, 5] == 0).astype(np.uint8)
@@ -210,6 +211,12 @@ def test_the_same_picture_with_other_labels(several: Dataset) -> None:
 def test_sheets_are_drawn(dataset: Dataset) -> None:
     assert contact_sheet(check_data(dataset, workers=1)).width > 400
     assert augmentation_sheet(dataset, Preprocess(size=(32, 32)), Augment(mixup=0.5), num_pictures=2).width > 400
+
+
+def test_what_needs_classes_refuses_other_labels(dataset: Dataset) -> None:
+    message = rf"a probe needs one class per picture; these data have .* \(task={dataset.task}\)"
+    with pytest.raises(DataError, match=message):
+        plan_probes(dataset.with_validation(), "val", ("knn",), 1)
 
 
 def test_captions(several: Dataset, number: Dataset) -> None:

@@ -78,10 +78,13 @@ def read_labels(
     class_names: Sequence[str] | None = None,
 ) -> LabelColumns:
     """What one column says, or several: a column of zeros and ones for each label, or one for each number."""
+    holds_lists = any(isinstance(value, list) for values in columns.values() for value in values)
+    if config.separator is not None and (len(columns) > 1 or holds_lists):
+        raise DataError(f"{where}: `separator=` is for texts in one column; {', '.join(columns)} need none.")
     if len(columns) > 1:
         return _read_several(where, columns, config.label_kind)
     ((name, values),) = columns.items()
-    if any(isinstance(value, list) for value in values):
+    if holds_lists:
         return _read_lists(where, name, values, config.label_kind, class_names)
     return _read_one(where, name, values, config, class_names)
 

@@ -6,6 +6,7 @@ the size of its file is refused: by the number of rows before anything is read, 
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -70,7 +71,8 @@ class ParquetTable:
         """A column of lists."""
         rows: list[Any] = []
         with self._clear_errors():
-            paths = [self._open().metadata.schema.column(index).path for index in range(len(self._open().schema))]
+            schema = self._open().schema
+            paths: list[str] = [schema.column(index).path for index in range(len(schema))]
             leaf = next(path for path in paths if path.startswith(f"{name}."))
             for chunk in self._read([leaf]).chunks:
                 if len(chunk.flatten()) > FREE_ROWS + ROWS_PER_BYTE * self._size:
@@ -78,8 +80,8 @@ class ParquetTable:
                 items = _chunk_values(chunk.flatten())
                 self._limit_text(name, items)
                 starts = iter(items)
-                lengths = [None if size is None else int(size) for size in chunk.value_lengths().to_pylist()]
-                rows += [None if size is None else [next(starts) for _ in range(size)] for size in lengths]
+                lengths: list[int | None] = chunk.value_lengths().to_pylist()
+                rows += [None if size is None else list(islice(starts, size)) for size in lengths]
         return rows
 
     def _limit_text(self, name: str, values: list[Any]) -> None:
