@@ -29,9 +29,10 @@ class VitrailModel(PythonModel):
         """Open the checkpoint."""
         self.predictor = vitrail.load(context.artifacts["checkpoint"])
 
-    # MLflow would read a type of the input as a promise about every item.
-    def predict(self, context, model_input, params=None) -> pd.DataFrame:  # pyright: ignore
-        """A row for each picture."""
+    def predict(  # pyright: ignore[reportIncompatibleMethodOverride] - MLflow's own is typed as if it gave nothing
+        self, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> pd.DataFrame:
+        """A row for each picture; of this type MLflow checks nothing, so that lists and arrays come through too."""
         answer = self.predictor.predict(read_pictures(model_input))
         return tabulate([answer] if isinstance(answer, Prediction) else list(answer))
 

@@ -38,8 +38,7 @@ def check_trackers(track: Track) -> tuple[TrackerName, ...]:
     names: Any = [word.strip() for word in words.split(",")] if isinstance(words, str) else words
     for name in names:
         if name not in known:
-            listed = ", ".join(known)
-            raise ConfigError(f"must be any of {listed}; got {name!r}; {suggest(str(name), known)}", field="track")
+            raise ConfigError(f"knows no tracker {name!r}; {suggest(str(name), known)}", field="track")
         service = SERVICES[name]
         if any(find_spec(package) is None for package in service.packages):
             raise MissingExtraError(f"`track='{name}'`", service.extra)

@@ -126,17 +126,20 @@ class WandB(Service):
         wandb: Any = import_module("wandb")
         self._image = wandb.Image
         known = wandb.Settings.model_fields
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=run.name,
-            id=run.id or None,
-            resume="allow",
-            reinit="create_new",  # beside a run that the user may have
-            dir=os.path.relpath(run.folder),
-            config=run.config,
-            mode=os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline"),
-            settings=wandb.Settings(**{name: value for name, value in self.PRIVATE.items() if name in known}),
-        )
+        self._own = [run.folder / "wandb" / "cache"]
+        with environment({"WANDB_CACHE_DIR": str(self._own[0].absolute())}):
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                name=run.name,
+                id=run.id or None,
+                resume="allow",
+                reinit="create_new",  # beside a run that the user may have
+                dir=os.path.relpath(run.folder),
+                config=run.config,
+                mode=os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline"),
+                settings=wandb.Settings(**{name: value for name, value in self.PRIVATE.items() if name in known}),
+            )
+        self._own.append(Path(self._run.dir).parent / "logs")
         # Its own steps only ever rise; ours go back when a run is rescued. Online, it knows how far it has come.
         self._run.define_metric("*", step_metric="step")
         self._seen = int(dict(self._run.summary).get("step") or 0) if self._run.resumed else 0
