@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vitrail
 from shortcuts import leave_blank
@@ -28,8 +29,10 @@ from vitrail.training.trackers import Tracker, check_trackers, config_facts, fin
 from vitrail.training.tracking_services import SERVICES, Ending, Result, Service, TrackedRun, _has_wandb_key
 from vitrail.verbs import runs
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning")  # MLflow with SQLAlchemy 2.1
-
+pytestmark = [  # what MLflow itself warns of
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning"),
+]
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 256, "check": False}
 NAMES = {"user": "wilhelmina", "host": "cellar-of-nobody", "folder": "top-secret", "home": "hidden-home"}
 EPOCH = 4  # steps
@@ -53,12 +56,19 @@ class Stop(Listener):
             raise InterruptedRunError(signal.SIGINT, self.folder)
 
 
+def draw_only(folder: Path, *_: Any, **__: Any) -> list[Path]:
+    """Of a report, which takes seconds, the figure that is tracked."""
+    Image.new("RGB", (8, 8)).save(folder / "confusion_matrix.png")
+    return [folder / "report.html"]
+
+
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
     """The folder of a run, stopped and resumed, by somebody with a name, on a machine with a name."""
     folder = tmp_path_factory.mktemp(NAMES["folder"]) / "run"
     with pytest.MonkeyPatch.context() as patch:
         leave_blank(patch)
+        patch.setattr("vitrail.verbs.runs.report_on_run", draw_only)
         patch.chdir(folder.parent)
         for name in ("WANDB_MODE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_PROJECT"):
             patch.delenv(name, raising=False)
@@ -203,7 +213,6 @@ def test_services_leave_nothing_at_home(tracked: Path) -> None:
 def test_the_model_of_mlflow_predicts(tracked: Path, tmp_path: Path) -> None:
     import mlflow
     import pandas as pd
-    from PIL import Image
 
     (folder,) = (tracked / "mlflow" / "artifacts" / "models").iterdir()
     assert not [path for path in folder.rglob("*") if path.suffix in (".pkl", ".pickle")]
