@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from vitrail.training import Listener, TrainConfig, trackers
 from vitrail.training.config import apply_changes
 from vitrail.training.signals import InterruptedRunError
 from vitrail.training.trackers import Tracker, check_trackers, config_facts, final_numbers, row_numbers
-from vitrail.training.tracking_services import SERVICES, Ending, Result, Service, TrackedRun, _has_wandb_key
+from vitrail.training.tracking_services import SERVICES, Ending, Result, Service, TrackedRun, has_wandb_key
 from vitrail.verbs import runs
 
 pytestmark = [  # what MLflow itself warns of
@@ -113,7 +114,7 @@ def check(points: dict[str, dict[int, float]], expected: dict[str, dict[int, flo
 def test_tensorboard_has_every_number_once(tracked: Path, expected: dict[str, dict[int, float]]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(tracked / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    events: Any = EventAccumulator(str(tracked / "tensorboard"), size_guidance={"scalars": 0}).Reload()
     points: dict[str, dict[int, float]] = {}
     for name in events.Tags()["scalars"]:
         scalars = events.Scalars(name)
@@ -127,8 +128,7 @@ def test_tensorboard_has_every_number_once(tracked: Path, expected: dict[str, di
 
 def wandb_records(path: Path) -> Iterator[Any]:
     """What W&B wrote: a LevelDB log of protocol buffers, after a header of seven bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    record: Any = import_module("wandb.proto.wandb_internal_pb2").Record
     data, place, parts = path.read_bytes(), 7, b""
     while place < len(data):
         left = 32768 - place % 32768
@@ -139,7 +139,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
         parts += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # whole, or the last part
-            yield Record.FromString(parts)
+            yield record.FromString(parts)
             parts = b""
 
 
@@ -239,7 +239,8 @@ def test_the_model_of_mlflow_predicts(tracked: Path, tmp_path: Path) -> None:
 class Toy(Service):
     """A service of one class and one line; it fails when it is told to."""
 
-    name, extra, packages = "toy", "toy", ()
+    name: Any = "toy"
+    extra, packages = "toy", ()
     fails_at = 0
     heard: list[Any] = []  # noqa: RUF012
 
@@ -376,11 +377,8 @@ def test_a_path_is_logged_by_its_last_part() -> None:
         {"weights": r"C:\Users\ann\best.safetensors", "split_file": "s3://bucket-of-ann/split.csv"},
     )
     facts = config_facts(config)
-    assert (facts["data"], facts["start.weights"], facts["source.split_file"]) == (
-        "photos",
-        "best.safetensors",
-        "split.csv",
-    )
+    assert (facts["data"], facts["start.weights"]) == ("photos", "best.safetensors")
+    assert facts["source.split_file"] == "split.csv"
     assert "ann" not in str(facts)
 
 
@@ -396,15 +394,15 @@ def test_numbers_have_names_whatever_is_measured() -> None:
 
 
 def test_wandb_is_online_for_those_who_logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     file = tmp_path / "netrc"
     monkeypatch.setenv("NETRC", str(file))
-    assert not _has_wandb_key()
+    assert not has_wandb_key("https://api.wandb.ai")
     file.write_text("machine api.wandb.ai login user password not-a-key\n")
     file.chmod(0o600)
-    assert _has_wandb_key()
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    assert not _has_wandb_key()
+    assert has_wandb_key("https://api.wandb.ai")
+    assert has_wandb_key("https://api.forge.coreweave.com")
+    assert not has_wandb_key("https://wandb.example.org")
     monkeypatch.setenv("WANDB_API_KEY", "not-a-key")
-    assert _has_wandb_key()
+    assert has_wandb_key("https://wandb.example.org")

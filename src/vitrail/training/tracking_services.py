@@ -128,6 +128,7 @@ class WandB(Service):
         known = wandb.Settings.model_fields
         self._own = [run.folder / "wandb" / "cache"]
         with environment({"WANDB_CACHE_DIR": str(self._own[0].absolute())}):
+            address = str(wandb.setup().settings.base_url)
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", PROJECT),
                 name=run.name,
@@ -136,7 +137,7 @@ class WandB(Service):
                 reinit="create_new",  # beside a run that the user may have
                 dir=os.path.relpath(run.folder),
                 config=run.config,
-                mode=os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline"),
+                mode=os.environ.get("WANDB_MODE") or ("online" if has_wandb_key(address) else "offline"),
                 settings=wandb.Settings(**{name: value for name, value in self.PRIVATE.items() if name in known}),
             )
         self._own.append(Path(self._run.dir).parent / "logs")
@@ -160,13 +161,16 @@ class WandB(Service):
         )  # of its own work, with this machine's paths
 
 
-def _has_wandb_key() -> bool:
-    """Whether the user has logged in; otherwise it would ask on the terminal."""
+def has_wandb_key(address: str) -> bool:
+    """Whether the user has logged in at this address; otherwise it would ask on the terminal."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
+    hosts = [urlsplit(address).netloc]
+    if hosts[0].endswith(("wandb.ai", "coreweave.com")):  # two names of one service
+        hosts.append("api.wandb.ai")
     with suppress(OSError, netrc.NetrcParseError):
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+        logins = netrc.netrc(os.environ.get("NETRC"))
+        return any(logins.authenticators(host) for host in hosts)
     return False
 
 
