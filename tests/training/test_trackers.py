@@ -361,7 +361,7 @@ def test_the_flag_needs_no_value(flags: list[str], track: Any, monkeypatch: pyte
     def train(**arguments: Any) -> None:
         passed.update(arguments)
 
-    monkeypatch.setattr("vitrail.verbs.terminal.train", train)
+    monkeypatch.setattr(import_module("vitrail.verbs.terminal"), "train", train)
     assert main(["train", *([] if "photos" in flags else ["photos"]), *flags]) == 0
     assert (passed["data"], passed.get("track", False)) == ("photos", track)
 
