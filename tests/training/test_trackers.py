@@ -151,6 +151,13 @@ def test_wandb_has_every_number_in_one_run(tracked: Path, expected: dict[str, di
     config: dict[str, Any] = {}
     for file in files:
         for record in wandb_records(file):
+            told = [
+                record.run.host,
+                record.run.git.remote_url,
+                record.run.settings.ListFields(),
+                record.environment.ListFields(),
+            ]
+            assert not any(told), "no record of the machine, the user, the program and its repository"
             items = [("/".join(each.nested_key) or each.key, each.value_json) for each in record.history.item]
             row = {name: json.loads(value) for name, value in items}
             config |= {each.key: json.loads(each.value_json) for each in record.run.config.update}
@@ -163,8 +170,8 @@ def test_wandb_has_every_number_in_one_run(tracked: Path, expected: dict[str, di
                     points.setdefault(each.key, {})[3 * EPOCH] = json.loads(each.value_json)
     check(points, expected)
     assert config["optim.optimizer"] == "muon"
-    pictures = {path.name.split("_10")[0].split("_")[0] for path in (tracked / "wandb").rglob("*.png")}
-    assert pictures == {"results", "confusion"}
+    others = [path for path in (tracked / "wandb").rglob("*") if path.is_file() and path not in files]
+    assert {path.name.split("_")[0] for path in others} == {"results", "confusion"}, "its figures, and nothing else"
 
 
 def test_mlflow_has_every_number_once(tracked: Path, expected: dict[str, dict[int, float]]) -> None:

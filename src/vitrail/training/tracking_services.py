@@ -156,9 +156,8 @@ class WandB(Service):
 
     def close(self, ending: Ending) -> None:
         self._run.finish(exit_code=int(ending != "finished"))
-        shutil.rmtree(
-            Path(self._run.dir).parent / "logs", ignore_errors=True
-        )  # of its own work, with this machine's paths
+        for folder in self._own:  # logs of its own work, which name this machine's folders
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def has_wandb_key(address: str) -> bool:
