@@ -56,6 +56,7 @@ int connect(int socket, const struct sockaddr *address, socklen_t length) {
 
 WORK = f"""
 import json, os, signal, socket, threading, urllib.request
+from fuzzing import in_fuzz_only
 import vitrail
 
 picture = open("cat.png", "rb").read()
@@ -85,7 +86,7 @@ vitrail.serve({{"a": "tiny.onnx", "b": "tiny"}}, on_ready=ready, port=0, threads
 """
 
 
-@pytest.mark.slow
+@in_fuzz_only
 def test_loading_predicting_exporting_tracking_and_serving_look_up_nothing(tmp_path: Path) -> None:
     """ONNX Runtime makes its identifier and its queue of reports when it is imported, and sends them seconds later."""
     compiler = shutil.which("cc")

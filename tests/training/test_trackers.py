@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 import vitrail
+from fuzzing import in_fuzz_only
 from shortcuts import leave_blank
 from vitrail.cli.main import main
 from vitrail.errors import ConfigError, MissingExtraError
@@ -111,6 +112,7 @@ def check(points: dict[str, dict[int, float]], expected: dict[str, dict[int, flo
         np.testing.assert_allclose([points[name][step] for step in sorted(values)], list(values.values()), rtol=1e-5)
 
 
+@in_fuzz_only
 def test_tensorboard_has_every_number_once(tracked: Path, expected: dict[str, dict[int, float]]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -143,6 +145,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
             parts = b""
 
 
+@in_fuzz_only
 def test_wandb_has_every_number_in_one_run(tracked: Path, expected: dict[str, dict[int, float]]) -> None:
     files = sorted((tracked / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(files) == 2
@@ -174,6 +177,7 @@ def test_wandb_has_every_number_in_one_run(tracked: Path, expected: dict[str, di
     assert {path.name.split("_")[0] for path in others} == {"results", "confusion"}, "its figures, and nothing else"
 
 
+@in_fuzz_only
 def test_mlflow_has_every_number_once(tracked: Path, expected: dict[str, dict[int, float]]) -> None:
     from mlflow import MlflowClient
 
@@ -193,6 +197,7 @@ def test_mlflow_has_every_number_once(tracked: Path, expected: dict[str, dict[in
     assert {Path(each.path).name for each in figures} == set(trackers.FIGURES)
 
 
+@in_fuzz_only
 def test_what_is_written_names_nobody(tracked: Path) -> None:
     written = [path for name in ("tensorboard", "wandb", "mlflow") for path in (tracked / name).rglob("*")]
     assert len(written) > 15
@@ -212,11 +217,13 @@ def test_what_is_written_names_nobody(tracked: Path) -> None:
                         assert not [name for name in (*NAMES.values(), home) if name in str(value)], (table, column)
 
 
+@in_fuzz_only
 def test_services_leave_nothing_at_home(tracked: Path) -> None:
     home = tracked.parent / NAMES["home"]
     assert not [path for path in home.rglob("*") if path.is_file() and "matplotlib" not in str(path)]
 
 
+@in_fuzz_only
 def test_the_model_of_mlflow_predicts(tracked: Path, tmp_path: Path) -> None:
     import mlflow
     import pandas as pd
@@ -391,10 +398,10 @@ def test_a_path_is_logged_by_its_last_part() -> None:
 
 def test_numbers_have_names_whatever_is_measured() -> None:
     row = {"epoch": 1, "step": 4, "lr": 0.1, "train_loss": 2.0, "images_per_second": 9.0, "seconds": 1.0}
-    several: Any = SimpleNamespace(**row, val_loss=1.0, metrics={"f1": 0.5, "mae": 2.0})
+    several: Any = SimpleNamespace(**row, val_loss=1.0, metrics={"f1": 0.5, "mae": 2.0}, train_metrics={})
     numbers = row_numbers(several)
     assert (numbers["val_f1"], numbers["val_mae"], numbers["val_loss"]) == (0.5, 2.0, 1.0)
-    unmeasured: Any = SimpleNamespace(**row, val_loss=None, metrics={})
+    unmeasured: Any = SimpleNamespace(**row, val_loss=None, metrics={}, train_metrics={})
     assert not [name for name in row_numbers(unmeasured) if name.startswith("val")]
     facts = {"epochs": 2, "val": {"loss": 1.0, "metrics": {"f1": 0.5}}, "test": None, "val_chose_epoch": True}
     assert final_numbers(facts) == {"epochs": 2, "val_loss": 1.0, "val_f1": 0.5}
