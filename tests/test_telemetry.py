@@ -11,6 +11,8 @@ import pytest
 from tests.data.conftest import picture
 from tests.prediction.conftest import write_tiny
 
+from fuzzing import in_fuzz_only
+
 CONTROL = "control.invalid"  # is looked up on purpose, to see that it is counted
 
 # Runtimes in C++ call the C library, which Python cannot watch: this library stands before it, and writes down the

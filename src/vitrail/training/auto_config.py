@@ -170,6 +170,8 @@ def resolve(
     chosen = ". ".join(filter(None, reasons))
     config = apply_changes(config, dict(make_task(dataset.task).unsuited))
     config = replace(with_start(config, changes), chosen=chosen)
+    if dataset.task != "one":  # a resumed run must not choose again
+        config = apply_changes(config, {"task": dataset.task})
     if config.start.training.on_features:
         config = _without_augmentation(config, changes)
     if "batch_size" not in changes:

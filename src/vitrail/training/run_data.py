@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.data import Dataset, open_data
+from vitrail.data.config import AUTO
 from vitrail.data.source import FileSource, Source
 from vitrail.data.sources.shards import ShardSource
 from vitrail.data.split import SPLIT_NAMES, SPLITS, UNUSED
@@ -198,7 +199,8 @@ def reopen_data(config: TrainConfig, split_file: Path, say: Say) -> Dataset:
     if not config.data or not split_file.exists():  # data in memory with splits of their own have none
         return open_training_data(config)
     rows = read_split_rows(split_file)
-    everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None, exclude=())
+    task = "one" if config.source.task == AUTO else config.source.task  # others are recorded when a run begins
+    everything = replace(config.source, val_rate=0.0, test_rate=0.0, split_file=None, exclude=(), task=task)
     dataset = open_data(config.data, everything)
     if not everything.label_kind and not _are_written_by_us([row.name for row in rows], dataset):
         # Earlier versions learned each combination of labels as a class.
