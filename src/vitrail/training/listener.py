@@ -22,7 +22,8 @@ class Plan:
     """What a run will do, and the time and memory that it will need, as measured."""
 
     data: str
-    classes: int
+    classes: int  # or labels, or values
+    outputs: str = ""  # the same in words
     pictures: dict[str, int]  # of each split
     recipe: str
     model: str  # its name, or where the weights are from
@@ -56,7 +57,7 @@ class Plan:
     def describe(self) -> Iterator[str]:
         """The data, the model, and what the run will need, a line for each."""
         counts = ", ".join(f"{name} {count:,}" for name, count in self.pictures.items())
-        yield f"data    {self.data}: {counted(self.classes, 'class')}; {counts}"
+        yield f"data    {self.data}: {self.outputs or counted(self.classes, 'class')}; {counts}"
         height, width = self.image_size
         trained = "" if self.trained in (0, self.parameters) else f" of which {self.trained:,} are trained,"
         yield (
