@@ -3,14 +3,23 @@
 import io
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pydicom
 import pytest
 from pydicom.data import get_testdata_file
 from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.pixels import apply_rescale
-from pydicom.uid import CTImageStorage, DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, generate_uid
+from pydicom.encaps import encapsulate
+from pydicom.pixels.processing import apply_rescale
+from pydicom.uid import (
+    UID,
+    CTImageStorage,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRLittleEndian,
+    JPEGLSLossless,
+    generate_uid,
+)
 
 from fuzzing import attack, cases, damaged
 from vitrail.data.preprocess import Preprocess, preset
@@ -30,7 +39,7 @@ def scan_of(dtype: str = "int16") -> np.ndarray:
     return np.random.default_rng(0).integers(0, high, SIDE).astype(dtype)
 
 
-def make(values: np.ndarray, syntax: str = ExplicitVRLittleEndian, **fields: object) -> FileDataset:
+def make(values: np.ndarray, syntax: UID = ExplicitVRLittleEndian, **fields: object) -> FileDataset:
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = CTImageStorage, generate_uid(entropy_srcs=["a"])
     meta.TransferSyntaxUID = syntax
@@ -110,9 +119,9 @@ def test_what_cannot_be_read_is_named(fields: dict[str, object], message: str) -
 
 def test_compressions_without_a_decoder_and_deflated_files() -> None:
     dataset = make(scan_of())
-    dataset.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8 not really \xff\xd9"])
+    dataset.PixelData = encapsulate([b"\xff\xd8 not really \xff\xd9"])
     dataset["PixelData"].is_undefined_length = True
-    dataset.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless
+    dataset.file_meta.TransferSyntaxUID = JPEGLSLossless
     with pytest.raises(InputError, match=r"its compression \(JPEG-LS Lossless.*\) cannot be decoded here"):
         pixels(encoded(dataset), spec_of())
     with pytest.raises(InputError, match="deflated as a whole"):
@@ -130,7 +139,6 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")  # pydicom's, about values
 def test_damaged_files_are_refused() -> None:
     plain = encoded(make(scan_of(), RescaleSlope="1.5", RescaleIntercept="-1024"))
-    with open(get_testdata_file("MR_small_RLE.dcm"), "rb") as file:
-        packed = file.read()
+    packed = Path(str(get_testdata_file("MR_small_RLE.dcm"))).read_bytes()
     outcomes = attack(lambda data: pixels(data, spec_of()), damaged([plain, packed]), cases(60))
     assert outcomes["refused"]

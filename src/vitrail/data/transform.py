@@ -123,8 +123,8 @@ def _resize_pillow(batch: Tensor, spec: Preprocess, height: int, width: int) -> 
 
 
 def as_pixels(picture: np.ndarray[Any, Any] | Tensor, spec: Preprocess, name: str = "picture") -> Tensor:
-    """An array (H, W[, C]) or tensor ([C,] H, W) as bytes (C, H, W) with the spec's channels; where it has a range, what
-    are not bytes as floats in [0, 255]."""
+    """An array (H, W[, C]) or tensor ([C,] H, W) as bytes (C, H, W), with the spec's channels; with a range, other
+    numbers as floats in [0, 255]."""
     kind = "array (H, W) or (H, W, C)" if isinstance(picture, np.ndarray) else "tensor (H, W) or (C, H, W)"
     if picture.ndim not in (2, 3) or 0 in picture.shape:
         raise InputError(f"{name}: must be an {kind} with pixels; got shape {tuple(picture.shape)}.")
