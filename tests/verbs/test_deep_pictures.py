@@ -77,7 +77,7 @@ def test_training_refuses_what_it_has_no_rule_for(save_model: Callable[..., str]
     with pytest.raises(ConfigError, match=r"the pictures have 5 channels, and the model 3; pass channels=5"):
         train("data", weights=weights, value_range=RANGE)
     with pytest.raises(
-        ConfigError, match=r"12 of 12 .* 16 bits, with values from 5\d\d to 34\d\d.*value_range=\(0, 4095\)"
+        ConfigError, match=r"16 of 16 .* 16 bits, with values from 5\d\d to 34\d\d.*value_range=\(0, 4095\)"
     ):
         train("data", weights=weights, channels=5)
     assert not Path("runs").exists()
