@@ -110,6 +110,7 @@ def test_files_of_others() -> None:
         ({"PhotometricInterpretation": "PALETTE COLOR"}, "PALETTE COLOR"),
         ({"Rows": 65535, "Columns": 65535}, "over the limit"),
         ({"Rows": 40}, "cannot be"),
+        ({"PixelData": bytes(1 << 17)}, "more bytes of pixels than its 30×20 pixels"),
     ],
 )
 def test_what_cannot_be_read_is_named(fields: dict[str, object], message: str) -> None:

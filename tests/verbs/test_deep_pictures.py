@@ -15,7 +15,9 @@ from vitrail.cli.main import main
 from vitrail.data.preprocess import preset
 from vitrail.errors import ConfigError, InputError, VitrailError
 from vitrail.model import ViT
+from vitrail.prediction import Prediction
 from vitrail.training.run_folder import Run
+from vitrail.verbs.predict import Predictions
 from vitrail.verbs.train import train
 from vitrail.weights.checkpoint import Checkpoint
 from vitrail.weights.native import save_checkpoint
@@ -41,6 +43,12 @@ def write_folders(root: Path) -> None:
             tifffile.imwrite(root / name / f"{number}.tif", deep(number + 50, label), **kind)
 
 
+def several(model: str, pictures: list[str]) -> Predictions:
+    predictions = vitrail.predict(model, pictures)
+    assert isinstance(predictions, Predictions)
+    return predictions
+
+
 @pytest.fixture
 def run(save_model: Callable[..., str], no_report: None) -> Run:
     write_folders(Path("data"))
@@ -52,16 +60,18 @@ def test_from_training_to_an_export(run: Run, capsys: pytest.CaptureFixture[str]
     checkpoint = open_checkpoint(str(run.best))
     assert (checkpoint.preprocess.value_range, checkpoint.config.channels) == (RANGE, 5)
     pictures = ["data/light/0.npy", "data/light/1.npy", "data/dark/1.tif"]
-    rows = vitrail.predict("run", pictures)
+    rows = several("run", pictures)
     assert main(["predict", "run", *pictures, "--format", "jsonl"]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["labels"], row["scores"]) for row in printed] == [(list(row.labels), list(row.scores)) for row in rows]
     in_memory = vitrail.predict("run", deep(0, 1))
+    assert isinstance(in_memory, Prediction)
     assert np.allclose(in_memory.scores, rows[0].scores, atol=1e-6)
     measured = vitrail.evaluate("run", "data", split="all")
+    assert measured.measurement is not None
     assert measured.measurement.broken == {}
     vitrail.export("run", "run.onnx")
-    for exported, row in zip(vitrail.predict("run.onnx", pictures), rows, strict=True):
+    for exported, row in zip(several("run.onnx", pictures), rows, strict=True):
         assert exported.labels == row.labels
         assert np.allclose(exported.scores, row.scores, atol=1e-4)
     with pytest.raises(ConfigError, match="5 channels|8 bits"):

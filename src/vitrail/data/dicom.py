@@ -4,12 +4,14 @@ Values are those of the modality (Hounsfield units for CT): the stored ones by t
 window in the file is advice for a viewer, and differs from file to file; it is named in the error, and never used.
 """
 
+import io
+import math
 from importlib.util import find_spec
 from typing import IO, Any
 
 import numpy as np
 
-from vitrail.data.rasters import Raster, check_size
+from vitrail.data.rasters import BYTES_OF_A_PIXEL, Raster, check_size
 from vitrail.errors import InputError, MissingExtraError
 from vitrail.wording import counted, reason
 
@@ -22,6 +24,9 @@ def read_dicom(file: IO[bytes], _: int | None, limit: int, name: str) -> Raster:
     """The one picture of a file; the header is judged before a pixel is decoded."""
     if find_spec("pydicom") is None:
         raise MissingExtraError("reading DICOM", "dicom")
+    if file.seek(0, io.SEEK_END) > BYTES_OF_A_PIXEL * limit:
+        raise InputError(f"{name}: the file has {file.tell():,} bytes, over the limit of {BYTES_OF_A_PIXEL * limit:,}.")
+    file.seek(0)
     if DEFLATED in file.read():
         raise InputError(f"{name}: is deflated as a whole, which is not read; save it uncompressed.")
     file.seek(0)
@@ -40,14 +45,17 @@ def _read(file: IO[bytes], limit: int, name: str) -> Raster:
 
     dataset: Any = pydicom.dcmread(file)
     if "PixelData" not in dataset:
-        raise InputError(f"{name}: has no pixels (PixelData); its kind is {dataset.get('Modality', 'unknown')}.")
+        raise InputError(f"{name}: has no pixels (PixelData); leave it out.")
     if (frames := int(dataset.get("NumberOfFrames") or 1)) != 1:
         raise InputError(f"{name}: has {counted(frames, 'frame')}; save the one that counts, or each as a file.")
     colours = str(dataset.PhotometricInterpretation)
     if colours not in (*GREY, *COLOURS):
         raise InputError(f"{name}: its colours ({colours[:50]}) cannot be read; save it as MONOCHROME2 or RGB.")
     shape = (int(dataset.get("SamplesPerPixel", 1)), int(dataset.Rows), int(dataset.Columns))
-    check_size(shape, max(int(dataset.BitsAllocated) // 8, 1), limit, name)
+    size = max(int(dataset.BitsAllocated) // 8, 1)
+    check_size(shape, size, limit, name)
+    if len(dataset.PixelData) > 2 * math.prod(shape) * size + (1 << 16):  # run lengths could become 64 times as many
+        raise InputError(f"{name}: has more bytes of pixels than its {shape[2]}×{shape[1]} pixels take.")
     try:
         values: Any = pixel_array(dataset)
     except (RuntimeError, NotImplementedError) as error:

@@ -226,10 +226,12 @@ def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") 
     an array (C, H, W) of bytes, or of floats in [0, 255]."""
     name = str(picture) if isinstance(picture, str | Path) else name
     picture = fetched(picture)
-    raster = read_raster(picture, name, spec.channels)
+    raster = None if _is_pillows(picture) else read_raster(picture, name, spec.channels)
     if raster is not None:
         return to_pixels(raster, spec, name)
     with opened(picture, name) as image:
+        if is_deep(image):
+            return to_pixels(_read_deep(image, name), spec, name)
         if spec.channels == 4 and has_alpha(image) and len(image.getbands()) != 2:
             try:
                 raster = Raster(to_array(image.convert("RGBA")), alpha=True, orientation=orientation(image))
@@ -237,6 +239,12 @@ def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") 
                 raise InputError(f"{name}: damaged or truncated ({reason(error)}).") from error
             return to_pixels(raster, spec, name)
         return decode(image, spec, name)
+
+
+def _is_pillows(picture: ImageLike) -> bool:
+    """Whether the name of a file says that Pillow opens it, so that it need not be opened twice."""
+    kind = EXTENSIONS.get(os.path.splitext(picture)[1].lower()) if isinstance(picture, str | Path) else None  # noqa: PTH122
+    return kind is not None and kind not in READERS
 
 
 def fetched(picture: ImageLike) -> ImageLike:
