@@ -53,6 +53,7 @@ RASTERS = {"NPY": (".npy",), "DICOM": (".dcm", ".dicom")}
 READERS = {"NPY": read_npy, "DICOM": read_dicom, "TIFF": read_tiff}
 EXTENSIONS = {extension: name for name, extensions in (FORMATS | RASTERS).items() for extension in extensions}
 _ENDINGS = tuple(EXTENSIONS)
+_PILLOWS = tuple(extension for extension, name in EXTENSIONS.items() if name not in READERS)
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 LIMIT_VARIABLE = "VITRAIL_MAX_PIXELS"
@@ -243,8 +244,7 @@ def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") 
 
 def _is_pillows(picture: ImageLike) -> bool:
     """Whether the name of a file says that Pillow opens it, so that it need not be opened twice."""
-    kind = EXTENSIONS.get(os.path.splitext(picture)[1].lower()) if isinstance(picture, str | Path) else None  # noqa: PTH122
-    return kind is not None and kind not in READERS
+    return isinstance(picture, str | Path) and str(picture).lower().endswith(_PILLOWS)
 
 
 def fetched(picture: ImageLike) -> ImageLike:
@@ -335,8 +335,7 @@ def prepare_named(pictures: Sequence[tuple[str, Picture]], spec: Preprocess) -> 
 
 
 def fit_array(picture: Picture, spec: Preprocess, name: str = "picture") -> Array:
-    """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] when the spec's kernel is float, or it has a
-    range)."""
+    """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] if the spec has a range, or its kernel is float)."""
     if spec.kernel == "pillow" and isinstance(picture, str | Path | bytes | Image.Image):
         decoded = decode_picture(picture, spec, name)
         fitted = fit_pillow(decoded, spec) if isinstance(decoded, Image.Image) else fit_planes(decoded, spec)
