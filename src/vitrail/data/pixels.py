@@ -227,7 +227,8 @@ def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") 
     an array (C, H, W) of bytes, or of floats in [0, 255]."""
     name = str(picture) if isinstance(picture, str | Path) else name
     picture = fetched(picture)
-    raster = None if _is_pillows(picture) else read_raster(picture, name, spec.channels)
+    is_pillows = isinstance(picture, str | Path) and str(picture).lower().endswith(_PILLOWS)  # need not be opened twice
+    raster = None if is_pillows else read_raster(picture, name, spec.channels)
     if raster is not None:
         return to_pixels(raster, spec, name)
     with opened(picture, name) as image:
@@ -240,11 +241,6 @@ def decode_picture(picture: ImageLike, spec: Preprocess, name: str = "picture") 
                 raise InputError(f"{name}: damaged or truncated ({reason(error)}).") from error
             return to_pixels(raster, spec, name)
         return decode(image, spec, name)
-
-
-def _is_pillows(picture: ImageLike) -> bool:
-    """Whether the name of a file says that Pillow opens it, so that it need not be opened twice."""
-    return isinstance(picture, str | Path) and str(picture).lower().endswith(_PILLOWS)
 
 
 def fetched(picture: ImageLike) -> ImageLike:
@@ -335,7 +331,7 @@ def prepare_named(pictures: Sequence[tuple[str, Picture]], spec: Preprocess) -> 
 
 
 def fit_array(picture: Picture, spec: Preprocess, name: str = "picture") -> Array:
-    """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255] if the spec has a range, or its kernel is float)."""
+    """Decode, resize and crop: (C, H, W), bytes (or floats in [0, 255]: with a range, or the kernel "float")."""
     if spec.kernel == "pillow" and isinstance(picture, str | Path | bytes | Image.Image):
         decoded = decode_picture(picture, spec, name)
         fitted = fit_pillow(decoded, spec) if isinstance(decoded, Image.Image) else fit_planes(decoded, spec)
