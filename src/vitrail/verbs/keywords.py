@@ -76,6 +76,8 @@ class TrainSettings(ShowSettings, total=False):
     weights: str | Path | None
     classes: str | Path | None
     image_size: Size | None
+    channels: int | None
+    value_range: tuple[float, float] | None
     train: Literal["all", "head", "lora"]
     probe: bool
     lora_rank: int
